@@ -26,6 +26,8 @@ from typing import Literal
 
 from . import verbs
 from ._core.arguments import instance, integer, real, seconds
+from ._loop.virtual_loop import StalledError
+from ._simulation.world import FaultPlan, Host, KilledError, Link, TimeLimitError, World, simulate
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
 from .errors import BusyError
@@ -33,7 +35,23 @@ from .transport import Connection, connect, listen
 from .verbs import FaultCounts
 from .verbs._device.device import name_or_variable
 
-__all__ = ["FaultCounts", "Faults", "Held", "When", "check_leaks", "connected_pair", "faults"]
+__all__ = [
+    "FaultCounts",
+    "FaultPlan",
+    "Faults",
+    "Held",
+    "Host",
+    "KilledError",
+    "Link",
+    "StalledError",
+    "TimeLimitError",
+    "When",
+    "World",
+    "check_leaks",
+    "connected_pair",
+    "faults",
+    "simulate",
+]
 
 When = float | str
 """When a fault is injected: a probability from 0 to 1, or occurrences, counted from 1.

@@ -33,7 +33,7 @@ FOLDERS: dict[str, set[str]] = {
 
 # Of the device, from low to high; softdev.c puts it together.
 RANKS = {"engine": 0, "trace": 1, "inject": 2, "objects": 3, "path": 4, "rc": 5, "ud": 5}
-RANKS |= {"shm": 5, "roce": 5, "wire": 6, "cm": 7, "softdev": 8}
+RANKS |= {"shm": 5, "roce": 5, "wire": 6, "cm": 7, "softdev": 8, "sim": 9}
 
 # Headers outside the folders of the device, and one include against the order: the trace reads the
 # objects' structures, and calls none of them.
@@ -47,6 +47,7 @@ GENERATED = {"qp_states.h"}
 VARIABLES = {
     "engine": {"soft_device", "guarded"},  # pthread_atfork's handlers are the process's
     "shm": {"soft_copy_avoids_movsb"},  # of the processor
+    "sim": {"sim"},  # all of its hosts
 }
 
 # Python's, which only generated code needs, and those of the RDMA packages, which no build needs.

@@ -66,6 +66,7 @@ cdef class PeerRoom:
     cdef uint64_t sent                 # frames
     cdef uint32_t size, largest        # of the next receive, without the tag; with it
     cdef uint32_t tag_size             # by which sealing makes a frame longer
+    cdef uint64_t max_message          # bytes
     cdef object changes                # that are announced and not reached: (first, size)
     cdef int use(self, object size) except -1
     cdef int change(self) except -1
@@ -76,6 +77,11 @@ cdef class PeerRoom:
     cdef inline int count_sent(self) except -1:
         self.sent += 1
         return self.change() if self.changes else 0
+
+
+cdef inline uint32_t next_number(uint32_t latest) noexcept:
+    """Of the requests that the peer answers."""
+    return latest % 0xFFFFFFFF + 1
 
 
 cdef inline void write_header(

@@ -3,9 +3,9 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
+from .session cimport Session
 from .work_queue cimport OpFuture, WorkRequestTable
 
 
@@ -66,7 +66,7 @@ cdef class RecvOperation:
 
 cdef class Inbox:
     cdef object __weakref__
-    cdef MessageChannel channel
+    cdef Session session
     cdef WorkRequestTable table
     cdef Fifo incoming, receivers
     cdef Fifo unread                   # those in `incoming` that are not being read

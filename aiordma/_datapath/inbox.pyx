@@ -241,7 +241,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 self.begun = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
-            self.inbox.channel.check_affinity()
+            if not self.inbox.table.is_of_this_task():
+                self.inbox.session.owner.check_loop()
             self.inbox.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.reads_ahead:
@@ -436,9 +437,9 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, MessageChannel channel not None, memory: Memory, max_bytes_ahead: int):
-        self.channel = channel
-        self.table = channel.table
+    def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
+        self.session = session
+        self.table = session.outbox.lead.table
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
@@ -499,7 +500,7 @@ cdef class Inbox:
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
-            raise self.channel.owner.error_for(self.ended)
+            raise self.session.owner.error_for(self.ended)
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
@@ -532,7 +533,7 @@ cdef class Inbox:
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
-        self.channel.count_received(message.length)
+        self.session.received_message(message.length)
         if message.fetched:
             self.bytes_ahead -= message.length
         self.after_dequeue(message.last)
@@ -540,15 +541,15 @@ cdef class Inbox:
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
-        self.channel.count_received(pending.length)
+        self.session.received_message(pending.length)
         self.rendezvous -= 1
         self.bytes_ahead -= pending.length
         self.after_dequeue(True)
-        return self.channel.acknowledge(pending)
+        return self.session.acknowledge(pending)
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
-            self.channel.receives.frame_taken()
+            self.session.receives.frame_taken()
         if self.unread.size():
             self.fetch_ahead()
         return self.wake_if_ready()
@@ -626,11 +627,11 @@ cdef class Inbox:
         if self.probing:
             return 0
         self.probing = True
-        return self.channel.queue.post_or_wait(new_read(self, pending))
+        return self.session.outbox.lead.post_or_wait(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
-        self.channel.queue.connection_broke(
+        self.session.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
                 f"seconds, while others waited for memory of the pool"
@@ -693,7 +694,7 @@ cdef class Inbox:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.channel.queue.post_or_wait(read)
+                self.session.outbox.lead.post_or_wait(read)
         return 0
 
     cdef int read_done(self, PendingRendezvous pending) except -1:
@@ -712,7 +713,7 @@ cdef class Inbox:
             return self.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
-        self.channel.acknowledge(pending)
+        self.session.acknowledge(pending)
         pending.message.fetched = True
         self.rendezvous -= 1
         self.incoming.replace(pending, pending.message)
@@ -729,10 +730,10 @@ cdef class Inbox:
             bytes = pending.message.block.bytes()
         try:
             if bytes != NULL:  # else its receiver is gone
-                self.channel.sealing.open_payload(bytes, pending.length, pending.seal)
+                self.session.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
             pending.reads_left = 1  # it is never complete
-            self.channel.owner.violated(error)
+            self.session.owner.violated(error)
             return False
         return True
 

@@ -5,10 +5,14 @@ from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cimport cython
 
+from aiordma._native import ffi, lib
+
+
+cdef uintptr_t clock_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_now_ns")))
+now_ns = <uint64_t (*)() noexcept nogil> clock_address
 
 cdef extern from "Python.h":
     void PyErr_Fetch(PyObject **, PyObject **, PyObject **) noexcept
@@ -219,11 +223,7 @@ cdef class Remote:
 
     cdef bint lease_over(self) noexcept:
         """Whether the lease of the whole region is over."""
-        cdef timespec now
-        if self._deadline == 0:
-            return False
-        clock_gettime(CLOCK_MONOTONIC, &now)
-        return self._deadline <= now.tv_sec + 1e-9 * now.tv_nsec
+        return self._deadline != 0 and self._deadline <= 1e-9 * now_ns()
 
     @property
     def _root(self) -> Remote:

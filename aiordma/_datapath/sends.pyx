@@ -9,6 +9,7 @@ from libc.string cimport memcpy, memset
 cimport cython
 
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
+from .keys cimport has_no_holes
 from .memory cimport Local, Pinned
 from .message cimport Message
 from .rail cimport SendQueue
@@ -23,28 +24,40 @@ from .work_queue cimport (
     post_sends,
 )
 
-import array
-
+from aiordma._core import arguments
 from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
 
 
-cdef bint has_no_holes(object owner) noexcept:
-    """Whether all of its memory is mapped, so that the embedded device need not look at each page."""
-    return (
-        type(owner) is bytes
-        or type(owner) is bytearray
-        or type(owner) is array.array
-        or isinstance(owner, PoolBlock)
-    )
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
+    return arguments.integer("imm", imm, 0, arguments.U32_MAX)
 
 
 cdef bint is_of_bytes(object view) noexcept:
     """Whether the memory of a view that has not been released cannot hold addresses."""
     cdef PyObject *base = PyMemoryView_GET_BASE(view)
     return base != NULL and has_no_holes(<object> base)
+
+
+cdef class Sender:
+    """What posts messages in their order: the outbox, as those that wait and their frames know it."""
+
+    cdef SendFuture start_message(self, object data, object imm):
+        raise NotImplementedError
+
+    cdef int write(self, WorkRequest chain) except -1:
+        """Posts a write with immediate data when its turn among the messages comes."""
+        raise NotImplementedError
+
+    cdef bint withdraw(self, object item) except -1:
+        """Drops a message or write that waits for its turn; False: it has been posted."""
+        raise NotImplementedError
+
+    cdef void delivered(self, SendFuture message) noexcept:
+        self.counts.messages_sent += 1
+        self.counts.bytes_sent += message.length
 
 
 # The device may still read what these refer to: the cycle collector must not clear them.  A message can
@@ -206,7 +219,7 @@ cdef class SendFuture(OpFuture):
             piece = piece.next
 
     cdef bint unregister(self) except -1:
-        return self.channel is not None and self.channel.withdraw(self)
+        return self.sender is not None and self.sender.withdraw(self)
 
 
 @cython.no_gc_clear
@@ -219,8 +232,8 @@ cdef class Frame(WorkRequest):
         if block is None:
             return
         self.block = None
-        if self.channel is not None:
-            self.channel.frames_under_way -= 1
+        if self.sender is not None:
+            self.sender.frames_under_way -= 1
         if self.spare_blocks is None:
             block.end_lease()
         else:
@@ -231,12 +244,12 @@ cdef class Frame(WorkRequest):
         self.detach()
         if self.message is not None:
             message = self.message
-            self.channel.count_delivered(message)
+            self.sender.delivered(message)
             message.close_payload()
             message.settle(DONE, None)
         elif self.messages is not None:
             for message in self.messages:
-                self.channel.count_delivered(message)
+                self.sender.delivered(message)
                 message.settle(DONE, None)
         elif self.waiter is not None:
             complete_waiter(self.waiter, None)
@@ -281,9 +294,9 @@ cdef class RendezvousFrame(Frame):
         cdef Piece piece = self.offered.first
         cdef int code
         while piece is not None:
-            if piece.window is not None:
-                piece.window.prepare_bind(
-                    send, piece.region, <uintptr_t> piece.bytes, piece.length,
+            if piece.key.window is not None:
+                piece.key.window.prepare_bind(
+                    send, piece.key.region, <uintptr_t> piece.bytes, piece.length,
                     IBV_ACCESS_REMOTE_READ,
                 )
                 send.wr_id = wr_id | BEFORE_LAST
@@ -296,8 +309,8 @@ cdef class RendezvousFrame(Frame):
         code = post_sends(queue, sends, self.entries, &sge, posted)
         piece = self.offered.first if not code else None
         while piece is not None:
-            if piece.window is not None:
-                piece.window.bound()
+            if piece.key.window is not None:
+                piece.key.window.bound()
             piece = piece.next
         return code
 
@@ -312,7 +325,7 @@ cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture mes
     cdef Piece piece = message.first
     frame.offered = message
     while piece is not None:
-        frame.entries += piece.window is not None
+        frame.entries += piece.key.window is not None
         piece = piece.next
     return describe(frame, block, length)
 
@@ -341,10 +354,10 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def __next__(self) -> SendFuture:
         cdef SendFuture future = self.future
         if future is None:
-            if self.channel is None:
+            if self.sender is None:
                 raise RuntimeError("cannot reuse already awaited send operation")
-            channel, self.channel = self.channel, None
-            self.future = future = channel.start_message(self.data, self.imm)
+            sender, self.sender = self.sender, None
+            self.future = future = sender.start_message(self.data, self.imm)
             self.data = None
             if future.state == PENDING:
                 future.table.spin_briefly(future)
@@ -371,7 +384,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def close(self):
         """Its task is gone: the message is not sent unless it has been posted."""
         cdef SendFuture future = self.future
-        self.channel = self.data = self.future = None  # the frames of its error may have this
+        self.sender = self.data = self.future = None  # the frames of its error may have this
         if future is not None:
             future.cancel()
 
@@ -380,7 +393,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
         return "Connection.send"
 
     def __dealloc__(self):
-        if self.channel is not None:
+        if self.sender is not None:
             never_awaited("Connection.send")
         elif self.future is not None:
             self.future.cancel()  # left in the middle, as a coroutine that is garbage

@@ -159,7 +159,7 @@ cdef class WorkRequestTable:
     cdef uint64_t wr_id(self, uint32_t index) noexcept
     cdef bint holds(self, uint64_t wr_id) noexcept
     cdef void free_slot(self, uint32_t index) noexcept
-    cdef bint called_back_here(self) noexcept
+    cdef bint is_of_this_task(self) except -1
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
     cdef int spin_slice_soon(self) except -1

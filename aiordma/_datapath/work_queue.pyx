@@ -13,10 +13,9 @@ from asyncio import _get_running_loop as get_running_loop
 
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memset
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from .futures cimport PENDING, OpFuture
-from .memory cimport PoolBlock
+from .memory cimport PoolBlock, now_ns
 from .rail cimport SendQueue, SlotList
 
 from aiordma._core.operations import OperationKind
@@ -146,12 +145,6 @@ cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
 cdef uint64_t[KINDS] latencies_ns
 cdef uint64_t[FOR_MEMORY + 1] waits
 cdef uint64_t[FOR_MEMORY + 1] waits_ns
-
-
-cdef inline uint64_t now_ns() noexcept nogil:
-    cdef timespec now
-    clock_gettime(CLOCK_MONOTONIC, &now)
-    return <uint64_t> now.tv_sec * 1_000_000_000 + <uint64_t> now.tv_nsec
 
 
 cdef void count_latency(uint8_t kind, uint64_t ns) noexcept:
@@ -309,9 +302,11 @@ cdef class WorkRequestTable:
         self.works[index] = None
         self.queues[index] = None
 
-    cdef bint called_back_here(self) noexcept:
-        """Whether a drain has called this task back: then it is in the right loop and thread."""
-        return self.calling_back and self.thread == PyThread_get_thread_ident()
+    cdef bint is_of_this_task(self) except -1:
+        """Whether the caller is in its loop and thread; so is a task that a drain has called back."""
+        if self.calling_back and self.thread == PyThread_get_thread_ident():
+            return True
+        return get_running_loop() is self.loop
 
     # ---- a drain ----
 

@@ -33,9 +33,19 @@ class CoarseTimers:
         self._number = 0
         self._room = ROOM
         self._set_for = FAR
-        self.fd: int = lib.aiordma_timer_open()
-        if self.fd < 0:
-            raise failure("timerfd_create", -self.fd)
+        self.fd: int = self._open()
+
+    def _open(self) -> int:
+        fd = lib.aiordma_timer_open()
+        if fd < 0:
+            raise failure("timerfd_create", -fd)
+        return fd
+
+    def _arm(self, when: float) -> None:
+        """`fd` becomes readable then, in place of an earlier time."""
+        code = lib.aiordma_timer_set(self.fd, int(when * 1e9) + 1)
+        if code:
+            raise failure("timerfd_settime", code)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
         """Calls `callback` in the loop, not before `seconds` have gone by."""
@@ -67,9 +77,7 @@ class CoarseTimers:
         """For the first of them.  Too early is harmless, and cheaper than setting it twice."""
         if self._timers and self._timers[0][0] < self._set_for:
             self._set_for = self._timers[0][0]
-            code = lib.aiordma_timer_set(self.fd, int(self._set_for * 1e9) + 1)
-            if code:
-                raise failure("timerfd_settime", code)
+            self._arm(self._set_for)
 
     def close(self) -> None:
         """After the last watcher of `fd`; timers that are left are dropped."""

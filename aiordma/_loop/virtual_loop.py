@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
 
 
 class World(Protocol):
@@ -70,7 +70,15 @@ def waiting(loop: asyncio.AbstractEventLoop) -> str:
     """The tasks of a loop, and where each of them waits, for the text of a StalledError."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
-        stack = task.get_stack(limit=1)
-        at = f" at {stack[0].f_code.co_filename}:{stack[0].f_lineno}" if stack else ""
-        lines.append(f"{task.get_name()}: {task.get_coro()!r}{at}")
+        lines.append(f"{task.get_name()}: {task.get_coro()!r}")
+        lines += [f"    {frame}" for frame in _frames(task.get_coro())]
     return "\n".join(lines)
+
+
+def _frames(waits: Any) -> Iterator[str]:
+    """Of a coroutine and those that it awaits, where each is, from outside in."""
+    while waits is not None:
+        for kind in ("cr", "gi", "ag"):
+            if (frame := getattr(waits, f"{kind}_frame", None)) is not None:
+                yield f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
+        waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)

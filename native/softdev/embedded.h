@@ -90,3 +90,51 @@ int64_t aiordma_embedded_fault_count(const char *name);
 int aiordma_trace_start(const char *path, char *used, size_t size);
 /* Nothing happens if there is none. */
 void aiordma_trace_stop(void);
+
+/* ---- simulation ------------------------------------------------------------------------------ */
+
+/* For aiordma.testing.simulate: hosts in this process, each with a device of its own, which speak RoCE v2
+ * over a network of the simulation, in virtual time (sim/sim.c).  Everything is done in one thread. */
+
+enum {
+	AIORDMA_SIM_HOSTS = 64 /* at most; their addresses are 10.0.0.1 and so on */
+};
+
+enum aiordma_sim_state {
+	AIORDMA_SIM_UP,
+	AIORDMA_SIM_STOPPED, /* what comes waits */
+	AIORDMA_SIM_DEAD /* for good: what comes is lost, nothing goes out */
+};
+
+/* The way of datagrams from one host to another. */
+struct aiordma_sim_link {
+	uint64_t latency_ns;
+	uint64_t jitter_ns; /* up to so much more */
+	uint64_t ps_per_byte;
+	uint64_t late_ns; /* at most, of those that others overtake */
+	uint32_t loss; /* per million, as the next two */
+	uint32_t duplicate;
+	uint32_t late;
+	uint32_t cut; /* nothing passes */
+};
+
+/* 0; EBUSY: there is a simulation; EALREADY: the process's own device is in use. */
+int aiordma_sim_begin(uint64_t seed);
+/* How many machines still have something open: it leaks. */
+int aiordma_sim_end(void);
+/* A new machine for host 0 and so on, which takes the place of one that is dead.  It is entered. */
+int aiordma_sim_boot(int host);
+void aiordma_sim_set_state(int machine, enum aiordma_sim_state state);
+/* Calls are for the device of that machine from now on; -1: for the process's. */
+void aiordma_sim_enter(int machine);
+struct aiordma_sim_link *aiordma_sim_way(int from, int to);
+uint64_t aiordma_sim_now(void); /* nanoseconds */
+void aiordma_sim_pass(uint64_t ns); /* a program has taken so long */
+uint64_t aiordma_sim_look(void); /* the same for a program, whose look at the clock takes a moment */
+uint64_t aiordma_sim_next(void); /* when something happens next; UINT64_MAX: never */
+/* The first thing happens that is due by then, else the time is `until`.  The machine that may have more to do
+ * now and is entered, or -1. */
+int aiordma_sim_step(uint64_t until);
+/* A hash of what has happened, and something more that has. */
+uint64_t aiordma_sim_trace(void);
+void aiordma_sim_note(uint64_t what);

@@ -8,6 +8,7 @@
  *                unreliable connections; datagrams: they do not call each other
  *   wire         links between queue pairs, over TCP or a channel in shared memory
  *   cm           the connection manager
+ *   sim          simulated hosts, each with a device, and the network between them
  *
  * A folder calls lower ones only; what it needs of a higher one it calls through a table that
  * softdev.c gives to it.  Its interface is the header that has its name.  tests/test_includes.py

@@ -18,7 +18,7 @@ SEEDS = os.environ.get("AIORDMA_SEEDS", "0:4000")
 # The mistake, its file, the text and what takes its place.
 MUTANTS = {
     "a credit is lost with a cancelled message": (
-        "_datapath/channel.pyx",
+        "_datapath/outbox.pyx",
         "            (<SendFuture> item).close_payload()\n        else:\n"
         "            (<WRChain> item).free_memory()\n        self.note_wait()",
         "            (<SendFuture> item).close_payload()\n            self.credits.data -= "
@@ -35,7 +35,7 @@ MUTANTS = {
         "",
     ),
     "an offer is withdrawn twice": (
-        "_datapath/channel.pyx",
+        "_datapath/outbox.pyx",
         "self.offers.messages.pop(request_id, None)",
         "self.offers.messages.get(request_id)",
     ),
@@ -53,7 +53,7 @@ MUTANTS = {
         "_datapath/inbox.pyx",
         "        if pending.reads_left or self.ended is not None:\n            return 0\n",
         "        if pending.reads_left == 1 and pending.target is None:\n"
-        "            self.channel.acknowledge(pending)\n"
+        "            self.session.acknowledge(pending)\n"
         "        if pending.reads_left or self.ended is not None:\n            return 0\n",
     ),
 }

@@ -159,7 +159,7 @@ class PairFactory(ConnectionFactory):
         security = Security(auth=self.auth, encrypt=self.encrypt)
         asked = config.keep_alive != DEFAULT.keep_alive  # else nothing would ever be stalled
         config = replace(config, polling=0, keep_alive=config.keep_alive if asked else None)
-        return PendingConnection(provider().device, None, config, security)
+        return PendingConnection((provider().device,), None, config, security)
 
     @asynccontextmanager
     async def pair(
@@ -191,8 +191,8 @@ class PairFactory(ConnectionFactory):
 
 def check_credits(conn: Connection, other: Connection) -> None:
     """At rest each credit is with one of the two sides."""
-    data, control, *_ = conn._messages.credits.account()
-    _, _, held_data, owed_data, held_control, owed_control = other._messages.credits.account()
+    data, control, *_ = conn._messages.outbox.credits.account()
+    _, _, held_data, owed_data, held_control, owed_control = other._messages.outbox.credits.account()
     assert data + held_data + owed_data == other._config.data_receives
     assert control + held_control + owed_control == other._config.control_receives
 

@@ -641,7 +641,10 @@ async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory)
             share, remote = await give(server, client, buffer)
             with testing.faults(delay=0.05, device=factory.device):
                 writes = [
-                    one_sided.write(client._queue, local, remote, None, None) for _ in range(3)
+                    one_sided.write(
+                        client._queue, client._messages.outbox, local, remote, None, None
+                    )
+                    for _ in range(3)
                 ]
                 share.revoke()
                 client._take_control(GOODBYE)

@@ -31,7 +31,7 @@ pytestmark = on_pair
 
 GROWING = replace(SMALL, max_eager_size=16 << 10, pool_limit=64 << 20)
 GROW_AFTER, SHRINK_AFTER = 4, 256  # messages: _datapath/receives.pyx
-AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: _datapath/channel.pyx
+AT_ONCE = 16 << 10  # the shortest that does not wait to share a frame: _datapath/outbox.pyx
 MEDIUM = GROWING.max_eager_size - HEADER_SIZE  # the longest that fits a receive that has grown
 
 

@@ -156,9 +156,26 @@ static int bound_socket(const struct soft_cm_id *id, const struct sockaddr *addr
 	return 0;
 }
 
+static int reserve(struct soft_cm_id *id, const struct sockaddr *address)
+{
+	struct rdma_addr *addresses = &id->id.route.addr;
+	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM, fd;
+
+	memcpy(&addresses->src_storage, address, soft_cm_address_length(address));
+	fd = soft_device.platform->network->reserve(&addresses->src_addr, type);
+	if (fd < 0)
+		return -fd;
+	id->sock = fd;
+	id->state = SOFT_CM_BOUND;
+	return 0;
+}
+
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	socklen_t length = sizeof(id->id.route.addr.src_storage);
+
+	if (soft_device.platform->network)
+		return reserve(id, address);
 	int error = bound_socket(id, address, id->v6_only, &id->sock);
 
 	if (error)
@@ -180,7 +197,7 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 	const struct sockaddr *address = &id->id.route.addr.src_addr;
 	int error;
 
-	if (id->v6_only == v6_only)
+	if (id->v6_only == v6_only || soft_device.platform->network)
 		return 0;
 	close(id->sock);
 	id->sock = -1;
@@ -236,7 +253,18 @@ static bool is_of_later_device(const struct sockaddr *address)
 static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
 		      struct sockaddr_storage *source)
 {
+	const struct soft_network *network = soft_device.platform->network;
 	socklen_t length = sizeof(*source);
+	union ibv_gid gid, own;
+
+	if (network) {
+		soft_gid_from(&gid, target);
+		own = soft_gid_is_of_host(&gid) ? gid : network->address();
+		if (wanted && !soft_cm_is_any(wanted))
+			soft_gid_from(&own, wanted);
+		soft_gid_address(&own, &own, 0, source);
+		return network->reaches(&gid) ? 0 : ENETUNREACH;
+	}
 	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	int error = 0;
 

@@ -58,15 +58,32 @@ struct soft_device soft_device = {.platform = &machine};
 
 /* ---- subsystems ---------------------------------------------------------------------------- */
 
+struct soft_part {
+	struct soft_part *before;
+	max_align_t bytes[];
+};
+
 void *soft_part(size_t size)
 {
-	void *part = calloc(1, size);
+	struct soft_part *part = calloc(1, sizeof(*part) + size);
 
 	if (!part) {
 		fputs("aiordma: there is no memory for the embedded device\n", stderr);
 		abort();
 	}
-	return part;
+	part->before = soft_device.parts;
+	soft_device.parts = part;
+	return part->bytes;
+}
+
+void soft_parts_free(struct soft_device *device)
+{
+	while (device->parts) {
+		struct soft_part *part = device->parts;
+
+		device->parts = part->before;
+		free(part);
+	}
 }
 
 static void create(void)

@@ -60,12 +60,25 @@ static inline void soft_list_remove(struct soft_node *node)
 
 /* ---- the device's state ---------------------------------------------------------------------- */
 
+/* The network of a simulated host, in place of the kernel's (sim/).  Under the lock. */
+struct soft_network {
+	union ibv_gid (*address)(void); /* its own, beside the loopback */
+	bool (*reaches)(const union ibv_gid *gid); /* is there a host with that address? */
+	/* A datagram to the UDP port of RoCE, from that source port. */
+	void (*send)(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
+		     const uint8_t *bytes, size_t length);
+	/* A descriptor that has the port of the address to itself until it is closed, or a negative
+	 * errno value.  0 is a port of the network's choice, which then is in the address. */
+	int (*reserve)(struct sockaddr *address, int type);
+};
+
 /* What the device asks its machine for; tests have their own. */
 struct soft_platform {
 	int (*clock)(clockid_t clock, struct timespec *now); /* clock_gettime(3) */
 	ssize_t (*random)(void *to, size_t length, unsigned flags); /* getrandom(2) */
 	void (*alarm)(uint64_t deadline_ns); /* then run the timers */
 	bool threads; /* false: the engine has none, and other threads make all steps */
+	const struct soft_network *network; /* NULL: the kernel's */
 };
 
 /* A part for each folder, into which that folder alone looks. */
@@ -81,6 +94,7 @@ struct soft_device {
 	struct soft_ud *ud;
 	struct soft_wire *wire;
 	struct soft_cm *cm;
+	struct soft_part *parts; /* all of these */
 };
 
 /* The device that calls are for. */
@@ -90,8 +104,10 @@ extern struct soft_device soft_device;
  * threads, makes one for each host and exchanges them before it calls into another one. */
 void soft_device_make(void);
 
-/* Zeroed memory for a part, which is never freed.  Ends the program where there is none. */
+/* Zeroed memory for a part, which the process's device never frees.  Ends the program where there is none. */
 void *soft_part(size_t size);
+/* Frees the parts of a device that is not the process's; nothing is open there any more. */
+void soft_parts_free(struct soft_device *device);
 
 /* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 
@@ -100,6 +116,7 @@ void *soft_part(size_t size);
  * Returns 0 or an errno value. */
 int soft_engine_get(void);
 void soft_engine_put(void);
+bool soft_engine_is_used(void);
 
 void soft_lock(void);
 void soft_unlock(void);
@@ -173,6 +190,7 @@ uint64_t soft_now(void); /* CLOCK_MONOTONIC in nanoseconds */
  * A zeroed struct with `expired` set is a stopped timer.  Cannot fail. */
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns);
 void soft_timer_stop(struct soft_timer *timer); /* safe to repeat */
+void soft_timers_run(void); /* those that are due: what soft_platform.alarm asks for */
 
 /* ---- accept.c: listening sockets (under the lock) ------------------------------------------- */
 

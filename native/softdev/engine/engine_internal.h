@@ -121,7 +121,6 @@ bool soft_engine_armed_counts(void);
 bool soft_channels_depend_on_engine(void);
 /* soft_platform.alarm: when the first timer is due. */
 void soft_engine_alarm(uint64_t deadline_ns);
-void soft_timers_run(void);
 void soft_timers_forget(void);
 
 /* lifecycle.c: registers the fork hook.  0 or an errno value; safe to repeat. */

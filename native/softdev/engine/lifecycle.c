@@ -307,6 +307,15 @@ int soft_engine_get(void)
 	return rc;
 }
 
+bool soft_engine_is_used(void)
+{
+	pthread_mutex_lock(&engine()->users_mutex);
+	bool used = engine()->users;
+
+	pthread_mutex_unlock(&engine()->users_mutex);
+	return used;
+}
+
 void soft_engine_put(void)
 {
 	const uint64_t one = 1;

@@ -167,6 +167,10 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 
 	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
 	fresh[0].gid.raw[15] += (uint8_t)(hca - soft_device.objects->hcas);
+	if (soft_device.platform->network) {
+		fresh[1] = (struct soft_gid){.gid = soft_device.platform->network->address()};
+		return 2;
+	}
 	/* Without the list there is still the loopback. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
@@ -243,8 +247,12 @@ int soft_gid_bind(int fd, const union ibv_gid *own)
  * ports it is not known, and requests will find out. */
 static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
+	const struct soft_network *network = soft_device.platform->network;
 	struct sockaddr_storage address;
 	socklen_t size = soft_gid_address(to, own, SOFT_IP_PORT_FIRST, &address);
+
+	if (network)
+		return network->reaches(to) ? 0 : ENETUNREACH;
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)

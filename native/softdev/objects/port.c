@@ -234,7 +234,7 @@ static void watch_addresses(void)
 	};
 	struct soft_fd_watch *watch = &soft_device.objects->addresses;
 
-	if (watch->watched)
+	if (watch->watched || soft_device.platform->network)
 		return;
 	/* Where that is not allowed, the table is read again with every device that is opened. */
 	watch->fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);

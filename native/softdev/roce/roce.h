@@ -41,4 +41,8 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 void soft_roce_send_mad(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 			size_t length);
 
+/* A simulated network brings a datagram, before which 64 bytes may be overwritten. */
+void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
+		       uint8_t *bytes, size_t length);
+
 extern const struct soft_subsystem soft_roce_subsystem;

@@ -51,6 +51,7 @@ struct soft_roce_address {
 /* Where packets go, and from where. */
 struct soft_roce_flow {
 	struct soft_roce_sender *sender;
+	union ibv_gid from;
 	struct sockaddr_storage to;
 	socklen_t to_length;
 	uint8_t traffic_class; /* but for its last two bits, which say ECT(0) */
@@ -80,6 +81,7 @@ struct soft_roce_pair {
 /* Packets that one system call sends: all to the same place, and but for the last of the same length. */
 struct soft_roce_run {
 	struct soft_roce_sender *sender;
+	union ibv_gid from;
 	struct sockaddr_storage to;
 	socklen_t to_length;
 	uint8_t traffic_class;

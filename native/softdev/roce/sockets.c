@@ -102,6 +102,21 @@ static void put_traffic_class(struct msghdr *message, const struct soft_roce_run
 		soft_put_control(message, IPPROTO_IPV6, IPV6_TCLASS, &value, sizeof(value));
 }
 
+/* Into a simulated network, which takes everything. */
+static void send_run(const struct soft_network *network, const struct soft_roce_run *run)
+{
+	union ibv_gid to;
+	uint32_t part;
+
+	soft_gid_from(&to, (const struct sockaddr *)&run->to);
+	for (uint32_t at = 0; at < run->length; at += part) {
+		part = run->length - at < run->segment ? run->length - at : run->segment;
+		network->send(&run->from, run->sender->port, &to, roce()->staged + run->offset + at,
+			      part);
+	}
+	roce()->run_sent++;
+}
+
 static void send_runs(const struct soft_roce_run *runs, unsigned count)
 {
 	union {
@@ -150,6 +165,10 @@ void soft_roce_flush(void)
 		const uint32_t left = roce()->run_count - roce()->run_sent;
 		unsigned count = 1;
 
+		if (soft_device.platform->network) {
+			send_run(soft_device.platform->network, runs);
+			continue;
+		}
 		while (count < left && count < SENDS_TOGETHER && runs[count].sender == runs->sender)
 			count++;
 		send_runs(runs, count);
@@ -200,6 +219,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 		run = &roce()->runs[roce()->run_count++];
 		*run = (struct soft_roce_run){
 			.sender = flow->sender,
+			.from = flow->from,
 			.to = flow->to,
 			.to_length = flow->to_length,
 			.traffic_class = flow->traffic_class,
@@ -430,6 +450,12 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 static int receive_at(struct soft_roce_address *address)
 {
 	const int on = 1;
+
+	if (soft_device.platform->network) {
+		address->door.watch.fd = -1;
+		address->room = SOFT_ROCE_BUFFER / 4;
+		return 0;
+	}
 	int error = soft_roce_share(address), room = 0;
 	socklen_t length = sizeof(room);
 
@@ -524,6 +550,11 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 		if (soft_device.platform->random(&number, sizeof(number), 0) != sizeof(number))
 			return NULL;
 		number = PORT_FIRST + number % PORTS;
+		if (soft_device.platform->network) {
+			sender->watch.fd = -1;
+			sender->port = number;
+			return sender;
+		}
 		fd = bound(&address->gid, number);
 	}
 	if (fd < 0)
@@ -551,11 +582,27 @@ bool soft_roce_flow(struct soft_roce_flow *flow, struct soft_roce_address *addre
 	flow->sender = sender_of(address, hash);
 	if (!flow->sender)
 		return false;
+	flow->from = address->gid;
 	flow->traffic_class = traffic_class & ~SOFT_ROCE_CE;
 	flow->to_length = soft_gid_address(peer, &address->gid, SOFT_ROCE_PORT, &flow->to);
 	soft_icrc_flow(&flow->icrc, address->gid.raw, peer->raw, flow->sender->port,
 		       SOFT_ROCE_PORT);
 	return true;
+}
+
+void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint16_t port,
+		       uint8_t *bytes, size_t length)
+{
+	struct soft_roce_address *address = soft_roce_address_at(at);
+	struct sockaddr_storage sender;
+
+	if (!address)
+		return;
+	soft_gid_address(from, at, port, &sender);
+	address->busy = true;
+	soft_roce_take(address, &sender, bytes, length, 0);
+	address->busy = false;
+	soft_roce_address_release(NULL);
 }
 
 void soft_roce_sockets_close(bool flush)

@@ -110,6 +110,8 @@ static void release(void)
 static int take(uint16_t number)
 {
 	soft_device.wire->port = number;
+	if (soft_device.platform->network)
+		return 0; /* the host has no other process */
 	errno = 0;
 	/* A new network namespace has no loopback address: nothing is reached there until it has. */
 	if (reserve() && soft_datagram_reserve(number) &&
@@ -145,7 +147,7 @@ uint16_t soft_listener_port(void)
 void soft_listener_open(const union ibv_gid *gid)
 {
 	soft_assert_locked();
-	if (!soft_listener_port())
+	if (!soft_listener_port() || soft_device.platform->network)
 		return;
 	for (int i = 0; i < soft_device.wire->listening_count; i++)
 		if (!memcmp(&soft_device.wire->listening[i].gid, gid, sizeof(*gid)))

@@ -1,0 +1,90 @@
+"""A host from one boot to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .._loop import shutdown
+from .._native import lib
+from .loop import NEVER, HostLoop
+
+if TYPE_CHECKING:
+    from .sockets import ListeningStream
+    from .world import Host, World
+
+T = TypeVar("T")
+
+# A turn of a loop takes up to so many nanoseconds.
+TURN = 10_000
+
+
+class Machine:
+    """Its loop and its device, and the world as its loop sees it."""
+
+    def __init__(self, host: Host) -> None:
+        self.world: World = host.world
+        self.host = host
+        self.random: random.Random = host.world.random
+        self.number: int = lib.aiordma_sim_boot(host.number)
+        self.alive, self.paused = True, False
+        self.listening: dict[int, ListeningStream] = {}
+        self.awaited: dict[asyncio.Future[Any], None] = {}
+        """Futures of other hosts that wait for programs of this one."""
+        self.may_have_input = True
+        self._busy_until = 0
+        self.loop = HostLoop(self)
+        self.loop.set_exception_handler(self._on_exception)
+
+    @property
+    def now(self) -> float:
+        return lib.aiordma_sim_now() / 1e9
+
+    @now.setter
+    def now(self, _: float) -> None:
+        raise AttributeError
+
+    def step(self, until: float | None) -> bool:
+        """Nothing happens within a turn of the loop."""
+        return False
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if self.alive:
+            loop.default_exception_handler(context)
+
+    def start(
+        self, program: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
+    ) -> asyncio.Task[T]:
+        name = getattr(program, "__name__", repr(program))
+        return self.loop.create_task(program(*args), name=f"{self.host.name}: {name}")
+
+    def due(self) -> int:
+        """When its loop makes its next turn, as far as is known."""
+        if not self.alive or self.paused:
+            return NEVER
+        return max(self._busy_until, 0 if self.may_have_input else self.loop.due())
+
+    def turn(self) -> None:
+        """Lets the loop make a turn, which takes its time."""
+        lib.aiordma_sim_enter(self.number)
+        lib.aiordma_sim_note(self.number)
+        # Its own device may have answered what it did.
+        self.may_have_input = self.loop.turn()
+        spent = self.random.randrange(1, TURN) * self.host.slowness
+        self._busy_until = lib.aiordma_sim_now() + int(spent)
+
+    def set_state(self, *, alive: bool = True, paused: bool = False) -> None:
+        self.alive, self.paused = alive, paused
+        state = lib.AIORDMA_SIM_STOPPED if paused else lib.AIORDMA_SIM_UP
+        lib.aiordma_sim_set_state(self.number, state if alive else lib.AIORDMA_SIM_DEAD)
+
+    def close(self) -> None:
+        """Gives back what it has, without a word to its peers."""
+        lib.aiordma_sim_enter(self.number)
+        self.set_state(alive=False)
+        self.loop.abandon()
+        for listening in list(self.listening.values()):
+            listening.close()
+        shutdown._finish(self.loop)

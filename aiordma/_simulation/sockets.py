@@ -1,0 +1,188 @@
+"""Streams between simulated hosts, for the TCP bootstrap and for asyncio's own connections.
+
+Each end is a socket of the kernel, of a pair whose other end the simulation has: what arrives is
+written there.  What an end sends arrives by a timer of the receiving host's loop, so it waits for
+a host that is paused, and is lost with one that is dead.  Behind a cut it is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from ..cm.address import Address
+
+if TYPE_CHECKING:
+    from .loop import HostLoop
+    from .machine import Machine
+
+RETRY = 0.2  # seconds, as TCP's
+FIRST_PORT, PORTS = 32768, 28232
+
+
+def _loop() -> HostLoop:
+    return cast("HostLoop", asyncio.get_running_loop())
+
+
+class Stream(socket.socket):
+    """One end of a connection."""
+
+    def __init__(self, machine: Machine, local: Address, peer: Address) -> None:
+        own, self._inner = socket.socketpair()
+        super().__init__(fileno=own.detach())
+        self.setblocking(False)
+        self._inner.setblocking(False)
+        self._machine = machine
+        self._names = local, peer
+        self._last = 0.0
+        self._coming: deque[bytes] = deque()
+        self.other: Stream
+
+    def getsockname(self) -> Address:
+        return self._names[0]
+
+    def getpeername(self) -> Address:
+        return self._names[1]
+
+    def setsockopt(self, *_: Any) -> None:
+        """Nothing of it changes anything here."""
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        self.other._transmit(bytes(data))
+        return len(data)
+
+    def sendmsg(self, buffers: Any, *_: Any) -> int:
+        return self.send(b"".join(buffers))
+
+    def shutdown(self, how: int) -> None:
+        if how != socket.SHUT_RD:
+            self.other._transmit(b"")
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            self.other._transmit(b"")
+            self._inner.close()
+        super().close()
+
+    def _transmit(self, data: bytes) -> None:
+        """To this end; nothing is the end."""
+        machine = self._machine
+        delay = machine.world.latency(self.other._machine.host, machine.host)
+        self._last = max(machine.now + delay, self._last)
+        self._coming.append(data)
+        machine.loop.call_at(self._last, self._take)
+
+    def _take(self) -> None:
+        machine = self._machine
+        while self._coming:
+            if machine.world.is_cut(self.other._machine.host, machine.host):
+                machine.loop.call_later(RETRY, self._take)
+                return
+            data = self._coming.popleft()
+            with suppress(OSError):  # it has been closed here
+                if data:
+                    self._inner.send(data)
+                else:
+                    self._inner.shutdown(socket.SHUT_WR)
+
+
+class ListeningStream:
+    """A listening socket, as far as asyncio and the bootstrap use it."""
+
+    family, type, proto = socket.AF_INET, socket.SOCK_STREAM, 0
+
+    def __init__(self, machine: Machine, address: Address) -> None:
+        host, port = address
+        if not port:
+            free = set(range(FIRST_PORT, FIRST_PORT + PORTS)) - machine.listening.keys()
+            port = machine.random.choice(sorted(free))
+        elif port in machine.listening:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        self._machine = machine
+        self._address = host, port
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
+        self._waiting: deque[Stream] = deque()
+        machine.listening[port] = self
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def getsockname(self) -> Address:
+        return self._address
+
+    def setblocking(self, _: bool) -> None:
+        """It never blocks."""
+
+    def listen(self, _: int = 0) -> None:
+        """It does already."""
+
+    def offer(self, stream: Stream) -> None:
+        self._waiting.append(stream)
+        os.eventfd_write(self._fd, 1)
+
+    def accept(self) -> tuple[Stream, Address]:
+        os.eventfd_read(self._fd)
+        stream = self._waiting.popleft()
+        return stream, stream.getpeername()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            del self._machine.listening[self._address[1]]
+            for stream in self._waiting:
+                stream.close()
+
+
+def listening_socket(address: Address) -> ListeningStream:
+    """Takes the place of connect_tcp's."""
+    return ListeningStream(_loop().machine, address)
+
+
+async def connected_socket(address: Address, source: Address | None) -> Stream:
+    """Takes the place of tcp_link's."""
+    loop = _loop()
+    here = loop.machine
+    host = here.world.host_at(address[0], here.host)
+    if host is None:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+    port = source[1] if source and source[1] else here.random.randrange(FIRST_PORT, 1 << 16)
+    local = (source or (here.host.address,))[0], port
+    answer: asyncio.Future[Stream] = loop.create_future()
+
+    def ask() -> None:
+        """Again and again, as TCP does."""
+        if answer.done():
+            return
+        there = host.machine
+        if not here.world.is_cut(here.host, host):
+            delay = here.world.latency(here.host, host)
+            there.loop.call_at(here.now + delay, arrive, there)
+        loop.call_later(1, ask)
+
+    def arrive(there: Machine) -> None:
+        listening = there.listening.get(address[1])
+        made = None
+        if not answer.done() and listening is not None:
+            made, accepted = Stream(here, local, address), Stream(there, address, local)
+            made.other, accepted.other = accepted, made
+            listening.offer(accepted)
+        delay = here.world.latency(host, here.host)
+        loop.call_at(there.now + delay, finish, made)
+
+    def finish(made: Stream | None) -> None:
+        if answer.done():
+            if made is not None:
+                made.close()
+        elif made is None:
+            answer.set_exception(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+        else:
+            answer.set_result(made)
+
+    ask()
+    return await answer

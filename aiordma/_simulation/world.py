@@ -1,0 +1,449 @@
+"""The world of a simulation: its hosts, the network, the scheduler, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import math
+import random
+import sys
+import warnings
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from .._core.arguments import integer
+from .._loop.virtual_loop import StalledError, waiting
+from .._native import lib
+from ..errors import BusyError
+from . import process
+from .loop import NEVER
+from .machine import Machine
+
+T = TypeVar("T")
+Program = Callable[..., Coroutine[Any, Any, T]]
+
+MAIN = "main"
+# Turns between two collections of garbage.
+TURNS_PER_COLLECTION = 2000
+# Seconds that programs have to end when the main one has.
+GRACE = 120.0
+
+
+class KilledError(RuntimeError):
+    """The host of a program was killed."""
+
+
+class TimeLimitError(AssertionError):
+    """The simulation has not ended in time."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way of datagrams from one host to another: seconds, and probabilities of each datagram.
+
+    What travels by TCP is delayed alone, since TCP sees to the rest.
+    """
+
+    latency: float = 5e-6
+    """The time under way."""
+    jitter: float = 5e-6
+    """Up to so much more."""
+    rate: float = 12.5e9
+    """Bytes per second."""
+    loss: float = 0.0
+    duplicate: float = 0.0
+    """It comes twice."""
+    reorder: float = 0.0
+    """It is late, and others overtake it."""
+    late: float = 1e-3
+    """By so much at most."""
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """What goes wrong by itself, as the seed draws it.
+
+    `partitions`, `pauses` and `kills` are how many begin in a second of the simulation, on average;
+    each is of one host, other than "main", and lasts up to `duration` seconds.  None begins after
+    `until` seconds.
+    """
+
+    link: Link = Link()
+    """Of every two hosts, from the beginning on."""
+    partitions: float = 0.0
+    """The host is cut off from all others."""
+    pauses: float = 0.0
+    """The host stands still."""
+    kills: float = 0.0
+    """The host is killed, and boots again."""
+    duration: float = 1.0
+    until: float = math.inf
+
+
+class Host:
+    """A host of a simulation: `World.host`."""
+
+    def __init__(self, world: World, name: str, number: int) -> None:
+        self.world = world
+        self.name = name
+        self.number = number
+        self.address: str = f"10.0.0.{number + 1}"
+        """Its IP address; `name` stands for it on every host."""
+        self.slowness: float = 1.0
+        """Its programs take so many times as long as others'."""
+        self.service: tuple[Program[Any], tuple[Any, ...]] | None = None
+        self.machine = Machine(self)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} {self.address}>"
+
+    @property
+    def alive(self) -> bool:
+        """It is not killed."""
+        return self.machine.alive
+
+    def serve(self, program: Program[Any], *args: Any) -> None:
+        """Runs a program on the host now, and whenever it boots again.
+
+        An error of the program ends the simulation.
+        """
+        self.service = program, args
+        self._start_service()
+
+    def _start_service(self) -> None:
+        if self.service is not None:
+            task = self.machine.start(*self.service)
+            task.add_done_callback(self.world.on_service_end)
+
+    async def run(self, program: Program[T], *args: Any) -> T:
+        """Runs a program on the host, and returns or raises in the caller's loop what it does.
+
+        KilledError when the host is killed meanwhile, or is dead.  Cancelling cancels the program.
+        """
+        machine, here = self.machine, asyncio.get_running_loop()
+        if not machine.alive:
+            raise KilledError(f"{self!r} is dead")
+        done: asyncio.Future[None] = here.create_future()
+        task = machine.start(program, args)
+        task.add_done_callback(lambda _: here.call_soon(resolve, done, None))
+        machine.awaited[done] = None
+        try:
+            await done
+        finally:
+            del machine.awaited[done]
+            if not task.done() and machine.alive:
+                machine.loop.call_soon(task.cancel)
+        return task.result()
+
+    def kill(self) -> None:
+        """Ends the host at once: nothing of it runs any more, and nobody is told."""
+        if self.name == MAIN:
+            raise ValueError("the host of the main program is not to be killed")
+        machine = self.machine
+        if not machine.alive:
+            return
+        machine.set_state(alive=False)
+        for done in machine.awaited:
+            done.get_loop().call_soon(resolve, done, KilledError(f"{self!r} was killed"))
+
+    def boot(self) -> None:
+        """Starts a killed host again, with its address, and what `serve` was given."""
+        if self.alive:
+            raise RuntimeError(f"{self!r} is running")
+        self.world.old_machines.append(self.machine)
+        self.machine = self.world.elsewhere(lambda: Machine(self))
+        self._start_service()
+
+    def pause(self) -> None:
+        """The host stands still until `resume`; what comes for it waits."""
+        if self.alive:
+            self.machine.set_state(paused=True)
+
+    def resume(self) -> None:
+        """After `pause`."""
+        if self.alive:
+            self.machine.set_state()
+
+
+def resolve(done: asyncio.Future[None], error: Exception | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+class World:
+    """A simulation, as its main program sees it."""
+
+    def __init__(self, seed: int, plan: FaultPlan) -> None:
+        self.seed = seed
+        self.random: random.Random = random.Random(seed)
+        """Of the seed, for what a test draws itself."""
+        self.hosts: dict[str, Host] = {}
+        self.old_machines: list[Machine] = []
+        self.turns = 0
+        self._plan = plan
+        self._numbers = 0
+        self._links: dict[tuple[str, str], Link] = {}
+        self._cut: set[tuple[str, str]] = set()
+        self._failure: BaseException | None = None
+        self._entered = -1
+        self._begun: int = lib.aiordma_sim_now()
+
+    def __repr__(self) -> str:
+        return f"<World seed {self.seed}, {self.now:.6f} s, hosts {', '.join(self.hosts)}>"
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return (lib.aiordma_sim_now() - self._begun) / 1e9
+
+    @property
+    def trace(self) -> str:
+        """A hash of all that has happened."""
+        return f"{lib.aiordma_sim_trace():016x}"
+
+    def host(self, name: str) -> Host:
+        """The host of that name, which boots when it is first asked for."""
+        if name not in self.hosts:
+            number = len(self.hosts)
+            if number == lib.AIORDMA_SIM_HOSTS:
+                raise ValueError(f"there are {number} hosts already, the most there can be")
+            made = self.hosts[name] = self.elsewhere(lambda: Host(self, name, number))
+            for other in self.hosts.values():
+                self._set_way(made, other)
+                self._set_way(other, made)
+        return self.hosts[name]
+
+    def host_at(self, address: str, here: Host) -> Host | None:
+        """That `here` reaches by the address."""
+        if address == "::1" or address.startswith("127."):
+            return here
+        return next((host for host in self.hosts.values() if host.address == address), None)
+
+    # ---- the network ---------------------------------------------------------------------
+
+    def link(self, one: str, other: str, **changes: float) -> None:
+        """Changes the ways between two hosts, from now on: see `Link`."""
+        for names in ((one, other), (other, one)):
+            self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
+            self._set_way(self.host(names[0]), self.host(names[1]))
+
+    def partition(self, *names: str) -> None:
+        """Cuts these hosts off from all others, until `heal`."""
+        for one in self.hosts:
+            for other in self.hosts:
+                if (one in names) != (other in names):
+                    self._cut.add((one, other))
+        self._set_ways()
+
+    def heal(self, *names: str) -> None:
+        """Ends partitions of these hosts; without names, all."""
+        self._cut = {ways for ways in self._cut if names and not set(names) & set(ways)}
+        self._set_ways()
+
+    def is_cut(self, one: Host, other: Host) -> bool:
+        return (one.name, other.name) in self._cut
+
+    def latency(self, one: Host, other: Host) -> float:
+        """Of one segment of TCP, as it is drawn."""
+        link = self._way(one, other)
+        return link.latency + self.random.uniform(0, link.jitter)
+
+    def _way(self, one: Host, other: Host) -> Link:
+        inside = one is other
+        return Link() if inside else self._links.get((one.name, other.name), self._plan.link)
+
+    def _set_ways(self) -> None:
+        for one in self.hosts.values():
+            for other in self.hosts.values():
+                self._set_way(one, other)
+
+    def _set_way(self, one: Host, other: Host) -> None:
+        link, way = self._way(one, other), lib.aiordma_sim_way(one.number, other.number)
+        way.latency_ns, way.jitter_ns = round(link.latency * 1e9), round(link.jitter * 1e9)
+        way.ps_per_byte, way.late_ns = round(1e12 / link.rate), round(link.late * 1e9)
+        way.loss, way.duplicate = round(link.loss * 1e6), round(link.duplicate * 1e6)
+        way.late, way.cut = round(link.reorder * 1e6), self.is_cut(one, other)
+
+    # ---- the scheduler -------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def elsewhere(self, make: Callable[[], T]) -> T:
+        """What a call makes that enters another machine than the one whose turn it is."""
+        try:
+            return make()
+        finally:
+            lib.aiordma_sim_enter(self._entered)
+
+    def on_service_end(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+
+    def run(self, done: Callable[[], bool], limit: float) -> None:
+        """Lets one thing happen after the other until `done`, or for `limit` seconds."""
+        end = self._begun + round(limit * 1e9)
+        while not done():
+            if self._failure is not None:
+                raise self._failure
+            machines = [host.machine for host in self.hosts.values()]
+            due = [machine.due() for machine in machines]
+            first, event = min(due), lib.aiordma_sim_next()
+            if first == event == NEVER:
+                raise StalledError(f"nothing will ever happen:\n{self._waiting()}")
+            if min(first, event) > end:
+                raise TimeLimitError(f"not done after {limit} s:\n{self._waiting()}")
+            number = lib.aiordma_sim_step(first)
+            if number >= 0:
+                for machine in machines:
+                    machine.may_have_input |= machine.number == number
+                continue
+            now = lib.aiordma_sim_now()
+            ready = [each for each, when in zip(machines, due, strict=True) if when <= now]
+            if ready:
+                self._turn(self.random.choice(ready))
+
+    def _turn(self, machine: Machine) -> None:
+        self._entered = machine.number
+        machine.turn()
+        self.turns += 1
+        if self.turns % TURNS_PER_COLLECTION == 0:
+            gc.collect()
+
+    def _waiting(self) -> str:
+        loops = [host.machine.loop for host in self.hosts.values() if host.alive]
+        return "\n".join(text for loop in loops if (text := waiting(loop))) or "no task is left"
+
+    # ---- faults, and the end -------------------------------------------------------------
+
+    async def break_things(self) -> None:
+        """By the plan, until its end."""
+        plan, draw = self._plan, self.random
+        kinds = {self._cut_off: plan.partitions, self._pause: plan.pauses, self._kill: plan.kills}
+        rate = sum(kinds.values())
+        while rate:
+            await asyncio.sleep(draw.expovariate(rate))
+            if self.now > plan.until:
+                return
+            victims = [host for host in self.hosts.values() if host.name != MAIN and host.alive]
+            if victims:
+                [begin] = draw.choices(list(kinds), list(kinds.values()))
+                victim = draw.choice(victims)
+                after = draw.uniform(0, plan.duration)
+                asyncio.get_running_loop().call_later(after, begin(victim))
+
+    def _cut_off(self, host: Host) -> Callable[[], None]:
+        self.partition(host.name)
+        return lambda: self.heal(host.name)
+
+    def _pause(self, host: Host) -> Callable[[], None]:
+        host.pause()
+        return host.resume
+
+    def _kill(self, host: Host) -> Callable[[], None]:
+        host.kill()
+        return lambda: None if host.alive else host.boot()
+
+    def end(self) -> None:
+        """As `asyncio.run` ends, on all hosts that are alive."""
+        self._failure = None
+        ends = []
+        for host in self.hosts.values():
+            host.service = None
+            host.resume()
+            if host.alive:
+                ends.append(host.machine.loop.create_task(host.machine.loop.end()))
+        self.run(lambda: all(task.done() for task in ends), self.now + GRACE)
+
+    def close(self) -> None:
+        machines = [*self.old_machines, *(host.machine for host in self.hosts.values())]
+        self.hosts.clear()
+        self.old_machines.clear()
+        # What was killed ends in the middle of something, and nobody wants to know.
+        with warnings.catch_warnings(), patch.object(sys, "unraisablehook", lambda _: None):
+            warnings.simplefilter("ignore", ResourceWarning)
+            while machines:
+                machines.pop().close()
+                gc.collect()
+        lib.aiordma_sim_enter(-1)
+
+
+def simulate(
+    main: Callable[[World], Coroutine[Any, Any, T]],
+    *,
+    seed: int | None = None,
+    hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]] | None = None,
+    faults: FaultPlan | None = None,
+    limit: float = 86_400,
+) -> T:
+    """Runs programs on simulated hosts, in virtual time; returns what `main` does.
+
+    Each host has an event loop, an address of its own and an embedded device, which speaks RoCE v2
+    over a simulated network: all of aiordma runs, in this thread, and nothing is waited for. `main`
+    is called with the `World` on a host of its own, "main"; each program of `hosts`, by the host's
+    name, begins before it, and again when its host boots again.  At the end, what still runs is
+    cancelled on every host, as `asyncio.run` does.
+
+    The `seed` draws the order of what happens, all times and all `faults`: the same seed gives the
+    same run (`World.trace`).  None draws one.  An exception gets a note with it.
+
+    StalledError when every program waits for ever, TimeLimitError when `main` has not ended after
+    `limit` seconds of the simulation: both say where each task waits.  An error of a program of
+    `hosts` ends the simulation.  BusyError inside of a simulation, and while this process uses its
+    own embedded device.
+    """
+    seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
+    if hosts and MAIN in hosts:
+        raise ValueError(f"the host {MAIN!r} is that of the main program")
+    if code := lib.aiordma_sim_begin(seed & NEVER):
+        raise BusyError(
+            "this process is in a simulation already"
+            if code == errno.EBUSY
+            else "this process uses its embedded device: close what is open before a simulation"
+        )
+    try:
+        with process.simulated(seed):
+            world = World(seed, FaultPlan() if faults is None else faults)
+            try:
+                return _simulate(world, main, hosts or {}, limit)
+            except BaseException as error:
+                error.add_note(f"simulate(seed={seed}), at {world.now:.6f} s, trace {world.trace}")
+                raise
+            finally:
+                world.close()
+    finally:
+        if lib.aiordma_sim_end():
+            warnings.warn("a simulated host did not close its device", ResourceWarning, 1)
+
+
+def _simulate(
+    world: World,
+    main: Callable[[World], Coroutine[Any, Any, T]],
+    hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]],
+    limit: float,
+) -> T:
+    here = world.host(MAIN).machine
+    for name in hosts:
+        world.host(name)
+    for name, program in hosts.items():
+        world.host(name).serve(program)
+    here.start(world.break_things, ())
+    task = here.start(main, (world,))
+    try:
+        world.run(task.done, limit)
+        result = task.result()
+    except Exception:
+        with suppress(Exception):
+            world.end()
+        raise
+    world.end()
+    return result

@@ -1,0 +1,457 @@
+/* Simulated hosts in one process, in virtual time: aiordma.testing.simulate, and tests/pair.
+ *
+ * A host's machine has a device of its own, which takes the place of the process's while the machine is
+ * entered.  Between machines there is a network of datagrams, each of which may be lost, doubled or late.  A
+ * host that boots again has a new machine; the old one keeps what its program has open.  All draws come
+ * from one seed, and the caller's thread makes all steps: so the same calls make the same history, of which
+ * `trace` is a hash.
+ */
+#include "sim/sim.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "roce/roce.h"
+
+enum {
+	HEADROOM = 64, /* before a datagram, for the header of a frame */
+	FIRST_PORT = 32768, /* of those that the network chooses, as Linux does */
+	PORTS = 28232,
+	LOOK_NS = 100, /* of the clock: what polls until a time comes to an end */
+};
+
+#define BEGIN_NS UINT64_C(1000000000000)
+#define WALL_CLOCK_S 1800000000 /* at time 0 */
+
+struct flight {
+	uint64_t due, number;
+	struct machine *to;
+	union ibv_gid from_gid, to_gid;
+	uint16_t port;
+	size_t length;
+	uint8_t bytes[]; /* and HEADROOM before them */
+};
+
+struct machine {
+	struct soft_device device; /* while another one is entered */
+	int host;
+	enum aiordma_sim_state state;
+	uint64_t alarm_ns; /* 0: none */
+	struct flight **held; /* what has come while it was stopped */
+	size_t held_count;
+};
+
+static struct {
+	struct soft_device process; /* its device, while a machine is entered */
+	struct machine **machines;
+	int machine_count, entered; /* -1: none */
+	struct flight **heap; /* the first one is due first */
+	size_t flight_count, flight_room;
+	uint64_t now_ns, random, trace, sent;
+	struct aiordma_sim_link links[AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
+	uint64_t last_due[AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
+} sim = {.entered = -1};
+
+/* ---- chance, time, the trace ----------------------------------------------------------------- */
+
+uint64_t soft_sim_random(void)
+{
+	uint64_t z = sim.random += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
+
+	z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+	return z ^ z >> 31;
+}
+
+static uint64_t draw(uint64_t below)
+{
+	return below ? soft_sim_random() % below : 0;
+}
+
+static bool chance(uint32_t per_million)
+{
+	return per_million && draw(1000000) < per_million;
+}
+
+void aiordma_sim_note(uint64_t what)
+{
+	for (int i = 0; i < 64; i += 8)
+		sim.trace = (sim.trace ^ (what >> i & 255)) * UINT64_C(0x100000001b3);
+}
+
+static void note(uint64_t what, uint64_t where)
+{
+	aiordma_sim_note(sim.now_ns);
+	aiordma_sim_note(what << 56 | where);
+}
+
+uint64_t aiordma_sim_trace(void)
+{
+	return sim.trace;
+}
+
+uint64_t aiordma_sim_now(void)
+{
+	return sim.now_ns;
+}
+
+uint64_t aiordma_sim_look(void)
+{
+	return sim.now_ns += LOOK_NS;
+}
+
+void aiordma_sim_pass(uint64_t ns)
+{
+	sim.now_ns += ns;
+}
+
+static void *need(void *memory)
+{
+	if (memory)
+		return memory;
+	fputs("aiordma: there is no memory for the simulation\n", stderr);
+	abort();
+}
+
+static void *grow(void *array, size_t count, size_t size)
+{
+	return count & (count - 1) ? array : need(realloc(array, (count ? 2 * count : 1) * size));
+}
+
+/* ---- what is under way ----------------------------------------------------------------------- */
+
+static bool is_before(const struct flight *a, const struct flight *b)
+{
+	return a->due < b->due || (a->due == b->due && a->number < b->number);
+}
+
+static void put(struct flight *flight)
+{
+	size_t at = sim.flight_count;
+
+	sim.heap = grow(sim.heap, at, sizeof(struct flight *));
+	sim.flight_count++;
+	for (size_t above; at && is_before(flight, sim.heap[above = (at - 1) / 2]); at = above)
+		sim.heap[at] = sim.heap[above];
+	sim.heap[at] = flight;
+}
+
+static struct flight *take(void)
+{
+	struct flight *first = sim.heap[0], *last = sim.heap[--sim.flight_count];
+	size_t at = 0;
+
+	for (size_t below; (below = 2 * at + 1) < sim.flight_count; at = below) {
+		below += below + 1 < sim.flight_count &&
+			 is_before(sim.heap[below + 1], sim.heap[below]);
+		if (!is_before(sim.heap[below], last))
+			break;
+		sim.heap[at] = sim.heap[below];
+	}
+	sim.heap[at] = last;
+	return first;
+}
+
+static void put_on_the_way(struct flight like, const uint8_t *bytes)
+{
+	struct flight *flight = need(malloc(sizeof(like) + HEADROOM + like.length));
+
+	*flight = like;
+	flight->number = sim.sent++;
+	memcpy(flight->bytes + HEADROOM, bytes, like.length);
+	put(flight);
+}
+
+/* ---- machines -------------------------------------------------------------------------------- */
+
+static int host_of(const union ibv_gid *gid)
+{
+	static const uint8_t prefix[15] = {[10] = 0xff, [11] = 0xff, [12] = 10};
+
+	return memcmp(gid->raw, prefix, sizeof(prefix)) ? -1 : gid->raw[15] - 1;
+}
+
+/* The one that is up. */
+static struct machine *machine_of(int host)
+{
+	for (int i = sim.machine_count - 1; i >= 0; i--)
+		if (sim.machines[i]->host == host)
+			return sim.machines[i]->state == AIORDMA_SIM_DEAD ? NULL : sim.machines[i];
+	return NULL;
+}
+
+static struct machine *here(void)
+{
+	return sim.machines[sim.entered];
+}
+
+static int clock_of_machine(clockid_t clock, struct timespec *now)
+{
+	const uint64_t ns = aiordma_sim_look();
+
+	now->tv_sec = (time_t)(ns / 1000000000) + (clock == CLOCK_REALTIME ? WALL_CLOCK_S : 0);
+	now->tv_nsec = (long)(ns % 1000000000);
+	return 0;
+}
+
+static ssize_t random_of_machine(void *to, size_t length, unsigned flags)
+{
+	uint8_t *at = to;
+
+	(void)flags;
+	for (size_t i = 0; i < length; i++)
+		at[i] = (uint8_t)soft_sim_random();
+	return (ssize_t)length;
+}
+
+static void set_alarm(uint64_t deadline_ns)
+{
+	here()->alarm_ns = deadline_ns;
+}
+
+static union ibv_gid own_address(void)
+{
+	return (union ibv_gid){.raw = {[10] = 0xff, 0xff, 10, 0, 0, (uint8_t)(1 + here()->host)}};
+}
+
+static bool reaches(const union ibv_gid *gid)
+{
+	return soft_gid_is_of_host(gid) || (unsigned)host_of(gid) < AIORDMA_SIM_HOSTS;
+}
+
+static void send_datagram(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
+			  const uint8_t *bytes, size_t length)
+{
+	const bool inside = soft_gid_is_of_host(to);
+	const int source = here()->host, target = inside ? source : host_of(to);
+	struct machine *machine = target < 0 ? NULL : inside ? here() : machine_of(target);
+	const struct aiordma_sim_link *link;
+	struct flight flight = {
+		.to = machine, .from_gid = *from, .to_gid = *to, .port = port, .length = length};
+	uint64_t *last = target < 0 ? NULL : &sim.last_due[source][target];
+
+	note(1, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 | length);
+	if (here()->state == AIORDMA_SIM_DEAD || !machine)
+		return;
+	link = &sim.links[source][target];
+	if (link->cut || chance(link->loss))
+		return;
+	flight.due = sim.now_ns + link->latency_ns + draw(link->jitter_ns + 1);
+	flight.due = flight.due > *last ? flight.due : *last + 1;
+	flight.due += length * link->ps_per_byte / 1000;
+	*last = flight.due;
+	if (chance(link->duplicate))
+		put_on_the_way(flight, bytes);
+	if (chance(link->late))
+		flight.due += draw(link->late_ns + 1);
+	put_on_the_way(flight, bytes);
+}
+
+/* Of the machine, by a name that the kernel gives once: in it is what would be the port. */
+static int reserve(struct sockaddr *address, int type)
+{
+	uint16_t *port = &((struct sockaddr_in *)(void *)address)->sin_port; /* in both families */
+	const bool any = !*port;
+	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), error = fd < 0 ? errno : EADDRINUSE;
+
+	for (int i = 0; error == EADDRINUSE && i < (any ? PORTS : 1); i++) {
+		const uint16_t number = any ? htons((uint16_t)(FIRST_PORT + draw(PORTS))) : *port;
+		struct sockaddr_un name = {.sun_family = AF_UNIX};
+		const int length = snprintf(name.sun_path + 1, sizeof(name.sun_path) - 1,
+					    "aiordma-sim %d %d %d %d", (int)getpid(), sim.entered,
+					    type, ntohs(number));
+
+		error = bind(fd, (struct sockaddr *)&name,
+			     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))
+				? errno
+				: 0;
+		if (!error)
+			*port = number;
+	}
+	if (error)
+		soft_close_fd(&fd);
+	return error ? -error : fd;
+}
+
+static const struct soft_network network = {
+	.address = own_address,
+	.reaches = reaches,
+	.send = send_datagram,
+	.reserve = reserve,
+};
+
+static const struct soft_platform platform = {
+	.clock = clock_of_machine,
+	.random = random_of_machine,
+	.alarm = set_alarm,
+	.network = &network,
+};
+
+void aiordma_sim_enter(int machine)
+{
+	if (machine == sim.entered)
+		return;
+	*(sim.entered < 0 ? &sim.process : &here()->device) = soft_device;
+	sim.entered = machine;
+	soft_device = machine < 0 ? sim.process : here()->device;
+}
+
+int aiordma_sim_boot(int host)
+{
+	struct machine *machine = need(calloc(1, sizeof(*machine)));
+
+	machine->host = host;
+	machine->device.platform = &platform;
+	sim.machines = grow(sim.machines, (size_t)sim.machine_count, sizeof(struct machine *));
+	sim.machines[sim.machine_count] = machine;
+	aiordma_sim_enter(sim.machine_count++);
+	soft_device_make();
+	return sim.entered;
+}
+
+void aiordma_sim_set_state(int number, enum aiordma_sim_state state)
+{
+	struct machine *machine = sim.machines[number];
+
+	note(2, (uint64_t)number << 8 | state);
+	machine->state = state;
+	if (state == AIORDMA_SIM_STOPPED)
+		return;
+	for (size_t i = 0; i < machine->held_count; i++) {
+		machine->held[i]->due = sim.now_ns;
+		put(machine->held[i]);
+	}
+	free(machine->held);
+	machine->held = NULL;
+	machine->held_count = 0;
+}
+
+struct aiordma_sim_link *aiordma_sim_way(int from, int to)
+{
+	return &sim.links[from][to];
+}
+
+/* ---- what happens ---------------------------------------------------------------------------- */
+
+int aiordma_sim_begin(uint64_t seed)
+{
+	if (sim.machine_count)
+		return EBUSY;
+	if (soft_engine_is_used())
+		return EALREADY;
+	sim.random = seed;
+	sim.trace = seed;
+	sim.now_ns = BEGIN_NS;
+	sim.sent = 0;
+	memset(sim.links, 0, sizeof(sim.links));
+	memset(sim.last_due, 0, sizeof(sim.last_due));
+	return 0;
+}
+
+int aiordma_sim_end(void)
+{
+	int used = 0;
+
+	for (int i = 0; i < sim.machine_count; i++) {
+		struct machine *machine = sim.machines[i];
+
+		aiordma_sim_enter(i);
+		used += soft_engine_is_used();
+		aiordma_sim_set_state(i, AIORDMA_SIM_DEAD);
+		aiordma_sim_enter(-1);
+		soft_parts_free(&machine->device);
+		free(machine);
+	}
+	while (sim.flight_count)
+		free(sim.heap[--sim.flight_count]);
+	free(sim.heap);
+	free(sim.machines);
+	sim.heap = NULL;
+	sim.machines = NULL;
+	sim.machine_count = 0;
+	return used;
+}
+
+/* The machine whose timer is due first, or NULL. */
+static struct machine *first_alarm(void)
+{
+	struct machine *first = NULL;
+
+	for (int i = 0; i < sim.machine_count; i++) {
+		struct machine *machine = sim.machines[i];
+
+		if (machine->alarm_ns && machine->state == AIORDMA_SIM_UP &&
+		    (!first || machine->alarm_ns < first->alarm_ns))
+			first = machine;
+	}
+	return first;
+}
+
+uint64_t aiordma_sim_next(void)
+{
+	const struct machine *alarm = first_alarm();
+	const uint64_t flight = sim.flight_count ? sim.heap[0]->due : UINT64_MAX;
+
+	return alarm && alarm->alarm_ns < flight ? alarm->alarm_ns : flight;
+}
+
+static int number_of(const struct machine *machine)
+{
+	int i = 0;
+
+	while (sim.machines[i] != machine)
+		i++;
+	return i;
+}
+
+static int arrive(struct flight *flight)
+{
+	struct machine *machine = flight->to;
+	const int number = number_of(machine);
+
+	note(3, (uint64_t)number << 40 | flight->length);
+	if (machine->state == AIORDMA_SIM_STOPPED) {
+		machine->held = grow(machine->held, machine->held_count, sizeof(struct flight *));
+		machine->held[machine->held_count++] = flight;
+		return -1;
+	}
+	if (machine->state == AIORDMA_SIM_UP) {
+		aiordma_sim_enter(number);
+		soft_lock();
+		soft_roce_arrived(&flight->to_gid, &flight->from_gid, flight->port,
+				  flight->bytes + HEADROOM, flight->length);
+		soft_unlock();
+	}
+	free(flight);
+	return machine->state == AIORDMA_SIM_UP ? number : -1;
+}
+
+static int run_timers(struct machine *machine)
+{
+	const int number = number_of(machine);
+
+	note(4, (uint64_t)number);
+	aiordma_sim_enter(number);
+	machine->alarm_ns = 0;
+	soft_lock();
+	soft_timers_run();
+	soft_unlock();
+	return number;
+}
+
+int aiordma_sim_step(uint64_t until)
+{
+	const uint64_t next = aiordma_sim_next();
+	const uint64_t then = next < until ? next : until;
+
+	sim.now_ns = then > sim.now_ns ? then : sim.now_ns;
+	if (next > sim.now_ns)
+		return -1;
+	return sim.flight_count && sim.heap[0]->due == next ? arrive(take())
+							    : run_timers(first_alarm());
+}

@@ -1,0 +1,269 @@
+"""aiordma.testing.simulate: whole programs in virtual time, the same for the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+import aiordma
+from aiordma import testing
+from aiordma.errors import BusyError, UnreachableError
+
+PORT = 7471
+
+pytestmark = pytest.mark.needs("faults")
+
+
+Via = Literal["cm", "tcp"]
+
+
+async def echo(via: Via = "cm") -> None:
+    """A service that answers each message with the same bytes."""
+
+    async def answer(conn: aiordma.Connection) -> None:
+        async for message in conn:
+            with message:
+                await conn.send(bytes(message))
+
+    async with await aiordma.start_server(answer, "", PORT, via=via) as server:
+        await server.serve_forever()
+
+
+async def ask(*sizes: int, via: Via = "cm") -> None:
+    async with await aiordma.connect("server", PORT, via=via) as conn:
+        for size in sizes:
+            data = size.to_bytes(4) * (size // 4)
+            await conn.send(data)
+            with await conn.recv() as message:
+                assert bytes(message) == data
+
+
+def run(
+    program: Callable[..., Coroutine[Any, Any, Any]], *args: Any, seed: int = 1, **options: Any
+) -> tuple[str, float]:
+    """The trace and the time of a client on a host, with an echo on another one."""
+
+    async def main(world: testing.World) -> tuple[str, float]:
+        await world.host("client").run(program, *args)
+        return world.trace, world.now
+
+    return testing.simulate(main, seed=seed, hosts={"server": echo}, **options)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    first, again, other = (run(ask, 64, 1 << 20, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first[0] != other[0]
+    assert first[1] < 0.01
+
+
+def test_time_passes_at_once_and_for_all_clocks() -> None:
+    async def main(world: testing.World) -> None:
+        monotonic, wall, loop = time.monotonic(), time.time(), asyncio.get_running_loop().time()
+        await asyncio.sleep(3600)
+        time.sleep(60)  # noqa: ASYNC251 - it blocks for no time
+        assert 3660 <= time.monotonic() - monotonic < 3661
+        assert 3660 <= time.time() - wall < 3661
+        assert 3660 <= asyncio.get_running_loop().time() - loop < 3661
+        assert 3660 <= world.now < 3661
+
+    before = time.monotonic()
+    testing.simulate(main, seed=1)
+    assert time.monotonic() - before < 60
+
+
+def test_a_wait_without_end_says_who_waits() -> None:
+    async def waits_for_ever() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(testing.StalledError, match="client: waits_for_ever") as caught:
+        run(waits_for_ever)
+    assert "simulate(seed=1)" in caught.value.__notes__[0]
+
+
+def test_one_that_takes_too_long_says_who_waits() -> None:
+    with pytest.raises(testing.TimeLimitError, match="client: sleep"):
+        run(asyncio.sleep, 100, limit=99)
+
+
+async def fails(*_: testing.World) -> None:
+    await asyncio.sleep(1)
+    raise ZeroDivisionError
+
+
+def test_an_error_of_a_service_ends_the_simulation() -> None:
+    with pytest.raises(ZeroDivisionError):
+        testing.simulate(lambda _: asyncio.sleep(10), seed=1, hosts={"server": fails})
+
+
+def test_there_is_one_simulation_at_a_time() -> None:
+    async def main(_: testing.World) -> None:
+        with pytest.raises(BusyError, match="in a simulation already"):
+            testing.simulate(lambda _: asyncio.sleep(0), seed=1)
+
+    testing.simulate(main, seed=1)
+
+
+async def test_the_device_of_the_process_must_not_be_in_use() -> None:
+    async with testing.connected_pair():
+        with pytest.raises(BusyError, match="close what is open"):
+            testing.simulate(lambda _: asyncio.sleep(0), seed=1)
+
+
+# ---- the network ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+def test_every_method_connects(via: Via) -> None:
+    async def main(world: testing.World) -> str:
+        await world.host("client").run(partial(ask, 64, 1 << 20, via=via))
+        return world.trace
+
+    traces = {
+        testing.simulate(main, seed=1, hosts={"server": partial(echo, via)}) for _ in range(2)
+    }
+    assert len(traces) == 1
+
+
+def test_plain_streams_of_asyncio() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(answer, port=PORT) as server:
+            await server.serve_forever()
+
+    async def main(world: testing.World) -> None:
+        reader, writer = await asyncio.open_connection("server", PORT)
+        writer.write(b"hello")
+        writer.write_eof()
+        assert await reader.read() == b"hello"
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("server", PORT + 1)
+        world.partition("server")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.open_connection("server", PORT), 10)
+
+    testing.simulate(main, seed=1, hosts={"server": serve})
+
+
+def test_what_the_network_does_to_datagrams_is_borne() -> None:
+    lossy = testing.Link(loss=0.02, duplicate=0.02, reorder=0.02)
+    calm = run(ask, *[1 << 16] * 20)
+    assert run(ask, *[1 << 16] * 20, faults=testing.FaultPlan(lossy)) != calm
+
+
+def test_a_slow_way_takes_its_time() -> None:
+    far = testing.Link(latency=0.05, jitter=0, rate=1e6)
+    assert 0.5 < run(ask, 1 << 18, faults=testing.FaultPlan(far))[1] < 5
+
+
+def test_a_partition_breaks_connections_and_heals() -> None:
+    async def main(world: testing.World) -> None:
+        conn = await aiordma.connect("server", PORT)
+        world.partition("server")
+        with pytest.raises(aiordma.ConnectionBrokenError):
+            await conn.send(b"lost")
+        with pytest.raises(UnreachableError):
+            await ask(64)
+        world.heal()
+        await ask(64)
+        await conn.close()
+
+    testing.simulate(main, seed=1, hosts={"server": echo})
+
+
+# ---- hosts ---------------------------------------------------------------------------------------
+
+
+def test_a_killed_host_says_nothing_and_boots_again() -> None:
+    ended: list[int] = []
+
+    async def serve() -> None:
+        try:
+            await echo()
+        finally:
+            ended.append(len(ended))
+
+    async def main(world: testing.World) -> None:
+        server = world.host("server")
+        conn = await aiordma.connect("server", PORT)
+        running = asyncio.ensure_future(server.run(asyncio.sleep, 1000))
+        await asyncio.sleep(1)
+        server.kill()
+        with pytest.raises(testing.KilledError):
+            await running
+        with pytest.raises(testing.KilledError):
+            await server.run(asyncio.sleep, 0)
+        before = world.now
+        with pytest.raises(aiordma.ConnectionBrokenError):
+            await conn.recv()
+        assert world.now > before + 1  # by its keep-alive
+        assert not ended
+        server.boot()
+        await asyncio.sleep(0.001)
+        await ask(64, 1 << 20)
+        await conn.close()
+
+    testing.simulate(main, seed=1, hosts={"server": serve})
+
+
+def test_a_paused_host_stands_still() -> None:
+    async def main(world: testing.World) -> None:
+        server = world.host("server")
+        conn = await aiordma.connect("server", PORT)
+        server.pause()
+        sending = asyncio.ensure_future(conn.send(b"12345678"))
+        await asyncio.sleep(0.3)  # less than the retries last
+        assert not sending.done()
+        server.resume()
+        await sending
+        with await conn.recv() as message:
+            assert bytes(message) == b"12345678"
+        await conn.close()
+
+    testing.simulate(main, seed=1, hosts={"server": echo})
+
+
+def test_a_slow_host_takes_longer() -> None:
+    async def main(world: testing.World) -> float:
+        world.host("server").slowness = 1000
+        await ask(64)
+        return world.now
+
+    assert testing.simulate(main, seed=1, hosts={"server": echo}) > 0.005
+
+
+def test_a_plan_breaks_hosts_until_it_ends() -> None:
+    plan = testing.FaultPlan(partitions=1, pauses=1, kills=1, until=100)
+
+    async def main(world: testing.World) -> tuple[int, str]:
+        failures = 0
+        while world.now < 110:
+            try:
+                await ask(64, 1 << 18)
+            except (aiordma.RDMAError, OSError):
+                failures += 1
+            await asyncio.sleep(0.1)
+        await ask(64)
+        return failures, world.trace
+
+    runs = {testing.simulate(main, seed=7, hosts={"server": echo}, faults=plan) for _ in range(2)}
+    assert len(runs) == 1
+    assert runs.pop()[0] >= 3
+
+
+def test_what_a_simulation_replaces_is_back_after_it() -> None:
+    before = time.monotonic, time.time, os.urandom, dict(os.environ), random.getstate()
+    with pytest.raises(ZeroDivisionError):
+        testing.simulate(fails, seed=1)
+    assert before == (time.monotonic, time.time, os.urandom, dict(os.environ), random.getstate())
