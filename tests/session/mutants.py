@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SEEDS = os.environ.get("AIORDMA_SEEDS", "0:4000")
+SEEDS = os.environ.get("AIORDMA_SEEDS", "0:2000")
 
 # The mistake, its file, the text and what takes its place.
 MUTANTS = {

@@ -185,7 +185,7 @@ class PairFactory(ConnectionFactory):
             return
         for conn, other in (conns, conns[::-1]):
             check_credits(conn, other)
-            check_waits(conn)
+            check_waits(conn, other)
             check_regions(conn, other)
 
 
@@ -199,9 +199,10 @@ def check_credits(conn: Connection, other: Connection) -> None:
     assert control + held_control + owed_control == other._config.control_receives
 
 
-def check_waits(conn: Connection) -> None:
+def check_waits(conn: Connection, other: Connection) -> None:
     """At rest nothing waits for what is there, unless the pool is exhausted."""
     it = conn._messages.figures()
+    assert it["rendezvous"] <= other._messages.figures()["arrived"]
     if not conn._endpoint.driver.pool.statistics().waiting:
         assert not conn._queue.outstanding
         assert not it["frames_under_way"]
@@ -215,6 +216,7 @@ def check_regions(conn: Connection, owner: Connection) -> None:
     for number, region in list(conn._sharing._used.items()):
         share = owner._sharing._shares.get(number)
         if share is None:
-            assert region.ended, f"{region!r} ended unannounced"
+            told = region.lent or not region._usable
+            assert told, f"{region!r} ended unannounced"
         elif share._deadline is not None and not region.ended:
             assert region._deadline <= share._deadline.when, f"{region!r} may be used too long"

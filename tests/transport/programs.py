@@ -95,19 +95,17 @@ def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]]) ->
 
 
 def crossing(chance: random.Random) -> Program:
-    """Both sides fill each other's receives and come to rest, then take and ask at once."""
+    """Both sides fill each other's receives and come to rest, then ask and take at once."""
     program: Program = []
     for _ in range(chance.randrange(1, 4)):
-        for side in SIDES:
-            sizes = chance.choices((ALONE, ALONE, 5000), k=chance.randrange(6))
-            program += [("send_nowait", side, size, None) for size in sizes]
-        program.append(("rest", 0))
-        at_once: Program = []
-        for side in SIDES:
-            at_once += [("recv", side, False)] * chance.randrange(6)
-            at_once += [("borrow", side, 1, False)] * chance.randrange(4)
-        chance.shuffle(at_once)
-        program += [*at_once, ("rest", 0)]
+        count, taken = chance.choices((1, 4, 6), k=2)
+        size, asked = chance.choice((ALONE, 5000)), chance.randrange(4)
+        program += [("send_nowait", side, size, None) for side in SIDES for _ in range(count)]
+        at_once: Program = [("borrow", side, 1, False) for side in SIDES for _ in range(asked)]
+        at_once += [("recv", side, False) for side in SIDES for _ in range(taken)]
+        if chance.random() < 0.5:
+            chance.shuffle(at_once)
+        program += [("rest", 0), *at_once, ("rest", 0)]
     return program
 
 
