@@ -338,6 +338,10 @@ pair: .venv/.test build ## two hosts over a network that loses, and two connecti
 	AIORDMA_SEEDS=0:$(or $(SEEDS),10000) $(PYTEST) tests/session
 	$(BIN)/python -m tests.session.mutants
 
+.PHONY: simulate
+simulate: .venv/.test build ## whole programs on simulated hosts, in virtual time, with SEEDS=2000; FIRST=1
+	$(BIN)/python -m tests.simulation $(or $(SEEDS),2000) $(FIRST)
+
 # ---- the rest -------------------------------------------------------------------------------
 
 .PHONY: package wheel

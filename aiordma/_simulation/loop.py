@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._loop.virtual_loop import VirtualLoop
+from .._native import lib
 from .sockets import connected_socket, listening_socket
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class HostLoop(VirtualLoop):
         self.machine = machine
         self.set_task_factory(self._new_task)  # type: ignore[arg-type]
         self._idle = False
+
+    def time(self) -> float:
+        return lib.aiordma_sim_now() / 1e9
 
     def create_future(self) -> asyncio.Future[Any]:
         future = Future.__new__(Future)

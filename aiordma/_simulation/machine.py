@@ -33,8 +33,8 @@ class Machine:
         self.listening: dict[int, ListeningStream] = {}
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this one."""
-        self.may_have_input = True
-        self._busy_until = 0
+        self.program = lib.aiordma_sim_program(self.number)
+        self._programs: dict[asyncio.Task[Any], None] = {}  # which nobody else need keep
         self.loop = HostLoop(self)
         self.loop.set_exception_handler(self._on_exception)
 
@@ -58,22 +58,29 @@ class Machine:
         self, program: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
     ) -> asyncio.Task[T]:
         name = getattr(program, "__name__", repr(program))
-        return self.loop.create_task(program(*args), name=f"{self.host.name}: {name}")
+        task = self.loop.create_task(program(*args), name=f"{self.host.name}: {name}")
+        self._programs[task] = None
+        task.add_done_callback(self._programs.pop)
+        return task
 
     def due(self) -> int:
         """When its loop makes its next turn, as far as is known."""
         if not self.alive or self.paused:
             return NEVER
-        return max(self._busy_until, 0 if self.may_have_input else self.loop.due())
+        program = self.program
+        due = 0 if program.has_input else self.loop.due()
+        return max(due, program.busy_until)
 
     def turn(self) -> None:
         """Lets the loop make a turn, which takes its time."""
         lib.aiordma_sim_enter(self.number)
         lib.aiordma_sim_note(self.number)
+        program = self.program
+        program.has_input = False
         # Its own device may have answered what it did.
-        self.may_have_input = self.loop.turn()
-        spent = self.random.randrange(1, TURN) * self.host.slowness
-        self._busy_until = lib.aiordma_sim_now() + int(spent)
+        program.has_input |= self.loop.turn()
+        spent = self.random.random() * TURN * self.host.slowness
+        program.busy_until = lib.aiordma_sim_now() + int(spent)
 
     def set_state(self, *, alive: bool = True, paused: bool = False) -> None:
         self.alive, self.paused = alive, paused

@@ -92,7 +92,6 @@ def simulated(seed: int) -> Iterator[None]:
         (time, "sleep", sleep),
         (os, "urandom", chance.randbytes),
         (random, "_urandom", chance.randbytes),  # of `secrets`
-        (lease_thread, "now", monotonic),
         (lease_thread, "_LeaseThread", Leases),
         (lease_thread, "_thread", None),
         (driver, "CoarseTimers", Timers),

@@ -302,13 +302,13 @@ class World:
                 raise StalledError(f"nothing will ever happen:\n{self._waiting()}")
             if min(first, event) > end:
                 raise TimeLimitError(f"not done after {limit} s:\n{self._waiting()}")
-            number = lib.aiordma_sim_step(first)
-            if number >= 0:
-                for machine in machines:
-                    machine.may_have_input |= machine.number == number
-                continue
+            lib.aiordma_sim_run(first)
             now = lib.aiordma_sim_now()
-            ready = [each for each, when in zip(machines, due, strict=True) if when <= now]
+            ready = [
+                machine
+                for machine, when in zip(machines, due, strict=True)
+                if when <= now or (machine.program.has_input and machine.due() <= now)
+            ]
             if ready:
                 self._turn(self.random.choice(ready))
 

@@ -29,9 +29,6 @@ from ..errors import RDMAError
 
 logger = logging.getLogger("aiordma.connection")
 
-now = time.monotonic
-"""The clock of all leases, in seconds."""
-
 LONGEST = 4294967
 """Seconds of a lease at most: as milliseconds they have 32 bits in messages."""
 
@@ -54,6 +51,11 @@ def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
 def milliseconds(lease: float | None) -> int:
     """As in a token and in messages; 0: without an end."""
     return 0 if lease is None else max(1, round(lease * 1000))
+
+
+def now() -> float:
+    """The clock of all leases, in seconds."""
+    return time.monotonic()
 
 
 class Deadline:

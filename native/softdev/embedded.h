@@ -118,6 +118,12 @@ struct aiordma_sim_link {
 	uint32_t cut; /* nothing passes */
 };
 
+/* What a scheduler knows of a machine and the device does not, and the other way round. */
+struct aiordma_sim_program {
+	uint64_t busy_until; /* it does not look what has come before that */
+	int has_input; /* something has come */
+};
+
 /* 0; EBUSY: there is a simulation; EALREADY: the process's own device is in use. */
 int aiordma_sim_begin(uint64_t seed);
 /* How many machines still have something open: it leaks. */
@@ -128,13 +134,13 @@ void aiordma_sim_set_state(int machine, enum aiordma_sim_state state);
 /* Calls are for the device of that machine from now on; -1: for the process's. */
 void aiordma_sim_enter(int machine);
 struct aiordma_sim_link *aiordma_sim_way(int from, int to);
+struct aiordma_sim_program *aiordma_sim_program(int machine);
 uint64_t aiordma_sim_now(void); /* nanoseconds */
 void aiordma_sim_pass(uint64_t ns); /* a program has taken so long */
 uint64_t aiordma_sim_look(void); /* the same for a program, whose look at the clock takes a moment */
 uint64_t aiordma_sim_next(void); /* when something happens next; UINT64_MAX: never */
-/* The first thing happens that is due by then, else the time is `until`.  The machine that may have more to do
- * now and is entered, or -1. */
-int aiordma_sim_step(uint64_t until);
+/* What is due by then happens, up to the first program that has input and is not busy. */
+void aiordma_sim_run(uint64_t until);
 /* A hash of what has happened, and something more that has. */
 uint64_t aiordma_sim_trace(void);
 void aiordma_sim_note(uint64_t what);

@@ -39,8 +39,9 @@ struct flight {
 
 struct machine {
 	struct soft_device device; /* while another one is entered */
-	int host;
+	int number, host;
 	enum aiordma_sim_state state;
+	struct aiordma_sim_program program;
 	uint64_t alarm_ns; /* 0: none */
 	struct flight **held; /* what has come while it was stopped */
 	size_t held_count;
@@ -305,6 +306,7 @@ int aiordma_sim_boot(int host)
 {
 	struct machine *machine = need(calloc(1, sizeof(*machine)));
 
+	machine->number = sim.machine_count;
 	machine->host = host;
 	machine->device.platform = &platform;
 	sim.machines = grow(sim.machines, (size_t)sim.machine_count, sizeof(struct machine *));
@@ -329,6 +331,11 @@ void aiordma_sim_set_state(int number, enum aiordma_sim_state state)
 	free(machine->held);
 	machine->held = NULL;
 	machine->held_count = 0;
+}
+
+struct aiordma_sim_program *aiordma_sim_program(int machine)
+{
+	return &sim.machines[machine]->program;
 }
 
 struct aiordma_sim_link *aiordma_sim_way(int from, int to)
@@ -400,58 +407,62 @@ uint64_t aiordma_sim_next(void)
 	return alarm && alarm->alarm_ns < flight ? alarm->alarm_ns : flight;
 }
 
-static int number_of(const struct machine *machine)
-{
-	int i = 0;
-
-	while (sim.machines[i] != machine)
-		i++;
-	return i;
-}
-
-static int arrive(struct flight *flight)
+static void arrive(struct flight *flight)
 {
 	struct machine *machine = flight->to;
-	const int number = number_of(machine);
 
-	note(3, (uint64_t)number << 40 | flight->length);
+	note(3, (uint64_t)machine->number << 40 | flight->length);
 	if (machine->state == AIORDMA_SIM_STOPPED) {
 		machine->held = grow(machine->held, machine->held_count, sizeof(struct flight *));
 		machine->held[machine->held_count++] = flight;
-		return -1;
+		return;
 	}
 	if (machine->state == AIORDMA_SIM_UP) {
-		aiordma_sim_enter(number);
+		aiordma_sim_enter(machine->number);
 		soft_lock();
 		soft_roce_arrived(&flight->to_gid, &flight->from_gid, flight->port,
 				  flight->bytes + HEADROOM, flight->length);
 		soft_unlock();
 	}
 	free(flight);
-	return machine->state == AIORDMA_SIM_UP ? number : -1;
 }
 
-static int run_timers(struct machine *machine)
+static void run_timers(struct machine *machine)
 {
-	const int number = number_of(machine);
-
-	note(4, (uint64_t)number);
-	aiordma_sim_enter(number);
+	note(4, (uint64_t)machine->number);
+	aiordma_sim_enter(machine->number);
 	machine->alarm_ns = 0;
 	soft_lock();
 	soft_timers_run();
 	soft_unlock();
-	return number;
 }
 
-int aiordma_sim_step(uint64_t until)
+/* Of the first thing that happens. */
+static struct machine *happen(uint64_t when)
 {
-	const uint64_t next = aiordma_sim_next();
-	const uint64_t then = next < until ? next : until;
+	const bool arrives = sim.flight_count && sim.heap[0]->due == when;
+	struct machine *machine = arrives ? sim.heap[0]->to : first_alarm();
 
-	sim.now_ns = then > sim.now_ns ? then : sim.now_ns;
-	if (next > sim.now_ns)
-		return -1;
-	return sim.flight_count && sim.heap[0]->due == next ? arrive(take())
-							    : run_timers(first_alarm());
+	if (arrives)
+		arrive(take());
+	else
+		run_timers(machine);
+	return machine;
+}
+
+void aiordma_sim_run(uint64_t until)
+{
+	uint64_t next;
+
+	while ((next = aiordma_sim_next()) <= until) {
+		sim.now_ns = next > sim.now_ns ? next : sim.now_ns;
+		struct machine *machine = happen(next);
+
+		if (machine->state != AIORDMA_SIM_UP)
+			continue;
+		machine->program.has_input = true;
+		if (machine->program.busy_until < until)
+			until = machine->program.busy_until;
+	}
+	sim.now_ns = until > sim.now_ns ? until : sim.now_ns;
 }

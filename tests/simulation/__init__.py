@@ -1,0 +1,1 @@
+"""Whole programs on simulated hosts; `make simulate` runs them with many seeds."""
