@@ -192,9 +192,8 @@ class PairFactory(ConnectionFactory):
 def check_credits(conn: Connection, other: Connection) -> None:
     """At rest each credit is with one of the two sides."""
     data, control, *_ = conn._messages.outbox.credits.account()
-    _, _, held_data, owed_data, held_control, owed_control = (
-        other._messages.outbox.credits.account()
-    )
+    there = other._messages.outbox.credits.account()
+    _, _, held_data, owed_data, held_control, owed_control = there
     assert data + held_data + owed_data == other._config.data_receives
     assert control + held_control + owed_control == other._config.control_receives
 
