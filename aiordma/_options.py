@@ -19,11 +19,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 O = TypeVar("O", bound=Mapping[str, object])  # noqa: E741 - options
 
 Via = Literal["cm", "tcp"]
+Devices = str | list[str] | tuple[str, ...] | None
 TLS = SSLContext | bool | None
 
 
 class EndpointOptions(TypedDict, total=False):
-    device: str | None
+    device: Devices
     config: Config
     auth: bytes | None
     encrypt: Encrypt

@@ -117,7 +117,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         """
         self.id.resolve_addr(address, source, _RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ADDR_RESOLVED)
-        check_name(self.id, self._device, address)
+        check_name(self.id, self._device and (self._device,), address)
 
     async def resolve_route(self) -> None:
         """Find the route. RouteError when there is none, or none was found in 10 seconds."""

@@ -698,6 +698,11 @@ class Connection(_Handle[transport.Connection]):
         return self._call(lambda: self.asynchronous.wire)
 
     @property
+    def rails(self) -> tuple[transport.RailStatus, ...]:
+        """As `aiordma.Connection.rails`."""
+        return self._call(lambda: self.asynchronous.rails)
+
+    @property
     def local_address(self) -> Address | None:
         """As `aiordma.Connection.local_address`."""
         return self._call(lambda: self.asynchronous.local_address)

@@ -26,7 +26,7 @@ class DmabufRegion(OwnMemory):
     ) -> None:
         access = verbs.AccessFlags.LOCAL_WRITE if writable else verbs.AccessFlags.NONE
         mr = pd.reg_dmabuf_mr(fd, length, access, offset=offset)
-        self.pinned: Registration = Registration(mr)
+        self.pinned: Registration = Registration(mr, mapped=False)
         self._fd = os.dup(fd)  # to register it again for the peer
         self._offset = offset
         self.address: int = mr.addr

@@ -29,9 +29,8 @@ from ._core.slabs import SlabAllocator
 from ._datapath.memory import BlockCache, Local, Pinned, PoolBlock
 from ._memory.pool_waiters import PoolWaiters
 from ._memory.stalled_reads import StalledReads
-from ._native import ffi
 from .errors import BufferStateError, LocalRangeError, QuotaError
-from .verbs._memory.memory_region import reg_local_dma
+from .verbs._memory.memory_region import address_of_mr, reg_local_dma
 from .verbs._memory.memory_window import offers_windows
 from .verbs._memory.pages import Mapped
 
@@ -53,11 +52,6 @@ REMOTE_RIGHTS = (
 
 
 NO_MEMORY = memoryview(b"")
-
-
-def _address(region: verbs.MemoryRegion) -> int:
-    """Where its `struct ibv_mr` is, for the data path."""
-    return int(ffi.cast("uintptr_t", region.pointer))
 
 
 class Block(PoolBlock, Mapped):
@@ -84,7 +78,7 @@ class Block(PoolBlock, Mapped):
         self.size = size
         self.address: int = region.addr + offset
         self.lkey: int = region.lkey
-        self.mr: int = _address(region)
+        self.mr: int = address_of_mr(region)
         self.view: memoryview[int] = memory[offset : offset + size]
         """For the library's own short accesses; never handed to a user."""
 
@@ -142,7 +136,7 @@ class MemoryPool(BlockCache):
         self._local_dma = reg_local_dma(pd)
         if self._local_dma is not None:
             self.local_dma_lkey = self._local_dma.lkey
-            self.local_dma_mr: int = _address(self._local_dma)
+            self.local_dma_mr: int = address_of_mr(self._local_dma)
         self.ready_bytes = READY_BYTES
         self._waiters: PoolWaiters[Block] = PoolWaiters(self._block, limit // INTERNAL_SHARE)
         """The tasks that wait for memory."""
@@ -486,10 +480,12 @@ class Buffer(OwnMemory):
 class Registration(Pinned):
     """Deregisters after its last use.  Internal to the library."""
 
-    __slots__ = ("mr",)
+    __slots__ = ("mr", "region")
 
-    def __init__(self, mr: verbs.MemoryRegion) -> None:
+    def __init__(self, mr: verbs.MemoryRegion, *, mapped: bool = True) -> None:
         self.mr: verbs.MemoryRegion = mr
+        self.region: verbs.MemoryRegion | None = mr if mapped else None
+        """The region, if another domain can register its memory by the address."""
         self.lease()
 
     def _retire(self) -> None:

@@ -8,10 +8,11 @@
 
 `device` names the RDMA device (`aiordma.verbs.devices()` lists them).  None takes the one in the
 environment variable AIORDMA_DEVICE, else a system device with an active port, else the embedded
-device, which the logger "aiordma" warns of; "system" stands for any but the embedded one.  `via` is
-how the two ends find each other: "cm", the RDMA connection manager, or "tcp", an exchange of
-endpoints over a TCP socket (bootstrap).  Both ends need the same choice, and devices that reach
-each other: a card speaks with cards, the embedded device with embedded devices.
+device, which the logger "aiordma" warns of; "system" stands for any but the embedded one.  A list
+of names is one queue pair on each of these devices, "all" one on each that is active
+(`Connection.rails`).  `via` is how the two ends find each other: "cm", the RDMA connection manager,
+or "tcp", an exchange of endpoints over a TCP socket (bootstrap).  Both ends need the same choice,
+and devices that reach each other: a card speaks with cards, the embedded device with embedded ones.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from ._options import (
     LISTEN,
     ClientOptions,
     ConnectOptions,
+    Devices,
     EndpointOptions,
     ListenOptions,
     Options,
@@ -56,7 +58,14 @@ from ._options import (
 from ._options import Via as Via  # noqa: PLC0414 - users name it
 from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
-from ._transport.arguments import check_config, check_host, check_options, check_source, port_number
+from ._transport.arguments import (
+    check_config,
+    check_host,
+    check_options,
+    check_source,
+    device_names,
+    port_number,
+)
 from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_attempt import Target, unanswered
@@ -65,12 +74,13 @@ from ._transport.connection import Connection, Statistics
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
 from ._transport.lifecycle import weakly
 from ._transport.listening import Port, open_ports
+from ._transport.rails import RailStatus
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share
 from .cm.address import Address
 from .config import Config
 from .errors import AddressError, ConnectionClosedError, DeviceEventError, RDMAError, host_port
-from .verbs._device.device import name_or_variable, only_device
+from .verbs._device.device import ALL, SYSTEM, active_devices, name_or_variable
 
 __all__ = [
     "Address",
@@ -81,6 +91,7 @@ __all__ = [
     "Listener",
     "Message",
     "PendingConnection",
+    "RailStatus",
     "Received",
     "ReceivedMemory",
     "RegionToken",
@@ -103,7 +114,8 @@ logger: logging.Logger = logging.getLogger("aiordma.transport")
 CHOICE_LASTS = 1.0
 
 _choices: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[str | None, tuple[float, verbs.Device]]
+    asyncio.AbstractEventLoop,
+    dict[str | tuple[str, ...] | None, tuple[float, tuple[verbs.Device, ...]]],
 ] = weakref.WeakKeyDictionary()
 
 
@@ -116,20 +128,32 @@ def warn_of_software(why: str) -> None:
     )
 
 
-def choose_device(name: str | None) -> tuple[verbs.Device, str | None]:
-    """The device, and its name if connections may use no other one (`only_device`)."""
-    name = name_or_variable(name)
+def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
+    """The devices, and their names if connections may use no other ones."""
+    name = device_names(named) if isinstance(named, list | tuple) else name_or_variable(named)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
     now = loop.time()
-    until, device = choices.get(name, (now, None))
-    if device is None or now >= until:
-        choice = verbs.choose_device(name)
-        if choice.is_fallback:
-            warn_of_software(choice.reason)
-        device = choice.device
-        choices[name] = now + CHOICE_LASTS, device
-    return device, only_device(name)
+    until, devices = choices.get(name, (now, ()))
+    if not devices or now >= until:
+        devices = _find_devices(name)
+        choices[name] = now + CHOICE_LASTS, devices
+    any_will_do = name in (None, SYSTEM)
+    return devices, None if any_will_do else tuple(device.name for device in devices)
+
+
+def _find_devices(name: str | tuple[str, ...] | None) -> tuple[verbs.Device, ...]:
+    if isinstance(name, tuple):
+        devices = tuple(map(verbs.find_device, name))
+        if len({device.library.name for device in devices}) > 1:
+            raise ValueError(f"device names cards and software, which do not meet: {devices}")
+        return devices
+    choice = verbs.choose_device(None if name == ALL else name)
+    if choice.is_fallback:
+        warn_of_software(choice.reason)
+    if name == ALL:
+        return tuple(active_devices(choice.device)[: protocol.MAX_RAILS])
+    return (choice.device,)
 
 
 async def resolve(
@@ -168,6 +192,11 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
     the host does not answer within `Config.connect_timeout`, AddressError and RouteError when
     there is no route, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
     `source` is a local (host, port) to connect from.
+
+    `device` is a name, a list of names, or "all": of several devices one is the lead, and each of
+    the others gets a queue pair once the connection is open (`Connection.rails`), if the listener
+    can answer.  ValueError for names that are no list for a connection: none, one twice, cards
+    beside software.
 
     `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
     has it, without sending it, before anything else is sent; AuthenticationError otherwise.
@@ -208,7 +237,7 @@ async def connect_with(
     check_source(source)
     check_options(via, config)
     data = check_data(data)
-    to = Target(*choose_device(options["device"]), (host, port), source, config, security)
+    to = Target(*choose_devices(options["device"]), (host, port), source, config, security)
     find = partial(resolve, host, port, family=family, flags=flags)
     errors: list[Exception] = []
     try:
@@ -258,9 +287,9 @@ async def prepare_connection(
     given = complete("prepare_connection", options, ENDPOINT)
     config, security = given["config"], Security(given["auth"], encrypt=given["encrypt"])
     check_config(config)
-    chosen, _ = choose_device(given["device"])
+    devices, _ = choose_devices(given["device"])
     where = (await resolve(address, 0))[0] if address is not None else None
-    return PendingConnection(chosen, where, config, security)
+    return PendingConnection(devices, where, config, security)
 
 
 def check_security(
@@ -303,9 +332,9 @@ class Listening:
 class Listener(Listening):
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
-    `device` is the name of its device. Finished connections wait here until they are accepted;
-    `close` closes those that were not.  Where more than `backlog` wait, those that have ended
-    meanwhile are forgotten.
+    `device` is the name of its device, or of the first of several.  Finished connections wait here
+    until they are accepted; `close` closes those that were not.  Where more than `backlog` wait,
+    those that have ended meanwhile are forgotten.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -486,8 +515,9 @@ async def listen(host: str = "", port: int = 0, **options: Unpack[ListenOptions]
     number; `Listener.addresses` are those.
 
     `auth`, `encrypt` and `ssl` as for `connect`; `ssl` is a context for servers, with a
-    certificate.  Raises AddressError or OSError (EADDRINUSE and others) when the address cannot be
-    used.
+    certificate.  `device` as for `connect`: each further queue pair of a peer gets one on a device
+    that its connection does not use yet, or else on one that it uses.  Raises AddressError or
+    OSError (EADDRINUSE and others) when the address cannot be used.
 
     `backlog` is how many requests may wait in the connection manager (`via="cm"`); beyond as many
     finished connections that wait for `accept`, those that have ended meanwhile are forgotten.
@@ -522,20 +552,22 @@ async def listen_with(
     if on_request is not None and not callable(on_request):
         raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
     port, backlog = port_number(port), integer("backlog", options["backlog"], 0, I32_MAX)
-    chosen, asked = choose_device(options["device"])
+    devices, only = choose_devices(options["device"])
     addresses: list[Address] = []
     for each in host if isinstance(host, list) else [host]:
         every = "0.0.0.0" if family == socket.AF_INET else "::"
         addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
     if not addresses:
         raise ValueError("the server has no host to listen on: host is an empty sequence")
-    listener = Listener(chosen.name, backlog)  # after the await: the loop may end in it
-    acceptor = Acceptor(config, security, deliver_to(listener), weakly(listener._fail), on_request)
+    listener = Listener(devices[0].name, backlog)  # after the await: the loop may end in it
+    acceptor = Acceptor(
+        config, security, devices, deliver_to(listener), weakly(listener._fail), on_request
+    )
 
     def listen_on(address: Address) -> Port:
         if via == "tcp":
-            return connect_tcp.TCPListener(chosen, address, acceptor)
-        return connect_cm.CMListener(chosen.library, asked, address, backlog, acceptor)
+            return connect_tcp.TCPListener(address, acceptor)
+        return connect_cm.CMListener(only, address, backlog, acceptor)
 
     listener._start(open_ports(listen_on, addresses), acceptor)
     return listener

@@ -67,12 +67,21 @@ MARKERS = {
 }
 """A marker that limits a test -> the parameter, and the remaining values."""
 
+ON_PAIR: Mapping[str, tuple[str, ...]] = {
+    "loop_name": ("virtual",),
+    "connection_method": ("tcp",),
+    "polling_mode": ("sleeping",),
+}
+"""The values of the parameters of a test with the marker `on_pair`, whatever else it has."""
+
 DESCRIPTIONS = (
     "one_loop: the event loop makes no difference, asyncio's will do",
     "by_cm: connected by the connection manager alone",
     "by_tcp: connected by an exchange over TCP alone",
     "counts_turns: awaits must take iterations of the loop, so a task never polls before it waits",
     "sets_polling: says itself how the driver polls",
+    "on_pair: on tests/session/pair.py, in virtual time; the test's name is the seed",
+    "on_device: not so, though its file is",
 )
 
 COMBINATIONS = pytest.StashKey["Chooser"]()
@@ -123,6 +132,11 @@ class Chooser:
                     yield f"{file}: no test has the {name} {value!r}"
 
 
+def is_on_pair(item: pytest.Item) -> bool:
+    """Whether the test has no device."""
+    return bool(item.get_closest_marker("on_pair") and not item.get_closest_marker("on_device"))
+
+
 def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     """The values of each parameter that the test can be combined with."""
     function = getattr(getattr(definition.obj, "hypothesis", None), "inner_test", definition.obj)
@@ -130,6 +144,8 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     if inspect.iscoroutinefunction(function):
         names.add("loop_name")
     limits: dict[str, Sequence[str]] = {}
+    if is_on_pair(definition):
+        limits.update(ON_PAIR)
     for marker in definition.iter_markers():  # the closest one first
         if marker.name in MARKERS:
             limits.setdefault(*MARKERS[marker.name])

@@ -37,8 +37,9 @@ from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 
 from . import combinations
-from .combinations import LOOPS
+from .combinations import LOOPS, noting
 from .docs import provoking
+from .session.pair import new_loop
 
 EMBEDDED = "embedded0"
 NOT_REPEATED = pytest.StashKey[int]()
@@ -168,6 +169,8 @@ def one_of_each(items: list[pytest.Item]) -> list[pytest.Item]:
 def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether the test depends on the device, build or combination of this run."""
     asks = "device_name" in getattr(item, "fixturenames", ())
+    if combinations.is_on_pair(item) and not all_embedded(config):
+        return False
     if config.getoption("--peer"):
         return is_between_two(item)
     if not all_embedded(config):
@@ -563,7 +566,8 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loops that pytest-asyncio runs a coroutine on."""
     values = combinations.values(config, item, every_combination(config))
-    return {name: LOOPS[name] for name in values["loop_name"]}
+    virtual = noting(functools.partial(new_loop, crc32(item.nodeid.encode())))
+    return {name: LOOPS.get(name, virtual) for name in values["loop_name"]}
 
 
 @pytest.fixture(autouse=True)

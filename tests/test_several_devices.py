@@ -103,6 +103,37 @@ def test_a_port_that_is_down_and_faults_are_of_one() -> None:
     ]  # fmt: skip
 
 
+def test_memory_of_one_is_registered_with_the_other_when_that_needs_it() -> None:
+    """The lkey of another device's domain is refused; here without a key to all memory."""
+    assert printed("""
+        from aiordma import MemoryPool, mr_pool
+        from aiordma._datapath.keys import ReadKeys
+        mr_pool.reg_local_dma = lambda _: None
+        home, other = (device.open().alloc_pd() for device in verbs.devices())
+        pool, keys = MemoryPool(home, limit=1 << 24), ReadKeys(MemoryPool(other, limit=1 << 24))
+        cq = other.context.create_cq(16)
+        with pool.alloc(64) as source, pool.alloc(64) as target:
+            source.view[:] = bytes(range(64))
+            for lkey in (source.lkey, keys.lkey_of(source.pinned)):
+                one, two = (other.create_qp(cq, cq) for _ in range(2))
+                ends = one.endpoint(), two.endpoint()
+                one.connect(*ends)
+                two.connect(*ends[::-1])
+                two.post_recv_one(1, target.address, 64, keys.lkey_of(target.pinned))
+                one.post_send_one(
+                    2, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, source.address, 64, lkey
+                )
+                found = []
+                while 2 not in [wc.wr_id for wc in found]:
+                    found += cq.poll(4)
+                print(*[wc.status.name for wc in found if wc.wr_id == 2], sum(target.view))
+                one.close()
+                two.close()
+        for pd in (home, other):
+            pd.context.close()
+    """, AIORDMA_DEVICE="").splitlines() == ["LOC_PROT_ERR 0", "SUCCESS 2016"]  # fmt: skip
+
+
 def test_a_wrong_number_says_what_is_right() -> None:
     done = run_python("-c", "import aiordma.verbs as v; v.open_device('embedded0')",
         AIORDMA_EMBEDDED_DEVICES="5")  # fmt: skip

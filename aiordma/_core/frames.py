@@ -31,6 +31,18 @@ RNDV_ACK: the message has been read, or will not be::
     offset 0  u32  request id
     offset 4  u32  0, or an ErrorCode
 
+RNDV_KEYS: another rail can read pieces of a message that has been offered, too. The keys of a rail
+come in the order of the pieces, in one frame or several; a reader that has acknowledged the message
+ignores them::
+
+    offset 0  u32  request id
+    offset 4  u32  number of the rail
+    offset 8  u32  index of the first piece
+    offset 12 u32  number of pieces, and then for each of them:
+
+    offset 0  u32  rkey
+    offset 4  u32  1: a memory window; else 0
+
 On a connection that encrypts, the first frame of each side is as above if it is one of the proof of
 the key (AuthHello, AuthAnswer), which the TCP bootstrap has on its socket.  All others are
 *sealed*: AES-256-GCM over the whole frame, with TAG_SIZE bytes behind it.  The nonce
@@ -73,3 +85,4 @@ class FrameKind(IntEnum):
     RNDV_RTS = 4
     BUNDLE = 5
     RNDV_ACK = 6
+    RNDV_KEYS = 7

@@ -10,9 +10,9 @@ connection request (56 bytes for RDMA_PS_TCP; rdma_connect(3)), which arrives pa
     offset  7  u8   max_dest_rd_atomic           offset 24  u64  lend_quota
 
 Bit 1 of its flags is ``in_band``, bit 2 ``encrypts``, bit 3 ``memory_in_clear``, bit 4 ``stream``,
-bit 5 ``inspects``, bit 6 ``authenticates``. Bit 0 was ``authenticates`` in releases that made queue
-pairs for peers without a ticket (admission.py): these and this one refuse each other's hello with a
-text that asks for the same release.
+bit 5 ``inspects``, bit 6 ``authenticates``, bit 7 ``rails``. Bit 0 was ``authenticates`` in
+releases that made queue pairs for peers without a ticket (admission.py): these and this one refuse
+each other's hello with a text that asks for the same release.
 
 In a connection request a ticket may follow the hello, which is no part of it.
 
@@ -58,6 +58,7 @@ _HELLO_FLAGS = {
     "stream": 16,
     "inspects": 32,
     "authenticates": 64,
+    "rails": 128,
 }
 HELLO_SIZE = _HELLO.size
 """Bytes of a packed :class:`Hello`."""
@@ -135,6 +136,8 @@ class Hello:
     """Whether its messages are the pieces of a byte stream (aiordma.streams)."""
     inspects: bool = False
     """Whether its application inspects the request: it waits for a ConnectData."""
+    rails: bool = False
+    """Whether further queue pairs may be added (protocol.RailOffer); in a reply only if asked."""
 
     def __post_init__(self) -> None:
         _check(self, _HELLO_BOUNDS)

@@ -34,6 +34,8 @@ MAX_LENGTH = 512
 """Bytes of the longest control message."""
 MAX_UNANSWERED = 256
 """Requests, offers and connect requests, of each, that one side may have unanswered."""
+MAX_RAILS = 8
+"""Rails of one connection, the lead among them."""
 MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
 """Bytes that every receive must have: any of them may be hit by the longest control message."""
 
@@ -241,6 +243,40 @@ class ConnectAccepted(NamedTuple):
     request_id: U32
 
 
+class RailOffer(NamedTuple):
+    """The connecting side has a queue pair on another device: rail ``rail``, with its Endpoint.
+
+    Rails are numbered from 1 in the order of their offers; the queue pair of the handshake is 0.
+    Answered by RailAnswer, or by Error.
+    """
+
+    request_id: U32
+    rail: U32
+    endpoint: Bytes40
+
+
+class RailAnswer(NamedTuple):
+    """Answers RailOffer: the Endpoint of its partner, which is connected."""
+
+    request_id: U32
+    rail: U32
+    endpoint: Bytes40
+
+
+class RailReady(NamedTuple):
+    """A write by this rail has been acknowledged here: the peer can use it too."""
+
+    request_id: U32
+    rail: U32
+
+
+class RailDown(NamedTuple):
+    """The sender has stopped this rail; answered once by the same."""
+
+    request_id: U32
+    rail: U32
+
+
 Message: TypeAlias = (
     RegionGrant
     | RegionReturn
@@ -262,6 +298,10 @@ Message: TypeAlias = (
     | ReadyToUse
     | ConnectData
     | ConnectAccepted
+    | RailOffer
+    | RailAnswer
+    | RailReady
+    | RailDown
 )
 """Any control message; its request id stands first."""
 
@@ -290,6 +330,10 @@ NUMBERS: Mapping[type[Message], int] = MappingProxyType(
         RegionLease: 20,
         ConnectData: 21,
         ConnectAccepted: 22,
+        RailOffer: 23,
+        RailAnswer: 24,
+        RailReady: 25,
+        RailDown: 26,
     }
 )
 """The type of each message as a number, which stands third in its array."""

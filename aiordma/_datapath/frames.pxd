@@ -15,6 +15,7 @@ cdef enum:
     RNDV_RTS = 4
     BUNDLE = 5
     RNDV_ACK = 6
+    RNDV_KEYS = 7
     HAS_IMM = 0x80
 
 cdef enum:
@@ -45,6 +46,12 @@ cdef enum:
 cdef struct RendezvousAck:
     uint32_t request_id, status
 
+cdef struct RendezvousKeys:  # and the keys of the pieces from `first` on
+    uint32_t request_id, rail, first, count
+
+cdef struct RendezvousKey:
+    uint32_t rkey, flags
+
 cdef str frame_name(int kind)
 cdef bint carries_message(int kind) noexcept
 cdef uint64_t bundled_size(uint64_t length) noexcept
@@ -66,6 +73,7 @@ cdef class PeerRoom:
     cdef uint64_t sent                 # frames
     cdef uint32_t size, largest        # of the next receive, without the tag; with it
     cdef uint32_t tag_size             # by which sealing makes a frame longer
+    cdef uint64_t max_message          # bytes
     cdef object changes                # that are announced and not reached: (first, size)
     cdef int use(self, object size) except -1
     cdef int change(self) except -1
@@ -76,6 +84,11 @@ cdef class PeerRoom:
     cdef inline int count_sent(self) except -1:
         self.sent += 1
         return self.change() if self.changes else 0
+
+
+cdef inline uint32_t next_number(uint32_t latest) noexcept:
+    """Of the requests that the peer answers."""
+    return latest % 0xFFFFFFFF + 1
 
 
 cdef inline void write_header(

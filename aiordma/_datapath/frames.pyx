@@ -162,13 +162,13 @@ cdef enum:
 
 @cython.final
 cdef class PeerRoom:
-    """The size of the peer's receives, which frames take in the order of sending.
+    """What the peer takes: the size of its receives, which frames take in the order of sending.
 
     The peer changes it from one of its receives on, and says so before it gives a credit for that.
     """
 
-    def __cinit__(self, size: int, largest: int, tag_size: int):
-        self.largest, self.tag_size = largest, tag_size
+    def __cinit__(self, size: int, largest: int, tag_size: int, max_message: int):
+        self.largest, self.tag_size, self.max_message = largest, tag_size, max_message
         self.changes = collections.deque()
         self.use(size)
 

@@ -3,9 +3,11 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
+from .rail cimport SendQueue
+from .session cimport Session
+from .stripes cimport Lane, Striped, Stripes
 from .work_queue cimport OpFuture, WorkRequestTable
 
 
@@ -18,15 +20,31 @@ cdef class PendingRendezvous:
     cdef uint32_t window_key           # that its acknowledgement ends; 0: none
     cdef uint64_t length
     cdef bytes pieces                  # RendezvousPiece structures, checked
+    cdef dict keys                     # of other rails, by number: RendezvousKey structures; None
     cdef bytes seal                    # what opens it; None: it is not sealed
     cdef bint has_imm, started
     cdef bint answered                 # the peer's device has answered since it was offered
     cdef bint large                    # a large block of the pool is its, until it has been read
-    cdef uint32_t reads_left
+    cdef uint64_t unread               # bytes, once it is started
+    cdef StripedRead striped           # None: one rail reads it, or none
     cdef Message message               # it is read into
     cdef ReceiveTarget target          # memory of a receiver, that it is read into instead
     cdef object refused                # why its first receiver cannot have it now
     cdef bint is_complete(self) noexcept
+    cdef uint32_t count(self) noexcept
+    cdef bytes keys_of(self, uint32_t rail)
+    cdef int end_striping(self) except -1
+
+
+cdef class StripedRead(Striped):
+    cdef Inbox inbox
+    cdef PendingRendezvous pending
+    cdef Pinned pinned                 # None: it is over
+    cdef uint64_t address
+    cdef dict lkeys                    # of that memory, by the number of the rail
+    cdef int use(self, SendQueue rail) except -1
+    cdef uint32_t piece_at(self, uint64_t *start) noexcept
+    cdef int let_go(self) except -1
 
 
 cdef class ReceiveTarget(Pinned):
@@ -66,9 +84,10 @@ cdef class RecvOperation:
 
 cdef class Inbox:
     cdef object __weakref__
-    cdef MessageChannel channel
+    cdef Session session
     cdef WorkRequestTable table
     cdef Fifo incoming, receivers
+    cdef Stripes stripes               # None: there has been one rail alone
     cdef Fifo unread                   # those in `incoming` that are not being read
     cdef object memory, source, pool
     cdef uint32_t notified             # receivers that have been told and have not taken yet
@@ -98,7 +117,12 @@ cdef class Inbox:
     cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1
     cdef int read(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
                   uint32_t lkey) except -1
-    cdef int read_done(self, PendingRendezvous pending) except -1
+    cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1
+    cdef int read_failed(self, PendingRendezvous pending, Lane lane, uint64_t start,
+                         uint64_t length) except -1
+    cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
+                          uint32_t lkey) except -1
+    cdef int take_keys(self, bytes content) except -1
     cdef bint opens(self, PendingRendezvous pending) except -1
     cdef int not_fetched(self, PendingRendezvous pending) except -1
     cdef int put_back(self, ReceiveTarget target) except -1

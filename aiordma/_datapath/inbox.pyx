@@ -26,6 +26,8 @@ from .frames cimport (
     HEADER,
     FrameHeader,
     IS_WINDOW,
+    RendezvousKey,
+    RendezvousKeys,
     RendezvousPiece,
     RendezvousRequest,
 )
@@ -35,6 +37,7 @@ from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
+from .stripes cimport order
 from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ, WorkRequest
 
 from aiordma._datapath.results import Received, ReceivedMemory
@@ -241,7 +244,8 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 self.begun = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
-            self.inbox.channel.check_affinity()
+            if not self.inbox.table.is_of_this_task():
+                self.inbox.session.owner.check_loop()
             self.inbox.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.reads_ahead:
@@ -340,7 +344,19 @@ cdef class PendingRendezvous:
         return self.length
 
     cdef bint is_complete(self) noexcept:
-        return self.target is not None and not self.reads_left
+        return self.target is not None and not self.unread
+
+    cdef uint32_t count(self) noexcept:
+        return len(self.pieces) // sizeof(RendezvousPiece)
+
+    cdef bytes keys_of(self, uint32_t rail):
+        return b"" if self.keys is None else self.keys.get(rail, b"")
+
+    cdef int end_striping(self) except -1:
+        """No further chunk is asked for; those under way hold the memory by themselves."""
+        cdef StripedRead striped = self.striped
+        self.striped = None  # which refers to this
+        return 0 if striped is None else striped.let_go()
 
 
 cdef PendingRendezvous pending_rendezvous(
@@ -395,28 +411,112 @@ cdef class RendezvousRead(WorkRequest):
     cdef Inbox inbox
     cdef PendingRendezvous pending
     cdef Pinned pinned
+    cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
+    cdef uint64_t start
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef Inbox inbox = self.inbox
+        cdef Lane lane = self.lane
+        self.lane = None
         self.free_memory()
         if not self.length:
             inbox.probing, self.pending.answered = False, True
             return inbox.fetch_ahead()
         inbox.progress += self.length
-        return inbox.read_done(self.pending)
+        if lane is not None:
+            (<SendQueue> lane.rail).bytes_read += self.length
+            inbox.stripes.finished(lane, self.length)
+        return inbox.read_done(self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
-        return 0  # the queue pair has failed, and with it each receiver
+        return 0  # the queue pair has failed, and with it each receiver; or another rail reads it
 
     cdef str text(self, str peer):
         return f"read of a message of {self.pending.length} bytes from {peer}"
 
     cdef int free_memory(self) except -1:
         cdef Pinned pinned = self.pinned
+        cdef Lane lane = self.lane
+        self.pinned = self.lane = None
+        if lane is not None:
+            self.inbox.read_failed(self.pending, lane, self.start, self.length)
+        if pinned is not None:
+            pinned.unpin_now()
+        return 0
+
+
+# Its pin is the device's.
+@cython.no_gc_clear
+@cython.final
+cdef class StripedRead(Striped):
+    """The reading of a message by several rails: chunks of its pieces."""
+
+    cdef int use(self, SendQueue rail) except -1:
+        """Has the memory registered with the rail, if it has keys; one that cannot reads nothing."""
+        if rail.number in self.lkeys or not self.pending.keys_of(rail.number):
+            return 0
+        try:
+            lkey = rail.keys.local_key(self.pinned)
+        except (RDMAError, OSError, MemoryError):
+            lkey = 0
+        self.lkeys[rail.number] = lkey
+        return 0
+
+    cdef uint32_t piece_at(self, uint64_t *start) noexcept:
+        """The piece with the byte `start` of the message, which becomes the offset in the piece."""
+        cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
+            self.pending.pieces
+        )
+        cdef uint32_t i = 0
+        while start[0] >= le64toh(pieces[i].length):
+            start[0] -= le64toh(pieces[i].length)
+            i += 1
+        return i
+
+    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+        cdef SendQueue rail = <SendQueue> lane.rail
+        cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
+            self.pending.pieces
+        )
+        cdef uint32_t i = self.piece_at(&start)
+        if rail.error is not None or not self.lkeys.get(rail.number):
+            return 0
+        if rail.number and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
+            return 0
+        return le64toh(pieces[i].length) - start
+
+    cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
+        cdef SendQueue rail = <SendQueue> lane.rail
+        cdef PendingRendezvous pending = self.pending
+        cdef RendezvousRead read = new_read(self.inbox, pending)
+        cdef bytes keys = pending.keys_of(rail.number)
+        read.lane, read.start = lane, start
+        read.address, read.lkey = self.address + start, self.lkeys[rail.number]
+        read.length = <uint32_t> length
+        cdef uint32_t i = self.piece_at(&start)
+        cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
+            pending.pieces
+        )
+        read.remote_address = le64toh(pieces[i].address) + start
+        if rail.number:
+            read.rkey = le32toh((<const RendezvousKey *> PyBytes_AS_STRING(keys))[i].rkey)
+        else:
+            read.rkey = le32toh(pieces[i].rkey)
+        read.pinned = self.pinned
+        read.pinned.pins += 1
+        return rail.post_or_wait(read)
+
+    cdef int let_go(self) except -1:
+        """No chunk of it is under way, or will be."""
+        cdef Pinned pinned = self.pinned
         self.pinned = None
         if pinned is not None:
             pinned.unpin_now()
         return 0
+
+    def __dealloc__(self):
+        if self.pinned is not None:
+            self.pinned.unpin_now()
 
 
 cdef RendezvousRead new_read(Inbox inbox, PendingRendezvous pending):
@@ -436,9 +536,9 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, MessageChannel channel not None, memory: Memory, max_bytes_ahead: int):
-        self.channel = channel
-        self.table = channel.table
+    def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
+        self.session = session
+        self.table = session.outbox.lead.table
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
@@ -499,7 +599,7 @@ cdef class Inbox:
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
-            raise self.channel.owner.error_for(self.ended)
+            raise self.session.owner.error_for(self.ended)
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
@@ -532,7 +632,7 @@ cdef class Inbox:
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
-        self.channel.count_received(message.length)
+        self.session.received_message(message.length)
         if message.fetched:
             self.bytes_ahead -= message.length
         self.after_dequeue(message.last)
@@ -540,15 +640,15 @@ cdef class Inbox:
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
-        self.channel.count_received(pending.length)
+        self.session.received_message(pending.length)
         self.rendezvous -= 1
         self.bytes_ahead -= pending.length
         self.after_dequeue(True)
-        return self.channel.acknowledge(pending)
+        return self.session.acknowledge(pending)
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
-            self.channel.receives.frame_taken()
+            self.session.receives.frame_taken()
         if self.unread.size():
             self.fetch_ahead()
         return self.wake_if_ready()
@@ -626,11 +726,11 @@ cdef class Inbox:
         if self.probing:
             return 0
         self.probing = True
-        return self.channel.queue.post_or_wait(new_read(self, pending))
+        return self.session.outbox.lead.post_or_wait(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
-        self.channel.queue.connection_broke(
+        self.session.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
                 f"seconds, while others waited for memory of the pool"
@@ -668,18 +768,17 @@ cdef class Inbox:
         """Posts READs of its pieces, one behind another from `address`, which `pinned` holds."""
         cdef const RendezvousPiece *piece
         cdef uint64_t offset, length
-        cdef uint32_t i, count = len(pending.pieces) // sizeof(RendezvousPiece)
+        cdef uint32_t i, count = pending.count()
         cdef RendezvousRead read
         pending.started = True
         if self.unread.first() is pending:  # it has not ended meanwhile
             self.unread.popleft()
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
+        pending.unread = pending.length
+        if self.stripes is not None and len(order(self.stripes.lanes, pending.length)) > 1:
+            return self.read_striped(pending, pinned, address, lkey)
         piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
-        for i in range(count):
-            pending.reads_left += <uint32_t> (
-                (le64toh(piece[i].length) + MAX_TRANSFER - 1) // MAX_TRANSFER
-            )
         for i in range(count):
             offset = 0
             length = le64toh(piece[i].length)
@@ -693,13 +792,85 @@ cdef class Inbox:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.channel.queue.post_or_wait(read)
+                self.session.outbox.lead.post_or_wait(read)
         return 0
 
-    cdef int read_done(self, PendingRendezvous pending) except -1:
-        pending.reads_left -= 1
-        if pending.reads_left or self.ended is not None:
+    cdef int read_striped(
+        self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
+    ) except -1:
+        """As `read`, by each rail that the peer has given keys for, or gives later."""
+        cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
+        cdef Lane lane
+        striped.inbox, striped.pending, striped.pinned = self, pending, pinned
+        pinned.pins += 1
+        striped.address, striped.lkeys = address, {self.session.outbox.lead.number: lkey}
+        pending.striped = striped
+        for lane in self.stripes.lanes:
+            striped.use(<SendQueue> lane.rail)
+        return self.stripes.begin(striped)
+
+    cdef int take_keys(self, bytes content) except -1:
+        """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
+        or that the rail is gone."""
+        cdef const RendezvousKeys *frame = <const RendezvousKeys *> PyBytes_AS_STRING(content)
+        cdef const RendezvousKey *keys = <const RendezvousKey *> (frame + 1)
+        cdef PendingRendezvous pending
+        cdef Lane lane
+        cdef bytes known
+        cdef uint32_t rail, count = 0, i
+        if len(content) >= sizeof(RendezvousKeys):
+            count = le32toh(frame.count)
+        if (
+            not 0 < count <= MAX_PIECES
+            or len(content) != sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
+        ):
+            raise ProtocolError(f"the peer sent {len(content)} bytes as keys of {count} pieces")
+        for i in range(count):
+            if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
+                raise ProtocolError("the peer sent keys with stray bytes")
+        rail = le32toh(frame.rail)
+        if rail == self.session.outbox.lead.number:
+            raise ProtocolError("the peer sent keys of the rail that has them")
+        for lane in self.stripes.lanes:
+            if (<SendQueue> lane.rail).number != rail:
+                continue
+            for item in self.incoming.all():
+                if type(item) is not PendingRendezvous:
+                    continue
+                pending = <PendingRendezvous> item
+                if pending.request_id != le32toh(frame.request_id):
+                    continue
+                known = pending.keys_of(rail)
+                i = len(known) // sizeof(RendezvousKey)
+                if le32toh(frame.first) != i or count > pending.count() - i:
+                    raise ProtocolError(
+                        f"the peer sent keys of {count} pieces from {le32toh(frame.first)}: the "
+                        f"message has {pending.count()}, and there are those of {i}"
+                    )
+                if pending.keys is None:
+                    pending.keys = {}
+                pending.keys[rail] = known + content[sizeof(RendezvousKeys):]
+                if pending.striped is not None:
+                    pending.striped.use(<SendQueue> lane.rail)
+                    self.stripes.serve()
+                return 0
+        return 0
+
+    cdef int read_failed(
+        self, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
+    ) except -1:
+        """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
+        if self.ended is not None:
             return 0
+        if pending.striped.dropped:
+            return self.read_done(pending, length)
+        return self.stripes.give_back(lane, pending.striped, start, length)
+
+    cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
+        pending.unread -= length
+        if pending.unread or self.ended is not None:
+            return 0
+        pending.end_striping()
         if pending.large:
             pending.large = False
             self.large -= 1
@@ -712,7 +883,7 @@ cdef class Inbox:
             return self.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
-        self.channel.acknowledge(pending)
+        self.session.acknowledge(pending)
         pending.message.fetched = True
         self.rendezvous -= 1
         self.incoming.replace(pending, pending.message)
@@ -729,10 +900,10 @@ cdef class Inbox:
             bytes = pending.message.block.bytes()
         try:
             if bytes != NULL:  # else its receiver is gone
-                self.channel.sealing.open_payload(bytes, pending.length, pending.seal)
+                self.session.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
-            pending.reads_left = 1  # it is never complete
-            self.channel.owner.violated(error)
+            pending.unread = 1  # it is never complete
+            self.session.owner.violated(error)
             return False
         return True
 
@@ -750,8 +921,10 @@ cdef class Inbox:
             if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
                 pending = <PendingRendezvous> item
                 pending.target = None
-                if not pending.reads_left:
+                if not pending.unread:
                     self.not_fetched(pending)
+                elif pending.striped is not None:
+                    self.read_done(pending, self.stripes.drop(pending.striped))
                 break
         return 0
 
@@ -768,7 +941,13 @@ cdef class Inbox:
         self.pool._stalled_reads.end(self)
         self.rendezvous = 0
         self.unread.take_all()
-        for item in self.incoming.take_all():
+        items = self.incoming.take_all()
+        if self.stripes is not None:
+            self.stripes.operations.clear()
+            for item in items:
+                if type(item) is PendingRendezvous:
+                    (<PendingRendezvous> item).end_striping()
+        for item in items:
             if not is_complete(item):
                 break  # what stands behind it cannot be had in its turn
             self.incoming.append(item)

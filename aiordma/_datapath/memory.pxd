@@ -19,7 +19,6 @@ cdef class PoolBlock(Pinned):
     cdef public uint64_t address, size
     cdef public uint32_t lkey
     cdef public uint64_t mr            # struct ibv_mr *, of its slab
-    cdef public uint32_t posted        # bytes, while it is a posted receive
     cdef Py_ssize_t views              # memoryviews that users have
     cdef unsigned char *bytes(self) noexcept
     cdef object view_of(self, uint64_t start, uint64_t stop)

@@ -1,6 +1,8 @@
-# A received message, and the queue of items that keep their order.
+# A received message, the queue of items that keep their order, and the counters of a connection.
 
 from libc.stdint cimport uint32_t, uint64_t
+
+cimport cython
 
 from .memory cimport PoolBlock
 
@@ -15,10 +17,10 @@ cdef class Message:
     cdef void end_lease(self) noexcept
 
 
+@cython.final
 cdef class Fifo:
     cdef list items
     cdef Py_ssize_t head, count
-    cdef Py_ssize_t size(self) noexcept
     cdef Py_ssize_t place(self, Py_ssize_t i) noexcept
     cdef int grow(self) except -1
     cdef object first(self)
@@ -29,3 +31,11 @@ cdef class Fifo:
     cdef bint replace(self, object item, object other) except -1
     cdef list take_all(self)
     cdef list all(self)
+
+    cdef inline Py_ssize_t size(self) noexcept:
+        return self.count
+
+
+cdef class Counts:
+    cdef public uint64_t messages_sent, messages_received, bytes_sent, bytes_received
+    cdef public uint64_t reads, writes, atomics

@@ -122,14 +122,12 @@ cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):
 
 
 @cython.final
+@cython.final
 cdef class Fifo:
     """A queue that can also be searched: a ring, which grows."""
 
     def __cinit__(self):
         self.items = [None] * 8
-
-    cdef Py_ssize_t size(self) noexcept:
-        return self.count
 
     cdef Py_ssize_t place(self, Py_ssize_t i) noexcept:
         return (self.head + i) & (len(self.items) - 1)
@@ -193,3 +191,7 @@ cdef class Fifo:
     cdef list all(self):
         cdef Py_ssize_t i
         return [self.items[self.place(i)] for i in range(self.count)]
+
+
+cdef class Counts:
+    """The counters of a connection: messages, bytes and transfers."""

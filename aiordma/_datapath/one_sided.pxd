@@ -2,10 +2,10 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
 from .futures cimport OpFuture
 from .memory cimport Local, Pinned, Remote
 from .rail cimport SendQueue
+from .sends cimport Sender
 from .work_queue cimport WorkRequest, aiordma_send, ibv_sge
 
 cdef uint64_t MAX_TRANSFER
@@ -34,7 +34,7 @@ cdef class WRChain(WorkRequest):
 
 cdef class TransferFuture(OpFuture):
     cdef SendQueue queue
-    cdef MessageChannel channel        # in which its last request takes its turn, or None
+    cdef Sender sender                 # in which its last request takes its turn, or None
     cdef WRChain chain                 # None: it is not to be withdrawn
     cdef list parts                    # of the chain, before it; None: there are none
     cdef object progress

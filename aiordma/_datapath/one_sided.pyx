@@ -11,9 +11,10 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
-from .channel cimport Counts, MessageChannel, imm_of
 from .futures cimport DONE, FAILED, PENDING, OpFuture
 from .memory cimport Local, Pinned, Remote
+from .message cimport Counts
+from .sends cimport imm_of
 from .work_queue cimport (
     IBV_ACCESS_REMOTE_ATOMIC,
     IBV_ACCESS_REMOTE_READ,
@@ -251,17 +252,17 @@ cdef class TransferFuture(OpFuture):
         self.chain = self.parts = None
         if chain is None:
             return False
-        if self.channel is None:
+        if self.sender is None:
             return queue.withdraw([*(parts or ()), chain])
-        return self.channel.withdraw(chain) | bool(queue.withdraw(parts or ()))
+        return self.sender.withdraw(chain) | bool(queue.withdraw(parts or ()))
 
 
 cdef TransferFuture start_chain(
-    SendQueue queue, WRChain chain, MessageChannel channel, object progress
+    SendQueue queue, WRChain chain, Sender sender, object progress
 ):
     """Posts a chain, or keeps it until there is room.
 
-    With a channel its last request takes its turn among the messages.  It is done after all others, so
+    With a sender its last request takes its turn among the messages.  It is done after all others, so
     they tell the future only of a failure, and of their bytes.
     """
     cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table)
@@ -273,16 +274,16 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    future.queue, future.channel, future.progress, future.chain = queue, channel, progress, chain
+    future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     chain.waiter = future
-    while chain.entries > 1 and (progress is not None or channel is not None):
+    while chain.entries > 1 and (progress is not None or sender is not None):
         part = chain.part(1 if progress is not None else chain.entries - 1)
         if future.parts is None:
             future.parts = []
         future.parts.append(part)
         queue.post_or_wait(part)
-    if channel is not None:
-        channel.write(chain)
+    if sender is not None:
+        sender.write(chain)
     else:
         queue.post_or_wait(chain)
     return future
@@ -295,8 +296,8 @@ cdef WRChain new_chain(SendQueue queue, uint32_t kind):
 
 
 def write(
-    SendQueue queue not None, Local local not None, Remote remote not None, imm: int | None,
-    progress: Callable[[int], object] | None,
+    SendQueue queue not None, Sender sender not None, Local local not None, Remote remote not None,
+    imm: int | None, progress: Callable[[int], object] | None,
 ) -> TransferFuture:
     """Begins a write; with immediate data it takes its turn among the messages."""
     cdef WRChain chain = new_chain(queue, KIND_WRITE)
@@ -306,7 +307,7 @@ def write(
         return start_chain(queue, chain, None, progress)
     number = imm_of(imm)
     chain.add(IBV_WR_RDMA_WRITE_WITH_IMM, local, remote, IBV_ACCESS_REMOTE_WRITE).imm_data = number
-    return start_chain(queue, chain, <MessageChannel?> queue.frame_handler, progress)
+    return start_chain(queue, chain, sender, progress)
 
 
 def read(

@@ -2,6 +2,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+cimport cython
+
+from .keys cimport ReadKeys
 from .memory cimport BlockCache, PoolBlock
 from .work_queue cimport (
     Wait,
@@ -27,6 +30,7 @@ cdef class FrameHandler:
     cdef int flush(self) except -1
     cdef int reposted(self, uint32_t count) except -1
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
+    cdef int check_drained(self) except -1
 
 
 cdef class SendQueue:
@@ -37,12 +41,15 @@ cdef class SendQueue:
     cdef public object qp  # type: QueuePair
     cdef public object error  # type: BaseException | None
     cdef public str peer               # its name, for errors
+    cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
+    cdef public ReadKeys keys
     cdef object driver, owner
     cdef ibv_qp *native_qp
     cdef ibv_qp_ex *extended
     cdef public uint32_t capacity
     cdef readonly uint32_t free
     cdef readonly uint64_t completions
+    cdef readonly uint64_t bytes_read  # of striped messages
     cdef SlotList sends, receives
     cdef public bint failed
     cdef bint leaving                  # entries that become free are not for the messages
@@ -53,8 +60,6 @@ cdef class SendQueue:
     cdef object backlog                # work, in order, with its number
     cdef Wait wait
     cdef uint64_t latest_backlogged    # number
-    cdef bint has_room(self) noexcept
-    cdef bint has_room_for(self, uint32_t entries) noexcept
     cdef bint has_posted(self, uint64_t number) except -1
     cdef int post_or_wait(self, WorkRequest work) except -1
     cdef int post_now(self, WorkRequest work) except -1
@@ -72,3 +77,12 @@ cdef class SendQueue:
     cdef object take_first(self, SlotList *order)
     cdef int use_room(self) except -1
     cdef int give_room_to_messages(self) except -1
+
+    @cython.final
+    cdef inline bint has_room(self) noexcept:
+        """For work of the user."""
+        return self.free > CONTROL_ENTRIES
+
+    @cython.final
+    cdef inline bint has_room_for(self, uint32_t entries) noexcept:
+        return self.free >= CONTROL_ENTRIES + entries

@@ -49,6 +49,10 @@ cdef class FrameHandler:
         """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
         raise NotImplementedError
 
+    cdef int check_drained(self) except -1:
+        """Less waits to be sent than before."""
+        raise NotImplementedError
+
 
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.
@@ -84,7 +88,7 @@ cdef class SendQueue:
         cdef uintptr_t address, extended
         self.driver, self.qp, self.owner = driver, qp, owner
         self.peer = "the peer"
-        self.table = driver.table
+        self.table, self.keys = driver.table, ReadKeys(driver.pool)
         address, extended = qp._addresses
         self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
         self.capacity = self.free = qp.capabilities.max_send_wr
@@ -98,13 +102,6 @@ cdef class SendQueue:
         return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
 
     # ---- posting ----
-
-    cdef bint has_room(self) noexcept:
-        """For work of the user."""
-        return self.free > CONTROL_ENTRIES
-
-    cdef bint has_room_for(self, uint32_t entries) noexcept:
-        return self.free >= CONTROL_ENTRIES + entries
 
     @property
     def control_room(self) -> int:
@@ -204,7 +201,6 @@ cdef class SendQueue:
         cdef PoolBlock block
         for i in range(count):
             block = <PoolBlock> blocks[i]
-            block.posted = length
             indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
             sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
             receives[i].wr_id = self.table.wr_id(indices[i])
@@ -400,6 +396,7 @@ cdef class SendQueue:
         """Destroys the queue pair; after this the device touches none of its memory any more."""
         self.fail(BufferStateError("the queue pair was closed"))
         self.driver.detach(self.qp)
+        self.keys.close_windows()
         self.qp.close()
         self.native_qp = NULL
         while self.sends.first != NO_SLOT:

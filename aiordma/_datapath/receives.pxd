@@ -13,21 +13,23 @@ cdef int release_all(list blocks) except -1
 cdef class ReceiveSizes:
     cdef uint32_t size, smallest, largest
     cdef uint32_t missed, enough       # frames of late that need the largest, or not
-    cdef readonly uint32_t too_small   # of those posted, receives shorter than `size`
     cdef uint64_t used_up              # receives, of all time
+    cdef uint64_t all_fit_from         # number of a receive: those before may be smaller than `size`
     cdef uint32_t wanted(self) noexcept
 
-    cdef inline void used(self, uint32_t posted, uint64_t length) noexcept:
-        """A frame has taken a receive of `posted` bytes; it has `length`, or would have if the peer
-        had sent it eagerly."""
+    cdef inline uint64_t too_small(self) noexcept:
+        """At most so many of the posted receives are shorter than `size`."""
+        return self.all_fit_from - self.used_up if self.all_fit_from > self.used_up else 0
+
+    cdef inline void used(self, uint64_t length) noexcept:
+        """A frame has taken a receive; it has `length`, or would have if the peer had sent it
+        eagerly."""
         self.used_up += 1
         if length <= self.smallest:
             self.enough += 1
         elif length <= self.largest:
             self.enough = 0
-            self.missed += self.size == self.smallest
-        if self.too_small and posted < self.size:
-            self.too_small -= 1
+            self.missed += 1
 
 
 @cython.final

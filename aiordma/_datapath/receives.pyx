@@ -25,12 +25,15 @@ cdef class ReceiveSizes:
     """The size of the receives, which follows the frames of late: small, or as large as allowed."""
 
     def __cinit__(self, size: int, largest: int):
-        self.smallest, self.largest = size, max(size, largest)
+        self.smallest, self.largest = size, largest
         self.use(size)
 
     def use(self, size: int, too_small: int = 0):
-        """Receives have this size from the next one on; the frames are counted anew."""
-        self.size, self.too_small = size, too_small
+        """Receives have this size from the next one on; the frames are counted anew.
+
+        So many of those before it, all that are posted, may be smaller.
+        """
+        self.size, self.all_fit_from = size, self.used_up + too_small
         self.missed = self.enough = 0
 
     cdef uint32_t wanted(self) noexcept:
@@ -41,10 +44,14 @@ cdef class ReceiveSizes:
 
     # For tests.
 
-    def wanted_after(self, posted: int, length: int) -> int:
-        """The size that fits once such a frame has taken a receive of `posted` bytes."""
-        self.used(posted, length)
+    def wanted_after(self, length: int) -> int:
+        """The size that fits once a frame of that length has taken a receive."""
+        self.used(length)
         return self.wanted()
+
+    @property
+    def smaller(self) -> int:
+        return self.too_small()
 
 
 @cython.final
@@ -92,7 +99,7 @@ cdef class Receives:
             posted = self.queue.post_cached(self.pool, self.to_repost, self.sizes.size)
             self.posted += posted
         while posted < self.to_repost:
-            if len(self.larger) > <Py_ssize_t> self.sizes.too_small:
+            if len(self.larger) > <Py_ssize_t> self.sizes.too_small():
                 block = self.larger.pop()
             else:
                 try:

@@ -1,31 +1,47 @@
 # Rendezvous messages that this side offers: their memory is opened to the peer, which reads it, and closed
 # when the peer has acknowledged the message.
-#
-# Each piece of a message has a key of its own.  It is that of a memory window where the device has them,
-# since no other queue pair takes it, and the peer's acknowledgement can end it; else of a memory region.
 
-from cpython.bytes cimport PyBytes_AS_STRING
-from libc.errno cimport EFAULT, EINVAL, errno
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint64_t, uintptr_t
 from libc.string cimport memcpy
 
 cimport cython
 
-from .frames cimport HEADER, IS_WINDOW, RendezvousPiece, RendezvousRequest, htole32
-from .memory cimport PoolBlock
-from .sends cimport COPIED_BELOW, has_no_holes
-from .work_queue cimport IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ
+from .frames cimport (
+    HEADER,
+    RNDV_KEYS,
+    RendezvousKey,
+    RendezvousKeys,
+    RendezvousPiece,
+    RendezvousRequest,
+    htole32,
+    next_number,
+)
+from .keys cimport Key
+from .sends cimport (
+    COPIED_BELOW,
+    MAX_PIECES,
+    Piece,
+    binds_posted,
+    count_windows,
+    prepare_binds,
+)
+from .stripes cimport Lane
+from .work_queue cimport (
+    BEFORE_LAST,
+    IBV_SEND_SIGNALED,
+    IBV_WR_BIND_MW,
+    IBV_WR_LOCAL_INV,
+    KIND_BIND,
+    KIND_INVALIDATE,
+    aiordma_send,
+    post_sends,
+)
 
-from aiordma._native import ffi, fork
-from aiordma.verbs._memory.memory_region import is_there, reg_mr
-from aiordma.errors import RDMAError, VerbsError
+from aiordma.errors import RDMAError
 
 cdef extern from "<endian.h>" nogil:
     uint64_t htole64(uint64_t)
-
-
-cdef enum:
-    SPARE_WINDOWS = 16  # that are kept for the next messages
 
 
 # ---- the request -----------------------------------------------------------------------------------
@@ -44,11 +60,9 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
     while piece is not None:
         described.address = htole64(<uintptr_t> piece.bytes)
         described.length = htole64(piece.length)
-        if piece.window is None:
-            described.rkey, described.flags = htole32(piece.mr.rkey), 0
-        else:
-            described.rkey = htole32(piece.window.next_key())
-            described.flags = htole32(IS_WINDOW)
+        described.rkey, described.flags = (
+            htole32(piece.key.next_number()), htole32(piece.key.flags())
+        )
         described += 1
         piece = piece.next
     memcpy(described, PyBytes_AS_STRING(seal), len(seal))
@@ -56,127 +70,186 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
 
 # ---- the memory ------------------------------------------------------------------------------------
 
-# The peer may still read what the windows are bound to: the cycle collector must not clear them.
+cdef int open_message(SendFuture message, ReadKeys keys) except -1:
+    """Opens the message's memory to the peer, to read by that rail, until the acknowledgement."""
+    cdef Piece piece = message.first
+    cdef Key key
+    try:
+        while piece is not None:
+            key = keys.open(piece.source, piece.bytes, piece.length)
+            if piece.key is None:
+                piece.key = key
+            else:
+                key.next, piece.key.next = piece.key.next, key
+            piece = piece.next
+    except BaseException:
+        close_keys(message, keys, False)
+        raise
+    return 0
+
+
+cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept:
+    """Ends the access by one rail: 0, or the errno value of what could not be closed.
+
+    `invalidated`: requests have ended the keys of the windows.
+    """
+    cdef Piece piece = message.first
+    cdef Key key
+    cdef int failed = 0
+    while piece is not None:
+        key = piece.key_of(keys)
+        if key is not None:
+            failed = keys.close(
+                key, key.window.mw.rkey if invalidated and key.window is not None else 0
+            ) or failed
+        piece = piece.next
+    return failed
+
+
+cdef int close_message(SendFuture message, uint32_t invalidated_key) noexcept:
+    """Ends the peer's access: 0, or the errno value of what could not be closed.
+
+    `invalidated_key` is the key of a window that the peer has ended already; 0: of none.
+    """
+    cdef Piece piece = message.first
+    cdef Key key
+    cdef int failed = 0
+    while piece is not None:
+        key, piece.key = piece.key, None
+        while key is not None:
+            failed = key.keys.close(key, invalidated_key) or failed
+            key = key.next
+        piece = piece.next
+    message.close_payload()
+    return failed
+
+
+cdef int end_windows(SendFuture message, ReadKeys keys) except -1:
+    """Ends the windows of one rail, or of all (None)."""
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key
+        while key is not None:
+            if keys is None or key.keys is keys:
+                key.keys.end_window(key, 0)
+            key = key.next
+        piece = piece.next
+    return 0
+
+
+# ---- other rails ----------------------------------------------------------------------------------
+
 @cython.no_gc_clear
 @cython.final
-cdef class RendezvousMemory:
-    """Opens the memory of one connection's messages to its peer, and closes it."""
+cdef class Opening(WorkRequest):
+    """Opens an offered message to another rail than the lead, and closes it there when it has been read.
 
-    def __init__(self, memory: Memory):
-        cdef uintptr_t deregister = memory.pd.context.library.dereg_mr
-        self.pool, self.pd = memory.pool, memory.pd
-        self.windows = []
-        self.forks = fork.generation()
-        self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
+    Windows are bound and invalidated by requests on that rail; the message is over when they are.
+    """
 
-    cdef int open_message(self, SendFuture message) except -1:
-        """Opens the message's memory to the peer, to read, until the acknowledgement."""
-        cdef Piece piece = message.first
-        try:
+    cdef int begin(self) except -1:
+        self.kind, self.opcode = KIND_BIND, IBV_WR_BIND_MW
+        self.entries = count_windows(self.message, self.rail.keys)
+        if not self.entries:
+            return self.offers.opened(self)
+        self.under_way = True
+        return self.rail.post_checked(self)
+
+    cdef int end(self) except -1:
+        """The peer has read the message."""
+        self.ends = True
+        if self.under_way:
+            return 0
+        if not self.entries or self.rail.error is not None or not self.rail.has_room_for(self.entries):
+            return self.close(False)
+        self.kind, self.opcode = KIND_INVALIDATE, IBV_WR_LOCAL_INV
+        self.under_way = True
+        return self.rail.post_checked(self)
+
+    cdef int close(self, bint invalidated) except -1:
+        close_keys(self.message, self.rail.keys, invalidated)
+        return self.offers.closed(self)
+
+    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+        cdef aiordma_send[MAX_PIECES] sends
+        cdef aiordma_send *send = sends
+        cdef Piece piece = self.message.first
+        cdef Key key
+        cdef int code
+        if self.opcode == IBV_WR_BIND_MW:
+            send = prepare_binds(self.message, queue.keys, send, wr_id)
+        else:
             while piece is not None:
-                self.open_piece(piece)
+                key = piece.key_of(queue.keys)
+                if key.window is not None:
+                    key.window.prepare_invalidation(send)
+                    send.wr_id = wr_id | BEFORE_LAST
+                    send += 1
                 piece = piece.next
-        except BaseException:
-            self.close_message(message, 0)
-            raise
+        send -= 1
+        send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
+        code = post_sends(queue, sends, self.entries, NULL, posted)
+        if not code and self.opcode == IBV_WR_BIND_MW:
+            binds_posted(self.message, queue.keys)
+        return code
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        self.under_way = False
+        if self.opcode == IBV_WR_LOCAL_INV:
+            return self.close(True)
+        return self.end() if self.ends else self.offers.opened(self)
+
+    cdef int on_error(self, object error) except -1:
+        return 0  # the message goes on by the lead
+
+    cdef int free_memory(self) except -1:
+        if self.under_way:
+            self.under_way = False
+            self.close(False)
         return 0
 
-    cdef int open_piece(self, Piece piece) except -1:
-        """Gives the piece a window on a region that exists or is made for it, or else a region."""
-        cdef object owner = piece.source
-        if type(owner) is memoryview:
-            owner = owner.obj
-        if self.pool.has_windows:
-            if self.pool.local_dma_mr and has_no_holes(owner):
-                piece.region = self.pool.local_dma_mr
-            elif isinstance(owner, PoolBlock):
-                piece.region = (<PoolBlock> owner).mr
-            else:
-                try:
-                    piece.mr = self.register(piece, owner, IBV_ACCESS_MW_BIND)
-                    piece.region = <uintptr_t> piece.mr
-                except VerbsError as error:
-                    # The kernel takes no window on memory that may only be read.
-                    if error.errno != EFAULT:
-                        raise
-            if piece.region:
-                piece.window = self.take_window()
-                return 0
-        piece.mr = self.register(piece, owner, IBV_ACCESS_REMOTE_READ)
-        return 0
+    cdef str text(self, str peer):
+        return f"keys of a message of {self.message.length} bytes for {peer}"
 
-    cdef ibv_mr *register(self, Piece piece, object owner, int access) except NULL:
-        # By its address: the frames of an error would keep a buffer.
-        pointer, _ = reg_mr(
-            self.pd, ffi.cast("void *", <uintptr_t> piece.bytes), piece.length, access, None,
-            there=is_there(owner),
+    cdef bytes next_keys(self, uint32_t most):
+        """What follows the header of an RNDV_KEYS frame: at most so many keys that have not been told."""
+        cdef uint32_t count = min(most, self.message.count() - self.told), i
+        cdef bytes content = PyBytes_FromStringAndSize(
+            NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
         )
-        cdef uintptr_t address = int(ffi.cast("uintptr_t", pointer))
-        return <ibv_mr *> address
-
-    cdef Window take_window(self):
-        if self.windows:
-            return <Window> self.windows.pop()
-        return Window(self.pd.alloc_mw())
-
-    cdef int close_message(self, SendFuture message, uint32_t invalidated_key) noexcept:
-        """Ends the peer's access: 0, or the errno value of what could not be closed.
-
-        `invalidated_key` is the key of a window that the peer has ended already; 0: of none.
-        """
-        cdef Piece piece = message.first
-        cdef int failed = self.end_windows(message, invalidated_key), code
-        cdef ibv_mr *mr
-        while piece is not None:
-            mr, piece.mr = piece.mr, NULL
-            code = 0
-            if mr != NULL and self.forks == fork.generation():
-                with nogil:  # where pages are pinned this takes a while
-                    code = self.deregister(mr)
-            if code:
-                failed = errno if code < 0 else code  # providers have it either way
+        cdef RendezvousKeys *frame = <RendezvousKeys *> PyBytes_AS_STRING(content)
+        cdef RendezvousKey *told = <RendezvousKey *> (frame + 1)
+        cdef Piece piece = self.message.first
+        cdef Key key
+        frame.request_id, frame.rail = htole32(self.message.request_id), htole32(self.rail.number)
+        frame.first, frame.count = htole32(self.told), htole32(count)
+        for i in range(self.told):
             piece = piece.next
-        message.close_payload()
-        return failed
-
-    cdef int end_windows(self, SendFuture message, uint32_t invalidated_key) noexcept:
-        """Keeps the window that the peer has ended for another message, and closes the others."""
-        cdef Piece piece = message.first
-        cdef Window window
-        cdef int failed = 0
-        while piece is not None:
-            window, piece.window, piece.region = piece.window, None, 0
-            if window is not None:
-                if (
-                    invalidated_key
-                    and invalidated_key == window.mw.rkey
-                    and len(self.windows) < SPARE_WINDOWS
-                ):
-                    self.windows.append(window)
-                else:
-                    try:
-                        window.close()
-                    except (RDMAError, OSError) as error:
-                        failed = error.errno or EINVAL
+        for i in range(count):
+            key = piece.key_of(self.rail.keys)
+            told[i].rkey, told[i].flags = htole32(key.bound_number()), htole32(key.flags())
             piece = piece.next
-        return failed
+        return content
 
-    cdef int close_spare_windows(self) except -1:
-        while self.windows:
-            self.windows.pop().close()
+    cdef int told_to(self, uint32_t most) except -1:
+        """The peer is told of what `next_keys` has returned."""
+        self.told = min(self.told + most, self.message.count())
+        if self.told == self.message.count():
+            self.offers.unsent.remove(self)
         return 0
 
 
 # ---- what is offered -------------------------------------------------------------------------------
 
-# The peer may still read them, as above.
+# The peer may still read them: the cycle collector must not clear them.
 @cython.no_gc_clear
 @cython.final
 cdef class Offers:
     """Messages that the peer may read, each until it acknowledges the message."""
 
-    def __init__(self, memory: Memory, most: int, max_pieces: int):
-        self.messages, self.memory = {}, RendezvousMemory(memory)
+    def __init__(self, FrameHandler session not None, most: int, max_pieces: int):
+        self.session, self.messages, self.ending, self.unsent = session, {}, {}, []
         self.most, self.max_pieces = most, max_pieces
 
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1:
@@ -187,18 +260,93 @@ cdef class Offers:
             message.join_pieces(message.length + 1)
         return 0
 
-    def close_windows(self):
-        """The connection has ended: the peer reads nothing more.  The queue pair goes after this."""
-        for message in self.messages.values():
-            self.memory.end_windows(<SendFuture> message, 0)
-        self.memory.close_spare_windows()
+    cdef int add(self, SendFuture message) except -1:
+        self.latest = message.request_id = next_number(self.latest)
+        self.messages[self.latest] = message
+        return 0
+
+    # ---- other rails ----
+
+    cdef int open_elsewhere(self, SendFuture message, list lanes) except -1:
+        """Opens a message that has been offered to other rails as well; one that cannot is left out."""
+        cdef Opening opening
+        cdef Lane lane
+        cdef SendQueue rail
+        for lane in lanes:
+            rail = <SendQueue> lane.rail
+            if rail.error is not None or not rail.has_room_for(message.count()):
+                continue
+            try:
+                open_message(message, rail.keys)
+            except (RDMAError, OSError, MemoryError):
+                continue
+            opening = Opening.__new__(Opening)
+            opening.offers, opening.message, opening.rail = self, message, rail
+            if message.openings is None:
+                message.openings = []
+            message.openings.append(opening)
+            opening.begin()
+        return 0
+
+    cdef int opened(self, Opening opening) except -1:
+        """The rail takes the keys: the peer is told of them as there are control credits."""
+        self.unsent.append(opening)
+        return self.session.flush()
+
+    cdef bint end_elsewhere(
+        self, SendFuture message, uint32_t status, uint32_t invalidated_key
+    ) except -1:
+        """The peer has acknowledged the message; False: no other rail can read it now."""
+        cdef Opening opening
+        for opening in list(message.openings):
+            opening.end()
+        if not message.openings:
+            return False
+        self.ending[message] = status, invalidated_key
+        return True
+
+    cdef int closed(self, Opening opening) except -1:
+        cdef SendFuture message = opening.message
+        if self.session is None:  # it has closed the message
+            return 0
+        message.openings.remove(opening)
+        if opening in self.unsent:
+            self.unsent.remove(opening)
+        if message in self.ending and not message.openings:
+            status, invalidated_key = self.ending.pop(message)
+            message.sender.finish(message, status, invalidated_key)
+        return 0
+
+    cdef int rail_gone(self, SendQueue rail) except -1:
+        """The peer reads nothing more by that rail, whose queue pair goes after this."""
+        cdef Opening opening
+        for message in [*self.messages.values(), *self.ending]:
+            for opening in list((<SendFuture> message).openings or ()):
+                if opening.rail is not rail:
+                    continue
+                if opening.under_way:  # the rest when the device has let go
+                    end_windows(<SendFuture> message, rail.keys)
+                else:
+                    opening.close(False)
+        return 0
+
+    # ---- the end ----
+
+    def end_windows(self):
+        """The connection has ended: the peer reads nothing more.  The queue pairs go after this."""
+        for message in [*self.messages.values(), *self.ending]:
+            end_windows(<SendFuture> message, None)
 
     cdef int close(self) except -1:
-        """The queue pair is gone: closes the memory of the messages that the peer has not read."""
+        """The queue pairs are gone: closes the memory of the messages that the peer has not read."""
         cdef SendFuture message
         cdef int code = 0
-        self.close_windows()
-        messages, self.messages = self.messages, {}
-        for message in messages.values():
-            code = self.memory.close_message(message, 0) or code
+        self.end_windows()
+        messages, self.messages = [*self.messages.values(), *self.ending], {}
+        self.ending = {}
+        self.unsent.clear()
+        for message in messages:
+            message.openings = None  # which refer to this
+            code = close_message(message, 0) or code
+        self.session = None
         return code

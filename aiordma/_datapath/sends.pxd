@@ -3,19 +3,33 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
-from .channel cimport MessageChannel
-from .memory cimport PoolBlock
 from .futures cimport OpFuture
-from .windows cimport Window
-from .work_queue cimport WorkRequest, ibv_mr
+from .keys cimport Key, ReadKeys
+from .memory cimport PoolBlock
+from .message cimport Counts
+from .work_queue cimport WorkRequest, aiordma_send
 
 cdef enum:
     COPIED_BELOW = 4096  # bytes: less is copied quicker than another piece is looked up
     MAX_PIECES = 128     # of a rendezvous
 
+cdef aiordma_send *prepare_binds(SendFuture message, ReadKeys keys, aiordma_send *send,
+                                 uint64_t wr_id) noexcept
+cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept
+cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept
 cdef Frame new_frame(PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
-cdef bint has_no_holes(object owner) noexcept
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
+
+
+cdef class Sender:
+    cdef uint32_t frames_under_way     # with messages
+    cdef Counts counts
+    cdef SendFuture start_message(self, object data, object imm)
+    cdef int write(self, WorkRequest chain) except -1
+    cdef bint withdraw(self, object item) except -1
+    cdef void delivered(self, SendFuture message) noexcept
+    cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1
 
 
 cdef class Piece:
@@ -25,23 +39,23 @@ cdef class Piece:
     cdef bint has_buffer
     cdef const unsigned char *bytes
     cdef uint64_t length
-    cdef ibv_mr *mr                    # made for this message
-    cdef Window window                 # the peer may read it; None: `mr` is its key
-    cdef uint64_t region               # that the window is bound to
+    cdef Key key                       # of the lead, and then those of other rails; None: it is not open
     cdef Piece next
+    cdef Key key_of(self, ReadKeys keys)
     cdef int open(self, object data) except -1
     cdef int open_buffer(self, object data) except -1
     cdef void close(self) noexcept
 
 
 cdef class SendFuture(OpFuture):
-    cdef MessageChannel channel
+    cdef Sender sender
     cdef Piece first                   # None: the bytes have been copied
     cdef uint64_t length               # of all pieces
     cdef bint has_imm
     cdef uint32_t imm
     cdef uint64_t behind               # the latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
+    cdef list openings                 # of other rails than the lead; None: there are none
     cdef int open(self, object data) except -1
     cdef int open_all(self, object buffers) except -1
     cdef Piece last(self)
@@ -53,7 +67,7 @@ cdef class SendFuture(OpFuture):
 
 cdef class Frame(WorkRequest):
     cdef PoolBlock block
-    cdef MessageChannel channel        # None: there are no messages in it
+    cdef Sender sender                 # None: there are no messages in it
     cdef SendFuture message            # the only one
     cdef list messages                 # several
     cdef list spare_blocks             # the block goes back there; None: to the pool
@@ -62,6 +76,6 @@ cdef class Frame(WorkRequest):
 
 
 cdef class SendOperation:
-    cdef MessageChannel channel        # None: it has begun
+    cdef Sender sender                 # None: it has begun
     cdef object data, imm
     cdef SendFuture future

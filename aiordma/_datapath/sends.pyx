@@ -9,6 +9,7 @@ from libc.string cimport memcpy, memset
 cimport cython
 
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
+from .keys cimport has_no_holes
 from .memory cimport Local, Pinned
 from .message cimport Message
 from .rail cimport SendQueue
@@ -23,28 +24,44 @@ from .work_queue cimport (
     post_sends,
 )
 
-import array
-
+from aiordma._core import arguments
 from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
 
 
-cdef bint has_no_holes(object owner) noexcept:
-    """Whether all of its memory is mapped, so that the embedded device need not look at each page."""
-    return (
-        type(owner) is bytes
-        or type(owner) is bytearray
-        or type(owner) is array.array
-        or isinstance(owner, PoolBlock)
-    )
+cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
+    return arguments.integer("imm", imm, 0, arguments.U32_MAX)
 
 
 cdef bint is_of_bytes(object view) noexcept:
     """Whether the memory of a view that has not been released cannot hold addresses."""
     cdef PyObject *base = PyMemoryView_GET_BASE(view)
     return base != NULL and has_no_holes(<object> base)
+
+
+cdef class Sender:
+    """What posts messages in their order: the outbox, as those that wait and their frames know it."""
+
+    cdef SendFuture start_message(self, object data, object imm):
+        raise NotImplementedError
+
+    cdef int write(self, WorkRequest chain) except -1:
+        """Posts a write with immediate data when its turn among the messages comes."""
+        raise NotImplementedError
+
+    cdef bint withdraw(self, object item) except -1:
+        """Drops a message or write that waits for its turn; False: it has been posted."""
+        raise NotImplementedError
+
+    cdef void delivered(self, SendFuture message) noexcept:
+        self.counts.messages_sent += 1
+        self.counts.bytes_sent += message.length
+
+    cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1:
+        """No rail of the peer can read the message any more, which it has acknowledged."""
+        raise NotImplementedError
 
 
 # The device may still read what these refer to: the cycle collector must not clear them.  A message can
@@ -107,6 +124,13 @@ cdef class Piece:
         self.bytes = <const unsigned char *> self.buffer.buf
         self.length = self.buffer.len
         return 0
+
+    cdef Key key_of(self, ReadKeys keys):
+        """The key of one rail; None: it has none."""
+        cdef Key key = self.key
+        while key is not None and key.keys is not keys:
+            key = key.next
+        return key
 
     cdef void close(self) noexcept:
         cdef object source = self.source
@@ -206,7 +230,7 @@ cdef class SendFuture(OpFuture):
             piece = piece.next
 
     cdef bint unregister(self) except -1:
-        return self.channel is not None and self.channel.withdraw(self)
+        return self.sender is not None and self.sender.withdraw(self)
 
 
 @cython.no_gc_clear
@@ -219,8 +243,8 @@ cdef class Frame(WorkRequest):
         if block is None:
             return
         self.block = None
-        if self.channel is not None:
-            self.channel.frames_under_way -= 1
+        if self.sender is not None:
+            self.sender.frames_under_way -= 1
         if self.spare_blocks is None:
             block.end_lease()
         else:
@@ -231,12 +255,12 @@ cdef class Frame(WorkRequest):
         self.detach()
         if self.message is not None:
             message = self.message
-            self.channel.count_delivered(message)
+            self.sender.delivered(message)
             message.close_payload()
             message.settle(DONE, None)
         elif self.messages is not None:
             for message in self.messages:
-                self.channel.count_delivered(message)
+                self.sender.delivered(message)
                 message.settle(DONE, None)
         elif self.waiter is not None:
             complete_waiter(self.waiter, None)
@@ -267,6 +291,45 @@ cdef class Frame(WorkRequest):
         return 0
 
 
+# ---- the windows of a message, on one rail ----
+
+cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept:
+    cdef Piece piece = message.first
+    cdef uint32_t count = 0
+    while piece is not None:
+        count += piece.key_of(keys).window is not None
+        piece = piece.next
+    return count
+
+
+cdef aiordma_send *prepare_binds(
+    SendFuture message, ReadKeys keys, aiordma_send *send, uint64_t wr_id
+) noexcept:
+    """Makes the requests that bind them, and returns the place behind the last."""
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key_of(keys)
+        if key.window is not None:
+            key.window.prepare_bind(
+                send, key.region, <uintptr_t> piece.bytes, piece.length, IBV_ACCESS_REMOTE_READ
+            )
+            send.wr_id = wr_id | BEFORE_LAST
+            send += 1
+        piece = piece.next
+    return send
+
+
+cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept:
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key_of(keys)
+        if key.window is not None:
+            key.window.bound()
+        piece = piece.next
+
+
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousFrame(Frame):
@@ -276,29 +339,15 @@ cdef class RendezvousFrame(Frame):
 
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef aiordma_send[MAX_PIECES + 1] sends
-        cdef aiordma_send *send = sends
+        cdef aiordma_send *send = prepare_binds(self.offered, queue.keys, sends, wr_id)
         cdef ibv_sge sge
-        cdef Piece piece = self.offered.first
-        cdef int code
-        while piece is not None:
-            if piece.window is not None:
-                piece.window.prepare_bind(
-                    send, piece.region, <uintptr_t> piece.bytes, piece.length,
-                    IBV_ACCESS_REMOTE_READ,
-                )
-                send.wr_id = wr_id | BEFORE_LAST
-                send += 1
-            piece = piece.next
         memset(send, 0, sizeof(aiordma_send))
         send.wr_id, send.opcode, send.send_flags = wr_id, IBV_WR_SEND, IBV_SEND_SIGNALED
         send.num_sge = 1
         sge.addr, sge.length, sge.lkey = self.address, self.length, self.lkey
-        code = post_sends(queue, sends, self.entries, &sge, posted)
-        piece = self.offered.first if not code else None
-        while piece is not None:
-            if piece.window is not None:
-                piece.window.bound()
-            piece = piece.next
+        cdef int code = post_sends(queue, sends, self.entries, &sge, posted)
+        if not code:
+            binds_posted(self.offered, queue.keys)
         return code
 
 
@@ -309,11 +358,8 @@ cdef Frame new_frame(PoolBlock block, uint32_t length):
 
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message):
     cdef RendezvousFrame frame = RendezvousFrame.__new__(RendezvousFrame)
-    cdef Piece piece = message.first
     frame.offered = message
-    while piece is not None:
-        frame.entries += piece.window is not None
-        piece = piece.next
+    frame.entries += count_windows(message, message.first.key.keys)
     return describe(frame, block, length)
 
 
@@ -341,10 +387,10 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def __next__(self) -> SendFuture:
         cdef SendFuture future = self.future
         if future is None:
-            if self.channel is None:
+            if self.sender is None:
                 raise RuntimeError("cannot reuse already awaited send operation")
-            channel, self.channel = self.channel, None
-            self.future = future = channel.start_message(self.data, self.imm)
+            sender, self.sender = self.sender, None
+            self.future = future = sender.start_message(self.data, self.imm)
             self.data = None
             if future.state == PENDING:
                 future.table.spin_briefly(future)
@@ -371,7 +417,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def close(self):
         """Its task is gone: the message is not sent unless it has been posted."""
         cdef SendFuture future = self.future
-        self.channel = self.data = self.future = None  # the frames of its error may have this
+        self.sender = self.data = self.future = None  # the frames of its error may have this
         if future is not None:
             future.cancel()
 
@@ -380,7 +426,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
         return "Connection.send"
 
     def __dealloc__(self):
-        if self.channel is not None:
+        if self.sender is not None:
             never_awaited("Connection.send")
         elif self.future is not None:
             self.future.cancel()  # left in the middle, as a coroutine that is garbage

@@ -12,3 +12,4 @@ cdef class Window:
     cdef void bound(self) noexcept
     cdef void prepare_bind(self, aiordma_send *send, uint64_t region, uint64_t address,
                            uint64_t length, uint32_t access) noexcept
+    cdef void prepare_invalidation(self, aiordma_send *send) noexcept

@@ -8,7 +8,13 @@ from libc.string cimport memset
 cimport cython
 
 from .rail cimport SendQueue
-from .work_queue cimport IBV_SEND_SIGNALED, IBV_WR_BIND_MW, WorkRequest, post_sends
+from .work_queue cimport (
+    IBV_SEND_SIGNALED,
+    IBV_WR_BIND_MW,
+    IBV_WR_LOCAL_INV,
+    WorkRequest,
+    post_sends,
+)
 
 from aiordma._native import ffi
 
@@ -38,6 +44,11 @@ cdef class Window:
         send.mw, send.mr = <uintptr_t> self.mw, region
         send.bind_addr, send.bind_length, send.bind_access = address, length, access
         send.rkey = self.next_key()
+
+    cdef void prepare_invalidation(self, aiordma_send *send) noexcept:
+        """Makes the request after which its key is useless, and it can be bound again."""
+        memset(send, 0, sizeof(aiordma_send))
+        send.opcode, send.imm_data = IBV_WR_LOCAL_INV, self.mw.rkey
 
     @property
     def rkey(self) -> int:

@@ -67,6 +67,7 @@ cdef extern from "verbs/boundary.h":
         IBV_WR_ATOMIC_FETCH_AND_ADD
         IBV_WR_BIND_MW
         IBV_WR_SEND_WITH_INV
+        IBV_WR_LOCAL_INV
         IBV_SEND_SIGNALED
         IBV_WC_WITH_IMM
         IBV_WC_WITH_INV
@@ -83,6 +84,8 @@ cdef enum:
     KIND_READ = 3
     KIND_COMPARE_AND_SWAP = 4
     KIND_BATCH = 6
+    KIND_BIND = 7
+    KIND_INVALIDATE = 8
 
 cdef enum:
     FOR_NOTHING
@@ -159,7 +162,7 @@ cdef class WorkRequestTable:
     cdef uint64_t wr_id(self, uint32_t index) noexcept
     cdef bint holds(self, uint64_t wr_id) noexcept
     cdef void free_slot(self, uint32_t index) noexcept
-    cdef bint called_back_here(self) noexcept
+    cdef bint is_of_this_task(self) except -1
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
     cdef int spin_slice_soon(self) except -1

@@ -302,9 +302,11 @@ cdef class WorkRequestTable:
         self.works[index] = None
         self.queues[index] = None
 
-    cdef bint called_back_here(self) noexcept:
-        """Whether a drain has called this task back: then it is in the right loop and thread."""
-        return self.calling_back and self.thread == PyThread_get_thread_ident()
+    cdef bint is_of_this_task(self) except -1:
+        """Whether the caller is in its loop and thread; so is a task that a drain has called back."""
+        if self.calling_back and self.thread == PyThread_get_thread_ident():
+            return True
+        return get_running_loop() is self.loop
 
     # ---- a drain ----
 

@@ -7,6 +7,7 @@ has a queue of its own, so that a step is a call and an await.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from .. import cm, verbs
 from ..errors import ConnectionManagerError, RDMAError, host_port
@@ -70,11 +71,12 @@ def make_id(
         raise
 
 
-def check_name(id: cm.ConnectionId, device: str | None, address: cm.Address) -> None:
-    """The resolved device is the one that was named."""
+def check_name(id: cm.ConnectionId, names: Collection[str] | None, address: cm.Address) -> None:
+    """The resolved device is one of those that were named."""
     assert id.context is not None
-    if device is not None and id.context.name != device:
+    if names is not None and id.context.name not in names:
+        named = " or ".join(map(repr, names))
         raise ConnectionManagerError(
             f"the route to {host_port(address)} is through device {id.context.name!r}, not "
-            f"{device!r}; name that one, none, or a source address of {device!r}"
+            f"{named}; name that one, none, or a source address of {named}"
         )

@@ -188,6 +188,10 @@ class _Use(Pinned):
         kept.users += 1
         self.lease()
 
+    @property
+    def region(self) -> verbs.MemoryRegion:
+        return self._kept.mr
+
     def _retire(self) -> None:
         self._keeper = None
         self.view.release()

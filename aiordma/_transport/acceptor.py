@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
+from .. import verbs
 from .._core.refusal import pack_refusal
 from .._loop.shutdown import background
 from ..cm.address import Address
@@ -154,12 +155,14 @@ class Acceptor:
         self,
         config: Config,
         security: Security,
+        devices: tuple[verbs.Device, ...],
         deliver: Callable[[Connection], None],
         fail: Callable[[Exception], None] = lambda _: None,
         on_request: OnRequest | None = None,
     ) -> None:
         self.config = config
         self.security: Security = replace(security, inspects=True) if on_request else security
+        self.devices: tuple[verbs.Device, ...] = devices
         self.closed: bool = False
         self.fail = fail
         self._deliver = deliver

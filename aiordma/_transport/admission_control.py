@@ -261,7 +261,7 @@ class SilentSockets:
 
 
 @dataclass
-class _Bucket:
+class Bucket:
     """Tokens, which come back with time; it owes at most a burst of them."""
 
     burst: int
@@ -284,8 +284,8 @@ class FailureLimit:
     """The failed handshakes of one listener.  `now` is a time of the event loop, in seconds."""
 
     def __init__(self, now: float) -> None:
-        self._hosts: OrderedDict[str, _Bucket] = OrderedDict()  # that have failed lately
-        self._total = _Bucket(TOTAL_BURST, TOTAL_RATE, now)
+        self._hosts: OrderedDict[str, Bucket] = OrderedDict()  # that have failed lately
+        self._total = Bucket(TOTAL_BURST, TOTAL_RATE, now)
 
     def wait(self, host: str, now: float) -> float:
         """Seconds for which peers of this host are turned away; 0: they are let in."""
@@ -300,7 +300,7 @@ class FailureLimit:
     def failed(self, host: str, now: float) -> None:
         bucket = self._hosts.get(host)
         if bucket is None:
-            bucket = self._hosts[host] = _Bucket(HOST_BURST, HOST_RATE, now)
+            bucket = self._hosts[host] = Bucket(HOST_BURST, HOST_RATE, now)
             if len(self._hosts) > MAX_HOSTS:
                 self._hosts.popitem(last=False)
         self._hosts.move_to_end(host)

@@ -8,14 +8,31 @@ from __future__ import annotations
 from typing import TypeVar
 
 from .._core.arguments import instance, integer, refusal
+from .._core.protocol import MAX_RAILS
 from ..config import Config
 from ..mr_pool import LocalMemory
+from ..verbs._device.device import ALL, SYSTEM
 
 T = TypeVar("T")
 
 
 def check_host(host: object) -> None:
     instance("host", host, str, "a str, as '192.0.2.1' or 'server.example'")
+
+
+def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of several devices; TypeError or ValueError for what cannot be one connection's."""
+    for name in names:
+        instance("device", name, str, "names of devices, as ['mlx5_0', 'mlx5_1']")
+        if name in (SYSTEM, ALL):
+            raise ValueError(f"device={name!r} stands alone: it is no device of a list")
+    if not names:
+        raise ValueError("device is an empty list; None is the default device")
+    if len(set(names)) < len(names):
+        raise ValueError(f"device names a device twice: {', '.join(names)}")
+    if len(names) > MAX_RAILS:
+        raise ValueError(f"device names {len(names)} devices; a connection uses {MAX_RAILS}")
+    return tuple(names)
 
 
 def port_number(port: object) -> int:

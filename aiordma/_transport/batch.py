@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 from .._core.arguments import integer
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE
-from .._datapath.channel import Counts
+from .._datapath.message import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, start
 from .._datapath.rail import SendQueue

@@ -16,24 +16,29 @@ from ..config import Config
 from ..errors import AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
-from .endpoint import LocalEndpoint
+from .endpoint import RailEndpoint, make_hello
 from .lifecycle import ControlChannel, Link, NoLink, weakly
 from .tcp_link import TCPLink
 
-E = TypeVar("E", bound=LocalEndpoint)
+E = TypeVar("E", bound=RailEndpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A peer to connect to, and how."""
 
-    device: verbs.Device
-    only: str | None
-    """The name of the device, if no other one may be used."""
+    devices: tuple[verbs.Device, ...]
+    only: tuple[str, ...] | None
+    """Their names, if no other ones may be used."""
     address: Address
     source: Address | None
     config: Config
     security: Security
+
+    @property
+    def rails(self) -> bool:
+        """Whether the connection is to have several rails."""
+        return len(self.devices) > 1
 
 
 class ConnectAttempt(Generic[E]):
@@ -47,8 +52,19 @@ class ConnectAttempt(Generic[E]):
         self._endpoint: E | None = None
         self._connection: Connection | None = None
 
-    def take_over(self, endpoint: E) -> E:
+    def take_over(self, endpoint: E, *, in_band: bool = False, rails: bool = False) -> E:
+        """Makes the hello, too.  `in_band`: this side accepts further connections in-band; `rails`:
+        the connection may have further rails.
+        """
         self._endpoint = endpoint
+        self.hello: Hello = make_hello(
+            endpoint.config,
+            endpoint.security,
+            in_band=in_band,
+            rails=rails,
+            max_rd_atomic=endpoint.max_rd_atomic,
+            max_dest_rd_atomic=endpoint.max_dest_rd_atomic,
+        )
         return endpoint
 
     @property
@@ -70,7 +86,7 @@ class ConnectAttempt(Generic[E]):
 
         Calls `on_closed` when the connection has ended, or the attempt has failed.
         """
-        self._connection = Connection(self.endpoint)
+        self._connection = Connection(self.endpoint, self.hello)
         self._connection._on_closed = on_closed
 
     def post_receives(self) -> None:
@@ -108,11 +124,16 @@ class ConnectAttempt(Generic[E]):
         finally:
             del proof  # the frames of its error have this one
 
-    async def start(self, peer: Hello, *, client: bool) -> Connection:
-        """The link is up: returns the connection, once both sides have proved a key."""
+    async def start(
+        self, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
+    ) -> Connection:
+        """The link is up: returns the connection, once both sides have proved a key.
+
+        `devices` are those that its rails may use, if it is to have several.
+        """
         connection = self.connection
         self.link.established(weakly(connection._disconnected))
-        await connection._start(self.link, peer, client=client)
+        await connection._start(self.link, peer, devices, client=client)
         return connection
 
     def give_up(self, error: BaseException) -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Never
 
-from .. import cm, verbs
+from .. import cm
 from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
 from .._core.refusal import is_of_key, unpack_refusal
 from .._loop.driver import Driver, EventDriver
@@ -40,7 +40,7 @@ from .acceptor import Acceptor, Request, packed_refusal
 from .auth import NOT_THE_SAME_KEY, Security, new_ticket
 from .connect_attempt import ConnectAttempt, Target
 from .connection import Connection
-from .endpoint import LocalEndpoint, make_hello, route_errors
+from .endpoint import RailEndpoint, make_hello, route_errors
 from .inspection import Way
 from .lifecycle import NoLink
 
@@ -134,7 +134,7 @@ def explained(error: ConnectionManagerError | None) -> RDMAError | None:
 
 
 def parameters(
-    endpoint: LocalEndpoint, peer: Hello | None = None, ticket: bytes = b""
+    endpoint: RailEndpoint, hello: Hello, peer: Hello | None = None, ticket: bytes = b""
 ) -> cm.ConnectionParameters:
     """The parameters to ask for; in a reply, no more than what the peer can serve and wants."""
     responder, initiator = endpoint.max_dest_rd_atomic, endpoint.max_rd_atomic
@@ -142,18 +142,18 @@ def parameters(
         responder = min(responder, peer.max_rd_atomic)
         initiator = min(initiator, peer.max_dest_rd_atomic)
     return cm.ConnectionParameters(
-        private_data=endpoint.hello.pack() + ticket,
+        private_data=hello.pack() + ticket,
         responder_resources=responder,
         initiator_depth=initiator,
         retry_count=endpoint.config.retry_count,
     )
 
 
-def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> LocalEndpoint:
+def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> RailEndpoint:
     """The queue pair of a resolved id."""
     assert id.context is not None
     driver = Driver.for_context(id.context, config.pool_limit, config.polling, config.huge_pages)
-    endpoint = LocalEndpoint(driver, config, security)
+    endpoint = RailEndpoint(driver, config, security)
     try:
         endpoint.create_qp(lambda cq, caps: id.create_qp(driver.pd, cq, None, caps, reserved=True))
         # The connection manager's own would be seconds; with the retries, half a minute.
@@ -183,7 +183,7 @@ async def connect(to: Target) -> Connection:
 
 async def _resolve(to: Target) -> CMLink:
     """An id with a route to the address."""
-    link = CMLink(*make_id(to.device.library, cm.PortSpace.TCP))
+    link = CMLink(*make_id(to.devices[0].library, cm.PortSpace.TCP))
     id, config = link.id, to.config
     try:
         if config.type_of_service:
@@ -214,24 +214,24 @@ async def _ask(link: CMLink, to: Target) -> Never:
 async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
     """Takes over `link`."""
     id, security = link.id, to.security
-    with ConnectAttempt[LocalEndpoint](link) as attempt:
-        attempt.take_over(make_endpoint(id, to.config, security))
+    with ConnectAttempt[RailEndpoint](link) as attempt:
+        attempt.take_over(make_endpoint(id, to.config, security), rails=to.rails)
         attempt.make()
         attempt.post_receives()
         ticket = b""
         if security.auth is not None:
-            ticket = new_ticket(security.auth, challenge, attempt.endpoint.hello.pack())
-        id.connect(parameters(attempt.endpoint, ticket=ticket))
+            ticket = new_ticket(security.auth, challenge, attempt.hello.pack())
+        id.connect(parameters(attempt.endpoint, attempt.hello, ticket=ticket))
         event = await link.expect(cm.EventType.ESTABLISHED)
         attempt.endpoint.withhold_rights()  # which the connection manager has granted
         peer = Hello.unpack(event.private_data)
         security.agree(peer, to.address)
-        return await attempt.start(peer, client=True)
+        return await attempt.start(peer, to.devices, client=True)
 
 
-def check_device(id: cm.ConnectionId, device: str | None, address: Address) -> None:
-    """The device is the one that was named, and its port can carry the connection."""
-    check_name(id, device, address)
+def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Address) -> None:
+    """The device is one of those that were named, and its port can carry the connection."""
+    check_name(id, only, address)
     assert id.context is not None
     with route_errors():  # the connection manager itself does not mind a port that is down
         active_port(id.context, id.port_num)
@@ -241,16 +241,11 @@ class CMListener:
     """Listens on one address of the connection manager."""
 
     def __init__(
-        self,
-        library: verbs.Library,
-        device: str | None,
-        address: Address,
-        backlog: int,
-        acceptor: Acceptor,
+        self, only: Collection[str] | None, address: Address, backlog: int, acceptor: Acceptor
     ) -> None:
-        self.device = device
+        self.only = only
         self._acceptor = acceptor
-        self._events = EventDriver.for_library(library)
+        self._events = EventDriver.for_library(acceptor.devices[0].library)
         self._id: cm.ConnectionId | None = None
         try:
             self._id = id = self._events.channel.create_id()
@@ -293,7 +288,7 @@ class CMRequest(Request):
         self._event = event
         self._id = event.id
         self._peer: Hello | None = None
-        self._attempt = ConnectAttempt[LocalEndpoint]()
+        self._attempt = ConnectAttempt[RailEndpoint]()
 
     def __repr__(self) -> str:
         return f"<connect request to {host_port(self._listener.address)}>"
@@ -321,16 +316,16 @@ class CMRequest(Request):
         assert peer is not None
         attempt = self._attempt
         attempt.link = link = CMLink(EventDriver.for_library(id.channel.library), id)
-        check_device(id, self._listener.device, self._listener.address)
+        check_device(id, self._listener.only, self._listener.address)
         when_closed = acceptor.take_place()
-        attempt.take_over(make_endpoint(id, acceptor.config, acceptor.security))
+        attempt.take_over(make_endpoint(id, acceptor.config, acceptor.security), rails=peer.rails)
         attempt.make(when_closed)
         attempt.post_receives()
-        id.accept(parameters(attempt.endpoint, peer))
+        id.accept(parameters(attempt.endpoint, attempt.hello, peer))
         attempt.endpoint.withhold_rights()  # which the connection manager has granted
         await link.expect(cm.EventType.ESTABLISHED)
         acceptor.security.agree(peer)  # by now the peer has got our hello, and knows as well
-        return await attempt.start(peer, client=False)
+        return await attempt.start(peer, acceptor.devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
         if not self._attempt.made:

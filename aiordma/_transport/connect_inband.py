@@ -29,7 +29,6 @@ import weakref
 from itertools import islice
 from typing import NamedTuple
 
-from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
@@ -64,14 +63,15 @@ TRIES = 4
 class PeerKey(NamedTuple):
     """The key of a group: the same for all its connections."""
 
-    device: str
+    devices: tuple[str, ...]
     address: Address
     source: Address | None
     auth: bytes | None
 
     @classmethod
     def of(cls, to: Target) -> PeerKey:
-        return cls(to.device.name, to.address, to.source, to.security.auth)
+        names = tuple(device.name for device in to.devices)
+        return cls(names, to.address, to.source, to.security.auth)
 
 
 _groups: weakref.WeakKeyDictionary[
@@ -157,12 +157,14 @@ class Initiator:
             and len(self._pending) < protocol.MAX_UNANSWERED
         )
 
-    def request(self, group: ConnectionGroup, endpoint: AddressedEndpoint) -> PendingConnect:
+    def request(
+        self, group: ConnectionGroup, endpoint: AddressedEndpoint, hello: Hello
+    ) -> PendingConnect:
         """FallbackToSocket when it cannot be sent now."""
         request_id = self._channel.new_request_id()
         pending = self._pending[request_id] = PendingConnect(group)
         request = protocol.ConnectRequest(
-            request_id, pending.member.number, endpoint.endpoint.pack(), endpoint.hello.pack()
+            request_id, pending.member.number, endpoint.endpoint.pack(), hello.pack()
         )
         if not self._channel.send_now(request):
             del self._pending[request_id]
@@ -231,8 +233,10 @@ async def connect(to: Target) -> Connection | None:
 async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> Connection:
     config, security = to.config, to.security
     with ConnectAttempt[AddressedEndpoint]() as attempt:
-        attempt.take_over(AddressedEndpoint(to.device, config, security, group.local_address))
-        pending = initiator.request(group, attempt.endpoint)
+        attempt.take_over(
+            AddressedEndpoint(to.devices, config, security, group.local_address), rails=to.rails
+        )
+        pending = initiator.request(group, attempt.endpoint, attempt.hello)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(config.connect_timeout * REPLY_SHARE, pending.time_out)
         try:
@@ -243,7 +247,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
             attempt.endpoint.connect(remote, group.peer_address)
             attempt.post_receives()
             attempt.link = pending.member
-            connection = await attempt.start(peer, client=True)
+            connection = await attempt.start(peer, to.devices, client=True)
             if peer.in_band:
                 _initiate_over(pending.member, attempt.control_channel)
             if security.auth is None:
@@ -267,14 +271,12 @@ class Responder:
         self,
         channel: ControlChannel,
         group: ConnectionGroup,
-        device: verbs.Device,
         acceptor: Acceptor,
         *,
         awaits_ready: bool = False,
     ) -> None:
         self.channel = channel
         self.group = group
-        self.device = device
         self._acceptor = acceptor
         self._awaits_ready = awaits_ready
 
@@ -332,31 +334,29 @@ class InbandRequest(Request):
     async def handshake(self, acceptor: Acceptor) -> Connection:
         responder, member, attempt = self._responder, self._member, self._attempt
         config, security = acceptor.config, acceptor.security
-        device, when_closed = responder.device, acceptor.take_place()
+        devices, when_closed = acceptor.devices, acceptor.take_place()
         attempt.take_over(
-            AddressedEndpoint(device, config, security, member.local_address, in_band=True)
+            AddressedEndpoint(devices, config, security, member.local_address),
+            in_band=True,
+            rails=self._peer.rails,
         )
         attempt.make(when_closed)
         channel = attempt.control_channel
         member.attach(channel)
         attempt.endpoint.connect(self._remote, member.peer_address)
         attempt.post_receives()
-        self._reply(attempt.endpoint)
+        self._reply(attempt.endpoint, attempt.hello)
         security.agree(self._peer)
         await first_arrival(channel, member)
         awaits_ready = security.auth is None
-        channel.handle(
-            Responder(channel, responder.group, device, acceptor, awaits_ready=awaits_ready)
-        )
-        return await attempt.start(self._peer, client=False)
+        channel.handle(Responder(channel, responder.group, acceptor, awaits_ready=awaits_ready))
+        return await attempt.start(self._peer, devices, client=False)
 
-    def _reply(self, endpoint: AddressedEndpoint) -> None:
+    def _reply(self, endpoint: AddressedEndpoint, hello: Hello) -> None:
         if self._responder.channel.ended:
             raise FallbackToSocket("the connection of the request has ended")
         self._responder.channel.send(
-            protocol.ConnectReply(
-                self._request.request_id, endpoint.endpoint.pack(), endpoint.hello.pack()
-            )
+            protocol.ConnectReply(self._request.request_id, endpoint.endpoint.pack(), hello.pack())
         )
         self._replied = True
 

@@ -31,23 +31,29 @@ class PendingConnection:
     """
 
     def __init__(
-        self, device: verbs.Device, address: Address | None, config: Config, security: Security
+        self,
+        devices: tuple[verbs.Device, ...],
+        address: Address | None,
+        config: Config,
+        security: Security,
     ) -> None:
         self._security = security
-        self._device = device.name
+        self._devices = devices
         self._attempt = ConnectAttempt[AddressedEndpoint]()
         self._peer: Hello | None = None
         self._client = False
         self._started = False
         with self._attempt:
-            self._attempt.take_over(AddressedEndpoint(device, config, security, address))
+            self._attempt.take_over(
+                AddressedEndpoint(devices, config, security, address), rails=len(devices) > 1
+            )
             self._attempt.make()
-        self.endpoint: bytes = self._attempt.endpoint.packed()
+        self.endpoint: bytes = self._attempt.endpoint.packed(self._attempt.hello)
         """The message for the peer: 72 bytes, with a magic number and a version."""
 
     def __repr__(self) -> str:
         state = "started" if self._started else "accepted" if self._peer else "new"
-        return f"<PendingConnection on {self._device}, {state}>"
+        return f"<PendingConnection on {self._devices[0].name}, {state}>"
 
     def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
         """Takes the peer's endpoint: ready to receive.  ProtocolError for what is none.
@@ -81,7 +87,9 @@ class PendingConnection:
         self._started = True
         try:
             with self._attempt:
-                connection = await self._attempt.start(self._peer, client=self._client)
+                connection = await self._attempt.start(
+                    self._peer, self._devices, client=self._client
+                )
         except BaseException as error:
             observation.failed(None, error, accepted=False)
             raise

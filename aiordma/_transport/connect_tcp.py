@@ -37,7 +37,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .. import verbs
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, TICKET_SIZE, Endpoint, Hello
 from .._loop.device_failures import FailureWatch
 from .._loop.driver import Watch
@@ -101,14 +100,14 @@ async def connect(to: Target) -> Connection:
     tcp = await open_link(to.address, to.source, security)
     with ConnectAttempt[AddressedEndpoint](tcp) as attempt:
         endpoint = attempt.take_over(
-            AddressedEndpoint(to.device, config, security, tcp.local_address)
+            AddressedEndpoint(to.devices, config, security, tcp.local_address), rails=to.rails
         )
-        tcp.write(MAGIC + endpoint.packed())
+        tcp.write(MAGIC + endpoint.packed(attempt.hello))
         attempt.make()  # while the other side makes its own
         answer, peer = await read_message(tcp)
         security.agree(peer, to.address)
         if security.auth is not None:
-            tcp.write(TICKET + new_ticket(security.auth, answer, endpoint.packed()))
+            tcp.write(TICKET + new_ticket(security.auth, answer, endpoint.packed(attempt.hello)))
             proof = attempt.begin_proof(tcp, client=True)
             answer, peer = await read_message(tcp)
         remote = Endpoint.unpack(answer)
@@ -120,9 +119,9 @@ async def connect(to: Target) -> Connection:
         if security.auth is not None:
             await tcp.read(len(READY), READY)
         if not (config.in_band and peer.in_band):
-            return await attempt.start(peer, client=True)
+            return await attempt.start(peer, to.devices, client=True)
         attempt.link = member = ConnectionGroup(tcp).join(0)
-        connection = await attempt.start(peer, client=True)
+        connection = await attempt.start(peer, to.devices, client=True)
         connect_inband.add_group(to, member, attempt.control_channel)
         return connection
 
@@ -155,8 +154,7 @@ def listening_socket(address: Address) -> socket.socket:
 class TCPListener:
     """Listens on one address for the TCP bootstrap."""
 
-    def __init__(self, device: verbs.Device, address: Address, acceptor: Acceptor) -> None:
-        self.device = device
+    def __init__(self, address: Address, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
         self._socket = listening_socket(address)
         self.address: Address = self._socket.getsockname()[:2]
@@ -164,7 +162,7 @@ class TCPListener:
         self._loop = asyncio.get_running_loop()
         self._silent = SilentSockets(acceptor.config)
         self._watch = Watch(self._socket.fileno(), self._accept)
-        self._failure_watch = FailureWatch(device.name, acceptor.fail)
+        self._failure_watch = FailureWatch(acceptor.devices[0].name, acceptor.fail)
         self._pause: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:
@@ -186,7 +184,7 @@ class TCPListener:
             with suppress(OSError):  # it may have been reset already
                 # A proof in two parts would wait for an acknowledgement, 40 ms.
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = TCPRequest(self, accepted, address[:2])
+            request = TCPRequest(accepted, address[:2])
             self._silent.add(accepted, address[:2], partial(self._on_first_bytes, request))
 
     def _on_first_bytes(self, request: TCPRequest) -> None:
@@ -215,8 +213,7 @@ class TCPRequest(Request):
 
     via: Way = "tcp"
 
-    def __init__(self, listener: TCPListener, accepted: socket.socket, address: Address) -> None:
-        self._listener = listener
+    def __init__(self, accepted: socket.socket, address: Address) -> None:
         self._socket: socket.socket | None = accepted  # None: it is the link's
         self._accepted_from = address
         self._address = address_of(address) or address
@@ -282,13 +279,15 @@ class TCPRequest(Request):
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
                 raise ProtocolError("the peer has a ticket for another challenge")
-        device, when_closed = self._listener.device, acceptor.take_place()
+        devices, when_closed = acceptor.devices, acceptor.take_place()
         attempt.take_over(
-            AddressedEndpoint(device, config, security, tcp.local_address, in_band=in_band)
+            AddressedEndpoint(devices, config, security, tcp.local_address),
+            in_band=in_band,
+            rails=peer.rails,
         )
         attempt.make(when_closed)
         if security.auth is not None:
-            tcp.write(MAGIC + attempt.endpoint.packed())
+            tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
             proof = attempt.begin_proof(tcp, client=False)
             await attempt.prove(tcp, proof, peer, remote.qp_num)
             await tcp.read(len(READY), READY)
@@ -299,15 +298,15 @@ class TCPRequest(Request):
         else:
             attempt.endpoint.connect(remote, tcp.peer_address)
             attempt.post_receives()
-            tcp.write(MAGIC + attempt.endpoint.packed())
+            tcp.write(MAGIC + attempt.endpoint.packed(attempt.hello))
             security.agree(peer)  # as above
             await tcp.read(len(READY), READY)
         if in_band:
             group, channel = ConnectionGroup(tcp), attempt.control_channel
             attempt.link = member = group.join(0)
             member.attach(channel)
-            channel.handle(connect_inband.Responder(channel, group, device, acceptor))
-        return await attempt.start(peer, client=False)
+            channel.handle(connect_inband.Responder(channel, group, acceptor))
+        return await attempt.start(peer, devices, client=False)
 
     def give_up(self, error: BaseException) -> None:
         # A peer of another release has the magic, and then something else than this side expects.

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Self
 from .._core import connection_states, protocol
 from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.connection_states import CLOSING, LifecycleEvent
+from .._core.handshake import Hello
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._core.snapshot_types import ConnectionState, traffic
 from .._datapath import one_sided
-from .._datapath.channel import Counts, MessageMethods
+from .._datapath.message import Counts
 from .._datapath.one_sided import WRChain
+from .._datapath.session import MessageMethods
 from .._loop.shutdown import EXITS, background
 from .._memory.registration_cache import CacheStatistics
 from ..cm.address import Address
@@ -33,11 +35,12 @@ from .batch import Batch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import Begun, ConnectionLifecycle
 from .memory import UserMemory
+from .rails import RailStatus
 from .remote_memory import Remote, RemoteMemory, RemoteRegion
 from .shares import Share
 
 if TYPE_CHECKING:
-    from .endpoint import LocalEndpoint
+    from .endpoint import RailEndpoint
 
 
 @dataclass
@@ -71,12 +74,12 @@ class Connection(ConnectionLifecycle, MessageMethods):
     this side or by the peer's goodbye) or ConnectionBrokenError (its text says why).
     """
 
-    def __init__(self, endpoint: LocalEndpoint) -> None:
-        super().__init__(endpoint)
+    def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
+        super().__init__(endpoint, hello)
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.count_in(self._statistics)
-        self._set_channel(self._messages)
+        self._set_session(self._messages)
         observation.register(self._statistics)
         self._wire_seen: str | None = None
         self._wire_requested = False
@@ -87,6 +90,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         observation.begun(self, self._queue.peer, accepted=accepted)
         if self._state is connection_states.ConnectionState.CLOSED:
             self._report_end()
+        elif self._rails is not None:
+            self._rails.begin()
 
     def _report_end(self) -> None:
         if self._begun is not None:
@@ -146,6 +151,26 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         assert self._endpoint.qp is not None
         return self._endpoint.qp
+
+    @property
+    def rails(self) -> tuple[RailStatus, ...]:
+        """Its queue pairs on this side's devices, as they are now; the lead is the first.
+
+        `device`, `wire` and `queue_pair` are those of the lead.  There are others where `connect`
+        was given several devices.
+        """
+        assert self._begun is not None
+        others = self._rails.status() if self._rails is not None else ()
+        received = self._statistics.bytes_received - sum(rail.bytes_received for rail in others)
+        lead = RailStatus(
+            self.device,
+            "down" if self.closed else "lead",
+            self._begun.since,
+            self._close_cause,
+            self._statistics.bytes_sent,
+            max(0, received),  # messages count when they are taken
+        )
+        return (lead, *others)
 
     @property
     def closed(self) -> bool:
@@ -371,11 +396,13 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         if isinstance(source, LocalMemory) and isinstance(target, RemoteMemory):
-            await one_sided.write(self._queue, source, target, imm, progress)
+            await one_sided.write(self._queue, self._messages.outbox, source, target, imm, progress)
         else:
             remote_memory(target, RemoteMemory)
             async with UserMemory(self._memory, source, target=False) as local:
-                await one_sided.write(self._queue, local, target, imm, progress)
+                await one_sided.write(
+                    self._queue, self._messages.outbox, local, target, imm, progress
+                )
         self._statistics.writes += 1
 
     async def read(

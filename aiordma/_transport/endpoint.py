@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 from .. import verbs
 from .._core.handshake import Endpoint, Hello
-from .._datapath.rail import RESERVED_ENTRIES
+from .._datapath.rail import RESERVED_ENTRIES, SendQueue
 from .._loop.driver import Driver
 from ..cm.address import Address
 from ..config import Config
@@ -31,6 +32,9 @@ from ..errors import (
 from ..mr_pool import REMOTE_RIGHTS
 from ..verbs._device.route_lookup import NO_ROUTE
 from .auth import Security
+
+if TYPE_CHECKING:
+    from .._datapath.protocols import Owner
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -51,6 +55,7 @@ def make_hello(
     security: Security,
     *,
     in_band: bool = False,
+    rails: bool = False,
     max_rd_atomic: int = 0,
     max_dest_rd_atomic: int = 0,
 ) -> Hello:
@@ -70,6 +75,7 @@ def make_hello(
         encrypts=bool(security.encrypt),
         memory_in_clear=security.memory_in_clear,
         in_band=in_band,
+        rails=rails,
         stream=security.stream,
         inspects=security.inspects,
     )
@@ -106,20 +112,20 @@ class ForeignAddressError(ProtocolError):
     """The peer's endpoint has an address that is not the peer's."""
 
 
-class LocalEndpoint:
-    """Driver, completion entries and queue pair.  `close` gives back what there is."""
+class RailEndpoint:
+    """This side's end of a rail: driver, completion entries and queue pair.
 
-    def __init__(
-        self, driver: Driver, config: Config, security: Security, *, in_band: bool = False
-    ) -> None:
-        """Takes over one use of `driver`.  `in_band`: it accepts further connections in-band."""
+    `close` gives back what there is.
+    """
+
+    def __init__(self, driver: Driver, config: Config, security: Security) -> None:
+        """Takes over one use of `driver`."""
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
             tell_of_windows(driver.context.name, level)
         self.driver = driver
         self.config = config
         self.security = security
-        self._in_band = in_band
         attributes = driver.context.query_device()
         self.max_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_init_rd_atom)
         self.max_dest_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_rd_atom)
@@ -137,16 +143,6 @@ class LocalEndpoint:
             raise
         self.qp: verbs.QueuePair | None = None
 
-    @property
-    def hello(self) -> Hello:
-        return make_hello(
-            self.config,
-            self.security,
-            in_band=self._in_band,
-            max_rd_atomic=self.max_rd_atomic,
-            max_dest_rd_atomic=self.max_dest_rd_atomic,
-        )
-
     def create_qp(
         self, make: Callable[[verbs.CompletionQueue, verbs.QPCapabilities], verbs.QueuePair]
     ) -> verbs.QueuePair:
@@ -159,6 +155,11 @@ class LocalEndpoint:
             self.cq.make_room(more)
             self._entries += more
         return self.qp
+
+    def make_queue(self, owner: Owner) -> SendQueue:
+        """The rail itself, which is to be closed before this."""
+        assert self.qp is not None
+        return SendQueue(self.driver, self.qp, owner)
 
     def withhold_rights(self) -> None:
         """A peer that has not proved the key reaches no memory, whatever key of memory it knows.
@@ -188,40 +189,63 @@ class LocalEndpoint:
         self.driver.release()
 
 
-def local_gid(context: verbs.Context, config: Config, address: Address | None) -> verbs.GIDEntry:
-    """The entry of `Config.gid_index`; that of `address`; or the best one if there is none of it.
+def host_part(address: Address | None) -> str:
+    return address[0].partition("%")[0] if address else ""
+
+
+def local_gid(
+    context: verbs.Context, config: Config, address: Address | None, to: verbs.GID | None = None
+) -> verbs.GIDEntry:
+    """The entry of `Config.gid_index`; that of `address`; or the best one, to reach `to`.
 
     VerbsError (ENODATA) for an index without an entry.
     """
-    host = address[0].partition("%")[0] if address else ""
+    host = host_part(address)
     try:
-        entry = context.find_gid(host) if host else context.choose_gid()
+        entry = context.find_gid(host) if host else context.choose_gid(to=to)
     except ValueError:
-        entry = context.choose_gid()
+        entry = context.choose_gid(to=to)
     if config.gid_index is None:
         return entry
     return context.query_gid(config.gid_index, entry.port_num)
 
 
-class AddressedEndpoint(LocalEndpoint):
+def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Address | None) -> Driver:
+    """The driver of the device that has this address, or of the first one."""
+    settings = config.pool_limit, config.polling, config.huge_pages
+    host = host_part(address)
+    for device in devices if host and len(devices) > 1 else ():
+        with suppress(RDMAError, OSError, ValueError):
+            driver = Driver.for_device(device, *settings)
+            try:
+                driver.context.find_gid(host)
+            except BaseException:
+                driver.release()
+                raise
+            return driver
+    return Driver.for_device(devices[0], *settings)
+
+
+class AddressedEndpoint(RailEndpoint):
     """One whose address the peer is told without the connection manager: `endpoint`."""
 
     def __init__(
         self,
-        device: verbs.Device,
+        devices: tuple[verbs.Device, ...],
         config: Config,
         security: Security,
         address: Address | None,
-        *,
-        in_band: bool = False,
+        to: verbs.GID | None = None,
     ) -> None:
-        """Uses the GID of `Config.gid_index`, of `address`, or the best one."""
-        driver = Driver.for_device(device, config.pool_limit, config.polling, config.huge_pages)
-        super().__init__(driver, config, security, in_band=in_band)
+        """On the device that has `address`, or the first one.
+
+        Uses the GID of `Config.gid_index`, of `address`, or the best one to reach `to`."""
+        driver = driver_at(devices, config, address)
+        super().__init__(driver, config, security)
         context = driver.context
         try:
             qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))
-            gid = local_gid(context, config, address)
+            gid = local_gid(context, config, address, to)
             self._pkey_index = (
                 0 if config.pkey is None else context.find_pkey(config.pkey, gid.port_num)
             )
@@ -239,9 +263,9 @@ class AddressedEndpoint(LocalEndpoint):
             self.close()
             raise
 
-    def packed(self) -> bytes:
+    def packed(self, hello: Hello) -> bytes:
         """The endpoint and the hello, as the peer gets them."""
-        return self.endpoint.pack() + self.hello.pack()
+        return self.endpoint.pack() + hello.pack()
 
     def connect(self, remote: Endpoint, address: Address | None, *, proved: bool = False) -> None:
         """Brings the queue pair up; the peer must not send before it has been told.
@@ -285,7 +309,7 @@ class AddressedEndpoint(LocalEndpoint):
         A card connects to nothing: it sends packets when there is something to send.  Its addresses
         may be those of another network than the bootstrap's, so there is nothing to compare.
         """
-        host = address[0].partition("%")[0]
+        host = host_part(address)
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw
         if not self.driver.context.library.may_be_at(gid, verbs.GID.from_ip(host).raw):
             raise ForeignAddressError(

@@ -65,7 +65,7 @@ async def introduce(connection: Connection, data: bytes) -> Connection:
     if connection._inspection is None:
         return connection
     try:
-        connection._messages.send_control(protocol.ConnectData(0, data))
+        connection._messages.controls.send(protocol.ConnectData(0, data))
         await connection._inspection.message()
     except BaseException:
         connection.abort()
@@ -100,7 +100,7 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
         raise
     if refusal is None:
         connection._messages.awaiting_admission = False
-        connection._messages.send_control(protocol.ConnectAccepted(0))
+        connection._messages.controls.send(protocol.ConnectAccepted(0))
         return True
     await refuse(connection, refusal)
     return False

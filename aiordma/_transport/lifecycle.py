@@ -18,6 +18,7 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from .. import verbs
 from .._core import protocol
 from .._core.connection_states import (
     CLOSING,
@@ -29,8 +30,7 @@ from .._core.connection_states import (
 )
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
-from .._datapath.channel import MessageChannel
-from .._datapath.rail import SendQueue
+from .._datapath.session import Session
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from ..cm.address import Address
@@ -50,11 +50,12 @@ from ..errors import (
 from .auth import NOT_THE_SAME_KEY, KeyProof
 from .keep_alive import KeepAlive
 from .memory import Memory
+from .rails import Rails
 from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .encryption import KeyExchange
-    from .endpoint import LocalEndpoint
+    from .endpoint import RailEndpoint
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -190,19 +191,19 @@ class ControlChannel:
 
     @property
     def can_send_now(self) -> bool:
-        return self._messages.can_send_control_now
+        return self._messages.controls.can_send_now
 
     def new_request_id(self) -> int:
-        return self._messages.request_id()
+        return self._messages.controls.new_request_id()
 
     def send_now(self, message: protocol.Message) -> bool:
         """False if it cannot be sent without waiting for a credit or memory."""
-        return self._messages.send_control_now(message)
+        return self._messages.controls.send_now(message)
 
     def send(self, message: protocol.Message) -> None:
         """As soon as there is a credit, unless the connection has ended."""
         if not self._messages.ended:
-            self._messages.send_control(message)
+            self._messages.controls.send(message)
 
     def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
         """Calls it for what arrives before the handshake is done."""
@@ -212,11 +213,11 @@ class ControlChannel:
 class ConnectionLifecycle:
     """The parts of a connection and its state, from the handshake to the last resource."""
 
-    def __init__(self, endpoint: LocalEndpoint) -> None:
-        """Takes over `endpoint`, which has its queue pair."""
-        assert endpoint.qp is not None
+    def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
+        """Takes over `endpoint`, which has its queue pair; `hello` is this side's."""
         config = endpoint.config
         self._endpoint = endpoint
+        self._hello = hello
         self._key_proof: KeyProof | None = None
         self._keep_alive: KeepAlive | None = None
         self._config = config
@@ -227,6 +228,7 @@ class ConnectionLifecycle:
         self._inband: InbandHandler | None = None
         self._inspection: Inspection | None = None
         self._peer: Hello | None = None
+        self._rails: Rails | None = None  # besides the lead
         self._state = ConnectionState.CONNECTING
         self._close_cause: BaseException | None = None
         self._peer_close_error: RDMAError | None = None
@@ -238,9 +240,9 @@ class ConnectionLifecycle:
         # the user drops is finalized (`__del__`).
         self._owner = ConnectionOwner(self)
         driver = endpoint.driver
-        self._queue = SendQueue(driver, endpoint.qp, self._owner)
+        self._queue = endpoint.make_queue(self._owner)
         self._memory = Memory(driver.pool, driver.registrations, config, self._owner.error_for)
-        self._messages = MessageChannel(
+        self._messages = Session(
             queue=self._queue, memory=self._memory, config=config, owner=self._owner
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
@@ -294,9 +296,11 @@ class ConnectionLifecycle:
     def _bind_key_proof(self, peer: Hello, peer_qp_num: int) -> None:
         assert self._key_proof is not None
         assert self._endpoint.qp is not None
-        self._key_proof.bind((self._endpoint.hello, peer), (self._endpoint.qp.qp_num, peer_qp_num))
+        self._key_proof.bind((self._hello, peer), (self._endpoint.qp.qp_num, peer_qp_num))
 
-    async def _start(self, link: Link, peer: Hello, *, client: bool) -> None:
+    async def _start(
+        self, link: Link, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
+    ) -> None:
         """The link is up: opens the connection, once both sides have proved a key if there is one.
 
         Raises when one side cannot, and when the queue pair has failed meanwhile.
@@ -309,6 +313,18 @@ class ConnectionLifecycle:
         if link.peer_address is not None:
             self._queue.peer = self._sharing.peer = host_port(link.peer_address)
         self._peer = peer
+        if peer.rails and self._hello.rails:
+            self._rails = Rails(
+                self._owner,
+                self._messages,
+                self._config,
+                self._endpoint.security,
+                devices,
+                self._endpoint.driver.context.name,
+                link.peer_address,
+                client,
+                self._loop.time,
+            )
         if peer.inspects if client else self._endpoint.security.inspects:
             self._inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
@@ -341,7 +357,7 @@ class ConnectionLifecycle:
             del proof
 
     def _send_proof(self, message: protocol.Message) -> None:
-        self._messages.send_control(message)
+        self._messages.controls.send(message)
         self._hear()  # before it counts as proved
 
     def _report_end(self) -> None:
@@ -413,7 +429,7 @@ class ConnectionLifecycle:
                     ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
                 )
             case protocol.Ping():
-                self._messages.send_control(protocol.Pong(message.request_id))
+                self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._inspection:
                 self._inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
@@ -422,6 +438,8 @@ class ConnectionLifecycle:
                 raise ProtocolError(
                     f"the peer sent a {type(message).__name__} before its connection was accepted"
                 )
+            case _ if self._rails is not None and self._rails.control(message):
+                pass
             case _:
                 self._sharing.control(message)
 
@@ -452,7 +470,7 @@ class ConnectionLifecycle:
 
     def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
         """Sends a goodbye with the reason, and ends without waiting for its delivery."""
-        self._messages.send_control(protocol.Goodbye(0, code, str(error)))
+        self._messages.controls.send(protocol.Goodbye(0, code, str(error)))
         self._end(error.with_traceback(None))  # whose frames have this connection
 
     def _disconnected(self, reason: str) -> None:
@@ -465,6 +483,12 @@ class ConnectionLifecycle:
         """Ends the connection if its queue pair has failed, unless it has ended."""
         if self._queue.failed and self._queue.error is not None:
             self._end(self._queue.error)
+
+    def _hear_rails(self) -> None:
+        """As `_hear`, and of the other queue pairs; not from within a drain."""
+        self._hear()
+        if self._rails is not None and self._close_cause is None:
+            self._rails.hear()
 
     def _end(self, error: BaseException) -> None:
         """Ends the connection for this reason, unless it has ended.
@@ -506,6 +530,8 @@ class ConnectionLifecycle:
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)
+        if self._rails is not None:
+            self._rails.end(root)
         self._memory.end(root)
         self._sharing.end(root)
         self._messages.end(root)
@@ -528,9 +554,11 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._messages.offers.close_windows()
+        self._messages.outbox.offers.end_windows()
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
+        if self._rails is not None:
+            self._rails.close()
         self._messages.close()
         self._endpoint.close()
         if self._link is not None:
@@ -582,7 +610,7 @@ class ConnectionOwner:
         connection = self._connection()
         # The end of a loop gives all back by itself.
         if connection is not None and not connection._loop.is_closed():
-            connection._loop.call_soon(connection._hear)
+            connection._loop.call_soon(connection._hear_rails)
 
     def early(self) -> None:
         if self.on_early is not None:

@@ -49,8 +49,8 @@ from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
-    from .._datapath.channel import MessageChannel
     from .._datapath.rail import SendQueue
+    from .._datapath.session import Session
 
 A = TypeVar("A")
 
@@ -91,13 +91,13 @@ class Sharing:
         self,
         pool: MemoryPool,
         config: Config,
-        messages: MessageChannel,
+        messages: Session,
         queue: SendQueue,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
         self.pool = pool
         self._config = config
-        self._messages = messages
+        self._controls = messages.controls
         self.queue = queue
         self.peer = ""  # its name, for errors
         self._waiter_error = waiter_error
@@ -163,7 +163,7 @@ class Sharing:
             # A caller that gave up does not expect the memory to be used, so it is withdrawn, even
             # if the peer has been told of it.
             if told is not None:
-                self._messages.withdraw_control(told)
+                self._controls.withdraw(told)
             share._end(tells=told is not None)
             raise
         share._lease_from_now(lease)  # the peer's device has the token now
@@ -216,14 +216,14 @@ class Sharing:
         internal = protocol.ErrorCode.INTERNAL
         try:
             if loan._lease_from_now(lease):  # when the peer can use it
-                self._messages.send_control(protocol.RegionGrant(request_id, loan.token))
+                self._controls.send(protocol.RegionGrant(request_id, loan.token))
             else:
                 self._refuse(request_id, internal, "the loan ended before it began")
         except RDMAError as error:
             self._refuse(request_id, internal, cause_text(error))
 
     def _refuse(self, request_id: int, code: protocol.ErrorCode, text: str) -> None:
-        self._messages.send_control(protocol.Error(request_id, code, text))
+        self._controls.send(protocol.Error(request_id, code, text))
 
     def _lease_for(self, lease_ms: int) -> float | None:
         """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
@@ -243,7 +243,7 @@ class Sharing:
         try:
             if share is not None and share._lease_from_now(lease, at_least=True):
                 renewed = protocol.RegionLease(request_id, share.region_id, milliseconds(lease))
-                self._messages.send_control(renewed)
+                self._controls.send(renewed)
             else:
                 self._refuse(request_id, code.UNKNOWN_REGION, "its lease has ended")
         except RDMAError as error:
@@ -291,7 +291,7 @@ class Sharing:
         task was cancelled as it came."""
         while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
             await self._requesters.wait()
-        request_id = self._messages.request_id()
+        request_id = self._controls.new_request_id()
         future: asyncio.Future[Any] = self._loop.create_future()
         message = make(request_id)
         self._requests[request_id] = Request(future, now(), message)
@@ -354,7 +354,7 @@ class Sharing:
         if self._ended is not None:
             raise self._waiter_error(self._ended)
         future: asyncio.Future[None] = self._loop.create_future()
-        self._messages.send_control(message, future)
+        self._controls.send(message, future)
         return future
 
     # ---- control messages of the peer ----------------------------------------------------

@@ -20,7 +20,15 @@ from contextvars import ContextVar
 from typing import IO, Any
 from weakref import WeakKeyDictionary, finalize
 
-from .._options import CLIENT, STREAM_SERVER, ClientOptions, Options, StreamServerOptions, Via
+from .._options import (
+    CLIENT,
+    STREAM_SERVER,
+    ClientOptions,
+    Devices,
+    Options,
+    StreamServerOptions,
+    Via,
+)
 from ..config import DEFAULT, Config
 from ..errors import ConnectionManagerError, ProtocolError
 from ..transport import Address, Connection, check_security, connect_with, numeric
@@ -67,7 +75,7 @@ class OverRDMA:
     `aiordma.listen`; `applies` selects the addresses, by default all.
     """
 
-    device: str | None = None
+    device: Devices = None
     via: Via = "cm"
     config: Config = DEFAULT
 

@@ -31,6 +31,7 @@ hellos = st.builds(
     in_band=st.booleans(),
     encrypts=st.booleans(),
     memory_in_clear=st.booleans(),
+    rails=st.booleans(),
 )
 endpoints = st.builds(
     Endpoint,
@@ -105,7 +106,6 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
         (bytes(56), "this is no hello of aiordma (56 bytes"),
         (ENDPOINT.pack(), "this is no hello of aiordma (40 bytes, beginning with b'AIOE')"),
         (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 2"),
-        (edited(HELLO.pack(), 5, 128), "what this side does not know (flags 0x80)"),
         (edited(HELLO.pack(), 5, 1), "what this side does not know (flags 0x01)"),
         (HELLO.pack()[:31], "cut short, 31 bytes of 32"),
         (HELLO.pack() + b"\0\0x", "bytes after the end"),

@@ -32,6 +32,10 @@ from aiordma._core.protocol import (
     Message,
     Ping,
     Pong,
+    RailAnswer,
+    RailDown,
+    RailOffer,
+    RailReady,
     ReadyToUse,
     ReceiveSize,
     RegionEnd,
@@ -80,6 +84,10 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     ReadyToUse: st.builds(ReadyToUse, u32),
     ConnectData: st.builds(ConnectData, u32, st.binary(max_size=64)),
     ConnectAccepted: st.builds(ConnectAccepted, u32),
+    RailOffer: st.builds(RailOffer, u32, u32, bytes40),
+    RailAnswer: st.builds(RailAnswer, u32, u32, bytes40),
+    RailReady: st.builds(RailReady, u32, u32),
+    RailDown: st.builds(RailDown, u32, u32),
 }
 messages = st.one_of(*MESSAGES.values())
 
@@ -118,7 +126,7 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
         "RegionGrant=3 RegionReturn=4 RegionRequest=5 RegionRelease=6 Ping=7 Pong=8 Goodbye=9 "
         "Error=10 AuthHello=11 AuthAnswer=12 AuthProof=13 ReceiveSize=14 ConnectRequest=15 "
         "ConnectReply=16 ReadyToUse=17 RegionEnd=18 RegionRenew=19 RegionLease=20 ConnectData=21 "
-        "ConnectAccepted=22"
+        "ConnectAccepted=22 RailOffer=23 RailAnswer=24 RailReady=25 RailDown=26"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "

@@ -13,8 +13,9 @@ import pytest
 from aiordma import Message, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._datapath.channel import MessageChannel, MessageMethods
+from aiordma._datapath.keys import ReadKeys
 from aiordma._datapath.rail import SendQueue
+from aiordma._datapath.session import MessageMethods, Session
 from aiordma._datapath.work_queue import WorkRequestTable
 from aiordma._memory.registration_cache import RegistrationCache
 from aiordma._transport.memory import Memory
@@ -51,7 +52,8 @@ class Room:
 class Driver:
     """What a SendQueue needs of its event loop's driver."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: MemoryPool) -> None:
+        self.pool = pool
         self.table = WorkRequestTable()
         self.reported: list[Exception] = []
 
@@ -96,10 +98,15 @@ class Owner:
 class Wire:
     """Two connected queue pairs: one for channels, one after another, and the peer's."""
 
-    def __init__(self, context: verbs.Context, kind: type[SendQueue] = SendQueue) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(
+        self, context: verbs.Context, kind: type[SendQueue] = SendQueue, lead: Wire | None = None
+    ) -> None:
+        """With `lead`, another rail of its channels."""
+        self.lead = lead
+        self.loop: asyncio.AbstractEventLoop = lead.loop if lead else asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
-        self.driver = Driver()
+        self.pool = MemoryPool(pd, limit=1 << 28)
+        self.driver = Driver(self.pool)
         self.table = self.driver.table
         self.table.loop = self.loop
         self.events = context.create_comp_channel()
@@ -114,7 +121,6 @@ class Wire:
         self._ended: list[verbs.WCStatus] = []
         for slot in range(DEPTH):
             self._peer_receives(slot)
-        self.pool = MemoryPool(pd, limit=1 << 28)
         self.owner = Owner()
         self.queue = kind(self.driver, self.qp, self.owner)
         self.registrations = self.loop.run_until_complete(self._registrations())
@@ -199,7 +205,8 @@ class Wire:
         assert self.pool.leases == 0
         self.pool.close()
         self.pd.close()
-        self.loop.close()
+        if self.lead is None:
+            self.loop.close()
 
 
 class BareChannel:
@@ -218,19 +225,20 @@ class BareChannel:
         library = wire.pd.context.library
         real, library.dereg_mr = library.dereg_mr, dereg_mr or library.dereg_mr
         wire.pool.has_windows = dereg_mr is None  # else each message is a region
-        self.channel = MessageChannel(
+        wire.queue.keys = ReadKeys(wire.pool)
+        library.dereg_mr = real
+        self.channel = Session(
             queue=wire.queue,
             memory=Memory(wire.pool, wire.registrations, Config(), self.owner.error_for),
             config=room,
             owner=self.owner,
         )
-        library.dereg_mr = real
         wire.queue.frame_handler = self.channel
         if len(wire.table) < room.data_receives:  # those that another channel has left
             self.channel.post_receives()
         self.channel.start(peer or Room())
         self.methods = MessageMethods()
-        self.methods._set_channel(self.channel)
+        self.methods._set_session(self.channel)
 
     def send(self, data: Any, imm: int | None = None) -> asyncio.Future[None]:
         return self.methods.send_nowait(data, imm=imm)

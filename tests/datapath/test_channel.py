@@ -47,6 +47,8 @@ def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
         if len(behind) != 8:
             raise ProtocolError(f"the peer sent an acknowledgement of {len(content)} bytes")
         raise ProtocolError("the peer says it has read a message that was not offered")
+    if kind is FrameKind.RNDV_KEYS:
+        raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
     if kind is FrameKind.CONTROL:
         message = protocol.decode(behind)
         return [], [] if isinstance(message, protocol.ReceiveSize) else [message], 0

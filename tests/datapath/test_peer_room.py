@@ -15,7 +15,7 @@ LARGEST, TAG = 4096, 16
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(64, 2 * LARGEST)), max_size=30))
 def test_sizes_are_those_that_the_peer_has_announced(said: list[tuple[int, int]]) -> None:
     """Each from its receive on, but never more than this side uses; a tag takes its part of it."""
-    room, sizes = PeerRoom(256, LARGEST, TAG), [(0, 256)]
+    room, sizes = PeerRoom(256, LARGEST, TAG, 0), [(0, 256)]
     for sent, (ahead, size) in enumerate(said):
         first = max(sent, sizes[-1][0]) + ahead
         if sum(known > sent for known, _ in sizes) == 8:
@@ -29,7 +29,7 @@ def test_sizes_are_those_that_the_peer_has_announced(said: list[tuple[int, int]]
 
 
 def test_a_receive_that_is_used_has_its_size() -> None:
-    room = PeerRoom(256, LARGEST, TAG)
+    room = PeerRoom(256, LARGEST, TAG, 0)
     room.longest_after(3)
     with pytest.raises(ProtocolError, match="receive 2, which has been used"):
         room.announced(2, 512)

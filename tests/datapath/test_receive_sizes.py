@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
 from aiordma._datapath.receives import ReceiveSizes
+from aiordma.errors import RDMAError
 from tests.transport.raw_peer import Piece, rendezvous
 
-from .bare_channel import BareChannel, Room, Wire, frame, wire
+from .bare_channel import OWN, BareChannel, Room, Wire, frame, wire
 
 __all__ = ["wire"]
 
-SMALL, LARGEST, COUNT = 256, 4096, 12
+SMALL, LARGEST, COUNT = 1024, 4096, 12
 GROW_AFTER, SHRINK_AFTER = 4, 256
 
 lengths = st.sampled_from([SMALL, SMALL + 1, LARGEST, LARGEST + 1])
@@ -39,27 +43,28 @@ GROWN = (LARGEST, GROW_AFTER, "told")
 @example([GROWN, (SMALL, SHRINK_AFTER, "told"), GROWN, (LARGEST, COUNT, "told")])
 @given(st.lists(st.tuples(lengths, counts, answers), max_size=8))
 def test_they_have_the_size_that_the_frames_fit(runs: list[tuple[int, int, str]]) -> None:
-    """And what is still posted of the smaller ones is known, since blocks are kept for those."""
-    sizes, size = ReceiveSizes(SMALL, LARGEST), SMALL
-    posted, frames = deque([SMALL] * COUNT), list[int]()
+    """Blocks are kept for the receives that were posted before they grew."""
+    sizes, size, before = ReceiveSizes(SMALL, LARGEST), SMALL, 0
+    frames = list[int]()
     for length, times, answer in runs:
         for _ in range(times):
             if length <= LARGEST:
                 frames.append(length)
-            wanted = sizes.wanted_after(posted.popleft(), length)
+            wanted = sizes.wanted_after(length)
+            before = max(0, before - 1)
             assert wanted == fitting(size, frames)
             if wanted != size and answer != "wait":
-                size = wanted if answer == "told" else size
-                sizes.use(size, sum(it < size for it in posted))
+                if answer == "told":
+                    size, before = wanted, COUNT if wanted == LARGEST else 0
+                sizes.use(size, before)
                 frames.clear()
-            posted.append(size)
-            assert sizes.too_small == sum(it < size for it in posted)
+            assert sizes.smaller == before
 
 
 @pytest.mark.parametrize(("credits", "size"), [(8, LARGEST), (1, SMALL)])
 def test_they_change_once_the_peer_can_be_told(wire: Wire, credits: int, size: int) -> None:
     """And the blocks that are kept for it go with the connection, as the wire's end looks."""
-    room = Room(data_receives=6, max_eager_size=LARGEST)  # which are posted again one by one
+    room = Room(6, eager_size=SMALL, max_eager_size=LARGEST)  # which are posted again one by one
     bare = BareChannel(wire, room, Room(control_receives=credits))
     wire.peer_sends(frame(FrameKind.DATA))
     for number in range(GROW_AFTER):
@@ -67,3 +72,112 @@ def test_they_change_once_the_peer_can_be_told(wire: Wire, credits: int, size: i
     bare.received()
     assert bare.channel.figures()["receive_size"] == size
     bare.close()
+
+
+# ---- their memory --------------------------------------------------------------------------------
+
+
+def peer_sends_large(wire: Wire, bare: BareChannel, count: int = GROW_AFTER) -> None:
+    """Messages that only large receives have room for; they are read, and taken."""
+    for number in range(count):
+        there = Piece(wire.mr.addr + OWN, LARGEST - 8, wire.mr.rkey)
+        wire.peer_sends(rendezvous(number, there))
+        wire.until(lambda: wire.queue.free == wire.queue.capacity)
+        bare.received()
+
+
+def peer_sends_small(wire: Wire, bare: BareChannel, count: int = 1) -> None:
+    for _ in range(count):
+        wire.peer_sends(frame(FrameKind.DATA))
+        bare.received()
+
+
+@pytest.fixture
+def growing(wire: Wire, receives: int) -> Iterator[BareChannel]:
+    """The end of its wire looks whether a block is left."""
+    room = Room(receives, eager_size=SMALL, max_eager_size=LARGEST, fetch_ahead=1 << 20)
+    bare = BareChannel(wire, room, Room(control_receives=1000))
+    yield bare
+    bare.close()
+    assert not wire.driver.reported + bare.owner.errors
+
+
+@pytest.fixture
+def receives() -> int:
+    """For messages; of these, each is posted again on its own."""
+    return 6
+
+
+def test_growth_that_is_refused_is_tried_after_as_many_frames_more(
+    wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks that there were go back to the pool."""
+    make, asked = wire.pool._block, list[int]()
+
+    def block(size: int) -> Any:
+        if size == LARGEST:
+            asked.append(frames)
+            if len(asked) % 3 == 0:
+                raise RDMAError("no more")
+        return make(size)
+
+    monkeypatch.setattr(wire.pool, "_block", block)
+    for frames in range(1, 2 * GROW_AFTER + 2):  # noqa: B007 - `block` notes it
+        peer_sends_large(wire, growing, 1)
+    assert asked == [GROW_AFTER] * 3 + [2 * GROW_AFTER] * 3
+
+
+def test_no_block_is_kept_that_no_receive_needs(wire: Wire, growing: BareChannel) -> None:
+    """Receives grow while large ones are posted from the time before they shrank."""
+    figures = growing.channel.figures
+    peer_sends_large(wire, growing)
+    peer_sends_small(wire, growing, SHRINK_AFTER + GROW_AFTER)
+    assert (figures()["receive_size"], figures()["larger_blocks"]) == (SMALL, 0)
+    peer_sends_large(wire, growing)
+    assert figures()["receive_size"] == LARGEST
+    assert figures()["larger_blocks"] > 0
+    peer_sends_small(wire, growing, 2 * figures()["receives"])
+    assert figures()["larger_blocks"] == 0
+
+
+@pytest.mark.parametrize("receives", [24])  # which are posted again by six
+def test_a_block_is_kept_for_each_receive_that_is_too_small(
+    wire: Wire, growing: BareChannel
+) -> None:
+    """One that a control frame has used is posted again at once, whatever the pool has."""
+    peer_sends_large(wire, growing, 6)
+    assert growing.channel.figures()["larger_blocks"] > 0
+    for _ in range(growing.channel.figures()["receives"]):
+        wire.peer_sends(frame(FrameKind.CONTROL, protocol.encode(protocol.Pong(0))))
+
+
+def test_a_receive_without_memory_is_posted_later(
+    wire: Wire, growing: BareChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several are with the first of them; and none is after the end."""
+    figures, later = growing.channel.figures, list[Callable[[], None]]()
+    monkeypatch.setattr(wire.loop, "call_later", lambda _, callback: later.append(callback))
+    held: list[Any] = [*iter(partial(wire.pool.take, SMALL), None)]
+    there = figures()["receives"]
+
+    def refuse(_: int) -> None:
+        raise RDMAError("no more")
+
+    def take(count: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(wire.pool, "_block_if_first", refuse)
+            for _ in range(count):
+                wire.peer_sends(frame(FrameKind.DATA))
+                held.extend(growing.received())
+        assert figures()["receives"] == there - count
+
+    take(2)
+    assert len(later) == 1
+    later.pop()()
+    assert figures()["receives"] == there
+    take(1)
+    growing.channel.end(ConnectionError("over"))
+    later.pop()()
+    assert figures()["receives"] == there - 1
+    for block in held:
+        block.release()

@@ -125,6 +125,8 @@ def unpack_bundle(buffer: memoryview) -> Iterator[tuple[int, int, int | None]]:
 
 
 _PIECE = struct.Struct("<QQII")
+_KEYS = struct.Struct("<IIII")
+_KEY = struct.Struct("<II")
 MAX_PIECES = 128
 """Pieces of one rendezvous message at most."""
 
@@ -159,3 +161,21 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
             raise ProtocolError("the peer sent a rendezvous request with stray bytes")
         pieces.append((address, length, rkey))
     return request_id, pieces
+
+
+def pack_keys(request_id: int, rail: int, first: int, keys: list[tuple[int, int]]) -> bytes:
+    """An RNDV_KEYS frame behind its header: rkey and flags of the pieces from `first` on."""
+    head = _KEYS.pack(request_id, rail, first, len(keys))
+    return head + b"".join(_KEY.pack(*key) for key in keys)
+
+
+def unpack_keys(content: bytes) -> tuple[int, int, int, list[tuple[int, int]]]:
+    """What `pack_keys` was given; ProtocolError for what is malformed."""
+    size = len(content)
+    request_id, rail, first, count = _KEYS.unpack_from(content) if size >= _KEYS.size else [0] * 4
+    if not 0 < count <= MAX_PIECES or size != _KEYS.size + count * _KEY.size:
+        raise ProtocolError(f"the peer sent {size} bytes as keys of {count} pieces")
+    keys = list(_KEY.iter_unpack(content[_KEYS.size :]))
+    if any(flags & ~1 for _, flags in keys):
+        raise ProtocolError("the peer sent keys with stray bytes")
+    return request_id, rail, first, keys

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
 from aiordma.errors import ProtocolError
 
-from .frames import bundled_size, pack_bundled, pack_header, unpack_bundle, unpack_header
+from .frames import (
+    bundled_size,
+    pack_bundled,
+    pack_header,
+    pack_keys,
+    unpack_bundle,
+    unpack_header,
+    unpack_keys,
+)
 
 u8, u16, u32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
 
@@ -28,6 +36,15 @@ def test_layout() -> None:
     assert packed(FrameKind.RNDV_RTS, 0, 1).hex() == "0400010000000000"
     assert packed(FrameKind.RNDV_RTS, 0, 1, 7).hex() == "8400010007000000"
     assert packed(FrameKind.RNDV_ACK, 1, 0).hex() == "0601000000000000"
+    assert packed(FrameKind.RNDV_KEYS, 1, 0).hex() == "0701000000000000"
+
+
+def test_keys_in_bytes() -> None:
+    content = pack_keys(1, 2, 3, [(0x11223344, 1), (5, 0)])
+    assert content.hex(" ", 8) == (
+        "0100000002000000 0300000002000000 4433221101000000 0500000000000000"
+    )
+    assert unpack_keys(content) == (1, 2, 3, [(0x11223344, 1), (5, 0)])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +53,7 @@ def test_layout() -> None:
         ("", "shorter than its header"),
         ("01000000000000", "shorter than its header"),
         ("0000000000000000", "unknown kind 0x00"),
-        ("0700000000000000", "unknown kind 0x07"),
+        ("0800000000000000", "unknown kind 0x08"),
         ("8200000000000000", "unknown kind 0x82"),
         ("8600000000000000", "unknown kind 0x86"),
         ("4100000000000000", "unknown kind 0x41"),

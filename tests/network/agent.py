@@ -27,7 +27,7 @@ from aiordma.verbs import (
     QPType,
     ScatterGatherElement,
 )
-from tests.transport.connection_factory import ALL, UNTIMED, pattern
+from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern
 
 # Of the limits only those of the device's path are tested, and of the probes only the kernel's.
 LIMITLESS = replace(UNTIMED, keep_alive=None)
@@ -171,6 +171,8 @@ class Agent:
 
     def __init__(self, device: str) -> None:
         self._device = device
+        # The peer's other devices are at other addresses than that of the link.
+        self._auth = KEY if device == "all" else None
         self._stack = ExitStack()
         self.qp: QueuePair | None = None
         self._listener: aiordma.Listener | None = None
@@ -187,7 +189,7 @@ class Agent:
 
     async def listen(self, host: str, via: str) -> int:
         self._listener = await aiordma.listen(
-            host, 0, device=self._device, via=cast(Via, via), config=LIMITLESS
+            host, 0, device=self._device, via=cast(Via, via), config=LIMITLESS, auth=self._auth
         )
         return self._listener.port
 
@@ -216,8 +218,26 @@ class Agent:
             via=cast(Via, via),
             source=None if source is None else (source, 0),
             config=config,
+            auth=self._auth,
         )
         return list(self.conn.local_address or ())
+
+    async def rails(self) -> list[list[str]]:
+        """Device, state and address of each, once none is under way."""
+        conn = self.conn
+        states = {"connecting"}
+        while "connecting" in states or len(conn.rails) < 2:
+            await asyncio.sleep(0)
+            states = {rail.state for rail in conn.rails}
+        assert conn._rails is not None
+        (further,) = conn._rails.rails
+        assert further.endpoint is not None
+        assert conn.local_address is not None
+        addresses = conn.local_address[0], str(GID(further.endpoint.endpoint.gid).ip)
+        return [
+            [rail.device, rail.state, address]
+            for rail, address in zip(conn.rails, addresses, strict=True)
+        ]
 
     async def echo(self, count: int, size: int, seed: int = 0) -> float:
         """Echo messages, as many outstanding as the connection allows; return the seconds."""

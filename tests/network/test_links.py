@@ -107,6 +107,24 @@ def test_data_goes_over_the_cable_of_its_address(
         assert more[1 - number] < LITTLE
 
 
+def test_a_connection_has_a_rail_on_each_cable(rails: list[Agents], via: str, family: str) -> None:
+    for number in (1, 0):
+        left, right = rails[number]
+        connect(
+            (left.of("all", left.namespace), right.of("all", right.namespace)),
+            address_of(right.namespace, family),
+            via,
+        )
+        for side in (0, 1):
+            agent, other = rails[number][side], rails[1 - number][side]
+            assert agent.of("all", agent.namespace).call("rails") == [
+                [agent.device, "lead", address_of(agent.namespace, family)],
+                [other.device, "up", address_of(other.namespace, family)],
+            ]
+        for agent in (left, right):
+            agent.of("all", agent.namespace).call("close")
+
+
 def port_becomes(agent: AgentProcess, event: str, state: str) -> None:
     """The next event of its port but those of the addresses that come and go with the cable."""
     while (told := agent.call("event")) == "GID_CHANGE":

@@ -25,7 +25,7 @@ import uvloop
 
 import aiordma
 from aiordma import Connection, Server, streams
-from aiordma._datapath.channel import SPARE_BLOCKS
+from aiordma._datapath.controls import SPARE_BLOCKS
 from aiordma._loop import per_loop_resource
 from aiordma.streams import StreamServer
 from aiordma.transport import Via

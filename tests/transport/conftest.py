@@ -15,6 +15,7 @@ from aiordma._loop.adaptive_polling import AdaptivePolling
 from aiordma.transport import Via
 from tests import combinations
 from tests.conftest import SLOW, all_embedded, every_combination
+from tests.session.pair import PairFactory
 
 from .connection_factory import ConnectionFactory
 
@@ -56,6 +57,7 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def factory(
+    request: pytest.FixtureRequest,
     device_name: str,
     peer_name: str,
     peer_host: str,
@@ -63,6 +65,8 @@ def factory(
     polling_mode: None,
     pytestconfig: pytest.Config,
 ) -> ConnectionFactory:
+    if combinations.is_on_pair(request.node):
+        return PairFactory(device_name, peer_host, connection_method, 1.0)
     return ConnectionFactory(
         device_name,
         peer_host,

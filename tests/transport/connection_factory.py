@@ -142,6 +142,11 @@ class ConnectionFactory:
         """TimeoutError after `BUSY` times this long, on a device that is not slow."""
         return asyncio.timeout(seconds * self.slow * BUSY)
 
+    async def rest(self, *conns: Connection) -> None:
+        """Lets both sides of a pair come to rest, and looks whether they are, where that can be
+        known."""
+        await yield_loop(1)
+
     async def both(
         self, listener: Listener, config: Config = SMALL
     ) -> tuple[Connection, Connection]:

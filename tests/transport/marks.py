@@ -9,3 +9,5 @@ by_cm = pytest.mark.by_cm
 by_tcp = pytest.mark.by_tcp
 counts_turns = pytest.mark.counts_turns
 sets_polling = pytest.mark.sets_polling
+on_pair = pytest.mark.on_pair
+on_device = pytest.mark.on_device

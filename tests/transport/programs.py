@@ -9,14 +9,14 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import random
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import strategies as st
-
 from aiordma import (
+    Config,
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
@@ -27,9 +27,10 @@ from aiordma import (
     Share,
 )
 from aiordma._core.frames import HEADER_SIZE
+from aiordma.errors import LeaseEndedError, RequestRefusedError, WorkCompletionError
 from aiordma.mr_pool import Region
 
-from .connection_factory import ALL, SMALL, pattern, yield_loop
+from .connection_factory import ALL, ALONE, SMALL, ConnectionFactory, pattern, yield_loop
 
 EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
@@ -41,39 +42,71 @@ SUM, WORD, CONSTANT, CELLS = 0, 8, 64, 64 + STAGED + 1
 ARENA = 2 << 20
 ENDED = (ConnectionClosedError, ConnectionBrokenError)
 UNKNOWN = -1
+UNCHANGED = pattern(STAGED + 1)
 LAST = 0xFFFFFFFF  # immediate data of the last message of each side
 
-sides = st.integers(0, 1)
-sizes = st.sampled_from(SIZES)
-cell_sizes = st.sampled_from([0, 1, 8, 1000, 5000, STAGED, STAGED + 1])
-imms = st.sampled_from([None, None, 0, 7, 0xFFFFFFFE])
-counts = st.integers(0, 100)
+SIDES = (0, 1)
+CELL_SIZES = (0, 1, 8, 1000, 5000, STAGED, STAGED + 1)
+IMMS = (None, None, 0, 7, 0xFFFFFFFE)
+COUNTS = range(100)
+PIECES = (100, 5000)  # bytes; of the longer ones each is read by itself
+TURNS = (1, 1, 2, 3, 5, 10, 20)
 
-STEPS = st.one_of(
-    st.tuples(st.just("send"), sides, sizes, imms),
-    st.tuples(st.just("send_nowait"), sides, sizes, imms),
-    st.tuples(st.just("recv"), sides, st.booleans()),
-    st.tuples(st.just("recv_into"), sides, sizes),
-    st.tuples(st.just("release"), sides),
-    st.tuples(st.just("cancel"), sides, counts),
-    st.tuples(st.just("cancel"), sides, counts),
-    st.tuples(st.just("write"), sides, cell_sizes, st.sampled_from([None, None, 3])),
-    st.tuples(st.just("read"), sides, cell_sizes),
-    st.tuples(st.just("fetch_and_add"), sides),
-    st.tuples(st.just("compare_and_swap"), sides, counts),
-    st.tuples(st.just("batch"), sides, st.lists(cell_sizes, max_size=4)),
-    st.tuples(st.just("share"), sides, st.sampled_from([1, 100, 5000])),
-    st.tuples(st.just("borrow"), sides, st.sampled_from([1, 100, 5000]), st.booleans()),
-    st.tuples(st.just("recv_region"), sides),
-    st.tuples(st.just("recv_buffer"), sides),
-    st.tuples(st.just("burst"), sides, st.lists(st.sampled_from([0, 1, 100, EAGER, 5000]))),
-    st.tuples(st.just("turns"), sides, st.sampled_from([1, 1, 2, 3, 5, 10, 20])),
-    st.tuples(st.just("turns"), sides, st.sampled_from([1, 1, 2, 3, 5, 10, 20])),
+# Each step, as often as it is here, and what its arguments are drawn from; a list, as many as that.
+STEPS: tuple[tuple[Any, ...], ...] = (
+    ("send", SIZES, IMMS),
+    ("send_nowait", SIZES, IMMS),
+    ("send_pieces", range(2, 24), PIECES),
+    ("recv", (False, True)),
+    ("take", range(8)),
+    ("recv_into", SIZES),
+    ("release",),
+    ("cancel", COUNTS),
+    ("cancel", COUNTS),
+    ("recv_and_cancel", COUNTS),
+    ("rest",),
+    ("write", CELL_SIZES, (None, None, 3)),
+    ("read", CELL_SIZES),
+    ("fetch_and_add",),
+    ("compare_and_swap", COUNTS),
+    ("batch", [CELL_SIZES]),
+    ("share", (1, 100, 5000)),
+    ("borrow", (1, 100, 5000), (False, True)),
+    ("recv_region",),
+    ("recv_buffer",),
+    ("burst", [(0, 1, 100, EAGER, 5000)]),
+    ("turns", TURNS),
+    ("turns", TURNS),
 )
-# In two layers, since lists of hypothesis are short.
-PROGRAMS = st.lists(st.lists(STEPS, min_size=1, max_size=8), max_size=6).map(
-    lambda parts: [step for part in parts for step in part]
-)
+ENDINGS = (("close",), ("abort",))
+Program = list[tuple[Any, ...]]
+
+
+def drawn(chance: random.Random, most: int, steps: Sequence[tuple[Any, ...]]) -> Program:
+    """A program of at most so many of these steps."""
+
+    def argument(values: Sequence[Any]) -> Any:
+        if isinstance(values, list):
+            return [chance.choice(values[0]) for _ in range(chance.randrange(5))]
+        return chance.choice(values)
+
+    picked = (chance.choice(steps) for _ in range(chance.randrange(most + 1)))
+    return [(name, chance.choice(SIDES), *map(argument, values)) for name, *values in picked]
+
+
+def crossing(chance: random.Random) -> Program:
+    """Both sides fill each other's receives and come to rest, then ask and take at once."""
+    program: Program = []
+    for _ in range(chance.randrange(1, 4)):
+        count, taken = chance.choices((1, 4, 6), k=2)
+        size, asked = chance.choice((ALONE, 5000)), chance.randrange(4)
+        program += [("send_nowait", side, size, None) for side in SIDES for _ in range(count)]
+        at_once: Program = [("borrow", side, 1, False) for side in SIDES for _ in range(asked)]
+        at_once += [("recv", side, False) for side in SIDES for _ in range(taken)]
+        if chance.random() < 0.5:
+            chance.shuffle(at_once)
+        program += [("rest", 0), *at_once, ("rest", 0)]
+    return program
 
 
 @dataclass(eq=False)
@@ -124,8 +157,7 @@ class End:
         self.conn = conn
         self.model = Common()  # of what this side changes in the other's memory
         self.arena = bytearray(ARENA)
-        self.constant = pattern(STAGED + 1)
-        self.arena[CONSTANT:CELLS] = self.constant
+        self.arena[CONSTANT:CELLS] = UNCHANGED
         self.region: Region | None = None
         self.share: Share | None = None
         self.remote: RemoteRegion | None = None
@@ -184,6 +216,12 @@ class End:
         self.sent.append(sent)
         await self._ending(sent, self.conn.send(sent.data, imm=imm))
 
+    async def send_pieces(self, count: int, size: int) -> None:
+        pieces = [pattern(size, self.model.number()) for _ in range(count)]
+        sent = Sent(b"".join(pieces), None)
+        self.sent.append(sent)
+        await self._ending(sent, self.conn.send(pieces))
+
     def send_nowait(self, size: int, imm: int | None) -> None:
         try:
             sent = Sent(pattern(size, self.model.number()), imm)
@@ -229,6 +267,16 @@ class End:
             self.held.append((message, content))
         else:
             message.release()
+
+    async def recv_and_cancel(self, number: int) -> None:
+        """Another task, which may have been woken by the same arrival."""
+        await self.recv()
+        self.cancel(number)
+
+    def cancel(self, number: int) -> None:
+        running = [one for one in self.tasks if not (one.done() or one in self.steady)]
+        if running:
+            running[number % len(running)].cancel()
 
     async def recv_into(self, size: int) -> None:
         target = bytearray(size)
@@ -279,7 +327,7 @@ class End:
     async def read(self, size: int) -> None:
         target = bytearray(size)
         await self.conn.read(self.there[CONSTANT : CONSTANT + size], target)
-        assert target == self.constant[:size]
+        assert target == UNCHANGED[:size]
 
     async def fetch_and_add(self) -> None:
         bit = 1 << len(self.model.added + self.model.maybe_added)
@@ -320,7 +368,7 @@ class End:
         finally:
             for position, (start, data) in enumerate(writes, first):
                 self.cells[position] = (start, data, None, sure)
-        assert read == self.constant[:100]
+        assert read == UNCHANGED[:100]
         self._has_added(bit, old.result())
 
     # ---- regions ---------------------------------------------------------------------------------
@@ -403,20 +451,21 @@ class End:
         assert word in (0, *(desired for _, desired in done), *self.model.maybe_swapped)
 
 
-async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
+async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Program) -> None:
     """Starts every step in order.  Only "turns" lets anything happen in between."""
     for name, side, *arguments in program:
         end = ends[side]
         match name:
-            case "send_nowait" | "burst" | "release":
+            case "send_nowait" | "burst" | "release" | "cancel":
                 getattr(end, name)(*arguments)
             case "turns":
                 await yield_loop(arguments[0])
-            case "cancel":
-                running = [one for one in end.tasks if not (one.done() or one in end.steady)]
-                if running:
-                    running[arguments[0] % len(running)].cancel()
-            case "recv" | "recv_into" | "recv_region" | "recv_buffer":
+            case "rest":
+                await factory.rest(*(end.conn for end in ends))
+            case "take":
+                for _ in range(arguments[0]):
+                    end.start_receiving(end.recv())
+            case "recv" | "recv_and_cancel" | "recv_into" | "recv_region" | "recv_buffer":
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
                 end.start_steady(end.lend(*arguments))
@@ -426,3 +475,75 @@ async def play(ends: tuple[End, End], program: list[tuple[Any, ...]]) -> None:
                 end.conn.abort()
             case _:
                 end.start(getattr(end, name)(*arguments))
+
+
+# What a task may end with once its connection has ended.  Whose own operation failed, by a key that
+# was taken back under it for instance, hears what the device told of it.
+EXPECTED = (*ENDED, WorkCompletionError, LeaseEndedError, RequestRefusedError)
+
+
+async def run_seed(factory: ConnectionFactory, seed: int) -> None:
+    """Draws a configuration and a program, plays it, lets all of it come to its end, and looks at
+    what there is then.  Half of the programs end with the end of the connection, and all with that.
+    """
+    chance = random.Random(seed)
+    config = replace(
+        SMALL,
+        max_eager_size=chance.choice((SMALL.eager_size, 8 << 10)),
+        data_receives=chance.choice((4, 4, 32)),
+        send_queue=chance.choice((8, 16, 64)),
+        fetch_ahead=chance.choice((0, 64 << 10)),
+        max_regions=64,
+        lease=chance.choice((None, None, None, 0.003, 0.03)),
+        close_timeout=0.3 * factory.slow,
+    )
+    # Few kinds of steps go deeper than all kinds at once.
+    steps = chance.sample(STEPS, chance.choice((4, 6, 8, len(STEPS))))
+    program = drawn(chance, 48, steps) if chance.random() < 0.8 else crossing(chance)
+    complete = config.lease is None and chance.random() < 0.5
+    if not complete:
+        ending, *_ = drawn(chance, 1, ENDINGS) or [("close", 0)]
+        program += [ending, *drawn(chance, 8, STEPS + ENDINGS)]
+    await run_program(factory, config, program, complete=complete)
+
+
+async def run_program(
+    factory: ConnectionFactory, config: Config, program: Program, *, complete: bool
+) -> None:
+    async with factory.pair(config) as (client, server):
+        first, second = ends = End(client), End(server)
+        drivers = {end.conn._endpoint.driver for end in ends}
+        await asyncio.gather(first.open(second), second.open(first))
+        try:
+            async with factory.within(10):
+                await play(factory, ends, program)
+                await factory.rest(client, server)
+                if complete:
+                    await settle(first, second)
+                if tasks := tasks_of(ends):
+                    await asyncio.wait(tasks)
+                await factory.rest(client, server)
+        finally:  # of a test that fails
+            for task in tasks_of(ends):
+                task.cancel()
+    for ended in tasks_of(ends):
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and (complete or not isinstance(error, EXPECTED)):
+            raise error
+    for end in ends:
+        end.check(complete=complete)
+        await end.empty()
+    for driver in drivers:
+        assert not len(driver.table)
+        assert not driver.pool.statistics().leases
+
+
+def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
+    return [task for end in ends for task in end.tasks]
+
+
+async def settle(first: End, second: End) -> None:
+    """Both send a last message, and receive all until that of the other."""
+    for end in (first, second):
+        end.start_steady(end.conn.send(b"", imm=LAST))
+    await asyncio.gather(first.drain(), second.drain())

@@ -15,15 +15,16 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
-from aiordma import Config, Connection, Listener, cm, verbs
+from aiordma import Config, Connection, cm, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
-from aiordma._core.handshake import CHALLENGE_SIZE, Endpoint, Hello
+from aiordma._core.handshake import CHALLENGE_SIZE, ENDPOINT_SIZE, Endpoint, Hello
 from aiordma._transport.auth import new_ticket
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, READY, TICKET
 from aiordma._transport.tcp_link import CONTROL
 from aiordma.config import DEFAULT
 from tests.model.frames import MESSAGES, pack_header, unpack_header
+from tests.session.pair import PairFactory, provider
 
 from .connection_factory import BUSY, SMALL, ConnectionFactory, hello
 
@@ -249,12 +250,38 @@ class RawPeer:
 @asynccontextmanager
 async def raw_pair(
     factory: ConnectionFactory, config: Config = SMALL
-) -> AsyncIterator[tuple[Listener, Connection, RawPeer]]:
-    """A listener, one of its connections, and the bare peer that is at the other end of that."""
+) -> AsyncIterator[tuple[Connection, RawPeer]]:
+    """A connection of the transport, and the bare peer that is at the other end of it."""
+    if isinstance(factory, PairFactory):
+        async with raw_half(factory, config) as ends:
+            yield ends
+        return
     async with await factory.listen(config) as listener:
         accepting = asyncio.create_task(listener.accept())
         async with RawPeer.connect(factory, listener.port) as peer, await accepting as conn:
-            yield listener, conn, peer
+            yield conn, peer
+
+
+@asynccontextmanager
+async def raw_half(
+    factory: PairFactory, config: Config
+) -> AsyncIterator[tuple[Connection, RawPeer]]:
+    """Those of a `Pair`, of which this is the other half."""
+    pending = factory.half(config)
+    with provider().device.open() as context:
+        made = RawQueuePair(context, lambda pd, cq: pd.create_qp(cq, cq, CAPABILITIES))
+        made.qp.to_init(access=REMOTE)
+        made.memory.post_receives(made.qp)
+        local = made.qp.endpoint()
+        pending.accept(local.pack() + hello().pack())
+        made.qp.connect(local, Endpoint.unpack(pending.endpoint[:ENDPOINT_SIZE]), access=REMOTE)
+        peer = RawPeer(made, Hello.unpack(pending.endpoint[ENDPOINT_SIZE:]))
+        try:
+            async with await pending.start() as conn:
+                yield conn, peer
+        finally:
+            peer.close()
+            made.close()
 
 
 class RawQueuePair:

@@ -11,9 +11,9 @@ import pytest
 from aiordma import Connection, Message
 
 from .connection_factory import SMALL, ConnectionFactory, barrier, yield_loop
-from .marks import one_loop
+from .marks import on_pair
 
-pytestmark = pytest.mark.any_device
+pytestmark = on_pair
 
 
 def begun(messages: AsyncIterator[Message]) -> Any:
@@ -40,7 +40,6 @@ async def test_all_that_came_before_the_end(factory: ConnectionFactory) -> None:
         await sending
 
 
-@one_loop
 async def test_a_step_that_is_not_awaited_has_taken_nothing(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)
@@ -61,7 +60,6 @@ async def test_a_step_that_is_not_awaited_has_taken_nothing(factory: ConnectionF
             assert message == b"kept"
 
 
-@one_loop
 async def test_a_step_that_is_left_in_the_middle_loses_nothing(factory: ConnectionFactory) -> None:
     async with factory.pair(SMALL) as (client, server):
         messages = aiter(server)
@@ -77,7 +75,6 @@ async def test_a_step_that_is_left_in_the_middle_loses_nothing(factory: Connecti
         assert await received(server) == b"kept"
 
 
-@one_loop
 async def test_a_step_is_one_message_by_whatever_it_is_driven(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         messages = aiter(server)

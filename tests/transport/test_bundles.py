@@ -24,9 +24,11 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
-from .marks import by_tcp, one_loop
+from .marks import on_pair
 from .raw_peer import RawPeer, frame
 from .test_hostile import victim
+
+pytestmark = on_pair
 
 
 async def frames(peer: RawPeer, count: int, limit: float) -> list[tuple[FrameKind, bytes]]:
@@ -54,7 +56,6 @@ async def test_one_after_another_each_has_its_own_frame(factory: ConnectionFacto
         assert await frames(peer, SMALL.data_receives, factory.slow) == expected
 
 
-@one_loop
 async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
     """And what does not fit beside others goes alone, or is offered, in its turn."""
     async with victim(factory) as (conn, peer):
@@ -68,7 +69,6 @@ async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -
         await asyncio.gather(*sends)
 
 
-@one_loop
 async def test_no_more_in_one_bundle_than_is_allowed(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sends = [client.send_nowait(b"") for _ in range(3 * MAX_BUNDLE)]
@@ -91,7 +91,6 @@ async def test_order_and_contents_of_all_sizes(factory: ConnectionFactory) -> No
         await asyncio.gather(*sends)
 
 
-@one_loop
 async def test_cancelled_before_its_turn_ends(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sends = [client.send_nowait(b"%d" % n) for n in range(10)]
@@ -102,7 +101,6 @@ async def test_cancelled_before_its_turn_ends(factory: ConnectionFactory) -> Non
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-@one_loop
 async def test_the_memory_goes_with_the_last_that_looks(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         await at_rest(client, server)
@@ -128,8 +126,6 @@ async def taken(conn: Connection, count: int) -> None:
         (await conn.recv()).release()
 
 
-@by_tcp
-@one_loop
 async def test_a_receive_is_free_when_its_last_message_is_taken(factory: ConnectionFactory) -> None:
     """A peer cannot use up more memory than its credits are for by sending many in a frame."""
     async with victim(factory) as (conn, peer):
@@ -153,7 +149,6 @@ async def barrier_of(peer: RawPeer, factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5])
-@one_loop
 async def test_the_connection_ends_with_messages_collected(
     factory: ConnectionFactory, count: int
 ) -> None:

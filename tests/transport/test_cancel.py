@@ -29,7 +29,9 @@ from .connection_factory import (
     yield_loop,
 )
 from .inside import Begun, figures
-from .marks import by_cm, one_loop
+from .marks import on_device, on_pair
+
+pytestmark = on_pair
 
 
 async def forgotten(task: asyncio.Task[None]) -> None:
@@ -58,7 +60,6 @@ async def test_recv_cancelled_at_any_time_loses_nothing(
             assert message == pattern(size, number)
 
 
-@one_loop
 async def test_one_of_several_receivers_is_cancelled(factory: ConnectionFactory) -> None:
     """Also the very one that a message has just been given to."""
     async with factory.pair() as (client, server):
@@ -77,8 +78,6 @@ async def test_one_of_several_receivers_is_cancelled(factory: ConnectionFactory)
             await asyncio.gather(*sending)
 
 
-@one_loop
-@by_cm
 async def test_message_for_a_receiver_that_is_cancelled_just_then(
     factory: ConnectionFactory,
 ) -> None:
@@ -94,7 +93,6 @@ async def test_message_for_a_receiver_that_is_cancelled_just_then(
         assert first.cancelled()
 
 
-@one_loop
 async def test_send_cancelled_in_the_queue_is_not_sent(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         sends = [asyncio.create_task(client.send(pattern(ALONE, n))) for n in range(20)]
@@ -114,7 +112,6 @@ async def test_send_cancelled_in_the_queue_is_not_sent(factory: ConnectionFactor
         await check_alive(client, server)
 
 
-@one_loop
 async def test_send_cancelled_after_it_was_posted_is_sent(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         for number in range(30):
@@ -125,7 +122,6 @@ async def test_send_cancelled_after_it_was_posted_is_sent(factory: ConnectionFac
                 assert message == pattern(100, number)
 
 
-@one_loop
 async def test_send_cancelled_after_it_was_offered_is_sent(factory: ConnectionFactory) -> None:
     """The buffer stays pinned, since the peer reads it: it cannot be resized until then."""
     async with factory.pair() as (client, server):
@@ -291,7 +287,6 @@ async def test_release_of_a_region_cancelled_at_any_time(factory: ConnectionFact
         await check_alive(client, server)
 
 
-@one_loop
 @pytest.mark.parametrize("what", ["region", "buffer"])
 async def test_receiving_memory_cancelled_at_any_time(
     factory: ConnectionFactory, what: str
@@ -324,6 +319,7 @@ async def test_receiving_memory_cancelled_at_any_time(
 # ---- connecting and closing ----------------------------------------------------------------------
 
 
+@on_device
 async def test_connect_cancelled_at_any_time(factory: ConnectionFactory) -> None:
     """The listener goes on, also when the other side of the cancelled connection was made."""
     async with await factory.listen() as listener:
@@ -356,6 +352,7 @@ async def test_connect_cancelled_at_any_time(factory: ConnectionFactory) -> None
                 await conn.close()
 
 
+@on_device
 async def test_accept_cancelled_at_any_time_loses_no_connection(factory: ConnectionFactory) -> None:
     async with await factory.listen() as listener:
         for count in factory.cancel_points:
@@ -374,9 +371,8 @@ async def drain(conn: Connection) -> None:
 
 
 async def test_close_cancelled_at_any_time_ends_the_connection(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
-        for count in factory.cancel_points:
-            client, server = await factory.both(listener)
+    for count in factory.cancel_points:
+        async with factory.pair() as (client, server):
             sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
             await yield_loop(2)
             await cancelled_after(count, client.close)
@@ -393,7 +389,6 @@ async def test_close_cancelled_at_any_time_ends_the_connection(factory: Connecti
 # ---- operations that no task goes on with --------------------------------------------------------
 
 
-@one_loop
 async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFactory) -> None:
     """Dropped with its last reference, as a coroutine that a program drives itself."""
     async with factory.pair() as (client, server):
@@ -420,7 +415,6 @@ async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFacto
         await asyncio.gather(*sends, last)
 
 
-@one_loop
 async def test_each_is_awaited_once(factory: ConnectionFactory) -> None:
     """And shows what it is where asyncio shows a task."""
     async with factory.pair() as (client, server):

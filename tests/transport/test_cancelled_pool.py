@@ -26,6 +26,9 @@ from .connection_factory import (
     shared,
     yield_loop,
 )
+from .marks import on_pair
+
+pytestmark = on_pair
 
 SIZES = (1, 10, 900, 3000, 20_000, 100_000)
 LARGEST = max(SIZES)

@@ -12,7 +12,9 @@ import pytest
 from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
-from .marks import one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 ROUNDS = 15
 
@@ -88,7 +90,6 @@ async def test_close_while_the_peer_sends(
     assert not lost, lost
 
 
-@one_loop
 async def test_behind_a_long_message_that_was_not_read(factory: ConnectionFactory) -> None:
     """Messages are received in order, so what is behind it is lost with it."""
     config = replace(SMALL, fetch_ahead=0)

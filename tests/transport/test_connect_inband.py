@@ -506,7 +506,7 @@ async def test_lies_to_the_connecting_side(
     factory: ConnectionFactory, message: protocol.Message
 ) -> None:
     async with first(factory) as (_, client, server):
-        server._messages.send_control(message)
+        server._messages.controls.send(message)
         async with factory.within(2):
             await ends(client.recv(), ProtocolError)
 

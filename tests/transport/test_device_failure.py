@@ -292,7 +292,7 @@ async def test_a_device_that_cannot_be_opened_any_more_ends_its_listener(
     """As one that was removed while nothing was connected: the next peer finds out."""
     gone = dataclasses.replace(find_device(factory.device), name="gone0")
     with monkeypatch.context() as patch:
-        patch.setattr(transport, "choose_device", lambda _: (gone, gone.name))
+        patch.setattr(transport, "choose_devices", lambda _: ((gone,), (gone.name,)))
         listener = await factory.listen()
     async with listener:
         waiting = asyncio.create_task(listener.accept())

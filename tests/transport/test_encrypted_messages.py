@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from .connection_factory import KEY, ConnectionFactory
+from .marks import on_pair
 from .test_arrivals import test_all_that_came_before_the_end
 from .test_bundles import (
     test_cancelled_before_its_turn_ends,
@@ -73,7 +74,7 @@ from .test_several_buffers import (
     test_what_allocate_raises,
 )
 
-pytestmark = pytest.mark.any_device
+pytestmark = on_pair
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ from aiordma.errors import (
 )
 
 from .connection_factory import ConnectionFactory, ends, give, pattern, yield_loop
-from .marks import counts_turns, one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 ADVICE = (
     "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the "
@@ -35,8 +37,6 @@ async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> Remo
     return region
 
 
-@counts_turns  # the second operation is posted before the first has failed
-@one_loop
 async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory) -> None:
     async with factory.sharing(8192) as (client, server, _, remote):
         with client.alloc(4096) as local, server.alloc(64) as gone:
@@ -91,7 +91,6 @@ OPERATIONS: dict[str, Callable[[Connection, Buffer, RemoteRegion], Awaitable[obj
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@one_loop
 async def test_each_operation(factory: ConnectionFactory, operation: str) -> None:
     async with factory.pair() as (client, server):
         with client.alloc(64) as local, server.alloc(64) as gone:
@@ -104,7 +103,6 @@ async def test_each_operation(factory: ConnectionFactory, operation: str) -> Non
             assert str(error).startswith(region), error
 
 
-@one_loop
 async def test_what_is_under_way_when_the_connection_is_aborted(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _):
         sends = [asyncio.ensure_future(client.send(pattern(600))) for _ in range(20)]
@@ -116,14 +114,12 @@ async def test_what_is_under_way_when_the_connection_is_aborted(factory: Connect
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-@one_loop
 async def test_a_refused_request_names_the_peer(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, _), factory.within(1):
         error = await ends(client.request_region(1 << 40), RequestRefusedError)
         assert str(error).startswith(f"{client._queue.peer} refused the request: ")
 
 
-@one_loop
 async def test_a_range_names_its_region(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(64) as memory, client.alloc(64) as local:

@@ -19,11 +19,11 @@ from aiordma._core.region import RegionToken
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern
 from .inside import figures
-from .marks import by_tcp, one_loop
+from .marks import by_tcp, on_device, on_pair
 from .raw_peer import Piece, RawPeer, acknowledgement, control, frame, read_request, rendezvous
 from .test_hostile import REMOTE_READ, drain, ends_with, finish, victim
 
-pytestmark = pytest.mark.any_device
+pytestmark = on_pair
 
 FEW = 16
 TOO_LARGE = SMALL.lend_quota + 1
@@ -43,7 +43,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@one_loop
 async def test_answers_that_are_never_let_out(factory: ConnectionFactory, question: str) -> None:
     """The peer gives back just the credits that bring it new ones, and none for the answers."""
     async with victim(factory) as (conn, peer):
@@ -76,7 +75,6 @@ async def frame_or_end(
     return None
 
 
-@one_loop
 async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -> None:
     """The same with offers, which the user takes as they come."""
     async with victim(factory) as (conn, peer):
@@ -97,7 +95,6 @@ async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -
         memory.close()
 
 
-@one_loop
 async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFactory) -> None:
     """Many requests and large messages at once: they wait for their turn here."""
     many = 6 * FEW
@@ -122,7 +119,6 @@ async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFacto
 # ---- answers that were not asked for -------------------------------------------------------------
 
 
-@one_loop
 async def test_the_same_request_granted_twice(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         asking = asyncio.create_task(conn.request_region(8))
@@ -136,7 +132,6 @@ async def test_the_same_request_granted_twice(factory: ConnectionFactory) -> Non
         await ends_with(factory, conn, ProtocolError, "not made")
 
 
-@one_loop
 async def test_the_same_message_read_twice(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         sending = asyncio.create_task(conn.send(pattern(5000)))
@@ -152,7 +147,7 @@ async def test_the_same_message_read_twice(factory: ConnectionFactory) -> None:
 # ---- ends ----------------------------------------------------------------------------------------
 
 
-@one_loop
+@on_device
 @by_tcp
 async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) -> None:
     """It is the peer's end: its socket says so, whatever its queue pair could still do."""
@@ -162,7 +157,6 @@ async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) ->
         await ends_with(factory, conn, ConnectionBrokenError, "without a goodbye")
 
 
-@one_loop
 async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) -> None:
     """What stands behind one that was never fetched cannot be had, and no task waits for it."""
     config = replace(SMALL, fetch_ahead=0)

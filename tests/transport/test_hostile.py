@@ -29,6 +29,7 @@ from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
 from aiordma._core.region import RegionToken
 from aiordma.errors import RejectedError, RemoteAccessError, UnreachableError
+from tests.model.frames import pack_keys
 
 from .connection_factory import (
     ALONE,
@@ -45,7 +46,7 @@ from .connection_factory import (
     yield_loop,
 )
 from .inside import figures
-from .marks import by_cm, by_tcp, one_loop
+from .marks import by_cm, on_device, on_pair, one_loop
 from .raw_peer import (
     Piece,
     RawId,
@@ -61,9 +62,9 @@ from .raw_peer import (
     rendezvous,
 )
 
-pytestmark = pytest.mark.any_device
+pytestmark = on_pair
 
-DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK = map(int, FrameKind)
+DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK, RNDV_KEYS = map(int, FrameKind)
 IMMEDIATE = 0x80
 SLOW_PEER = replace(SMALL, close_timeout=0.2)
 REMOTE_READ = verbs.AccessFlags.REMOTE_READ
@@ -79,7 +80,7 @@ async def victim(
     """
     async with factory.witness() as witness:
         before = pool_statistics(witness.client).leases
-        async with raw_pair(factory, config) as (_, conn, peer):
+        async with raw_pair(factory, config) as (conn, peer):
             yield conn, peer
         with suppress(ConnectionBrokenError, ConnectionClosedError, ProtocolError):
             await drain(conn)
@@ -120,6 +121,7 @@ def token(region_id: int = 1) -> RegionToken:
 
 
 NORMAL_LENGTH = 100
+UNREAD = SMALL.fetch_ahead + 1  # bytes of a message that waits for its receiver
 PIECE = Piece(0x1000, NORMAL_LENGTH, 1)
 GOODBYE = protocol.encode(protocol.Goodbye(0, 0, ""))
 
@@ -147,6 +149,7 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "acknowledgement of nothing": lambda: [frame(RNDV_ACK)],
     "acknowledgement cut short": lambda: [acknowledgement(7)[:-1]],
     "acknowledgement and more": lambda: [acknowledgement(7) + b"\0"],
+    "keys of a rail that there is not": lambda: [frame(RNDV_KEYS, pack_keys(1, 1, 0, [(1, 0)]))],
     "acknowledgement with immediate data": lambda: [frame(RNDV_ACK | IMMEDIATE, bytes(8))],
     "many more acknowledgements than credits": lambda: [acknowledgement(7)] * 200,
     "answer without a question": lambda: [control(protocol.Pong(3))],
@@ -184,13 +187,12 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "the same for the second piece": lambda: [
         rendezvous(1, PIECE, PIECE._replace(address=(1 << 64) - 1))
     ],
-    "more requests than credits": lambda: [offered(NORMAL_LENGTH)] * (SMALL.data_receives + 1),
-    "many more requests than credits": lambda: [offered(NORMAL_LENGTH)] * 200,
+    "more requests than credits": lambda: [offered(UNREAD)] * (SMALL.data_receives + 1),
+    "many more requests than credits": lambda: [offered(UNREAD)] * 200,
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-@one_loop
 async def test_lie(factory: ConnectionFactory, lie: str) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(*LIES[lie]())
@@ -226,7 +228,7 @@ async def test_lie_while_much_is_under_way(factory: ConnectionFactory) -> None:
             await conn.read(remote, bytearray(8))
 
 
-@one_loop
+@on_device  # which sends what was posted before its end
 async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(0x55))
@@ -237,7 +239,6 @@ async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
         assert "0x55" in message.text
 
 
-@one_loop
 async def test_what_arrived_before_the_lie_can_be_received(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(DATA, b"first"), frame(DATA, b"second"), frame(0x55))
@@ -248,7 +249,6 @@ async def test_what_arrived_before_the_lie_can_be_received(factory: ConnectionFa
         await ends_with(factory, conn, ProtocolError)
 
 
-@one_loop
 async def test_too_many_regions(factory: ConnectionFactory) -> None:
     config = Config(max_regions=2, control_receives=16)
     async with victim(factory, config) as (conn, peer):
@@ -262,8 +262,6 @@ async def test_too_many_regions(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-@one_loop
-@by_tcp
 async def test_random_frames(factory: ConnectionFactory, seed: int) -> None:
     """Whatever it is, it is received, or the connection ends by ProtocolError or brokenness."""
     generator = random.Random(seed)
@@ -312,7 +310,6 @@ VALID = {
 
 
 @pytest.mark.parametrize("length", [1, 100, 50_000, 10 << 20])
-@one_loop
 async def test_offer_with_a_key_of_nothing(factory: ConnectionFactory, length: int) -> None:
     """The read fails at the peer's device; the memory it was meant for goes back."""
     async with victim(factory, Config()) as (conn, peer):
@@ -321,7 +318,6 @@ async def test_offer_with_a_key_of_nothing(factory: ConnectionFactory, length: i
         assert isinstance(error.__cause__, RemoteAccessError)
 
 
-@one_loop
 async def test_offer_of_more_than_there_is(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(4096, REMOTE_READ)
@@ -331,7 +327,6 @@ async def test_offer_of_more_than_there_is(factory: ConnectionFactory) -> None:
         memory.close()
 
 
-@one_loop
 async def test_a_message_of_pieces_of_which_one_is_not_there(factory: ConnectionFactory) -> None:
     """No part of it is received."""
     async with victim(factory) as (conn, peer):
@@ -343,7 +338,6 @@ async def test_a_message_of_pieces_of_which_one_is_not_there(factory: Connection
         memory.close()
 
 
-@one_loop
 async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFactory) -> None:
     """The pieces need not differ, nor the numbers: each message is read and acknowledged once."""
     async with victim(factory) as (conn, peer):
@@ -364,7 +358,6 @@ async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFa
         memory.close()
 
 
-@one_loop
 async def test_region_of_nothing(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(control(protocol.RegionGrant(0, token())))
@@ -388,7 +381,6 @@ def grant(length: int, access: Rights) -> Callable[[int], protocol.Message]:
     ],
     ids=["a lease", "fewer bytes", "more bytes", "other rights"],
 )
-@one_loop
 async def test_wrong_answer_to_a_request_for_memory(
     factory: ConnectionFactory, answer: Callable[[int], protocol.Message]
 ) -> None:
@@ -406,7 +398,6 @@ async def test_wrong_answer_to_a_request_for_memory(
     [grant(100, Rights.READ), lambda number: protocol.RegionLease(number, 8, 1000)],
     ids=["a grant", "another region"],
 )
-@one_loop
 async def test_wrong_answer_to_a_renewal(
     factory: ConnectionFactory, answer: Callable[[int], protocol.Message]
 ) -> None:
@@ -427,7 +418,6 @@ async def test_wrong_answer_to_a_renewal(
 # ---- not lies, but not nice ----------------------------------------------------------------------
 
 
-@one_loop
 async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         before = pool_statistics(conn).registered_bytes
@@ -447,7 +437,6 @@ async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory)
         assert conn._sharing.shared == 0
 
 
-@one_loop
 async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
     """Given back although it was never given: it may have been taken back in the meantime."""
     async with victim(factory, SLOW_PEER) as (conn, peer):
@@ -469,7 +458,6 @@ async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("status", [protocol.ErrorCode.BUSY, 0xFFFFFFFF])
-@one_loop
 async def test_peer_does_not_take_the_message(factory: ConnectionFactory, status: int) -> None:
     async with victim(factory) as (conn, peer):
         sending = asyncio.create_task(conn.send(bytes(5000)))
@@ -484,7 +472,6 @@ async def test_peer_does_not_take_the_message(factory: ConnectionFactory, status
         assert not conn.closed
 
 
-@one_loop
 async def test_peer_that_never_reads(factory: ConnectionFactory) -> None:
     """`send` waits for the caller's timeout, `close` for its own."""
     async with victim(factory, SLOW_PEER) as (conn, _):
@@ -505,10 +492,9 @@ async def finish(task: asyncio.Task[None]) -> None:
     await task
 
 
-@one_loop
 async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
     """A side that holds all of it waits to send, but receives and answers its peer."""
-    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (_, conn, peer):
+    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (conn, peer):
         held = take_all(conn)
         for n in range(30):
             await peer.send_data(b"%d" % n, factory.slow)
@@ -527,10 +513,9 @@ async def test_pool_held_by_the_user(factory: ConnectionFactory) -> None:
         await sending
 
 
-@one_loop
 async def test_messages_held_by_the_user(factory: ConnectionFactory) -> None:
     """Nothing is left to receive into; it goes on when the messages are released."""
-    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (_, conn, peer):
+    async with raw_pair(factory, replace(SMALL, pool_limit=4 << 20)) as (conn, peer):
         held = take_all(conn)
         kept = []
         for n in range(SMALL.data_receives):
@@ -545,14 +530,12 @@ async def test_messages_held_by_the_user(factory: ConnectionFactory) -> None:
             buffer.release()
 
 
-@one_loop
 async def test_peer_gives_up(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(control(protocol.Goodbye(0, protocol.GoodbyeCode.TIMEOUT, "no patience")))
         await ends_with(factory, conn, ConnectionBrokenError, "no patience")
 
 
-@one_loop
 async def test_nothing_counts_after_the_goodbye(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(
@@ -567,7 +550,6 @@ async def test_nothing_counts_after_the_goodbye(factory: ConnectionFactory) -> N
         assert error.by_peer
 
 
-@one_loop
 async def test_ping_is_answered(factory: ConnectionFactory) -> None:
     async with victim(factory) as (_, peer):
         peer.send(control(protocol.Ping(77)))
@@ -598,7 +580,7 @@ BAD_HELLOS = {
 
 
 @pytest.mark.parametrize("kind", BAD_HELLOS)
-@one_loop
+@on_device
 @by_cm
 async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -> None:
     async with factory.witness(), await factory.listen() as listener:
@@ -612,7 +594,7 @@ async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -
 
 
 @pytest.mark.parametrize("kind", BAD_HELLOS)
-@one_loop
+@on_device
 @by_cm
 async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -> None:
     async with factory.witness():
@@ -625,7 +607,7 @@ async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -
             raw.close()
 
 
-@one_loop
+@on_device
 @by_cm
 async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
     with closing(RawListener(factory)) as listener:
@@ -638,6 +620,7 @@ async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
         assert error.private_data.rstrip(b"\0") == b"go away"
 
 
+@on_device
 @one_loop
 @by_cm
 async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
@@ -651,7 +634,7 @@ async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
             request.id.close()
 
 
-@one_loop
+@on_device
 @by_cm
 async def test_request_that_is_withdrawn(factory: ConnectionFactory) -> None:
     """The peer is gone between its request and the answer to it."""
@@ -796,8 +779,6 @@ async def use(conn: Connection, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@one_loop
-@by_tcp
 async def test_nearly_right_conversation(factory: ConnectionFactory, seed: int) -> None:
     """Nothing crashes or hangs, and memory stays within the limits, whatever the peer says."""
     config = replace(SMALL, pool_limit=32 << 20, data_receives=16, control_receives=16)
@@ -822,8 +803,6 @@ async def test_nearly_right_conversation(factory: ConnectionFactory, seed: int) 
         memory.close()
 
 
-@one_loop
-@by_tcp
 async def test_what_is_not_read_ahead_costs_no_search(factory: ConnectionFactory) -> None:
     """A message that waits behind thousands of others is not looked for with each of them."""
     config = replace(SMALL, data_receives=32, eager_size=2048, max_eager_size=2048)

@@ -275,8 +275,8 @@ async def test_messages_that_do_not_belong_there(
 
     async def introduce(connection: Connection, data: bytes) -> Connection:
         if isinstance(wrong, protocol.ConnectData):
-            connection._messages.send_control(protocol.ConnectData(0, data))
-        connection._messages.send_control(wrong)
+            connection._messages.controls.send(protocol.ConnectData(0, data))
+        connection._messages.controls.send(wrong)
         return connection
 
     async with await listening(factory, Guard().decide) as listener:

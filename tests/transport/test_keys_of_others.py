@@ -316,11 +316,10 @@ def token_of(piece: Piece) -> RegionToken:
 async def test_message_for_another_connection(factory: ConnectionFactory, via: Via) -> None:
     """Where the message lies is told to a second client, which reads it: refused."""
     factory = replace(factory, via=via)
-    async with raw_pair(factory) as (listener, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         data = pattern(LONG)
         sending, request_id, [piece] = await offer(factory, conn, peer, data)
-        thief, served = await factory.both(listener)
-        async with thief, served:
+        async with factory.pair() as (thief, _):
             stolen = thief.open_region(token_of(piece))
             await refused(factory, thief.read(stolen, bytearray(LONG)))
         assert piece.flags == IS_WINDOW
@@ -353,7 +352,7 @@ ENDS: dict[str, Callable[[RawPeer, int, list[Piece]], None]] = {
 @one_loop
 async def test_key_after_the_message(factory: ConnectionFactory, end: str, pieces: int) -> None:
     """However its reader says that it is done, its keys work no more; no window piles up."""
-    async with raw_pair(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         parts = [pattern(LONG, seed) for seed in range(pieces)]
         before = verbs.live().get("MemoryWindow", 0)
         for _ in range(SMALL.data_receives):
@@ -371,7 +370,7 @@ async def test_key_after_the_message(factory: ConnectionFactory, end: str, piece
 async def test_a_region_offered_as_a_window(factory: ConnectionFactory) -> None:
     """The message arrives; its acknowledgement cannot end the key, which costs the liar's own
     connection and nothing else."""
-    async with factory.witness(), raw_pair(factory) as (_, conn, peer):
+    async with factory.witness(), raw_pair(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(LONG)), verbs.AccessFlags.REMOTE_READ)
         peer.send(rendezvous(1, Piece(memory.addr, LONG, memory.rkey, IS_WINDOW)))
         async with factory.within(2):
@@ -398,7 +397,7 @@ async def test_windows_are_used_again(factory: ConnectionFactory) -> None:
 async def test_end_with_messages_on_offer(factory: ConnectionFactory) -> None:
     """The windows of messages that were never read go with their connection."""
     before = verbs.live().get("MemoryWindow", 0)
-    async with raw_pair(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         sending, _, _ = await offer(factory, conn, peer, pattern(LONG))
         conn.abort()
         await conn.wait_closed()

@@ -16,7 +16,7 @@ from aiordma import Connection, LeaseEndedError, RemoteRegion, RequestRefusedErr
 from aiordma._core import protocol
 from aiordma._core.protocol import ErrorCode
 from aiordma._transport import lease_thread
-from aiordma._transport.lease_thread import Deadline, now
+from aiordma._transport.lease_thread import Deadline
 from aiordma.config import DEFAULT
 from aiordma.errors import BufferStateError, RDMAError
 
@@ -35,8 +35,10 @@ from .connection_factory import (
     shared,
     yield_loop,
 )
-from .marks import counts_turns, one_loop
+from .marks import on_device, on_pair
 from .test_lease_thread import thread_ends
+
+pytestmark = on_pair
 
 LONG = 3600.0
 
@@ -82,7 +84,7 @@ async def refused(conn: Connection, remote: RemoteRegion) -> None:
     await remote.release()  # nothing
 
 
-@one_loop
+@on_device
 async def test_a_lease_ends_while_the_owner_computes(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
@@ -138,26 +140,24 @@ async def test_the_end_of_the_connection_ends_its_regions(factory: ConnectionFac
                 pass  # its end has nothing to release
 
 
-@one_loop
 async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
-        before = now()
+        before = lease_thread.now()
         async with await client.request_region(8, lease=LONG) as remote:
             (share,) = server._sharing._shares.values()
             assert share._deadline is not None
             assert before + LONG <= remote._deadline <= share._deadline.when
-            before = now()
+            before = lease_thread.now()
             await remote.renew(2 * LONG)
             assert share._deadline is not None
             assert before + 2 * LONG <= remote._deadline <= share._deadline.when
             await remote.renew(LONG)  # shorter: the owner does not take it back before
-            assert remote._deadline <= now() + LONG < share._deadline.when
+            assert remote._deadline <= lease_thread.now() + LONG < share._deadline.when
             await remote.renew(None)
             assert remote.lease_left is None
             assert share._deadline is None
 
 
-@one_loop
 async def test_the_owner_counts_from_the_delivery(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
@@ -169,7 +169,7 @@ async def test_the_owner_counts_from_the_delivery(factory: ConnectionFactory) ->
 
                 def note(_: object) -> None:
                     nonlocal delivered
-                    delivered = now()
+                    delivered = lease_thread.now()
 
                 told.add_done_callback(note)
                 return told
@@ -181,7 +181,6 @@ async def test_the_owner_counts_from_the_delivery(factory: ConnectionFactory) ->
             (await client.recv_region())._give_up()
 
 
-@one_loop
 async def test_the_owner_renews(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
@@ -192,7 +191,7 @@ async def test_the_owner_renews(factory: ConnectionFactory) -> None:
                 assert remote.lease_left is not None
                 assert lease - 60 * BUSY < remote.lease_left <= lease
                 assert share._deadline is not None
-                assert lease - 60 * BUSY < share._deadline.when - now() <= lease
+                assert lease - 60 * BUSY < share._deadline.when - lease_thread.now() <= lease
             await share.renew(None)
             await barrier(client)
             assert remote.lease_left is None
@@ -201,7 +200,7 @@ async def test_the_owner_renews(factory: ConnectionFactory) -> None:
             await share.renew(0.01)  # to end it with notice
             async with factory.within(2):
                 await waiting
-            computes_until_revoked(share)
+            await lease_over(share, 2)
             with pytest.raises(BufferStateError, match="has ended"):
                 await share.renew(1)
             with pytest.raises(ValueError, match="lease"):
@@ -209,7 +208,7 @@ async def test_the_owner_renews(factory: ConnectionFactory) -> None:
             await refused(client, remote)
 
 
-@one_loop
+@on_device
 async def test_what_no_thread_can_end_is_not_shared(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +246,6 @@ async def test_what_no_thread_can_end_is_not_shared(
         await check_alive(client, server)
 
 
-@one_loop
 async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +265,6 @@ async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
         await check_alive(client, server)
 
 
-@one_loop
 async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
     """Each side's own setting; None in a call is without an end."""
     assert DEFAULT.lease == 60
@@ -285,7 +282,6 @@ async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
                 assert lengths == [2000 * LONG, 2000 * LONG, 1000 * LONG, 0]
 
 
-@one_loop
 async def test_who_may_renew(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(RequestRefusedError, match="owner alone") as caught:
@@ -300,7 +296,6 @@ async def test_who_may_renew(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-@one_loop
 async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,8 +305,7 @@ async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
 
     def ready_late(share: Share, callback: Callable[[], None]) -> None:
         def late() -> None:
-            time.sleep(20 * short)
-            callback()
+            asyncio.get_running_loop().call_later(20 * short, callback)
 
         on_ready(share, late)
 
@@ -321,7 +315,6 @@ async def test_the_lease_of_a_loan_begins_when_it_can_be_used(
         assert len(remote) == 100
 
 
-@one_loop
 async def test_the_limit_on_leases_that_are_asked_for(factory: ConnectionFactory) -> None:
     async with factory.pair(SMALL, server=replace(SMALL, max_lease=LONG)) as (client, server):
         for asked in (None, 2 * LONG, LONG, LONG / 2):
@@ -337,7 +330,6 @@ async def test_the_limit_on_leases_that_are_asked_for(factory: ConnectionFactory
             share.revoke()
 
 
-@one_loop
 async def test_the_limit_on_rights_that_are_asked_for(factory: ConnectionFactory) -> None:
     config = replace(SMALL, max_rights=Rights.READ | Rights.WRITE)
     async with factory.pair(SMALL, server=config) as (client, server):
@@ -349,7 +341,6 @@ async def test_the_limit_on_rights_that_are_asked_for(factory: ConnectionFactory
         await check_alive(client, server)
 
 
-@one_loop
 async def test_a_loan_returns_with_its_scope(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         for _ in range(3):
@@ -368,7 +359,6 @@ async def test_a_loan_returns_with_its_scope(factory: ConnectionFactory) -> None
             assert share.revoked
 
 
-@one_loop
 async def test_a_dropped_loan_returns(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         before = await leases(client, server)
@@ -382,8 +372,6 @@ async def test_a_dropped_loan_returns(factory: ConnectionFactory) -> None:
         assert await leases(client, server) == before
 
 
-@one_loop
-@counts_turns
 async def test_a_loan_that_is_dropped_during_a_write(factory: ConnectionFactory) -> None:
     """A cancelled write is under way: the memory is its until it is done."""
     async with factory.witness(), factory.pair() as (client, _):
@@ -402,8 +390,6 @@ async def test_a_loan_that_is_dropped_during_a_write(factory: ConnectionFactory)
             await barrier(client)
 
 
-@one_loop
-@counts_turns
 @pytest.mark.parametrize("imm", [None, 7])
 async def test_what_waits_for_room_when_the_lease_ends(
     factory: ConnectionFactory, imm: int | None
@@ -431,8 +417,6 @@ async def test_what_waits_for_room_when_the_lease_ends(
         await check_alive(client, server)
 
 
-@one_loop
-@counts_turns
 @pytest.mark.parametrize("before", range(4))
 async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, before: int) -> None:
     """The write that it waits for has no completion: the message is sent all the same.
@@ -459,8 +443,7 @@ async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, befo
             sending = asyncio.create_task(client.send(b"behind"))
 
             async def end() -> None:
-                ended._deadline = now()  # nothing tells of it
-                time.sleep(0.05)  # noqa: ASYNC251 - all completions are found at once, as after a computation
+                ended._deadline = lease_thread.now()  # nothing tells of it
 
             await asyncio.create_task(end())
             async with factory.within(5):
@@ -471,7 +454,6 @@ async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, befo
                 await sending
 
 
-@one_loop
 async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
     """It is one region: its end is that of both."""
     async with factory.pair() as (client, server):
@@ -484,7 +466,7 @@ async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
             assert client.open_region(share.token) is not first
 
 
-@one_loop
+@on_device
 async def test_revoked_as_the_lease_ends(factory: ConnectionFactory) -> None:
     """The thread of leases and the loop at the same time: every key ends, all memory returns."""
     chance = random.Random(18)
@@ -507,7 +489,7 @@ async def test_revoked_as_the_lease_ends(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-@one_loop
+@on_device
 async def test_shared_memory_is_the_loops_until_it_knows(factory: ConnectionFactory) -> None:
     """The thread ends the key; the memory is not handed out before the loop has seen that."""
     async with factory.pair() as (_, server):

@@ -341,7 +341,7 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
 @one_loop
 async def test_disconnect_that_overtakes_the_goodbye(factory: ConnectionFactory) -> None:
     """The goodbye lies in the completion queue when the link tells of its end."""
-    async with raw_pair(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         peer.send_control(GOODBYE)
         channel = conn._endpoint.driver.channel
         readable, _, _ = select.select([channel.fd], [], [], 5 * factory.slow)
@@ -641,7 +641,10 @@ async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory)
             share, remote = await give(server, client, buffer)
             with testing.faults(delay=0.05, device=factory.device):
                 writes = [
-                    one_sided.write(client._queue, local, remote, None, None) for _ in range(3)
+                    one_sided.write(
+                        client._queue, client._messages.outbox, local, remote, None, None
+                    )
+                    for _ in range(3)
                 ]
                 share.revoke()
                 client._take_control(GOODBYE)

@@ -118,7 +118,7 @@ class Asks:
 @one_loop
 async def test_an_ipv6_network_is_one_host() -> None:
     """Else a host has as many connections as addresses of its network."""
-    acceptor = Acceptor(Config(max_connections_per_host=1), NO_SECURITY, lambda _: None)
+    acceptor = Acceptor(Config(max_connections_per_host=1), NO_SECURITY, (), lambda _: None)
     peers = [Asks(host) for host in ("2001:db8::1", "2001:db8::2", "2001:db8:0:1::1")]
     for peer in peers:
         acceptor.admit(peer)
@@ -173,7 +173,7 @@ async def test_a_refusal_names_its_setting(factory: ConnectionFactory, limit: st
 )
 async def test_who_is_turned_away_is_told_the_setting(setting: str) -> None:
     config = Config(**{setting: 1})  # type: ignore[arg-type]
-    acceptor = Acceptor(config, NO_SECURITY, lambda _: None)
+    acceptor = Acceptor(config, NO_SECURITY, (), lambda _: None)
     peers = [Asks("10.0.0.1") for _ in range(2)]
     for peer in peers:
         acceptor.admit(peer)
@@ -191,7 +191,7 @@ async def test_who_is_turned_away_is_told_the_setting(setting: str) -> None:
 async def test_handshakes_leave_most_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (80, 80))
     peers = [Asks(f"10.0.0.{host}") for host in range(11)]
-    acceptor = Acceptor(Config(), NO_SECURITY, lambda _: None)
+    acceptor = Acceptor(Config(), NO_SECURITY, (), lambda _: None)
     for peer in peers:
         acceptor.admit(peer)
     await yield_loop(2)

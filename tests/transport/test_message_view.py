@@ -20,9 +20,9 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
-from .marks import by_cm, one_loop
+from .marks import on_pair
 
-pytestmark = [one_loop, by_cm, pytest.mark.any_device]
+pytestmark = on_pair
 
 SIZES = pytest.mark.parametrize("size", [100, 20_000], ids=["eager", "offered"])
 

@@ -32,7 +32,9 @@ from .connection_factory import (
     yield_loop,
 )
 from .inside import Begun, figures
-from .marks import by_cm, one_loop
+from .marks import on_device, on_pair
+
+pytestmark = on_pair
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as BufferLike
@@ -54,7 +56,6 @@ async def test_sizes(factory: ConnectionFactory, sizes: list[int]) -> None:
             await exchange(server, client, pattern(size, 1))
 
 
-@one_loop
 async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) -> None:
     """Unless the device would have to pin it first: then it is copied, as short ones are."""
     async with factory.pair(Config()) as (client, server):
@@ -74,7 +75,6 @@ async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) 
             memory.append(0)
 
 
-@one_loop
 async def test_memory_of_the_pool_is_leased_until_it_is_sent(factory: ConnectionFactory) -> None:
     async with factory.pair(Config()) as (client, server):
         copies = not client._endpoint.driver.pool.local_dma_lkey
@@ -89,7 +89,6 @@ async def test_memory_of_the_pool_is_leased_until_it_is_sent(factory: Connection
         await sending
 
 
-@one_loop
 async def test_memory_is_let_go_of_when_the_connection_breaks(factory: ConnectionFactory) -> None:
     async with factory.pair(Config()) as (client, server):
         memory = bytearray(EAGER)
@@ -102,7 +101,6 @@ async def test_memory_is_let_go_of_when_the_connection_breaks(factory: Connectio
 
 
 @pytest.mark.parametrize("size", [0, 1, EAGER, EAGER + 1, 1 << 20])
-@one_loop
 async def test_immediate_data(factory: ConnectionFactory, size: int) -> None:
     async with factory.pair(Config()) as (client, server):
         data = pattern(size)
@@ -115,7 +113,6 @@ async def test_immediate_data(factory: ConnectionFactory, size: int) -> None:
 
 
 @pytest.mark.parametrize("imm", [-1, 1 << 32])
-@one_loop
 async def test_immediate_data_that_does_not_fit(factory: ConnectionFactory, imm: int) -> None:
     async with factory.pair() as (client, server):
         with pytest.raises(ValueError, match="imm is an int from 0 to 4294967295"):
@@ -125,6 +122,7 @@ async def test_immediate_data_that_does_not_fit(factory: ConnectionFactory, imm:
         await check_alive(client, server)
 
 
+@on_device
 async def test_first_message_right_after_connecting(factory: ConnectionFactory) -> None:
     """It may arrive before the other side's handshake is through."""
     async with await factory.listen() as listener:
@@ -136,7 +134,6 @@ async def test_first_message_right_after_connecting(factory: ConnectionFactory) 
                     assert bytes(await server.recv()) == bytes([n])
 
 
-@one_loop
 async def test_each_side_keeps_to_the_receives_of_the_other(factory: ConnectionFactory) -> None:
     small = Config(eager_size=1024, data_receives=2, control_receives=4)
     large = Config(eager_size=64 << 10, data_receives=50, control_receives=20)
@@ -160,8 +157,6 @@ BUFFERS: dict[str, Callable[[], BufferLike]] = {
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-@one_loop
-@by_cm
 async def test_every_kind_of_buffer(factory: ConnectionFactory, kind: str) -> None:
     async with factory.pair() as (client, server):
         buffer = BUFFERS[kind]()
@@ -172,7 +167,6 @@ async def test_every_kind_of_buffer(factory: ConnectionFactory, kind: str) -> No
             assert message == expected
 
 
-@one_loop
 async def test_sender_may_change_its_buffer_afterwards(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         for size in (500, 5000):
@@ -198,7 +192,6 @@ async def test_sending_a_received_message_back(factory: ConnectionFactory, size:
             assert back == pattern(size)
 
 
-@one_loop
 async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
     limited = Config(max_message=10_000)
     async with factory.pair(SMALL, server=limited) as (client, server):
@@ -272,7 +265,6 @@ async def test_both_sides_fill_up_before_either_receives(factory: ConnectionFact
 
 
 @pytest.mark.parametrize("data_receives", [1, 2, 3, 5, 24])
-@one_loop
 async def test_any_number_of_receives(factory: ConnectionFactory, data_receives: int) -> None:
     config = Config(eager_size=1024, data_receives=data_receives, control_receives=4)
     await full_blast(factory, config, 30)
@@ -352,7 +344,6 @@ async def recv(conn: Connection) -> bytes:
     return bytes(await conn.recv())
 
 
-@one_loop
 async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactory) -> None:
     """Messages that are here go to the waiters in their order; the others get the error."""
     async with factory.pair() as (client, server):
@@ -372,8 +363,6 @@ async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactor
 # ---- reading ahead -------------------------------------------------------------------------------
 
 
-@one_loop
-@by_cm
 @pytest.mark.parametrize(
     ("config", "sizes", "ahead"),
     [
@@ -407,8 +396,6 @@ async def test_what_may_be_read_ahead_is(
             assert (figures(server)["unread"], figures(server)["read_ahead"]) == (0, 0)
 
 
-@one_loop
-@by_cm
 async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -> None:
     """Nor one that is short enough to be read ahead: else the long one might wait for ever."""
     sizes = [2 << 20, 2 << 20, 1 << 20]

@@ -25,7 +25,9 @@ from .connection_factory import (
     pattern,
     yield_loop,
 )
-from .marks import by_cm, counts_turns, one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 # The shortest send queue that there can be, and more room at the peer than that.
 SHORT = replace(SMALL, send_queue=8, data_receives=64)
@@ -34,8 +36,6 @@ CELL = 256
 CELLS = 400
 FILLED = b"x" * CELL
 LAST = 0xFFFFFFFF
-
-pytestmark = [one_loop, by_cm]
 
 STEPS = st.one_of(
     st.tuples(st.just("write"), st.booleans()),
@@ -181,7 +181,6 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
 # ---- what is not awaited any more ----------------------------------------------------------------
 
 
-@counts_turns
 @pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
 async def test_cancelled_before_it_was_posted_is_not_done(
     factory: ConnectionFactory, operation: str
@@ -271,7 +270,6 @@ async def test_progress_that_raises_is_heard_of(factory: ConnectionFactory) -> N
         await check_alive(client, server)
 
 
-@counts_turns
 async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(
     factory: ConnectionFactory,
 ) -> None:

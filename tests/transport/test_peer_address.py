@@ -75,7 +75,7 @@ async def test_a_server_cannot_misdirect_its_client(factory: ConnectionFactory) 
 @one_loop
 @by_tcp
 async def test_a_request_over_a_connection_has_its_address(factory: ConnectionFactory) -> None:
-    async with raw_pair(factory) as (_, server, peer):
+    async with raw_pair(factory) as (server, peer):
         peer.send_control(protocol.ConnectRequest(1, 1, endpoint_at(FOREIGN), hello().pack()))
         refusal = await peer.control(5 * factory.slow)
         assert isinstance(refusal, protocol.Error)

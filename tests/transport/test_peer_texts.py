@@ -57,7 +57,7 @@ async def test_a_goodbye(
     code: protocol.GoodbyeCode,
     shown: str,
 ) -> None:
-    async with raw_pair(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         peer.send(control(protocol.Goodbye(0, code, HOSTILE)))
         async with factory.within(1):
             check_texts(await ends(conn.recv(), ConnectionBrokenError), caplog, shown)
@@ -66,7 +66,7 @@ async def test_a_goodbye(
 async def test_a_refused_request(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with raw_pair(factory) as (_, conn, peer), factory.within(1):
+    async with raw_pair(factory) as (conn, peer), factory.within(1):
         asking = asyncio.create_task(conn.request_region(100))
         request = await peer.control(factory.slow)
         refusal = protocol.Error(request.request_id, protocol.ErrorCode.QUOTA, HOSTILE)
@@ -83,7 +83,7 @@ async def test_what_is_too_long(
     """It violates the protocol; nothing of it is repeated."""
     text = HOSTILE * (size // len(HOSTILE))
     content: bytes = msgpack.packb([protocol.MAGIC, protocol.VERSION, 9, 0, [1, text]])
-    async with raw_pair(factory) as (_, conn, peer):
+    async with raw_pair(factory) as (conn, peer):
         peer.send(frame(FrameKind.CONTROL, content[:2000]))  # more than its receives would take
         async with factory.within(1):
             check_texts(await ends(conn.recv(), RDMAError), caplog, "")

@@ -22,7 +22,9 @@ from .connection_factory import (
     take_all,
     yield_loop,
 )
-from .marks import counts_turns, one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 LIMIT = 4 << 20
 CONFIG = replace(SMALL, pool_limit=LIMIT, fetch_ahead=1 << 20)
@@ -94,7 +96,6 @@ async def test_cancelled_while_it_waits_a_message_is_not_sent(factory: Connectio
             await sending[n]
 
 
-@counts_turns
 @pytest.mark.parametrize("also_gone", [False, True])
 async def test_fetching_waits(factory: ConnectionFactory, also_gone: bool) -> None:
     """And goes on for the next `recv` when the first one is gone."""
@@ -115,7 +116,6 @@ async def test_fetching_waits(factory: ConnectionFactory, also_gone: bool) -> No
         await sending
 
 
-@counts_turns
 async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> None:
     async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))
@@ -165,7 +165,6 @@ async def test_leases_wait(factory: ConnectionFactory) -> None:
             (await task).release()
 
 
-@one_loop
 async def test_a_lease_that_waits_does_not_keep_messages_back(factory: ConnectionFactory) -> None:
     """A task that holds what another waits for can send, and then release it."""
     async with factory.pair(CONFIG) as (client, server):
@@ -205,7 +204,6 @@ async def test_the_end_of_the_connection_ends_the_waiting(factory: ConnectionFac
         assert anchor.pool_statistics().waiting == 0
 
 
-@one_loop
 @pytest.mark.parametrize("fetch_ahead", [0, 1 << 30])
 async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ahead: int) -> None:
     """It is told at once, and the message stays for `recv_into`."""
@@ -229,7 +227,6 @@ async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ah
             await client.lease(size)
 
 
-@one_loop
 async def test_receives_are_posted_when_memory_comes_back(factory: ConnectionFactory) -> None:
     """Also when the receiver has long been waiting."""
     async with factory.pair(CONFIG) as (client, server):

@@ -26,7 +26,9 @@ from .connection_factory import (
     yield_loop,
 )
 from .inside import Begun
-from .marks import one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 T = TypeVar("T")
 EAGER = Config().eager_size - HEADER_SIZE
@@ -37,7 +39,6 @@ SIZES = [0, 1, EAGER, EAGER + 1, STAGED, STAGED + 1, 1 << 20, READ_SIZE + 1]
 
 @pytest.mark.parametrize("early", [False, True], ids=["waiting", "late"])
 @pytest.mark.parametrize("size", SIZES)
-@one_loop
 async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None:
     """Whether it waits for the message or the message for it."""
     data = pattern(size)
@@ -71,7 +72,6 @@ async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None
         await check_alive(client, server)
 
 
-@one_loop
 async def test_more_than_the_pool_holds(factory: ConnectionFactory) -> None:
     small_pool = replace(SMALL, pool_limit=4 << 20)
     size = 24 << 20
@@ -122,7 +122,6 @@ async def test_cancelled_at_any_moment_nothing_is_lost(factory: ConnectionFactor
         await exchange(client, server, b"in order")
 
 
-@one_loop
 async def test_cancelled_the_next_in_the_line_gets_it(factory: ConnectionFactory) -> None:
     size = 1 << 20
     async with factory.pair(Config()) as (client, server):
@@ -142,7 +141,6 @@ async def test_cancelled_the_next_in_the_line_gets_it(factory: ConnectionFactory
             await sending
 
 
-@one_loop
 async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory) -> None:
     """Between being told that a message has landed and taking it, no other task can take it."""
     size = 1 << 20
@@ -159,7 +157,6 @@ async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory
             assert await late[0] == b"the next"
 
 
-@one_loop
 async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
     """Whatever had come of it: the memory is the caller's again when the connection has gone."""
     for count in factory.cancel_points:
@@ -177,7 +174,6 @@ async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
             sending.exception()
 
 
-@one_loop
 async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> None:
     """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
     async with factory.pair() as (client, server):

@@ -12,7 +12,7 @@ import pytest
 
 from aiordma import BufferStateError, Config, Connection, RDMAError, mr_pool, verbs
 from aiordma._core.frames import FrameKind
-from aiordma._datapath import rendezvous
+from aiordma._datapath import keys
 from aiordma.verbs._memory.memory_region import reg_mr
 
 from .connection_factory import SMALL, ConnectionFactory, pattern, yield_loop
@@ -64,7 +64,7 @@ def registrations(monkeypatch: pytest.MonkeyPatch) -> list[Registered]:
             made.append(Opened(access))
         return found
 
-    monkeypatch.setattr(rendezvous, "reg_mr", opened)
+    monkeypatch.setattr(keys, "reg_mr", opened)
     monkeypatch.setattr(mr_pool, "reg_local_dma", lambda _: None)
     return made
 

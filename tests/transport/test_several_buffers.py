@@ -20,12 +20,15 @@ from .connection_factory import (
     ALONE,
     SMALL,
     ConnectionFactory,
+    barrier,
     check_alive,
     ends,
     pattern,
     yield_loop,
 )
-from .marks import one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 KIB = 1 << 10
 # Lengths of the buffers of one message: of a frame, of several kinds, and rendezvous whose short
@@ -56,7 +59,6 @@ def name(lengths: tuple[int, ...]) -> str:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=name)
-@one_loop
 async def test_they_are_one_message(factory: ConnectionFactory, lengths: tuple[int, ...]) -> None:
     buffers = pieces(lengths)
     data = b"".join(buffers)
@@ -155,7 +157,6 @@ async def test_very_many_buffers(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="its allocator ends the process")
-@one_loop
 async def test_no_memory_to_join_them(factory: ConnectionFactory) -> None:
     """The message that waited for its turn fails; those around it do not."""
     async with factory.pair() as (client, server):
@@ -202,6 +203,7 @@ async def test_cancelled_at_any_moment(factory: ConnectionFactory, length: int) 
                     assert message == b"last"
             await last
             await asyncio.wait([sending])
+            await barrier(client)
             for buffer in buffers:
                 buffer.clear()
 

@@ -34,7 +34,9 @@ from .connection_factory import (
     pattern,
     yield_loop,
 )
-from .marks import by_cm, one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 READ_WRITE = Rights.READ | Rights.WRITE
 
@@ -76,7 +78,6 @@ async def test_default_is_reading(factory: ConnectionFactory) -> None:
             share.revoke()
 
 
-@one_loop
 async def test_slice_shares_nothing_but_its_bytes(factory: ConnectionFactory) -> None:
     """The key covers the slice, so also a user that ignores the length reaches nothing else."""
     async with factory.pair() as (client, server):
@@ -97,7 +98,6 @@ async def test_slice_shares_nothing_but_its_bytes(factory: ConnectionFactory) ->
             await check_alive(client, server)
 
 
-@one_loop
 async def test_right_is_held_by_the_device(factory: ConnectionFactory) -> None:
     """A user that ignores its rights is refused by the owner's device."""
     async with factory.sharing(8, Rights.WRITE) as (client, _, _, remote):
@@ -106,7 +106,6 @@ async def test_right_is_held_by_the_device(factory: ConnectionFactory) -> None:
         await refused_by_the_device(factory, client, remote)
 
 
-@one_loop
 async def test_several_regions_in_order(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(100) as buffer:
@@ -140,8 +139,6 @@ async def test_end_of_the_lease(factory: ConnectionFactory) -> None:
 
 
 @pytest.mark.parametrize("lease", [0, -1, 1e9, float("nan")])
-@one_loop
-@by_cm
 async def test_lease_that_cannot_be(factory: ConnectionFactory, lease: float) -> None:
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer, pytest.raises(ValueError, match="lease"):
@@ -194,7 +191,6 @@ async def test_request_region(factory: ConnectionFactory) -> None:
         await remote.release()
 
 
-@one_loop
 async def test_request_region_with_rights(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         remote = await client.request_region(8, access=Rights.ATOMIC)
@@ -204,7 +200,6 @@ async def test_request_region_with_rights(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-@one_loop
 async def test_quota(factory: ConnectionFactory) -> None:
     quota = SMALL.lend_quota
     async with factory.witness(), factory.pair() as (client, server):
@@ -255,7 +250,6 @@ async def test_hand_over(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-@one_loop
 async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         remote = await client.request_region(8)
@@ -277,7 +271,6 @@ async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-@one_loop
 async def test_handed_over_counts_until_it_is_received(factory: ConnectionFactory) -> None:
     """Else a peer could have all memory by borrowing, handing over and borrowing again."""
     half = SMALL.lend_quota // 2
@@ -302,7 +295,6 @@ async def test_handed_over_counts_until_it_is_received(factory: ConnectionFactor
         assert not server.closed
 
 
-@one_loop
 async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         remote = await client.request_region(8)
@@ -314,7 +306,6 @@ async def test_key_is_dead_after_the_hand_over(factory: ConnectionFactory) -> No
         received.release()
 
 
-@one_loop
 async def test_only_what_was_borrowed_can_be_handed_over(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
         with pytest.raises(ValueError, match="borrowed"):
@@ -328,7 +319,6 @@ async def test_only_what_was_borrowed_can_be_handed_over(factory: ConnectionFact
         await check_alive(client, server)
 
 
-@one_loop
 async def test_handed_over_memory_outlives_the_connection(factory: ConnectionFactory) -> None:
     async with factory.pair() as (anchor, other):
         before = await leases(anchor, other)
@@ -342,7 +332,6 @@ async def test_handed_over_memory_outlives_the_connection(factory: ConnectionFac
         assert await leases(anchor, other) == before
 
 
-@one_loop
 async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFactory) -> None:
     """Lent, handed over and never received: all of it returns when the connection ends."""
     async with factory.pair() as (anchor, other):
@@ -360,7 +349,6 @@ async def test_nothing_of_a_connection_stays_in_the_pool(factory: ConnectionFact
 # ---- waiters at the end --------------------------------------------------------------------------
 
 
-@one_loop
 async def test_regions_that_arrived_can_be_received_after_the_end(
     factory: ConnectionFactory,
 ) -> None:
@@ -377,7 +365,6 @@ async def test_regions_that_arrived_can_be_received_after_the_end(
                 await client.recv_region()
 
 
-@one_loop
 async def test_request_waits_while_the_connection_ends(factory: ConnectionFactory) -> None:
     """Whatever its fate, the request ends, and leaves no unnoticed exception."""
     for count in (0, 1, 2, 3, 4, 6, 10):

@@ -525,7 +525,7 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: Connect
     async with pair(factory) as (client, server):
         here, there = await made(client), await made(server)
         # The answer to nothing that was asked.
-        here.get_extra_info("connection")._messages.send_control(protocol.Pong(0))
+        here.get_extra_info("connection")._messages.controls.send(protocol.Pong(0))
         await server.lost.wait()
         assert isinstance(server.error, ProtocolError)
         assert there.is_closing()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aiordma import transport, verbs
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, VerbsError
-from aiordma.transport import choose_device, listen, warn_of_software
+from aiordma.transport import choose_devices, connect, listen, warn_of_software
 from aiordma.verbs import PortState
 from aiordma.verbs._device import device as module
 
@@ -90,11 +94,11 @@ async def test_software_with_a_warning(
     machine.update(cards)
     assert verbs.choose_device() == (EMBEDDED, why, True)
     assert verbs.find_device() == EMBEDDED
-    choose_device("embedded0")
+    choose_devices("embedded0")
     assert not caplog.records
     monkeypatch.setattr(transport, "CHOICE_LASTS", 0)
     for _ in range(3):
-        assert choose_device(None) == (EMBEDDED, None)
+        assert choose_devices(None) == ((EMBEDDED,), None)
     (record,) = caplog.records
     assert record.name == "aiordma"
     assert record.levelno == logging.WARNING
@@ -139,7 +143,7 @@ async def test_a_missing_library_is_a_reason(
     missing = LibraryNotFoundError("libibverbs.so.1", symbol=symbol, detail="cannot open")
     monkeypatch.setattr(module, "missing_library", lambda: missing)
     assert verbs.choose_device().reason == why
-    choose_device(None)
+    choose_devices(None)
     (record,) = caplog.records
     assert len(record.getMessage()) < 200
     assert record.getMessage().count("libibverbs") == 1
@@ -173,3 +177,89 @@ async def test_the_name_is_not_that_of_a_device(
     machine["embedded0"] = {1: ACTIVE}
     async with await listen("127.0.0.1", device="system") as listener:
         assert listener.device == "embedded0"
+
+
+# ---- several devices -----------------------------------------------------------------------------
+
+
+async def test_a_list_of_names(machine: Machine) -> None:
+    machine |= {"mlx5_0": {1: ACTIVE}, "mlx5_1": {1: DOWN}}
+    devices, only = choose_devices(["mlx5_1", "mlx5_0"])
+    assert tuple(device.name for device in devices) == only == ("mlx5_1", "mlx5_0")
+    assert choose_devices(("mlx5_0",)) == choose_devices("mlx5_0")
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "text"),
+    [
+        ([], ValueError, "an empty list"),
+        (["mlx5_0", "mlx5_0"], ValueError, "twice: mlx5_0, mlx5_0"),
+        (["mlx5_0", "all"], ValueError, "'all' stands alone"),
+        (["system"], ValueError, "'system' stands alone"),
+        ([f"mlx5_{number}" for number in range(9)], ValueError, "9 devices; a connection uses 8"),
+        (["mlx5_0", "other"], ValueError, "cards and software"),
+        (["mlx5_0", b"mlx5_1"], TypeError, "names of devices, as"),
+        ({"mlx5_0"}, TypeError, "the name of a device"),
+        (["mlx5_0", "mlx5_9"], DeviceNotFoundError, "mlx5_9"),
+    ],
+)
+async def test_names_that_are_no_list(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, named: Any, error: type[Exception], text: str
+) -> None:
+    machine |= {"mlx5_0": {1: ACTIVE}}
+    find = verbs.find_device
+
+    def found(name: str) -> verbs.Device:
+        library: Any = SimpleNamespace(name="another")
+        return replace(EMBEDDED, name=name, library=library) if name == "other" else find(name)
+
+    monkeypatch.setattr(verbs, "find_device", found)
+    with pytest.raises(error, match=text):
+        await connect("127.0.0.1", 1, device=named)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "order"),
+    [({0}, ["mlx5_1", "mlx5_3"]), ({1}, ["mlx5_3", "mlx5_1"]), (set(), ["mlx5_1", "mlx5_3"])],
+)
+async def test_all_that_are_active_the_near_ones_first(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, nodes: set[int], order: list[str]
+) -> None:
+    machine |= {
+        "mlx5_0": {1: DOWN},
+        "mlx5_1": {1: DOWN, 2: ACTIVE},
+        "mlx5_2": DENIED,
+        "mlx5_3": {1: ACTIVE},
+    }
+    node_of = {"mlx5_1": 0, "mlx5_3": 1}
+    node = property(lambda device: node_of.get(device.name))
+    monkeypatch.setattr(module.Device, "numa_node", node)
+    monkeypatch.setattr(module, "_numa_nodes", lambda: nodes)
+    devices, only = choose_devices("all")
+    assert [device.name for device in devices] == order
+    assert only == tuple(order)
+
+
+async def test_all_is_of_the_kind_that_was_chosen(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Software only where that is asked for, or with a warning."""
+    machine |= {"mlx5_0": {1: ACTIVE}, "embedded0": {1: ACTIVE}}
+    monkeypatch.setattr(transport, "CHOICE_LASTS", 0)
+    monkeypatch.setenv("AIORDMA_DEVICE", "embedded0")
+    assert EMBEDDED in choose_devices("all")[0]
+    monkeypatch.delenv("AIORDMA_DEVICE")
+    machine["embedded0"] = machine["mlx5_0"] = {1: DOWN}
+    with pytest.raises(DeviceNotFoundError, match="an active port"):
+        choose_devices("all")
+    (record,) = caplog.records
+    assert "software" in record.getMessage()
+
+
+def test_the_numa_nodes_of_this_process() -> None:
+    nodes = Path("/sys/devices/system/node")
+    assert module._numa_nodes() == {
+        int(node.name.removeprefix("node"))
+        for node in nodes.glob("node[0-9]*")
+        if any((node / f"cpu{cpu}").exists() for cpu in os.sched_getaffinity(0))
+    }

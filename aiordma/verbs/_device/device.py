@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._core.arguments import instance, integer
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 SYSTEM = "system"
 """The name that stands for every device but the embedded one."""
+
+ALL = "all"
+"""The name that stands for every device of one library that has an active port."""
 
 VARIABLE = "AIORDMA_DEVICE"
 """The environment variable with the name of the device for programs that name none."""
@@ -277,6 +281,36 @@ def choose_device(name: str | None = None) -> Choice:
         detail = f"{(missing and missing.strerror) or why}; `aiordma doctor` says more"
         raise DeviceNotFoundError("", wanted="an active port", detail=detail)
     return Choice(_embedded_devices()[0], why, is_fallback=True)
+
+
+def active_devices(like: Device) -> list[Device]:
+    """The cards with an active port, or the embedded devices, as is the one that is given.
+
+    Those on a NUMA node of the CPUs that this process may use come first. Those that cannot be
+    opened are left out; DeviceNotFoundError when none is left.
+    """
+    found, active = _embedded_devices(), []
+    if like not in found:
+        found = _system_devices()
+    for device in found:
+        with suppress(VerbsError):
+            if PortState.ACTIVE in _port_states(device).values():
+                active.append(device)
+    if not active:
+        names = [device.name for device in found]
+        raise DeviceNotFoundError("", names, wanted="an active port")
+    nodes = _numa_nodes()
+    return sorted(active, key=lambda device: device.numa_node not in nodes)
+
+
+def _numa_nodes() -> set[int]:
+    """Those of the CPUs that this process may use; empty where the kernel does not say."""
+    links = (
+        entry.name.removeprefix("node")
+        for cpu in os.sched_getaffinity(0)
+        for entry in Path(f"/sys/devices/system/cpu/cpu{cpu}").glob("node[0-9]*")
+    )
+    return set(map(int, links))
 
 
 def _port_states(device: Device) -> dict[int, PortState]:

@@ -83,7 +83,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         *,
         pin: Memory | None = None,
         page_size: int = 0,
-        parent: Node[h.ibv_dm] | None = None,
+        parent: Node[Any] | None = None,
     ) -> None:
         self.pd: ProtectionDomain = pd
         self.addr: int = addr
@@ -92,6 +92,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         self.rkey: int = pointer.rkey
         self.access: AccessFlags = access
         self.page_size: int = page_size
+        self.elsewhere: dict[ProtectionDomain, MemoryRegion] = {}
         destroy = pd.context.library.calls.ibv_dereg_mr
         parents: list[Node[Any]] = [pd.node] if parent is None else [pd.node, parent]
         super().__init__(Node("MemoryRegion", pointer, destroy, parents, pin))
@@ -323,6 +324,33 @@ def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
         return None
     pointer = register(pd.pointer)
     return MemoryRegion(pd, pointer, 0, ADDRESS_SPACE, AccessFlags.LOCAL_WRITE)
+
+
+def address_of_mr(region: MemoryRegion) -> int:
+    """Where its `struct ibv_mr` is, for the data path."""
+    return int(ffi.cast("uintptr_t", region.pointer))
+
+
+def in_domain(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
+    """The memory of a region in another domain too, with the same rights, at the same address.
+
+    It is registered there once, and closed with the first of region and domain. Errors as of
+    :meth:`ProtectionDomain.reg_pointer`.
+    """
+    if region.pd is pd:
+        return region
+    found = region.elsewhere.get(pd)
+    if found is None:
+        for gone in [other for other in region.elsewhere if other.closed]:
+            del region.elsewhere[gone]
+        # The region keeps the memory: mapped, and in its place.
+        memory, length = ffi.cast("void *", region.addr), region.length
+        pointer, addr = reg_mr(
+            pd, memory, length, region.access, None, there=bool(region.page_size)
+        )
+        found = MemoryRegion(pd, pointer, addr, length, region.access, parent=region.node)
+        region.elsewhere[pd] = found
+    return found
 
 
 def is_there(owner: object) -> bool:

@@ -1,0 +1,26 @@
+# Control messages that this side sends.
+
+from libc.stdint cimport uint32_t
+
+cimport cython
+
+from .message cimport Fifo
+from .outbox cimport Outbox
+from .rail cimport FrameHandler
+
+
+@cython.final
+cdef class Controls:
+    cdef Outbox outbox
+    cdef FrameHandler session          # None: it is closed
+    cdef Fifo waiting
+    cdef list spare_blocks
+    cdef uint32_t latest_request
+    cdef uint32_t answers, max_answers  # of those that wait: messages without a waiter
+    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
+    cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
+    cdef bint can_send(self) noexcept
+    cdef int flush(self) except -1
+    cdef bint send_frame(
+        self, int kind, bytes content, object waiter, uint32_t window_key=*
+    ) except -1

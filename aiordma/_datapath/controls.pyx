@@ -1,0 +1,151 @@
+# Control messages on their way out.
+#
+# They have credits of their own, and wait for them here.  They need little memory, and have two blocks
+# for when the pool is exhausted: a connection whose users hold all of it must still answer its peer.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.string cimport memcpy
+
+cimport cython
+
+from .frames cimport CONTROL, HEADER, RNDV_ACK, RendezvousAck, htole32, next_number
+from .futures cimport complete_waiter
+from .memory cimport PoolBlock
+from .outbox cimport ENDED, NOT_STARTED
+from .receives cimport release_all
+from .sends cimport Frame, new_frame
+from .work_queue cimport IBV_WR_SEND_WITH_INV
+
+from aiordma._core import protocol
+from aiordma.errors import ProtocolError, RDMAError
+
+SPARE_BLOCKS = 2
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class Controls:
+    """Sends the control messages of one connection, in order, as there are credits for them."""
+
+    def __init__(self, Outbox outbox not None, FrameHandler session not None):
+        self.outbox, self.session = outbox, session
+        self.waiting, self.spare_blocks = Fifo(), []
+        self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
+
+    def take_spare_blocks(self, pool: Pool):
+        for _ in range(SPARE_BLOCKS):
+            self.spare_blocks.append(pool._block(protocol.MIN_RECEIVE))
+
+    def release_spare_blocks(self):
+        release_all(self.spare_blocks)
+
+    def new_request_id(self) -> int:
+        self.latest_request = next_number(self.latest_request)
+        return self.latest_request
+
+    def send(self, message: protocol.Message, future: Waiter | None = None):
+        """Sends a control message as soon as there is a credit for it.
+
+        A message without a waiter is an answer: too many that wait are the peer's fault, since it
+        gives no credits for them.  A message with a waiter goes after the operations that began
+        before it.  Nothing is sent after the end.
+        """
+        cdef bytes content = protocol.encode(message)
+        if self.session is None:
+            return
+        if future is None:
+            self.answer(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
+        else:
+            self.waiting.append((CONTROL, content, future, self.outbox.lead.latest_backlogged, 0))
+            self.session.flush()
+
+    cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
+        self.answers += 1
+        if self.answers > self.max_answers and not always:
+            self.outbox.owner.violated(
+                ProtocolError(
+                    f"the peer has {self.max_answers} answers waiting here, and gives no credits "
+                    f"to send them"
+                )
+            )
+            return 0
+        self.waiting.append((kind, content, None, 0, window_key))
+        return self.session.flush()
+
+    cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1:
+        """Says that a message of the peer has been read, and ends its window of that key, if not 0."""
+        cdef RendezvousAck ack
+        ack.request_id, ack.status = htole32(request_id), 0
+        content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
+        if (
+            not self.waiting.size()
+            and self.can_send()
+            and self.send_frame(RNDV_ACK, content, None, window_key)
+        ):
+            return 0
+        return self.answer(RNDV_ACK, content, window_key, False)
+
+    def end(self, error: BaseException):
+        """Nothing is sent any more: every waiter gets an error of that cause."""
+        for _, _, future, _, _ in self.waiting.take_all():
+            if future is not None:
+                complete_waiter(future, self.outbox.owner.error_for(error))
+
+    def withdraw(self, future):
+        """Drops the control message of that future, unless it has been sent."""
+        for item in self.waiting.all():
+            if item[2] is future:
+                self.waiting.remove(item)
+                return
+
+    cdef int flush(self) except -1:
+        while self.waiting.size() and self.can_send():
+            kind, content, future, behind, key = self.waiting.first()
+            if behind and not self.outbox.lead.has_posted(behind):
+                break
+            item = self.waiting.popleft()
+            if not self.send_frame(kind, content, future, key):
+                self.waiting.appendleft(item)
+                break
+            self.answers -= future is None
+        return 0
+
+    cdef bint send_frame(
+        self, int kind, bytes content, object waiter, uint32_t window_key=0
+    ) except -1:
+        """Sends a control frame; False when there is no memory for it now, until a frame completes.
+
+        With `window_key` its arrival ends the peer's window of that key.
+        """
+        cdef Outbox outbox = self.outbox
+        cdef uint32_t length = HEADER + <uint32_t> len(content)
+        cdef PoolBlock block = outbox.pool.take_fast(length + outbox.room.tag_size)
+        cdef list spare_blocks = None
+        cdef Frame frame
+        if block is None:
+            try:
+                block = (<object> outbox.pool)._block(length + outbox.room.tag_size)
+            except (RDMAError, OSError, MemoryError):
+                if not self.spare_blocks:
+                    return False
+                spare_blocks = self.spare_blocks
+                block = spare_blocks.pop()
+        memcpy(block.bytes() + HEADER, PyBytes_AS_STRING(content), len(content))
+        frame = new_frame(block, length)
+        frame.waiter, frame.spare_blocks = waiter, spare_blocks
+        if window_key:
+            frame.opcode, frame.imm = IBV_WR_SEND_WITH_INV, window_key
+        outbox.post_frame(frame, kind, False, 0)
+        return True
+
+    cdef bint can_send(self) noexcept:
+        """Whether there is a credit for a control message, and an entry of the send queue."""
+        return self.outbox.credits.may_send_control() and self.outbox.lead.free > 0
+
+    @property
+    def can_send_now(self) -> bool:
+        return not self.outbox.flags & (NOT_STARTED | ENDED) and self.can_send()
+
+    def send_now(self, message: protocol.Message) -> bool:
+        """Sends a control message if that is possible now; False: it is not sent at all."""
+        return self.can_send_now and self.send_frame(CONTROL, protocol.encode(message), None)

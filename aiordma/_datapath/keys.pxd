@@ -1,0 +1,36 @@
+# Keys by which the peer reads the memory of messages, each of one rail.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from .memory cimport BlockCache, Pinned, PoolBlock
+from .windows cimport Window
+from .work_queue cimport ibv_mr
+
+cdef bint has_no_holes(object owner) noexcept
+
+
+cdef class Key:
+    cdef ReadKeys keys                 # of its rail
+    cdef ibv_mr *mr                    # made for this message
+    cdef Window window                 # the peer may read it; None: `mr` is its key
+    cdef uint64_t region               # that the window is bound to
+    cdef Key next                      # of another rail, to the same memory
+    cdef uint32_t next_number(self) noexcept
+    cdef uint32_t bound_number(self) noexcept
+    cdef uint32_t flags(self) noexcept
+
+
+cdef class ReadKeys:
+    cdef BlockCache pool
+    cdef object pd
+    cdef list windows                  # that are not bound
+    cdef int forks                     # of the process, when the rail was made
+    cdef int (*deregister)(ibv_mr *) noexcept nogil
+    cdef Key open(self, object source, const unsigned char *bytes, uint64_t length)
+    cdef uint64_t region_of(self, PoolBlock block) except 0
+    cdef ibv_mr *register(self, object owner, const unsigned char *bytes, uint64_t length,
+                          int access) except NULL
+    cdef Window take_window(self)
+    cdef int end_window(self, Key key, uint32_t invalidated_key) noexcept
+    cdef int close(self, Key key, uint32_t invalidated_key) noexcept
+    cdef uint32_t local_key(self, Pinned memory) except? 0

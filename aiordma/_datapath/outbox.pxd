@@ -1,0 +1,65 @@
+# The messages of a session on their way out, in order.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cimport cython
+
+from .frames cimport Credits, PeerRoom
+from .memory cimport BlockCache, PoolBlock
+from .message cimport Fifo
+from .rail cimport FrameHandler, SendQueue
+from .rendezvous cimport Offers
+from .sealing cimport Sealing
+from .sends cimport Frame, Sender, SendFuture
+from .stripes cimport Stripes
+from .work_queue cimport Wait
+
+cdef enum:  # what holds messages back, and what does not
+    NOT_STARTED = 1
+    ENDED = 2
+    # Re-entrancy guard: the end of a buffer, and the cycle collector, can run the user's code, whose
+    # sends queue while this is set, behind the message that is being sent and counts on a credit.
+    SENDING = 4
+    AWAITS_MEMORY = 8  # `on_memory` will be called
+    OFFERS_FULL = 16
+    BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | OFFERS_FULL
+    CLOSING = 32
+    COLLECTING = 64  # `collect` will be called
+
+
+
+@cython.final
+cdef class Outbox(Sender):
+    cdef FrameHandler session          # None: it is closed
+    cdef SendQueue lead
+    cdef object owner, source
+    cdef BlockCache pool
+    cdef readonly Credits credits
+    cdef PeerRoom room                 # None before the start, as the credits
+    cdef Sealing sealing               # None: frames travel in clear
+    cdef readonly Offers offers
+    cdef Stripes stripes               # None: there has been one rail alone
+    cdef Fifo waiting                  # messages and writes, in their order
+    cdef Wait wait
+    cdef uint32_t flags
+    cdef object ended_by
+    cdef bint begin_sending(self) noexcept
+    cdef PoolBlock frame_block(self, uint64_t size)
+    cdef int enqueue(self, SendFuture message) except -1
+    cdef int append(self, object item) except -1
+    cdef int note_wait(self) except -1
+    cdef int collect_soon(self) except -1
+    cdef int go_on(self, uint32_t waited_for) except -1
+    cdef bint send_alone(self, SendFuture message) except -1
+    cdef bint send_eager(self, SendFuture message) except -1
+    cdef bint send_bundle(self, list messages, uint64_t size) except -1
+    cdef bint send_rendezvous(self, SendFuture message) except -1
+    cdef object seal_message(self, SendFuture message)
+    cdef int rendezvous_over(
+        self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
+    ) except -1
+    cdef bint send_first(self) except -1
+    cdef int flush(self) except -1
+    cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
+    cdef object send_error(self, SendFuture message)
+    cdef int close(self) except -1

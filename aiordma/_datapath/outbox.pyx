@@ -1,0 +1,443 @@
+# The messages of a session on their way out, in order, as far as both ends have room.
+#
+# - A send needs a receive that the peer has posted: `Credits` counts them.  What has no credit waits here,
+#   first come first served.
+# - A message that fits the peer's next receive is *eager*: copied into a frame, or sent from where it
+#   lies.  A longer one is a *rendezvous*: the peer reads it with RDMA when it has room, and acknowledges.
+# - A frame costs both ends the same whatever is in it.  So a short message that is sent while a frame
+#   with messages is under way waits until all tasks of this iteration of the loop have run, and goes in
+#   a *bundle*; a message with nothing before it goes at once.
+# - Memory under a posted request must stay: an eager frame in its block until its completion, a
+#   rendezvous registered (read-only for the peer) until the acknowledgement.
+
+from libc.stdint cimport uintptr_t
+from libc.string cimport memset
+
+cimport cython
+
+from .frames cimport (
+    BUNDLE,
+    DATA,
+    ENTRY_HAS_IMM,
+    HEADER,
+    MAX_BUNDLE,
+    RNDV_RTS,
+    BundleEntry,
+    FrameHeader,
+    RendezvousPiece,
+    RendezvousRequest,
+    bundled_size,
+    htole32,
+    write_header,
+)
+from .futures cimport DONE, FAILED, PENDING
+from .message cimport Counts
+from .one_sided cimport WRChain
+from .rail cimport CONTROL_ENTRIES
+from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
+from .sealing cimport PAYLOAD_SEAL
+from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, imm_of, new_frame, new_rendezvous_frame
+from .stripes cimport order
+from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, WorkRequest
+
+from aiordma._core import protocol
+from aiordma._native import failure
+from aiordma.errors import ConnectionClosedError, MessageTooLongError, ProtocolError, RDMAError
+
+
+cdef enum:
+    BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class Outbox(Sender):
+    """Sends the messages of one connection over its lead."""
+
+    def __init__(self, SendQueue lead not None, FrameHandler session not None, memory: Memory,
+                 owner: Owner):
+        self.lead, self.session, self.owner = lead, session, owner
+        self.counts = Counts()
+        self.pool = memory.pool
+        self.source = memory.block_source(self.on_memory, internal=True)
+        self.waiting, self.wait = Fifo(), Wait.__new__(Wait)
+        self.offers = Offers(
+            session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
+        )
+        self.flags = NOT_STARTED
+
+    cdef SendFuture start_message(self, object data, object imm):
+        cdef SendFuture message
+        if self.flags & (NOT_STARTED | ENDED | CLOSING) or not self.lead.table.is_of_this_task():
+            self.owner.check()  # says what is wrong
+        message = SendFuture.__new__(SendFuture, self.lead.table)
+        message.open(data)
+        if message.length > self.room.max_message:
+            raise MessageTooLongError(message.length, self.room.max_message)
+        if imm is not None:
+            message.imm = imm_of(imm)
+            message.has_imm = True
+        if self.ended_by is not None:  # `check` does not know: the Connection is gone
+            raise self.owner.error_for(self.ended_by)
+        message.sender = self
+        self.enqueue(message)
+        return message
+
+    cdef int enqueue(self, SendFuture message) except -1:
+        cdef bint shares, sent
+        if self.waiting.size() or self.lead.backlogged or not self.begin_sending():
+            return self.append(message)
+        try:
+            shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.room.fits(message.length)
+            sent = not shares and self.send_alone(message)
+        finally:
+            self.flags &= ~SENDING
+        if not sent:
+            message.behind = self.lead.latest_backlogged
+            self.waiting.appendleft(message)  # what was sent meanwhile goes after it
+        if self.waiting.size():
+            self.collect_soon()
+        return 0
+
+    cdef int write(self, WorkRequest chain) except -1:
+        if self.ended_by is not None:
+            return chain.refused(self.owner.error_for(self.ended_by))
+        self.append(chain)
+        return self.session.flush() if self.waiting.size() == 1 else 0
+
+    cdef int append(self, object item) except -1:
+        if type(item) is SendFuture:
+            (<SendFuture> item).behind = self.lead.latest_backlogged
+        else:
+            (<WRChain> item).behind = self.lead.latest_backlogged
+        self.waiting.append(item)
+        return self.note_wait()
+
+    cdef int note_wait(self) except -1:
+        """What the first of those that wait waits for; the pool and the backlog count their own."""
+        cdef int what = FOR_NOTHING
+        if not self.flags & (NOT_STARTED | ENDED) and self.waiting.size():
+            if self.credits.data == 0 or self.flags & OFFERS_FULL:
+                what = FOR_CREDITS
+            elif not (self.flags & AWAITS_MEMORY or self.lead.backlogged or self.lead.has_room()):
+                what = FOR_SEND_QUEUE
+        self.wait.note(what)
+        return 0
+
+    cdef int collect_soon(self) except -1:
+        if not self.flags & COLLECTING:
+            self.lead.table.loop.call_soon(self.collect)
+            self.flags |= COLLECTING
+        return 0
+
+    def collect(self):
+        self.go_on(COLLECTING)
+
+    def on_memory(self):
+        self.go_on(AWAITS_MEMORY)
+
+    cdef int go_on(self, uint32_t waited_for) except -1:
+        self.flags &= ~waited_for
+        return 0 if self.flags & ENDED else self.session.flush()
+
+    cdef bint withdraw(self, object item) except -1:
+        if not self.waiting.remove(item):
+            return False
+        if type(item) is SendFuture:
+            (<SendFuture> item).close_payload()
+        else:
+            (<WRChain> item).free_memory()
+        self.note_wait()
+        self.session.check_drained()
+        return True
+
+    # One step, also where every line is traced: nothing else is sent between the look and the mark.
+    @cython.profile(False)
+    @cython.linetrace(False)
+    cdef bint begin_sending(self) noexcept:
+        """Whether something may be sent now; then it is being sent, until the caller says otherwise."""
+        if (
+            self.flags & BLOCKED
+            or self.credits.data == 0
+            or not self.lead.has_room()
+            or self.lead.failed
+        ):
+            return False
+        self.flags |= SENDING
+        return True
+
+    cdef PoolBlock frame_block(self, uint64_t size):
+        """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
+        cdef PoolBlock block = self.pool.take_fast(size)
+        if block is None:
+            block = self.source.block(size)
+            if block is None:
+                self.flags |= AWAITS_MEMORY
+        return block
+
+    cdef bint send_alone(self, SendFuture message) except -1:
+        """Sends one message in a frame of its own; False when there is no memory for it now."""
+        try:
+            if self.room.fits(message.length):
+                return self.send_eager(message)
+            return self.send_rendezvous(message)
+        except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
+            message.close_payload()  # nothing of it was posted
+            message.settle(FAILED, error)
+        return True
+
+    cdef bint send_eager(self, SendFuture message) except -1:
+        # Its last piece is sent from where it lies if that is quicker than a copy.
+        cdef Piece in_place = message.last()
+        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.room.tag_size:
+            in_place = None
+        cdef uint64_t length = HEADER + message.length - (
+            0 if in_place is None else in_place.length
+        )
+        cdef PoolBlock block = self.frame_block(length + self.room.tag_size)
+        cdef Frame frame
+        if block is None:
+            return False
+        frame = new_frame(block, <uint32_t> length)
+        frame.sender, frame.message = self, message
+        message.copy_to(block.bytes() + HEADER, in_place)
+        if in_place is not None:
+            frame.second.addr = <uintptr_t> in_place.bytes
+            frame.second.length = <uint32_t> in_place.length
+            frame.second.lkey = self.pool.local_dma_lkey
+        self.frames_under_way += 1
+        self.post_frame(frame, DATA, message.has_imm, message.imm)
+        if in_place is None:
+            message.close_payload()  # not before: the end of a buffer may call what sends the next one
+        return True
+
+    cdef bint send_bundle(self, list messages, uint64_t size) except -1:
+        cdef PoolBlock block
+        cdef SendFuture message
+        cdef BundleEntry *entry
+        cdef unsigned char *bytes
+        cdef uint64_t whole
+        cdef Frame frame
+        try:
+            block = self.frame_block(size + self.room.tag_size)
+        except (RDMAError, OSError, MemoryError) as error:
+            for message in messages:
+                message.close_payload()
+                message.settle(FAILED, error)
+            return True
+        if block is None:
+            return False
+        bytes = block.bytes() + HEADER
+        for message in messages:
+            whole = bundled_size(message.length)
+            entry = <BundleEntry *> bytes
+            entry.length = htole32(
+                <uint32_t> message.length | (ENTRY_HAS_IMM if message.has_imm else 0)
+            )
+            entry.imm = htole32(message.imm)
+            bytes += sizeof(BundleEntry)
+            message.copy_to(bytes, None)
+            memset(bytes + message.length, 0, whole - sizeof(BundleEntry) - message.length)
+            bytes += whole - sizeof(BundleEntry)
+        frame = new_frame(block, <uint32_t> size)
+        frame.sender, frame.messages = self, messages
+        self.frames_under_way += 1
+        self.post_frame(frame, BUNDLE, False, 0)
+        for message in messages:
+            message.close_payload()
+        return True
+
+    cdef bint send_rendezvous(self, SendFuture message) except -1:
+        cdef PoolBlock block
+        cdef uint32_t length
+        cdef Frame frame
+        cdef bytes seal = b""
+        if message.first.next is not None and self.sealing is None:
+            self.offers.join_pieces(message, self.room.size)
+        # A bind for each piece; sealed they are one.
+        cdef uint32_t entries = 1 + (message.count() if self.sealing is None else 1)
+        if not self.lead.has_room_for(entries):
+            return False
+        if self.sealing is None:
+            length = rendezvous_size(message)
+        else:
+            length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
+        block = self.frame_block(length + self.room.tag_size)
+        if block is None:
+            return False
+        try:
+            if self.sealing is not None:
+                seal = self.seal_message(message)
+            open_message(message, self.lead.keys)
+            if not self.lead.has_room_for(entries) and not self.lead.failed:
+                close_message(message, 0)
+                raise RDMAError(
+                    "a finalizer that ran while this message was prepared filled the send queue, and "
+                    "the message was not sent: send it again"
+                )
+        except BaseException:
+            block.end_lease()
+            raise
+        self.offers.add(message)
+        if self.offers.full():
+            self.flags |= OFFERS_FULL
+        if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
+            message.settle(FAILED, self.send_error(message))
+        write_request(block.bytes() + HEADER, message, seal)
+        frame = new_rendezvous_frame(block, length, message)
+        frame.sender = self
+        self.frames_under_way += 1
+        self.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
+        if self.stripes is not None and self.ended_by is None:
+            self.offers.open_elsewhere(message, order(self.stripes.lanes, message.length)[1:])
+        return True
+
+    cdef object seal_message(self, SendFuture message):
+        """Puts a sealed copy in the place of the message's bytes, and returns its key and tag.
+
+        The copy is in the pool where that has some to spare.  Were it to wait for the pool, the
+        sealed messages of two sides could keep each other from being read.
+        """
+        cdef Piece copy = Piece.__new__(Piece)
+        cdef PoolBlock block
+        try:
+            (<object> self.pool)._require_spare(message.length)
+            block = (<object> self.pool)._block(message.length)
+        except (RDMAError, OSError):
+            copy.open(bytearray(message.length))
+        else:
+            block.pins += 1
+            block.end_lease()
+            copy.source, copy.bytes, copy.length = block, block.bytes(), message.length
+        seal = self.sealing.seal_payload(message, <unsigned char *> copy.bytes)
+        message.close_payload()
+        message.first = copy
+        return seal
+
+    cdef int rendezvous_over(
+        self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
+    ) except -1:
+        cdef SendFuture message = self.offers.messages.pop(request_id, None)
+        if message is None:
+            raise ProtocolError("the peer says it has read a message that was not offered")
+        self.flags &= ~OFFERS_FULL
+        if message.openings and self.offers.end_elsewhere(message, status, invalidated_key):
+            return 0
+        return self.finish(message, status, invalidated_key)
+
+    cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1:
+        cdef int code = close_message(message, invalidated_key)
+        if status:
+            text = f"send of {message.length} bytes to {self.lead.peer}"
+            message.settle(
+                FAILED, RDMAError(f"{text}: the peer could not take the message (code {status})")
+            )
+        else:
+            self.delivered(message)
+            message.settle(DONE, None)
+        if code:
+            raise failure("ibv_dereg_mr", code)
+        return 0
+
+    cdef bint send_first(self) except -1:
+        """Sends the first waiting item, with as many messages as fit into one frame; False: no more
+        can be sent now."""
+        cdef list messages = []
+        cdef SendFuture message
+        cdef WRChain write
+        cdef uint64_t size = HEADER, longer
+        cdef object item
+        while len(messages) < MAX_BUNDLE and self.waiting.size():
+            item = self.waiting.first()
+            if type(item) is not SendFuture:
+                if messages:
+                    break
+                write = <WRChain> item
+                if not self.lead.has_posted(write.behind):
+                    return False
+                self.waiting.popleft()
+                error = write.refusal()
+                if write.waiter.state != PENDING:  # an earlier part has failed
+                    write.waiter = None  # which refers to this
+                    write.free_memory()
+                elif error is not None:
+                    write.refused(error)
+                else:
+                    self.credits.data -= 1
+                    self.room.count_sent()
+                    self.lead.post_checked(write)
+                return True
+            message = <SendFuture> item
+            if not self.lead.has_posted(message.behind):
+                break
+            if message.state == PENDING:
+                longer = size + bundled_size(message.length)
+                if messages and longer > self.room.size:
+                    break
+                size = longer
+                messages.append(message)
+            self.waiting.popleft()
+        if not messages:
+            return False
+        message = <SendFuture> messages[0]
+        if self.send_alone(message) if len(messages) == 1 else self.send_bundle(messages, size):
+            return True
+        for message in reversed(messages):
+            self.waiting.appendleft(message)
+        return False
+
+    cdef int flush(self) except -1:
+        """Sends what waits and can be sent now."""
+        cdef bint sent = True
+        while sent and self.waiting.size() and self.begin_sending():
+            try:
+                sent = self.send_first()
+            finally:
+                self.flags &= ~SENDING
+        if self.waiting.size() or self.wait.what:
+            self.note_wait()
+        return 0
+
+    cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
+        write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
+        if self.sealing is not None:
+            frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
+            if not frame.length:
+                return frame.free_memory()
+        self.room.count_sent()
+        return self.lead.post_checked(frame)
+
+    # ---- the end ----
+
+    def end(self, error: BaseException):
+        """Nothing is sent any more: every waiter gets `error`."""
+        cdef SendFuture message
+        self.ended_by = error
+        self.flags |= ENDED
+        self.note_wait()
+        for item in self.waiting.take_all():
+            if type(item) is SendFuture:
+                (<SendFuture> item).close_payload()
+                (<SendFuture> item).settle(FAILED, self.send_error(<SendFuture> item))
+            else:
+                text = (<WRChain> item).text(self.lead.peer)
+                (<WRChain> item).refused(self.owner.error_for(error, text))
+        for message in self.offers.messages.values():
+            message.settle(FAILED, self.send_error(message))
+        for message in self.offers.ending:  # the peer has had its say
+            message.settle(DONE, None)
+
+    cdef object send_error(self, SendFuture message):
+        return self.owner.error_for(
+            self.ended_by, f"send of {message.length} bytes to {self.lead.peer}"
+        )
+
+    cdef int close(self) except -1:
+        """The queue pair is destroyed: nothing touches the memory any more."""
+        cdef int code = self.offers.close()
+        for item in self.waiting.take_all():  # without `end`: the loop was closed
+            if type(item) is not SendFuture:
+                (<WRChain> item).waiter = None  # which refers to it
+                (<WRChain> item).free_memory()
+        self.session = self.source = None
+        return code

@@ -1,0 +1,39 @@
+# The protocol of one connection, over one rail or several.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cimport cython
+
+from .controls cimport Controls
+from .inbox cimport Inbox, PendingRendezvous
+from .memory cimport PoolBlock
+from .message cimport Counts
+from .outbox cimport Outbox
+from .rail cimport FrameHandler
+from .receives cimport Receives, ReceiveSizes
+
+
+@cython.final
+cdef class Session(FrameHandler):
+    cdef object __weakref__
+    cdef list rails                    # SendQueue objects
+    cdef readonly Outbox outbox
+    cdef readonly Controls controls
+    cdef readonly Inbox inbox
+    cdef ReceiveSizes sizes            # of this side's receives
+    cdef Receives receives             # of the lead
+    cdef object owner, config
+    cdef list early_frames, drain_waiters
+    cdef Counts counts
+    cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
+    cdef public bint awaiting_auth     # of the peer's key: it may send no message
+    cdef public bint awaiting_admission  # by this side's application: neither
+    cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1
+    cdef int take_frame(self, PoolBlock block, uint32_t length) except -1
+    cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1
+    cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1
+    cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1
+    cdef str too_early(self)
+    cdef int send_keys(self) except -1
+    cdef int acknowledge(self, PendingRendezvous pending) except -1
+    cdef void received_message(self, uint64_t length) noexcept

@@ -1,0 +1,537 @@
+# The protocol of one connection: joins its parts, checks what comes, and ends them.
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport uint16_t
+
+cimport cython
+
+from .frames cimport (
+    BUNDLE,
+    CONTROL,
+    CREDIT,
+    DATA,
+    ENTRY_HAS_IMM,
+    HAS_IMM,
+    HEADER,
+    Credits,
+    PeerRoom,
+    RNDV_ACK,
+    RNDV_KEYS,
+    RNDV_RTS,
+    BundleEntry,
+    FrameHeader,
+    RendezvousAck,
+    RendezvousKey,
+    RendezvousKeys,
+    bundled_size,
+    carries_message,
+    frame_name,
+    validate_bundle,
+)
+from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
+from .message cimport Message, new_message
+from .outbox cimport CLOSING, ENDED, NOT_STARTED
+from .rail cimport SendQueue
+from .rendezvous cimport Opening
+from .sealing cimport TAG, Sealing
+from .sends cimport SendOperation
+from .stripes cimport Stripes
+
+from aiordma._core import protocol
+from aiordma._native import failure
+from aiordma.errors import ConnectionClosedError, ProtocolError
+from aiordma.verbs._memory.buffers import bytes_of
+
+cdef extern from "<endian.h>" nogil:
+    uint16_t le16toh(uint16_t)
+    uint32_t le32toh(uint32_t)
+
+
+cdef class MessageMethods:
+    """The methods of a Connection that send and receive messages."""
+
+    cdef Outbox outbox
+    cdef Inbox inbox
+
+    def _set_session(self, Session session not None):
+        self.outbox, self.inbox = session.outbox, session.inbox
+
+    def send(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """Sends one message of any size.
+
+        `data` is any buffer or tensor (`verbs.bytes_of`), registered memory, a received Message, or
+        a list or tuple of these: one message with their bytes one behind another, in which long
+        buffers are not joined, but sent from where they lie.  `imm` is an unsigned 32-bit number
+        that travels beside the data.
+
+        Returns when the peer's device has the message, or, if it is long, when the peer has read
+        it.  From then on the peer's program can receive it, also after its own `close`, though not
+        after an `abort`; whether it has received it, only a reply of the program tells.  Messages
+        arrive in the order of the calls.  Waits while the peer has no room, and while the memory
+        pool has none.
+
+        The buffers must not change until the device has finished with them: until it returns, or
+        longer if it was cancelled.  Cancelled before the message was posted, nothing is sent;
+        after that the message is sent.  MessageTooLongError, before anything is sent, for more
+        than `max_message` bytes.
+        """
+        cdef SendOperation operation = SendOperation.__new__(SendOperation)
+        operation.sender, operation.data, operation.imm = self.outbox, data, imm
+        return operation
+
+    def send_nowait(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
+    ) -> asyncio.Future[None]:
+        """As `send`, for code that cannot await: the message has its place in the order now.
+
+        The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
+        then the buffers must not change.  To cancel it has the effect of cancelling `send`.  It
+        gives no backpressure: limit the number of futures that are not done.
+        """
+        return self.outbox.start_message(data, imm)
+
+    def recv(self) -> Coroutine[Any, Any, Message]:
+        """The next message, as a view of the memory it arrived in; see `Message`.
+
+        The memory is the caller's until the message is released.  Waits for a message, and for
+        memory too where a long message comes and the pool is exhausted; QuotaError for one that
+        the pool can never hold, which stays for `recv_into`.  Cancelling loses nothing.
+
+        Messages that arrived before the end of the connection can still be received after it.
+        Then it raises ConnectionClosedError, ConnectionBrokenError, or IntegrityError where an
+        encrypted message was changed on the way.
+        """
+        cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox = self.inbox
+        return operation
+
+    def recv_into(self, memory: Local | AnyMemory) -> Coroutine[Any, Any, Received]:
+        """The next message, into memory of the caller's: its length and its immediate data
+        (`Received`).
+
+        `memory` is registered memory, or any writable buffer, at least as long as the message.  A
+        long message is read straight into it, so this is how a message that is larger than the
+        pool is received.  MessageTooLongError for a message that does not fit: it stays for the
+        next call.
+
+        Neither read nor change the memory until it returns.  Cancelling does not lose the message,
+        but a read that was posted before still writes to the memory, which stays pinned until
+        then.  The end of the connection as with `recv`.
+        """
+        cdef RecvOperation operation
+        if memory is None:
+            bytes_of(memory)  # it says what is wrong
+        operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox, operation.memory = self.inbox, memory
+        return operation
+
+    def recv_with(
+        self, allocate: Callable[[int], Local | AnyMemory]
+    ) -> Coroutine[Any, Any, ReceivedMemory]:
+        """The next message, into memory that `allocate(length)` returns (`ReceivedMemory`): a numpy
+        array, an Arrow buffer, `conn.alloc`...
+
+        `allocate` is called once, with the number of bytes, when the message is this receiver's,
+        perhaps before it has arrived.  It must not await.  What it raises is raised here, and the
+        message stays for the next call.  A long message is read straight into the memory.  All
+        else as with `recv_into`.
+        """
+        cdef RecvOperation operation
+        if not callable(allocate):
+            raise TypeError(f"allocate must be callable, not {type(allocate).__name__}")
+        operation = RecvOperation.__new__(RecvOperation)
+        operation.inbox, operation.allocate, operation.returns_memory = self.inbox, allocate, True
+        return operation
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as from `recv`, until the connection is closed in order.
+
+        Raises ConnectionBrokenError when the connection ends in another way.
+        """
+        return MessageIterator(self.inbox)
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class Session(FrameHandler):
+    """The protocol of one connection.  All of its frames travel on one rail, the lead."""
+
+    def __init__(
+        self, *, SendQueue queue not None, memory: Memory, config: Config,
+        owner: Owner,
+    ):
+        self.rails, self.config, self.owner = [queue], config, owner
+        self.outbox = Outbox(queue, self, memory, owner)
+        self.controls = Controls(self.outbox, self)
+        self.counts = self.outbox.counts
+        self.early_frames, self.drain_waiters = [], []
+        self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
+        self.receives = Receives(queue, self.sizes, memory, config)
+        self.inbox = Inbox(self, memory, config.fetch_ahead)
+
+    # ---- bring-up ----
+
+    def seal_with(self, Sealing sealing not None):
+        self.outbox.sealing = sealing
+
+    @property
+    def sealing(self) -> Sealing | None:
+        return self.outbox.sealing
+
+    def post_receives(self):
+        """Posts every receive; before the peer can send, and so before the handshake ends."""
+        self.controls.take_spare_blocks(self.outbox.pool)
+        self.receives.post_all()
+
+    def start(self, peer: Room):
+        self.outbox.room = PeerRoom(
+            peer.eager_size,
+            max(self.config.eager_size, self.config.max_eager_size),
+            0 if self.outbox.sealing is None else TAG,
+            peer.max_message,
+        )
+        self.outbox.credits = Credits(
+            self.config.data_receives,
+            self.config.control_receives,
+            peer.data_receives,
+            peer.control_receives,
+        )
+        self.outbox.flags &= ~NOT_STARTED
+        early_frames, self.early_frames = self.early_frames, []
+        for block, length, imm in early_frames:
+            if imm is None:
+                self.received(block, length)
+            else:
+                self.received_write(block, length, imm)
+
+    def add_rail(self, SendQueue rail not None, number: int):
+        """Another rail is up, beside the lead: long messages are striped from now on."""
+        if self.outbox.stripes is None:
+            self.outbox.stripes = self.inbox.stripes = Stripes()
+            self.outbox.stripes.add(self.outbox.lead)
+        rail.number, rail.frame_handler = number, self
+        self.rails.append(rail)
+        self.outbox.stripes.add(rail)
+
+    def remove_rail(self, SendQueue rail not None):
+        """A rail is gone, and its queue pair goes after this: others read what it has not."""
+        self.rails.remove(rail)
+        self.outbox.stripes.remove(rail)
+        self.outbox.offers.rail_gone(rail)
+
+    # ---- sending ----
+
+    cdef int flush(self) except -1:
+        cdef Outbox outbox = self.outbox
+        if outbox.flags & (NOT_STARTED | ENDED):
+            return 0
+        if self.controls.waiting.size():
+            if outbox.credits.may_send_control():
+                # Before the answers, which else would take every credit that comes.
+                self.receives.change_if_due()
+            self.controls.flush()
+        if outbox.offers.unsent:
+            self.send_keys()
+        outbox.flush()
+        if outbox.credits.credit_frame_due() and outbox.lead.free and not outbox.flags & ENDED:
+            self.controls.send_frame(CREDIT, b"", None)
+        if self.drain_waiters:
+            self.check_drained()
+        return 0
+
+    cdef int send_keys(self) except -1:
+        """Tells the peer by which keys other rails read messages that have been offered."""
+        cdef Outbox outbox = self.outbox
+        cdef Opening opening
+        cdef uint32_t most = (
+            outbox.room.size - HEADER - <uint32_t> sizeof(RendezvousKeys)
+        ) // <uint32_t> sizeof(RendezvousKey)
+        while outbox.offers.unsent and outbox.credits.may_send_control() and outbox.lead.free:
+            opening = <Opening> outbox.offers.unsent[0]
+            if not self.controls.send_frame(RNDV_KEYS, opening.next_keys(most), None):
+                break
+            opening.told_to(most)
+        return 0
+
+    cdef int acknowledge(self, PendingRendezvous pending) except -1:
+        if self.outbox.flags & ENDED:
+            return 0
+        return self.controls.acknowledge(
+            pending.request_id, pending.window_key if self.outbox.pool.has_windows else 0
+        )
+
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
+        return self.controls.send_now(protocol.ReceiveSize(0, first, size))
+
+    # ---- receiving ----
+
+    cdef int reposted(self, uint32_t count) except -1:
+        self.outbox.credits.reposted_data(count)
+        return self.flush()
+
+    cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
+        """Whether an arrived frame is handled now; else it is kept for `start`, or dropped."""
+        if self.outbox.flags & NOT_STARTED:
+            self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
+            self.owner.early()
+            return False
+        if self.outbox.flags & ENDED or self.peer_has_left:
+            block.end_lease()
+            return False
+        return True
+
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        """A frame has arrived in `block`, of which this takes over the lease."""
+        if not self.takes_now(block, length, None):
+            return 0
+        try:
+            self.take_frame(block, length)
+        except ProtocolError as error:
+            self.owner.violated(error)
+        return self.flush()
+
+    cdef int take_frame(self, PoolBlock block, uint32_t length) except -1:
+        cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
+        cdef int kind
+        cdef bint has_imm
+        cdef uint32_t imm, count = 1, arrived = length
+        cdef Message message
+        try:
+            if self.outbox.sealing is not None:
+                length = self.outbox.sealing.open(block.bytes(), length)
+            kind, has_imm = header.kind & ~HAS_IMM, header.kind & HAS_IMM
+            imm = le32toh(header.imm)
+            if length < HEADER:
+                raise ProtocolError(
+                    "the peer sent a message shorter than its header of 8 bytes"
+                )
+            if not DATA <= kind <= RNDV_KEYS or (has_imm and kind != DATA and kind != RNDV_RTS):
+                raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
+            if imm and not has_imm:
+                raise ProtocolError(
+                    f"the peer sent a {frame_name(kind)} frame with stray immediate data"
+                )
+            self.outbox.credits.received(kind, header.control, le16toh(header.data))
+            if (self.awaiting_auth or self.awaiting_admission) and (
+                carries_message(kind) or kind >= RNDV_ACK
+            ):
+                raise ProtocolError(self.too_early())
+            if kind == BUNDLE:
+                count = validate_bundle(block.bytes(), length)
+        except ProtocolError:
+            block.end_lease()
+            raise
+        if kind == RNDV_RTS:
+            return self.take_rendezvous(block, length)
+        self.sizes.used(arrived)
+        if kind == DATA:
+            message = new_message(block, HEADER, length - HEADER)
+            message.number, message.has_imm = imm, has_imm
+            return self.inbox.arrived(message)
+        if kind == BUNDLE:
+            return self.take_bundle(block, count)
+        return self.take_control(block, kind, length)
+
+    cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1:
+        cdef const BundleEntry *entry
+        cdef uint32_t offset = HEADER, i, size
+        cdef Message message
+        block.leases += count - 1
+        for i in range(count):
+            entry = <const BundleEntry *> (block.bytes() + offset)
+            size = le32toh(entry.length) & ~ENTRY_HAS_IMM
+            message = new_message(block, offset + sizeof(BundleEntry), size)
+            message.has_imm = le32toh(entry.length) & ENTRY_HAS_IMM != 0
+            message.number = le32toh(entry.imm)
+            message.last = i + 1 == count
+            self.inbox.arrived(message)
+            offset += <uint32_t> bundled_size(size)
+        return 0
+
+    cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1:
+        cdef PendingRendezvous pending
+        try:
+            pending = pending_rendezvous(
+                block.bytes(), length, self.config.max_message, self.outbox.sealing is not None
+            )
+        finally:
+            block.end_lease()
+        self.sizes.used(HEADER + pending.length + self.outbox.room.tag_size)
+        self.inbox.rendezvous += 1
+        self.inbox.unread.append(pending)
+        self.inbox.incoming.append(pending)
+        return self.inbox.fetch_ahead()
+
+    cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
+        cdef bytes content = PyBytes_FromStringAndSize(
+            <const char *> block.bytes() + HEADER, length - HEADER
+        )
+        cdef const RendezvousAck *ack
+        self.receives.repeat(block)
+        self.outbox.credits.reposted_control()
+        if kind == CONTROL:
+            message = protocol.decode(content)
+            if self.awaiting_auth and type(message) not in protocol.BEFORE_PROOF:
+                raise ProtocolError(
+                    f"the peer sent a {type(message).__name__} before it has proved that it has "
+                    f"the key"
+                )
+            if isinstance(message, protocol.ReceiveSize):
+                self.outbox.room.announced(message.first, message.size)
+            else:
+                self.owner.control(message)
+        elif kind == RNDV_ACK:
+            if len(content) != sizeof(RendezvousAck):
+                raise ProtocolError(f"the peer sent an acknowledgement of {length} bytes")
+            ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
+            self.outbox.rendezvous_over(
+                le32toh(ack.request_id), le32toh(ack.status), self.invalidated_key
+            )
+        elif kind == RNDV_KEYS:
+            if self.outbox.stripes is None:
+                raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
+            self.inbox.take_keys(content)
+        return 0
+
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        """The peer has written to memory of this side, and says so with immediate data."""
+        cdef Message message
+        if not self.takes_now(block, length, imm):
+            return 0
+        try:
+            if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
+                raise ProtocolError(WRITTEN_IN_CLEAR)
+            self.outbox.credits.received(DATA, 0, 0)
+            if self.awaiting_auth or self.awaiting_admission:
+                raise ProtocolError(self.too_early())
+        except ProtocolError as error:
+            block.end_lease()
+            self.owner.violated(error)
+            return 0
+        self.sizes.used(0)
+        message = new_message(block, 0, 0)
+        message.number, message.has_imm = imm, True
+        message.bytes_written, message.has_written = length, True
+        self.inbox.arrived(message)
+        return self.flush()
+
+    cdef str too_early(self):
+        return BEFORE_THE_KEY if self.awaiting_auth else BEFORE_ADMISSION
+
+    # ---- statistics ----
+
+    def figures(self) -> dict[str, int]:
+        """Counts of what is queued and under way, for diagnosis.  Any thread may ask."""
+        cdef Inbox inbox = self.inbox      # `close` lets go of them
+        cdef Receives receives = self.receives
+        cdef Outbox outbox = self.outbox
+        cdef SendQueue rail
+        outbox.wait.settle()
+        for rail in self.rails:
+            rail.wait.settle()
+        figures = {
+            "messages_waiting": outbox.waiting.size(),
+            "controls_waiting": self.controls.waiting.size(),
+            "credits": outbox.credits.data,
+            "frames_under_way": outbox.frames_under_way,
+            "rendezvous": len(outbox.offers.messages),
+        }
+        if inbox is not None:  # it is not closed
+            figures["arrived"] = inbox.incoming.size()
+            figures["unread"] = inbox.unread.size()
+            figures["read_ahead"] = inbox.bytes_ahead
+            figures["receivers"] = inbox.receivers.size()
+            figures["receive_size"] = self.sizes.size
+            figures["receives"] = receives.posted - self.sizes.used_up
+            figures["larger_blocks"] = len(receives.larger)
+            figures["spare_blocks"] = len(self.controls.spare_blocks)
+        return figures
+
+    def end_iteration(self):
+        """Ends each `async for` over the messages; nothing else, so that the work under way goes on."""
+        if self.inbox is not None:  # it is not closed
+            self.inbox.end_iteration()
+
+    def count_in(self, Counts counts not None):
+        self.counts = self.outbox.counts = counts
+
+    cdef void received_message(self, uint64_t length) noexcept:
+        self.counts.messages_received += 1
+        self.counts.bytes_received += length
+
+    # ---- the end ----
+
+    @property
+    def closing(self) -> bool:
+        """No message begins any more; those that wait go on."""
+        return self.outbox.flags & CLOSING != 0
+
+    @closing.setter
+    def closing(self, closing: bool):
+        self.outbox.flags = self.outbox.flags & ~CLOSING | (CLOSING if closing else 0)
+
+    @property
+    def ended(self) -> bool:
+        return self.outbox.flags & ENDED != 0
+
+    def drained(self) -> asyncio.Future[None]:
+        """A future for the moment when nothing waits to be sent or to be read by the peer."""
+        future = self.outbox.lead.table.loop.create_future()
+        self.drain_waiters.append(future)
+        self.check_drained()
+        return future
+
+    cdef int check_drained(self) except -1:
+        cdef SendQueue rail
+        if not self.outbox.flags & ENDED:
+            if (
+                self.outbox.waiting.size()
+                or self.controls.waiting.size()
+                or self.outbox.offers.messages
+                or self.outbox.offers.ending
+            ):
+                return 0
+            for rail in self.rails:
+                if rail.outstanding:
+                    return 0
+        waiters, self.drain_waiters = self.drain_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        return 0
+
+    def end(self, error: BaseException):
+        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
+        if self.outbox.flags & ENDED:
+            return
+        self.outbox.end(error)
+        self.receives.end()
+        self.controls.end(error)
+        self.inbox.end(error)
+        self.check_drained()
+
+    def close(self):
+        """The queue pairs are destroyed: nothing touches the memory any more."""
+        cdef int code
+        if not self.outbox.flags & ENDED:  # without `end`: the loop was closed, and its waiters with it
+            self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
+            self.outbox.flags |= ENDED
+            self.receives.end()
+        code = self.outbox.close()
+        for block, _, _ in self.early_frames:
+            (<PoolBlock> block).end_lease()
+        self.early_frames.clear()
+        self.controls.release_spare_blocks()
+        # The parts let go of each other, so that they need no cycle collector.
+        self.owner.on_early = None
+        self.receives.source = self.inbox.source = None
+        self.receives = self.inbox = self.controls.session = None
+        if code:
+            raise failure("ibv_dereg_mr", code)
+
+
+BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
+BEFORE_ADMISSION = "the peer sent a message before its connection was accepted"
+WRITTEN_IN_CLEAR = "the peer wrote to memory, which an encrypted connection does not allow"

@@ -1,0 +1,31 @@
+# Long operations over several rails.
+
+from libc.stdint cimport uint32_t, uint64_t
+
+cdef list order(list rails, uint64_t size)
+
+
+cdef class Lane:
+    cdef readonly object rail  # type: Any
+    cdef readonly uint32_t under_way   # chunks
+    cdef double done                   # bytes of late, for its share
+
+
+cdef class Striped:
+    cdef readonly uint64_t size, rest  # bytes; those that no rail has taken
+    cdef list ranges                   # of these, as (first, end)
+    cdef readonly bint dropped
+    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF
+    cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1
+
+
+cdef class Stripes:
+    cdef readonly list lanes, operations
+    cdef int begin(self, Striped operation) except -1
+    cdef int finished(self, Lane lane, uint64_t length) except -1
+    cdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
+    cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
+    cdef int serve(self) except -1
+    cdef bint give(self, Lane lane, Striped operation) except -1
+    cdef double all_done(self) noexcept
+    cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept

@@ -1,0 +1,168 @@
+# Long operations over several rails: which rail takes which bytes, and when.
+#
+# A rail takes the next chunk of an operation when it has less than CHUNKS under way, so that a quick rail
+# takes more of them.  A chunk is half of the rail's share of the bytes that are left: shares are measured,
+# and the last chunks are short, so that the rails end together.
+
+cimport cython
+
+cdef enum:
+    STRIPED_FROM = 512 << 10           # bytes
+    SHORTEST = 256 << 10               # bytes of a chunk, but for the last
+    LONGEST = 8 << 20
+    CHUNKS = 2                         # under way on a rail: one is sent while the other one is asked for
+    UNIT = 4096                        # bytes: all chunks but the last are multiples
+    MEASURED = 64 << 20                # bytes of a rail, after which what was done before counts half
+
+
+cdef list order(list rails, uint64_t size):
+    """The policy: the rails that take chunks of an operation of so many bytes, of those that are up, the
+    lead before the others.  The first asked is the first that takes one."""
+    return rails if size >= STRIPED_FROM else rails[:1]
+
+
+def policy(rails: list[Any], size: int) -> list[Any]:
+    """`order`, for Python."""
+    return order(rails, size)
+
+
+@cython.final
+cdef class Lane:
+    """A rail, with the chunks that it has under way."""
+
+    def __cinit__(self, object rail, double done):
+        self.rail, self.done = rail, done
+
+
+cdef class Striped:
+    """An operation on memory whose bytes can be moved in any order, by any rail.
+
+    A subclass has `reach` and `post`; one in Python, for tests, `_reach` and `_post`.
+    """
+
+    def __cinit__(self, uint64_t size, *_):
+        self.size = self.rest = size
+        self.ranges = [(0, size)]
+
+    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+        """The bytes from `start` on that the rail can move with one request; 0: not now."""
+        return self._reach(lane, start)
+
+    cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
+        """Posts a chunk.  `Stripes.finished` or `give_back` come when the device has let go of its memory."""
+        self._post(lane, start, length)
+        return 0
+
+
+@cython.final
+cdef class Stripes:
+    """The rails of a session, and the operations of which bytes are left."""
+
+    def __cinit__(self):
+        self.lanes, self.operations = [], []
+
+    def add(self, rail: object):
+        """A rail that is up: it takes part in what is left as well."""
+        cdef double mean = self.all_done() / len(self.lanes) if self.lanes else LONGEST
+        self.lanes.append(Lane(rail, mean))
+        self.serve()
+
+    def remove(self, rail: object):
+        """The rail takes nothing more."""
+        self.lanes = [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
+
+    cdef int begin(self, Striped operation) except -1:
+        self.operations.append(operation)
+        return self.serve()
+
+    cdef int finished(self, Lane lane, uint64_t length) except -1:
+        cdef Lane each
+        lane.under_way -= 1
+        if self.operations:  # else not all rails are busy, and the bytes say nothing of their rates
+            lane.done += length
+            if lane.done >= MEASURED:
+                for each in self.lanes:
+                    each.done /= 2
+        return self.serve()
+
+    cdef int give_back(
+        self, Lane lane, Striped operation, uint64_t start, uint64_t length
+    ) except -1:
+        """The rail has broken and let go of the memory: others take the chunk."""
+        lane.under_way -= 1
+        if not operation.rest:
+            self.operations.insert(0, operation)
+        operation.rest += length
+        operation.ranges.append((start, start + length))
+        return self.serve()
+
+    cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
+        """No rail takes anything more of it, and nothing is given back; returns the bytes that were left."""
+        cdef uint64_t rest = operation.rest
+        operation.dropped, operation.rest = True, 0
+        operation.ranges.clear()
+        if operation in self.operations:
+            self.operations.remove(operation)
+        return rest
+
+    cdef int serve(self) except -1:
+        """Gives a chunk to each rail that has room, and again."""
+        cdef Lane lane
+        cdef Striped operation
+        cdef bint given = True
+        while given:
+            given = False
+            for operation in tuple(self.operations):
+                for lane in order(self.lanes, operation.size):
+                    if lane.under_way < CHUNKS and operation.rest and self.give(lane, operation):
+                        given = True
+        return 0
+
+    cdef bint give(self, Lane lane, Striped operation) except -1:
+        """Has the rail post the next chunk that it can; False: there is none."""
+        cdef uint64_t start, end, length = 0
+        cdef Py_ssize_t i
+        for i in range(len(operation.ranges)):
+            start, end = operation.ranges[i]
+            length = min(operation.reach(lane, start), end - start)
+            if length:
+                break
+        if not length:
+            return False
+        length = min(length, self.chunk(lane, operation.rest))
+        if length == end - start:
+            del operation.ranges[i]
+        else:
+            operation.ranges[i] = (start + length, end)
+        operation.rest -= length
+        if not operation.rest:
+            self.operations.remove(operation)
+        lane.under_way += 1
+        operation.post(lane, start, length)
+        return True
+
+    cdef double all_done(self) noexcept:
+        cdef double all = 0
+        cdef Lane each
+        for each in self.lanes:
+            all += each.done
+        return all
+
+    cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept:
+        cdef uint64_t half = <uint64_t> (rest * (lane.done / self.all_done()) / 2)
+        half &= ~<uint64_t> (UNIT - 1)
+        return max(<uint64_t> SHORTEST, min(<uint64_t> LONGEST, half))
+
+    # For tests.
+
+    def start(self, Striped operation not None):
+        self.begin(operation)
+
+    def end(self, Lane lane not None, uint64_t length):
+        self.finished(lane, length)
+
+    def returned(self, Lane lane not None, Striped operation not None, uint64_t start, uint64_t length):
+        self.give_back(lane, operation, start, length)
+
+    def cancel(self, Striped operation not None) -> int:
+        return self.drop(operation)

@@ -1,0 +1,146 @@
+"""What holds a message back that could be sent, and what lets it go on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma.errors import ConnectionClosedError, QuotaError
+from aiordma.mr_pool import Block
+
+from .bare_channel import BareChannel, Room, Wire, frame, wire
+
+__all__ = ["wire"]
+
+
+def waiting(bare: BareChannel) -> tuple[int, int]:
+    """Messages that wait, and frames with messages under way."""
+    figures = bare.channel.figures()
+    return figures["messages_waiting"], figures["frames_under_way"]
+
+
+def test_what_waits_for_a_bundle_goes_with_the_next_iteration(wire: Wire) -> None:
+    """Every time, whether or not something has completed."""
+    bare = BareChannel(wire)
+    bare.send(b"at once")
+    for round in range(1, 4):
+        bare.send(b"one")
+        bare.send(b"and another")
+        assert waiting(bare) == (2, round)
+        wire.turn()
+        assert waiting(bare) == (0, round + 1)
+    assert [kind for kind, _, _ in wire.peer_got(4)] == [FrameKind.DATA] + [FrameKind.BUNDLE] * 3
+    bare.close()
+
+
+def test_nothing_goes_on_after_the_end(wire: Wire) -> None:
+    bare = BareChannel(wire)
+    sending = [bare.send(b"") for _ in range(2)]
+    bare.close()
+    wire.turn()
+    bare.channel.controls.send(protocol.Pong(0))
+    assert not bare.channel.controls.can_send_now
+    assert sending[1].exception() is not None
+    assert len(wire.peer_has()) == 1
+
+
+def test_no_message_begins_while_the_connection_is_being_closed(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait go on."""
+    bare = BareChannel(wire)
+
+    def check() -> None:
+        raise ConnectionClosedError
+
+    async def run() -> None:
+        for _ in range(2):
+            bare.send(b"")
+        bare.channel.closing = True
+        with pytest.raises(ConnectionClosedError):
+            bare.send(b"")
+
+    monkeypatch.setattr(bare.owner, "check", check)
+    wire.loop.run_until_complete(run())
+    wire.turn()
+    assert len(wire.peer_got(2)) == 2
+    bare.close()
+
+
+def test_what_is_sent_within_a_send_waits_for_its_credit(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a finalizer can that runs where a block is made."""
+    bare = BareChannel(wire, peer=Room(data_receives=1))
+    make = wire.pool._block_if_first
+    blocks: list[Any] = [*iter(partial(wire.pool.take, 1), None)]
+
+    def block(size: int) -> Block | None:
+        monkeypatch.undo()
+        bare.send(b"second")
+        return make(size)
+
+    monkeypatch.setattr(wire.pool, "_block_if_first", block)
+    bare.send(b"first")
+    assert waiting(bare) == (1, 1)
+    assert wire.peer_got(1) == [(FrameKind.DATA, None, b"first")]
+    wire.peer_sends(frame(FrameKind.CREDIT, data=1))
+    assert wire.peer_got(1) == [(FrameKind.DATA, None, b"second")]
+    for block_ in blocks:
+        block_.release()
+    bare.close()
+
+
+def test_it_is_drained_when_nothing_waits_nor_is_under_way(wire: Wire) -> None:
+    bare = BareChannel(wire, peer=Room(data_receives=1))
+    first, second = bare.send(b""), bare.send(b"")
+    drained = bare.channel.drained()
+    wire.until(first.done)
+    assert not drained.done()
+    second.cancel()
+    assert drained.done()
+    wire.peer_sends(frame(FrameKind.CREDIT, data=1))
+    third = bare.send(b"")
+    drained = bare.channel.drained()
+    assert not drained.done()
+    wire.until(third.done)
+    assert drained.done()
+    bare.close()
+
+
+def test_memory_that_comes_back_is_for_who_waits_longest(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where something else has the messages looked at before that gets it."""
+    bare = BareChannel(wire)
+    ping = frame(FrameKind.CONTROL, protocol.encode(protocol.Ping(1)))
+    held = list[Block]()
+
+    async def run() -> None:
+        monkeypatch.setattr(wire.pool, "limit", wire.pool.statistics().registered_bytes)
+        with suppress(QuotaError):
+            while True:
+                held.append(wire.pool._block(1))
+        other = wire.pool._waiters.join(1, internal=True)
+        bare.send(b"message")
+        held.pop().release()
+        wire.peer_sends(ping)
+        assert waiting(bare) == (1, 0)
+        held.append(await other)
+        assert waiting(bare) == (1, 0)
+        held.pop().release()
+        await asyncio.sleep(0)  # the block comes to its waiter
+        await asyncio.sleep(0)  # which is told
+        assert waiting(bare) == (0, 1)
+
+    wire.loop.run_until_complete(run())
+    for block in held:
+        block.release()
+    assert len(wire.peer_got(1)) == 1
+    bare.close()

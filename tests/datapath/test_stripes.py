@@ -1,0 +1,246 @@
+"""Long operations over several rails: each byte once, and by the rails as quick as they are."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from heapq import heappop, heappush
+from typing import Any
+
+import pytest
+
+from aiordma._datapath.stripes import Lane, Striped, Stripes, policy
+
+KB, MB = 1 << 10, 1 << 20
+
+
+class Rail:
+    """A rail of the model: it moves its chunks one after another."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        """Bytes a second; 0: it has stopped."""
+        self.chunks: deque[Chunk] = deque()
+        self.moved = 0
+        self.broken = False
+
+
+class Operation(Striped):
+    """Its bytes, and how often each range has been moved."""
+
+    def __new__(cls, size: int, *_: object) -> Operation:
+        return super().__new__(cls, size)
+
+    def __init__(self, size: int, net: Net) -> None:
+        self.net = net
+        self.moved: list[tuple[int, int]] = []
+        self.pieces = 1 << 40
+        """The bytes of a piece of memory: no request goes beyond its end."""
+        self.open_to: dict[Rail, int] = {}
+        """Bytes of which a rail has the keys, where it has not all."""
+
+    def _reach(self, lane: Lane, start: int) -> int:
+        if lane.rail.broken:
+            return 0
+        end = min(self.size, (start // self.pieces + 1) * self.pieces)
+        return max(0, min(end, self.open_to.get(lane.rail, end)) - start)
+
+    def _post(self, lane: Lane, start: int, length: int) -> None:
+        self.net.posted(Chunk(self, lane, start, length))
+
+    @property
+    def is_done(self) -> bool:
+        end = 0
+        for start, length in sorted(self.moved):
+            assert start >= end  # none is moved twice
+            if start > end:
+                return False
+            end += length
+        return end == self.size
+
+
+class Chunk:
+    def __init__(self, operation: Operation, lane: Lane, start: int, length: int) -> None:
+        self.operation, self.lane, self.start, self.length = operation, lane, start, length
+        self.rail: Rail = lane.rail
+
+
+class Net:
+    """Rails in virtual time."""
+
+    def __init__(self, *rates: float) -> None:
+        self.now = 0.0
+        self.stripes = Stripes()
+        self.rails = [Rail(rate) for rate in rates]
+        self._events: list[tuple[float, int, Chunk]] = []
+        self._count = 0
+        for rail in self.rails:
+            self.stripes.add(rail)
+
+    def begin(self, size: int, **named: Any) -> Operation:
+        operation = Operation(size, self)
+        operation.__dict__.update(named)
+        self.stripes.start(operation)
+        return operation
+
+    def posted(self, chunk: Chunk) -> None:
+        assert not chunk.rail.broken
+        assert len(chunk.rail.chunks) < 2
+        chunk.rail.chunks.append(chunk)
+        if len(chunk.rail.chunks) == 1:
+            self._move(chunk)
+
+    def _move(self, chunk: Chunk) -> None:
+        if chunk.rail.rate:
+            self._count += 1
+            heappush(self._events, (self.now + chunk.length / chunk.rail.rate, self._count, chunk))
+
+    def step(self) -> bool:
+        """The next chunk is there; False: nothing moves."""
+        while self._events:
+            now, _, chunk = heappop(self._events)
+            if chunk.rail.broken or not chunk.rail.rate:
+                continue
+            self.now = now
+            rail = chunk.rail
+            assert rail.chunks.popleft() is chunk
+            rail.moved += chunk.length
+            chunk.operation.moved.append((chunk.start, chunk.length))
+            if rail.chunks:
+                self._move(rail.chunks[0])
+            self.stripes.end(chunk.lane, chunk.length)
+            return True
+        return False
+
+    def run(self) -> None:
+        while self.step():
+            pass
+
+    def break_(self, rail: Rail) -> None:
+        rail.broken = True
+        self.stripes.remove(rail)
+        for chunk in rail.chunks:
+            self.stripes.returned(chunk.lane, chunk.operation, chunk.start, chunk.length)
+        rail.chunks.clear()
+
+    def takes(self, size: int) -> float:
+        """Seconds for one operation."""
+        before = self.now
+        operation = self.begin(size)
+        self.run()
+        assert operation.is_done
+        return self.now - before
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (512 * KB - 1, 1), (512 * KB, 3)])
+def test_short_operations_are_of_the_lead(size: int, count: int) -> None:
+    assert policy([1, 2, 3], size) == [1, 2, 3][:count]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [MB, 16 * MB, 64 * MB, 1000 * MB + 1])
+def test_equal_rails_have_equal_parts(count: int, size: int) -> None:
+    """But for the last chunk, and what the first ones, of different lengths, make of the shares."""
+    net = Net(*[MB] * count)
+    assert net.takes(size) <= (1.04 * size / count + 256 * KB) / MB
+
+
+@pytest.mark.parametrize("rates", [(1, 3), (3, 1), (4, 2, 1), (10, 1)])
+def test_parts_follow_the_rates(rates: tuple[int, ...]) -> None:
+    """After some operations all rails end together, and shares are measured, not given."""
+    net = Net(*[rate * MB for rate in rates])
+    for _ in range(20):
+        net.takes(64 * MB)
+    before = [rail.moved for rail in net.rails]
+    seconds = sum(net.takes(64 * MB) for _ in range(10))
+    assert seconds <= 1.15 * 640 / sum(rates)
+    for rail, moved, rate in zip(net.rails, before, rates, strict=True):
+        assert (rail.moved - moved) / (640 * MB) == pytest.approx(rate / sum(rates), rel=0.25)
+
+
+def test_they_follow_when_rates_change() -> None:
+    net = Net(MB, MB)
+    for _ in range(5):
+        net.takes(64 * MB)
+    net.rails[0].rate = 5 * MB
+    for _ in range(5):
+        net.takes(64 * MB)
+    assert net.takes(64 * MB) <= 1.15 * 64 / 6
+
+
+def test_a_rail_that_stops_has_two_chunks_at_most() -> None:
+    net = Net(MB, MB)
+    operation = net.begin(64 * MB)
+    net.rails[1].rate = 0
+    net.run()
+    assert not operation.is_done
+    assert len(net.rails[1].chunks) == 2
+    left = sum(chunk.length for chunk in net.rails[1].chunks)
+    assert left + sum(length for _, length in operation.moved) == 64 * MB
+    net.break_(net.rails[1])
+    net.run()
+    assert operation.is_done
+
+
+def test_a_rail_joins_what_has_begun() -> None:
+    net = Net(MB)
+    operation = net.begin(64 * MB)
+    net.step()
+    net.rails.append(Rail(MB))
+    net.stripes.add(net.rails[1])
+    net.run()
+    assert operation.is_done
+    assert net.rails[1].moved > 20 * MB
+
+
+def test_chunks_end_with_the_memory_and_where_keys_end() -> None:
+    net = Net(MB, MB)
+    lead, other = net.rails
+    operation = net.begin(8 * MB, pieces=MB, open_to={other: 0})
+    net.step()
+    assert not other.chunks
+    operation.open_to[other] = 5 * MB
+    net.run()
+    assert operation.is_done
+    assert all(start // MB == (start + length - 1) // MB for start, length in operation.moved)
+    assert 0 < other.moved < 5 * MB
+    assert lead.moved + other.moved == 8 * MB
+
+
+def test_what_is_dropped_is_not_asked_for_any_more() -> None:
+    net = Net(MB, MB)
+    first, second = net.begin(64 * MB), net.begin(MB)
+    net.stripes.cancel(first)
+    assert first.dropped
+    net.run()
+    assert second.is_done
+    assert not net.stripes.operations
+    assert len(first.moved) == 4
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_each_byte_is_moved_once(seed: int) -> None:
+    """Rails come, stop and break, all but the last; operations are of any size."""
+    chance = random.Random(seed)
+    net = Net(*[chance.uniform(0.1, 10) * MB for _ in range(chance.randint(1, 4))])
+    operations = []
+    for _ in range(60):
+        match chance.randrange(8):
+            case 0 | 1:
+                size = chance.choice([1, 4096, 512 * KB, MB + 1, chance.randrange(1, 64 * MB)])
+                operations.append(net.begin(size, pieces=chance.choice([1 << 40, MB, 3 * MB + 7])))
+            case 2 if len(net.stripes.lanes) > 1:
+                net.break_(chance.choice(net.stripes.lanes).rail)
+            case 3 if len(net.stripes.lanes) > 1:
+                chance.choice(net.stripes.lanes).rail.rate = 0
+            case 4:
+                net.stripes.add(Rail(chance.uniform(0.1, 10) * MB))
+            case _:
+                net.step()
+        assert all(lane.under_way == len(lane.rail.chunks) for lane in net.stripes.lanes)
+    net.stripes.add(Rail(MB))
+    for lane in net.stripes.lanes[:-1]:
+        net.break_(lane.rail)
+    net.run()
+    assert all(operation.is_done for operation in operations)
+    assert not net.stripes.operations

@@ -1,0 +1,498 @@
+"""Long messages over two rails: the keys that a sender opens, the READs of a receiver.
+
+The test is the peer. Each rail has a protection domain of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from aiordma import verbs
+from aiordma._core import protocol
+from aiordma._core.frames import FrameKind
+from aiordma._datapath.session import Session
+from aiordma.verbs._memory.memory_region import reg_mr
+from tests.model.frames import pack_keys, unpack_keys
+from tests.transport.raw_peer import Piece, acknowledgement, control, read_request, rendezvous
+
+from . import bare_channel
+from .bare_channel import CAPABILITIES, RIGHTS, BareChannel, Room, Wire, frame
+from .test_rendezvous import is_pinned
+
+LONG = 1 << 20
+PEER = Room(eager_size=4096, control_receives=8)
+MOST = 128  # pieces of a message
+OTHER = 3  # the number of the second rail: those before it are gone
+
+
+def pattern(size: int) -> bytes:
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
+class Rails(NamedTuple):
+    """A channel with two rails."""
+
+    lead: Wire
+    other: Wire
+    bare: BareChannel
+
+    @property
+    def channel(self) -> Session:
+        return self.bare.channel
+
+    def until(self, done: Callable[[], object], *wires: Wire) -> None:
+        """Handles completions of both rails, or of these, until it is so."""
+
+        def step() -> object:
+            for each in wires or (self.lead, self.other):
+                each.until(lambda: True)
+                each.drain()
+            return done()
+
+        self.lead.until(step)
+
+    def frames(self) -> list[tuple[FrameKind, bytes]]:
+        """All frames that the peer has got and the test has not looked at."""
+        looks = iter([False, True])
+        self.until(lambda: next(looks))
+        return [(kind, content) for kind, _, content in self.lead.peer_has()]
+
+    @property
+    def kinds(self) -> list[FrameKind]:
+        return [kind for kind, _ in self.frames()]
+
+
+@pytest.fixture(params=[True, False], ids=["windows", "regions"])
+def rails(
+    context: verbs.Context, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Rails]:
+    monkeypatch.setattr(bare_channel, "CAPABILITIES", CAPABILITIES._replace(max_send_wr=2 * MOST))
+    lead = Wire(context)
+    other = Wire(context, lead=lead)
+    bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER)
+    lead.pool.has_windows = other.pool.has_windows = lead.pool.has_windows and request.param
+    bare.channel.add_rail(other.queue, OTHER)
+    yield Rails(lead, other, bare)
+    if not bare.channel.ended:  # else by the test
+        bare.close()
+    other.close()
+    lead.close()
+
+
+# ---- sending -------------------------------------------------------------------------------------
+
+
+def offered(rails: Rails, count: int = 1) -> tuple[int, list[Piece], list[tuple[int, int]]]:
+    """A message that is offered by both rails: the request, and the keys of the second rail."""
+    rails.until(lambda: len(rails.lead._arrived) > count)
+    (kind, _, content), *told = rails.lead.peer_got(1 + count)
+    assert kind is FrameKind.RNDV_RTS
+    request_id, pieces = read_request(content)
+    keys: list[tuple[int, int]] = []
+    for kind, _, content in told:
+        assert kind is FrameKind.RNDV_KEYS
+        of, rail, first, some = unpack_keys(content)
+        assert (of, rail, first) == (request_id, OTHER, len(keys))
+        keys += some
+    assert len(keys) == len(pieces)
+    return request_id, pieces, keys
+
+
+def peer_reads(wire: Wire, piece: Piece, key: tuple[int, int]) -> bytes | verbs.WCStatus:
+    return wire.peer_reads(piece.address, min(4096, piece.length), key[0])
+
+
+def test_both_rails_can_read_until_the_acknowledgement(rails: Rails) -> None:
+    data = pattern(LONG)
+    future = rails.bare.send(data)
+    request_id, (piece,), (key,) = offered(rails)
+    assert peer_reads(rails.lead, piece, (piece.rkey, 0)) == data[:4096]
+    assert peer_reads(rails.other, piece, key) == data[:4096]
+    assert key[1] == piece.flags
+    rails.lead.peer_sends(acknowledgement(request_id))
+    rails.until(future.done)
+    future.result()
+    assert rails.channel.drained().done()
+    assert peer_reads(rails.other, piece, key) is verbs.WCStatus.REM_ACCESS_ERR
+    assert peer_reads(rails.lead, piece, (piece.rkey, 0)) is verbs.WCStatus.REM_ACCESS_ERR
+
+
+def test_windows_are_used_again(rails: Rails) -> None:
+    """A window's key has the same upper bits."""
+    found = []
+    for _ in range(3):
+        future = rails.bare.send(pattern(LONG))
+        request_id, _, (key,) = offered(rails)
+        found.append(key[0] >> 8)
+        rails.lead.peer_sends(acknowledgement(request_id))
+        rails.until(future.done)
+    if rails.other.pool.has_windows:
+        assert len(set(found)) == 1
+
+
+def test_a_message_that_is_not_striped_has_one_key(rails: Rails) -> None:
+    future = rails.bare.send(bytes((512 << 10) - 1))
+    ((kind, _, content),) = rails.lead.peer_got(1)
+    assert kind is FrameKind.RNDV_RTS
+    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
+    assert future.done()
+    assert not rails.kinds
+
+
+def test_keys_are_split_to_what_the_peer_has_room_for(rails: Rails) -> None:
+    """Its receives have become shorter since the request, and it has given no credits."""
+    many = [pattern(1 << 15)] * MOST
+    for _ in range(PEER.control_receives - 2):
+        rails.channel.controls.send(protocol.Ping(1))
+    rails.lead.peer_got(PEER.control_receives - 2)
+    rails.bare.send(many)
+    ((kind, _, content),) = rails.lead.peer_got(1)
+    request_id, pieces = read_request(content)
+    assert (kind, len(pieces)) == (FrameKind.RNDV_RTS, MOST)
+    rails.until(lambda: rails.other.queue.free == rails.other.queue.capacity)
+    rails.lead.peer_sends(control(protocol.ReceiveSize(0, 7, protocol.MIN_RECEIVE)))
+    assert not rails.kinds
+    rails.lead.peer_sends(frame(FrameKind.CREDIT, control=5))
+    keys: list[tuple[int, int]] = []
+    for _ in range(2):
+        ((kind, _, content),) = rails.lead.peer_got(1)
+        assert kind is FrameKind.RNDV_KEYS
+        assert len(content) + 8 <= protocol.MIN_RECEIVE
+        of, rail, first, some = unpack_keys(content)
+        assert (of, rail, first) == (request_id, OTHER, len(keys))
+        keys += some
+    assert len(keys) == MOST
+    for piece, key in zip(pieces[::20], keys[::20], strict=True):
+        assert peer_reads(rails.other, piece, key) == pattern(1 << 15)[:4096]
+
+
+def test_it_is_over_when_no_rail_can_read_any_more(rails: Rails) -> None:
+    """The acknowledgement comes before the other rail has bound its windows."""
+    data = bytearray(pattern(LONG))
+    future = rails.bare.send(data)
+    ((_, _, content),) = rails.lead.peer_got(1)[:1]
+    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
+    if rails.other.pool.has_windows:
+        assert not future.done()
+        assert is_pinned(data)
+        assert not rails.channel.drained().done()
+    rails.until(future.done)
+    assert not is_pinned(data)
+    future.result()
+    if rails.other.pool.has_windows:
+        assert not rails.kinds  # the keys are of no use any more
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_rail_that_breaks_delays_nothing(rails: Rails, bound: bool) -> None:
+    data = bytearray(pattern(LONG))
+    future = rails.bare.send(data)
+    ((_, _, content),) = rails.lead.peer_got(1)[:1]
+    if bound:
+        rails.until(lambda: rails.other.queue.free == rails.other.queue.capacity)
+    rails.other.queue.rail_broke(ConnectionError("cut"))
+    rails.channel.remove_rail(rails.other.queue)
+    rails.other.queue.close()
+    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
+    rails.until(future.done, rails.lead)
+    future.result()
+    assert not is_pinned(data)
+    assert set(rails.kinds) <= {FrameKind.RNDV_KEYS}
+    rails.bare.send(bytes(LONG))  # by the lead alone
+    assert rails.kinds == [FrameKind.RNDV_RTS]
+
+
+def test_a_rail_that_cannot_register_is_left_out(
+    rails: Rails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register(pd: verbs.ProtectionDomain, *args: Any, **named: Any) -> Any:
+        if pd is rails.other.pd:
+            raise MemoryError
+        return reg_mr(pd, *args, **named)
+
+    rails.other.pool.local_dma_mr = 0
+    monkeypatch.setattr("aiordma._datapath.keys.reg_mr", register)
+    future = rails.bare.send(pattern(LONG))
+    ((_, _, content),) = rails.lead.peer_got(1)
+    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
+    assert future.done()
+
+
+def test_the_end_of_the_connection_releases_all(rails: Rails) -> None:
+    data, read = bytearray(pattern(LONG)), bytearray(pattern(LONG))
+    future = rails.bare.send(data)
+    offered(rails)
+    over = rails.bare.send(read)
+    ((_, _, content),) = rails.lead.peer_got(1)[:1]
+    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
+    rails.channel.end(ConnectionError("over"))
+    with pytest.raises(ConnectionError, match="over"):
+        future.result()
+    over.result()  # the peer had read it
+    rails.other.queue.fail(ConnectionError("over"))
+    rails.channel.remove_rail(rails.other.queue)
+    rails.other.queue.close()
+    rails.bare.close()
+    assert not is_pinned(data)
+    assert not is_pinned(read)
+
+
+# ---- receiving -----------------------------------------------------------------------------------
+
+
+class Offer:
+    """A message of the peer's, in memory of both domains."""
+
+    def __init__(self, rails: Rails, size: int, pieces: int = 1, request_id: int = 1) -> None:
+        self.rails, self.request_id = rails, request_id
+        self.data = pattern(size)
+        memory = bytearray(self.data)
+        self.lead, self.other = (
+            each.pd.reg_mr(memory, RIGHTS) for each in (rails.lead, rails.other)
+        )
+        step = size // pieces
+        ends = [*range(step, step * pieces, step), size]
+        self.ranges = list(zip([0, *ends], ends, strict=False))
+
+    def send(self) -> None:
+        self.rails.lead.peer_sends(
+            rendezvous(
+                self.request_id,
+                *(
+                    Piece(self.lead.addr + start, end - start, self.lead.rkey)
+                    for start, end in self.ranges
+                ),
+            )
+        )
+
+    def tell(self, first: int = 0, end: int | None = None, rail: int = OTHER) -> None:
+        """The other rail's keys of these pieces."""
+        keys = [(self.other.rkey, 0)] * len(self.ranges[first:end])
+        self.rails.lead.peer_sends(
+            frame(FrameKind.RNDV_KEYS, pack_keys(self.request_id, rail, first, keys))
+        )
+
+    def close(self) -> None:
+        self.lead.close()
+        self.other.close()
+
+
+@pytest.fixture
+def offer(rails: Rails) -> Iterator[Callable[..., Offer]]:
+    made: list[Offer] = []
+
+    def make(*args: int, **named: int) -> Offer:
+        made.append(Offer(rails, *args, **named))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def begun(wire: Wire) -> int:
+    """READs that have been posted on a rail, less what has completed."""
+    return wire.queue.capacity - wire.queue.free
+
+
+def receiving(rails: Rails, into: bytearray | None = None) -> asyncio.Task[Any]:
+    """A receiver, which has begun."""
+    methods = rails.bare.methods
+    call: Any = methods.recv() if into is None else methods.recv_into(into)
+
+    async def receive() -> object:
+        return await call
+
+    task = rails.lead.loop.create_task(receive())
+    rails.lead.turn()
+    return task
+
+
+def ends(rails: Rails, task: asyncio.Task[Any]) -> Any:
+    def turn() -> bool:
+        rails.lead.turn()
+        return task.done()
+
+    rails.until(turn)
+    rails.until(lambda: not begun(rails.lead) and not begun(rails.other))
+    assert not rails.bare.owner.errors
+    return task.result()
+
+
+def gets(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
+    """The message arrives, and is acknowledged."""
+    with ends(rails, task) as message:
+        assert bytes(message) == data
+    assert rails.kinds.count(FrameKind.RNDV_ACK) == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 100])
+def test_both_rails_read(rails: Rails, offer: Callable[..., Offer], pieces: int) -> None:
+    it = offer(4 * LONG, pieces)
+    it.send()
+    task = receiving(rails)
+    assert (begun(rails.lead), begun(rails.other)) == (2, 0)
+    it.tell()
+    assert (begun(rails.lead), begun(rails.other)) == (2, 2)
+    gets(rails, task, it.data)
+    assert rails.other.queue.completions > 2
+
+
+def test_keys_come_in_parts_before_it_is_read(rails: Rails, offer: Callable[..., Offer]) -> None:
+    """What has no key yet is for the lead."""
+    it = offer(4 * LONG, 8)
+    it.send()
+    it.tell(0, 1)
+    it.tell(1, 2)
+    task = receiving(rails)
+    assert begun(rails.other) == 1
+    it.tell(2)
+    assert begun(rails.other) == 2
+    gets(rails, task, it.data)
+
+
+def test_a_short_message_is_the_leads(rails: Rails, offer: Callable[..., Offer]) -> None:
+    it = offer((512 << 10) - 1)
+    it.send()
+    it.tell()
+    task = receiving(rails)
+    assert (begun(rails.lead), begun(rails.other)) == (1, 0)
+    gets(rails, task, it.data)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_a_broken_rail_has_not_read_the_lead_reads(
+    rails: Rails, offer: Callable[..., Offer], flushed: bool
+) -> None:
+    """When the device has let go of the memory: it flushes, or the queue pair is destroyed."""
+    it = offer(4 * LONG)
+    it.send()
+    it.tell()
+    task = receiving(rails)
+    assert begun(rails.other) == 2
+    rails.other.queue.rail_broke(ConnectionError("cut"))
+    rails.channel.remove_rail(rails.other.queue)
+    if flushed:
+        rails.other.qp.to_error()
+        rails.until(lambda: not begun(rails.other), rails.other)
+    else:
+        rails.until(lambda: not begun(rails.lead), rails.lead)
+        rails.other.queue.close()
+    gets(rails, task, it.data)
+
+
+def test_a_receiver_that_is_cancelled_has_its_memory(
+    rails: Rails, offer: Callable[..., Offer]
+) -> None:
+    """As soon as what is under way has ended; the next receiver gets the message."""
+    memory = bytearray(4 * LONG)
+    it = offer(4 * LONG)
+    it.send()
+    it.tell()
+    task = receiving(rails, memory)
+    assert begun(rails.other) == 2
+    task.cancel()
+    rails.lead.turn()
+    assert task.cancelled()
+    assert is_pinned(memory)
+    rails.until(lambda: not is_pinned(memory))
+    found = bytes(memory)
+    gets(rails, receiving(rails), it.data)
+    assert memory == found
+
+
+def test_a_receiver_is_cancelled_and_a_rail_breaks(
+    rails: Rails, offer: Callable[..., Offer]
+) -> None:
+    """Nothing is read again into memory that is the receiver's."""
+    memory = bytearray(4 * LONG)
+    it = offer(4 * LONG)
+    it.send()
+    it.tell()
+    receiving(rails, memory).cancel()
+    rails.lead.turn()
+    rails.until(lambda: not begun(rails.lead), rails.lead)
+    assert is_pinned(memory)
+    rails.other.queue.rail_broke(ConnectionError("cut"))
+    rails.channel.remove_rail(rails.other.queue)
+    rails.other.queue.close()
+    assert not begun(rails.lead)
+    assert not is_pinned(memory)
+    gets(rails, receiving(rails), it.data)
+
+
+def test_the_end_in_the_middle_leaves_no_garbage(rails: Rails, offer: Callable[..., Offer]) -> None:
+    memory = bytearray(4 * LONG)
+    it = offer(4 * LONG)
+    it.send()
+    it.tell()
+    task = receiving(rails, memory)
+    gc.collect()
+    gc.disable()
+    try:
+        rails.channel.end(ConnectionError("over"))
+        rails.lead.turn()
+        with pytest.raises(ConnectionError, match="over"):
+            task.result()
+        assert is_pinned(memory)
+        rails.until(lambda: not begun(rails.lead) and not begun(rails.other))
+        del task
+        assert not is_pinned(memory)
+        rails.bare.close()
+    finally:
+        gc.enable()
+
+
+# ---- keys that cannot be ------------------------------------------------------------------------
+
+KEY = (1, 0)
+LIES = {
+    "nothing": b"",
+    "no keys": pack_keys(1, OTHER, 0, []),
+    "cut short": pack_keys(1, OTHER, 0, [KEY])[:-1],
+    "and more": pack_keys(1, OTHER, 0, [KEY]) + b"\0",
+    "more than it has": pack_keys(1, OTHER, 0, [KEY, KEY, KEY])[:-8],
+    "more than a message can have": pack_keys(1, OTHER, 0, [KEY] * 129),
+    "so many that their size overflows": pack_keys(1, OTHER, 0, [])[:12] + b"\1\0\0\x20" + bytes(8),
+    "stray bytes": pack_keys(1, OTHER, 0, [(1, 2)]),
+    "of the lead": pack_keys(1, 0, 0, [KEY]),
+    "more than pieces": pack_keys(1, OTHER, 0, [KEY] * 3),
+    "from the second on": pack_keys(1, OTHER, 1, [KEY]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lies(rails: Rails, offer: Callable[..., Offer], lie: str) -> None:
+    it = offer(LONG, 2)
+    it.send()
+    rails.lead.peer_sends(frame(FrameKind.RNDV_KEYS, LIES[lie]))
+    (error,) = rails.bare.owner.errors
+    assert "keys" in str(error)
+
+
+@pytest.mark.parametrize("again", [(0, 1), (0, 2), (1, 2)])
+def test_keys_do_not_change(
+    rails: Rails, offer: Callable[..., Offer], again: tuple[int, int]
+) -> None:
+    it = offer(LONG, 2)
+    it.send()
+    it.tell()
+    it.tell(*again)
+    (error,) = rails.bare.owner.errors
+    assert "there are those of 2" in str(error)
+
+
+def test_keys_that_are_not_needed(rails: Rails, offer: Callable[..., Offer]) -> None:
+    """Of a message that has been read, or a rail that is gone, they may be on their way."""
+    it = offer(LONG)
+    it.send()
+    it.tell(rail=OTHER - 1)
+    gets(rails, receiving(rails), it.data)
+    assert not rails.other.queue.completions
+    it.tell()
+    assert not rails.bare.owner.errors

@@ -1,0 +1,144 @@
+"""Memory in a second protection domain: registered when first needed, as long as it lasts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from aiordma import MemoryPool, Region, verbs
+from aiordma._datapath.keys import ReadKeys
+from aiordma._memory.registration_cache import RegistrationCache
+from aiordma.errors import VerbsError
+from aiordma.mr_pool import SLAB_SIZE, LocalMemory, Registration
+from aiordma.verbs._memory.memory_region import in_domain
+
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def other(context: verbs.Context) -> Iterator[verbs.ProtectionDomain]:
+    with context.alloc_pd() as pd:
+        yield pd
+
+
+@pytest.fixture
+def pools(
+    pd: verbs.ProtectionDomain, other: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[MemoryPool, MemoryPool]]:
+    """One of each domain, as where there is no key to all memory."""
+    monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
+    first, second = (MemoryPool(domain, limit=64 << 20) for domain in (pd, other))
+    yield first, second
+    for pool in (first, second):
+        pool.close()
+
+
+def registered(pd: verbs.ProtectionDomain) -> int:
+    return len(pd.node.children)
+
+
+def lkey(pool: MemoryPool, memory: LocalMemory) -> int:
+    return ReadKeys(pool).lkey_of(memory.root.pinned)
+
+
+def test_blocks_of_a_slab_are_registered_once(pools: tuple[MemoryPool, MemoryPool]) -> None:
+    home, other = pools
+    with home.alloc(100) as one, home.alloc(100) as two:
+        assert lkey(home, one) == one.lkey
+        assert registered(other.pd) == 0
+        assert lkey(other, one) == lkey(other, two) != one.lkey
+        assert registered(other.pd) == 1
+    assert registered(other.pd) == 1  # as long as the slab
+    assert other.statistics().regions == 0  # it is not of that pool
+
+
+def test_it_goes_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
+    home, other = pools
+    slab, large = home.alloc(100), home.alloc(2 * SLAB_SIZE)
+    lkey(other, slab), lkey(other, large)
+    assert registered(other.pd) == 2
+    slab.release()
+    large.release()
+    home._drop_slabs(keep=0)
+    assert registered(other.pd) == 1
+    home._drop_large()
+    assert registered(other.pd) == 0
+
+
+def test_the_domain_may_go_first_and_come_back(
+    pools: tuple[MemoryPool, MemoryPool], context: verbs.Context
+) -> None:
+    home, _ = pools
+    with home.alloc(100) as buffer:
+        for _ in range(2):
+            with context.alloc_pd() as pd:
+                copy = in_domain(buffer._block.region, pd)
+                assert in_domain(buffer._block.region, pd) is copy
+            assert copy.closed
+            assert len(buffer._block.region.elsewhere) == 1  # those of before are forgotten
+            assert not buffer._block.region.closed
+
+
+def test_it_goes_with_the_domain_of_the_memory(
+    context: verbs.Context, other: verbs.ProtectionDomain
+) -> None:
+    with context.alloc_pd() as pd:
+        region = pd.reg_mr(bytearray(SIZE))
+        in_domain(region, other)
+        assert registered(other) == 1
+    assert registered(other) == 0
+
+
+async def test_memory_of_the_user(pools: tuple[MemoryPool, MemoryPool]) -> None:
+    """Registered by itself, or kept: the rights are the same, and it is pinned as before."""
+    home, other = pools
+    data, view = bytearray(SIZE), np.zeros(SIZE, np.uint8).data
+    with Region(home.pd.reg_mr(data)) as region, Region(home.pd.reg_mr(bytes(data))) as readonly:
+        assert lkey(other, region) != lkey(other, readonly)
+        rights = [in_domain(of._mr, other.pd).access for of in (region, readonly)]
+        assert rights == [verbs.AccessFlags.LOCAL_WRITE, verbs.AccessFlags.NONE]
+    assert registered(other.pd) == 0
+    data.append(0)
+    cache = RegistrationCache(home.pd)
+    cache.set_up(4)
+    for _ in range(2):
+        found = cache.find(view)
+        assert found is not None
+        with found:
+            assert lkey(other, found) != found.lkey
+        assert registered(other.pd) == 1
+    cache.close()
+    assert registered(other.pd) == 0
+
+
+def test_memory_of_another_device_has_no_address(pools: tuple[MemoryPool, MemoryPool]) -> None:
+    home, other = pools
+    memory = Registration(home.pd.reg_mr(bytearray(SIZE)), mapped=False)
+    assert ReadKeys(other).lkey_of(memory) == 0
+    memory.release()
+
+
+def test_what_cannot_be_registered(pools: tuple[MemoryPool, MemoryPool], device_name: str) -> None:
+    from aiordma import testing  # noqa: PLC0415 - for the embedded device alone
+
+    home, other = pools
+    with home.alloc(100) as buffer:
+        if device_name.startswith("embedded"):
+            with testing.faults(register="@1"), pytest.raises(VerbsError):
+                lkey(other, buffer)
+        assert lkey(other, buffer)
+        assert registered(other.pd) == 1
+
+
+def test_a_child_has_none_of_it(pools: tuple[MemoryPool, MemoryPool]) -> None:
+    home, other = pools
+    with home.alloc(100) as buffer:
+        copy = in_domain(buffer._block.region, other.pd)
+        child = os.fork()
+        if not child:
+            os._exit(0 if copy.closed and buffer._block.region.closed else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not copy.closed

@@ -1,0 +1,221 @@
+"""Two connections of this process, joined by a `Provider`, on a loop in virtual time.
+
+`World.step` is the next thing that happens outside of the loop: work of the device, which takes a
+microsecond or so, or else the next timer.  While callbacks are ready, chance decides how much of it
+goes before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from unittest.mock import patch
+
+from aiordma import Config, Connection
+from aiordma._core.connection_states import ConnectionState
+from aiordma._loop import driver
+from aiordma._loop.virtual_loop import StalledError, VirtualLoop, waiting
+from aiordma._transport import lease_thread, remote_memory, shares, sharing
+from aiordma._transport.auth import Security
+from aiordma._transport.connect_oob import PendingConnection
+from aiordma._transport.lease_thread import Deadline
+from aiordma._transport.lifecycle import NoLink
+from aiordma.config import DEFAULT
+from aiordma.errors import UNANNOUNCED
+from tests.session.provider import Provider
+from tests.transport.connection_factory import SMALL, ConnectionFactory
+
+STEP = 1e-6  # seconds, on average
+
+
+@cache
+def provider() -> Provider:
+    return Provider()
+
+
+class World:
+    """What a loop has outside: the provider, the time, and the thread of leases."""
+
+    def __init__(self, seed: int, step: float) -> None:
+        self.now = 1000.0  # the clocks count from long ago
+        self.random = random.Random(seed)
+        self.provider = provider()
+        self.provider.begin(self.random)
+        self.loop: VirtualLoop | None = None
+        self.step_length = step
+        self._numbers = itertools.count()
+        self._deadlines: list[tuple[float, int, Deadline]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def at(self, when: float, action: Callable[[], object]) -> Deadline:
+        """In place of `lease_thread.at`."""
+        deadline = Deadline(when, action)
+        heapq.heappush(self._deadlines, (when, next(self._numbers), deadline))
+        return deadline
+
+    def step(self, until: float | None) -> bool:
+        if until is not None and until <= self.now:
+            while self.random.random() < 0.5 and self._work():
+                pass
+            more = False
+        elif not (more := self._work()):
+            self._pass(until)
+        while self._deadlines and self._deadlines[0][0] <= self.now:
+            heapq.heappop(self._deadlines)[-1].run()
+        if self.provider.errors:
+            raise self.provider.errors.pop()
+        return more
+
+    def _work(self) -> bool:
+        if not self.provider.step():
+            return False
+        self.now += 2 * self.step_length * self.random.random()
+        return True
+
+    def _pass(self, until: float | None) -> None:
+        """Nothing happens until the next timer, or the end of a lease."""
+        while self._deadlines and not self._deadlines[0][-1].pending:
+            heapq.heappop(self._deadlines)
+        times = [when for when, *_ in self._deadlines[:1]] + ([until] if until is not None else [])
+        if not times:
+            assert self.loop is not None
+            raise StalledError(f"nothing will happen any more:\n{waiting(self.loop)}")
+        self.now = max(self.now, min(times))
+
+
+class Timers:
+    """In place of CoarseTimers: of the loop, whose time this is."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.fd = os.eventfd(0)
+        self.call_later = loop.call_later
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class PairLoop(VirtualLoop):
+    """While it is there, the clocks of this process are those of its world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.world, world.loop = world, self
+        self._replaced = ExitStack()
+        for place, name, value in (
+            (time, "monotonic", world.time),
+            (driver, "CoarseTimers", Timers),
+            (lease_thread, "at", world.at),
+            *(
+                (module, "now", world.time)
+                for module in (lease_thread, remote_memory, shares, sharing)
+            ),
+        ):
+            self._replaced.enter_context(patch.object(place, name, value))
+
+    def close(self) -> None:
+        super().close()
+        self._replaced.close()
+
+
+class PairLink(NoLink):
+    """Has the other side told that this one is gone, at some time after that."""
+
+    def __init__(self, number: int) -> None:
+        self.local_address, self.peer_address = ("192.0.2.1", number), ("192.0.2.1", 3 - number)
+        self.other = self
+        self._on_end: Callable[[str], None] | None = None
+
+    def established(self, on_end: Callable[[str], None]) -> None:
+        self._on_end = on_end
+
+    def close(self) -> None:
+        provider().mail.append(self.other.end)
+
+    def end(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            asyncio.get_running_loop().call_soon(on_end, UNANNOUNCED)
+
+
+def new_loop(seed: int = 0, step: float = STEP) -> PairLoop:
+    return PairLoop(World(seed, step))
+
+
+@dataclass(frozen=True)
+class PairFactory(ConnectionFactory):
+    """Pairs that meet without a handshake: their endpoints are exchanged here."""
+
+    def half(self, config: Config) -> PendingConnection:
+        security = Security(auth=self.auth, encrypt=self.encrypt)
+        asked = config.keep_alive != DEFAULT.keep_alive  # else nothing would ever be stalled
+        config = replace(config, polling=0, keep_alive=config.keep_alive if asked else None)
+        return PendingConnection((provider().device,), None, config, security)
+
+    @asynccontextmanager
+    async def pair(
+        self, config: Config = SMALL, *, server: Config | None = None
+    ) -> AsyncIterator[tuple[Connection, Connection]]:
+        halves = self.half(config), self.half(server or config)
+        links = [PairLink(1), PairLink(2)]
+        for half, other, *ends in zip(halves, halves[::-1], links, links[::-1], strict=True):
+            half.accept(other.endpoint)
+            half._attempt.link, ends[0].other = ends
+        first, second = await asyncio.gather(*(half.start() for half in halves))
+        async with first, second:
+            yield first, second
+            await self.rest(first, second)
+
+    async def rest(self, *conns: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PairLoop)
+        await asyncio.sleep(1000 * loop.world.step_length)
+        while not provider().at_rest:  # noqa: ASYNC110 - a timer has begun something just now
+            await asyncio.sleep(1000 * loop.world.step_length)
+        if any(conn._state is not ConnectionState.OPEN for conn in conns):
+            return
+        for conn, other in (conns, conns[::-1]):
+            check_credits(conn, other)
+            check_waits(conn, other)
+            check_regions(conn, other)
+
+
+def check_credits(conn: Connection, other: Connection) -> None:
+    """At rest each credit is with one of the two sides."""
+    data, control, *_ = conn._messages.outbox.credits.account()
+    there = other._messages.outbox.credits.account()
+    _, _, held_data, owed_data, held_control, owed_control = there
+    assert data + held_data + owed_data == other._config.data_receives
+    assert control + held_control + owed_control == other._config.control_receives
+
+
+def check_waits(conn: Connection, other: Connection) -> None:
+    """At rest nothing waits for what is there, unless the pool is exhausted."""
+    it = conn._messages.figures()
+    assert it["rendezvous"] <= other._messages.figures()["arrived"]
+    if not conn._endpoint.driver.pool.statistics().waiting:
+        assert not conn._queue.outstanding
+        assert not it["frames_under_way"]
+        assert not it["controls_waiting"]
+        assert not it["messages_waiting"] or not it["credits"] or it["rendezvous"]
+        assert not (it["receivers"] and it["arrived"])
+
+
+def check_regions(conn: Connection, owner: Connection) -> None:
+    """At rest both sides know the same regions, and the user of each gives it up first."""
+    for number, region in list(conn._sharing._used.items()):
+        share = owner._sharing._shares.get(number)
+        if share is None:
+            told = region.lent or not region._usable
+            assert told, f"{region!r} ended unannounced"
+        elif share._deadline is not None and not region.ended:
+            assert region._deadline <= share._deadline.when, f"{region!r} may be used too long"

@@ -1,0 +1,614 @@
+"""A device without threads, under the verbs: its random numbers decide when which work is done.
+
+It takes the place of the embedded device in a table of calls, with that one's name, limits and
+addresses.  Work waits where it was posted until `step` does the next of it: carries out the first
+work of a queue pair at its peer, or acknowledges it.  Of the specification it keeps what the
+transport relies on: order, keys and their ranges, one receive for each send, flushes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiordma import verbs
+from aiordma._native import Library, embedded, lib
+from aiordma._native import ffi as native_ffi
+from aiordma.verbs import WCStatus
+from aiordma.verbs._qp.qp_attributes import MASK_OF_FIELD
+
+ffi: Any = native_ffi
+
+CALLS = (
+    "_ibv_query_gid_table",
+    "ibv_ack_async_event",
+    "ibv_ack_cq_events",
+    "ibv_alloc_pd",
+    "ibv_close_device",
+    "ibv_create_comp_channel",
+    "ibv_create_cq",
+    "ibv_create_qp",
+    "ibv_dealloc_pd",
+    "ibv_dereg_mr",
+    "ibv_destroy_comp_channel",
+    "ibv_destroy_cq",
+    "ibv_destroy_qp",
+    "ibv_get_async_event",
+    "ibv_get_cq_event",
+    "ibv_modify_qp",
+    "ibv_open_device",
+    "ibv_query_device",
+    "ibv_query_qp",
+    "ibv_reg_mr",
+)
+OPS = ("alloc_mw", "dealloc_mw", "poll_cq", "post_recv", "post_send", "req_notify_cq")
+SENDS = (lib.IBV_WR_SEND, lib.IBV_WR_SEND_WITH_IMM, lib.IBV_WR_SEND_WITH_INV)
+WRITES = (lib.IBV_WR_RDMA_WRITE, lib.IBV_WR_RDMA_WRITE_WITH_IMM)
+ATOMICS = (lib.IBV_WR_ATOMIC_CMP_AND_SWP, lib.IBV_WR_ATOMIC_FETCH_AND_ADD)
+WITH_IMM = (lib.IBV_WR_SEND_WITH_IMM, lib.IBV_WR_RDMA_WRITE_WITH_IMM)
+TOLD = {
+    **dict.fromkeys(SENDS, lib.IBV_WC_SEND),
+    **dict.fromkeys(WRITES, lib.IBV_WC_RDMA_WRITE),
+    lib.IBV_WR_RDMA_READ: lib.IBV_WC_RDMA_READ,
+    lib.IBV_WR_ATOMIC_CMP_AND_SWP: lib.IBV_WC_COMP_SWAP,
+    lib.IBV_WR_ATOMIC_FETCH_AND_ADD: lib.IBV_WC_FETCH_ADD,
+    lib.IBV_WR_BIND_MW: lib.IBV_WC_BIND_MW,
+    lib.IBV_WR_LOCAL_INV: lib.IBV_WC_LOCAL_INV,
+}
+NOTHING = (0, 0, 0, 0)
+TAKE_RECEIVE = {*SENDS, *WITH_IMM}
+RIGHT = {
+    **dict.fromkeys(WRITES, lib.IBV_ACCESS_REMOTE_WRITE),
+    **dict.fromkeys(ATOMICS, lib.IBV_ACCESS_REMOTE_ATOMIC),
+    lib.IBV_WR_RDMA_READ: lib.IBV_ACCESS_REMOTE_READ,
+}
+FIELDS = [(name, int(bit)) for name, bit in MASK_OF_FIELD.items()]
+TAKES_IN = (verbs.QPState.RTR, verbs.QPState.RTS)
+GID_SIZE = ffi.sizeof("struct ibv_gid_entry")
+EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
+
+Pieces = list[tuple[int, int, int]]  # address, length, key
+
+
+def pieces_of(request: Any) -> Pieces:
+    sges = request.sg_list
+    return [(sges[i].addr, sges[i].length, sges[i].lkey) for i in range(request.num_sge)]
+
+
+def copy(to: int, data: bytes) -> None:
+    ffi.memmove(ffi.cast("char *", to), data, len(data))
+
+
+def bytes_at(address: int, length: int) -> bytes:
+    return bytes(ffi.buffer(ffi.cast("char *", address), length))
+
+
+@dataclass(slots=True, eq=False)
+class Key:
+    """Memory that a key opens: of a region, or of a window that is bound on `qp`."""
+
+    native: Any
+    address: int
+    length: int
+    access: int
+    qp: Queue | None = None
+
+    def covers(self, address: int, length: int, right: int) -> bool:
+        inside = self.address <= address and address + length <= self.address + self.length
+        return inside and self.access & right == right
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A request of a send queue, and its result."""
+
+    wr_id: int
+    opcode: int
+    signaled: bool
+    pieces: Pieces
+    imm: int  # or a key to invalidate
+    address: int
+    rkey: int
+    operands: tuple[int, int] = (0, 0)
+    bind: tuple[Any, ...] = ()
+    data: bytes = b""
+    status: WCStatus = WCStatus.SUCCESS
+
+    @classmethod
+    def of(cls, wr: Any) -> Work:
+        work = cls(
+            wr.wr_id,
+            wr.opcode,
+            bool(wr.send_flags & lib.IBV_SEND_SIGNALED),
+            pieces_of(wr),
+            wr.invalidate_rkey,
+            wr.wr.rdma.remote_addr,
+            wr.wr.rdma.rkey,
+        )
+        if work.opcode in ATOMICS:
+            atomic = wr.wr.atomic
+            work.rkey, work.operands = atomic.rkey, (atomic.compare_add, atomic.swap)
+        elif work.opcode == lib.IBV_WR_BIND_MW:
+            info = wr.bind_mw.bind_info
+            work.rkey = wr.bind_mw.rkey
+            work.bind = (wr.bind_mw.mw, info.mr.rkey, info.addr, info.length, info.mw_access_flags)
+        return work
+
+
+@dataclass(slots=True, eq=False)
+class Completions:
+    """A completion queue."""
+
+    native: Any
+    found: deque[tuple[int, ...]] = field(default_factory=deque)
+    armed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """A queue pair."""
+
+    native: Any
+    send_cq: Completions
+    recv_cq: Completions
+    room: tuple[int, int]
+    attributes: Any
+    sends: deque[Work] = field(default_factory=deque)
+    done: deque[Work] = field(default_factory=deque)  # at the peer, and not acknowledged
+    receives: deque[tuple[int, Pieces]] = field(default_factory=deque)
+    refused: bool = False  # the last work of `done` has failed
+
+    @property
+    def can_go_on(self) -> bool:
+        return self.native.state == verbs.QPState.RTS and not self.refused and bool(self.sends)
+
+
+class Provider:
+    """The device, and all queue pairs of this process on it: `begin` forgets those of before."""
+
+    def __init__(self) -> None:
+        self._kept: list[object] = []
+        found = verbs.find_device("embedded0")
+        with found.open() as context:
+            self._limits, self._port = ffi.new("struct ibv_device_attr *"), context.ask_port(1)
+            context.library.calls.ibv_query_device(context.pointer, self._limits)
+            self._gids = ffi.new("struct ibv_gid_entry[]", self._port.gid_tbl_len)
+            self._gid_count = context.library.calls._ibv_query_gid_table(
+                context.pointer, self._gids, len(self._gids), 0, GID_SIZE
+            )
+        real = embedded().table
+        self.table = ffi.new("struct aiordma_calls *")
+        ffi.memmove(self.table, real, ffi.sizeof("struct aiordma_calls"))
+        self.table.device = self._keep(ffi.new("struct aiordma_device_calls *"))  # as of a card
+        for name in CALLS:
+            setattr(self.table, name, self._callback(real, name))
+        self._ops = ffi.new("struct ibv_context_ops *")
+        for name in OPS:
+            setattr(self._ops, name, self._callback(self._ops, name))
+        self._query = self._callback(ffi.new("struct verbs_context *"), "query_port")
+        self.library = Library("pair", self.table)
+        self.device = verbs.Device(
+            found.name, self.library, found.node_type, found.transport_type, found.guid
+        )
+        self.begin(random.Random(0))
+
+    def _keep(self, thing: Any) -> Any:
+        self._kept.append(thing)
+        return thing
+
+    def _callback(self, table: Any, name: str) -> Any:
+        kind = ffi.typeof(getattr(table, name))
+        method = getattr(self, "_" + name.removeprefix("_").removeprefix("ibv_"))
+        failed = {"pointer": ffi.NULL, "primitive": -1, "void": None}[kind.result.kind]
+        return self._keep(ffi.callback(kind, method, failed, self._raised))
+
+    def _raised(self, _: object, error: BaseException, frames: Any) -> None:
+        traceback.print_exception(error)
+        self.errors.append(error)
+
+    def begin(self, chance: random.Random) -> None:
+        """A new device, which draws from these random numbers."""
+        self.random = chance
+        self.errors: list[BaseException] = []
+        self.keys: dict[int, Key] = {}
+        self.queues: dict[int, Queue] = {}
+        self.completions: dict[int, Completions] = {}
+        self.not_ready = 0  # sends that found no receive
+        self.mail: list[Callable[[], object]] = []
+        """What happens beside the queue pairs, each at some time from now on."""
+        self._numbers = 0
+        self._channels: dict[int, deque[Completions]] = {}
+        self._events: deque[tuple[int, Any]] = deque()
+        self._natives: dict[Any, Any] = {}  # keeps what the verbs have a pointer to
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # ---- what happens ------------------------------------------------------------------------
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is no work, and all completions have been taken."""
+        return not self._able() and not any(cq.found for cq in self.completions.values())
+
+    def _able(self) -> list[tuple[Callable[[Any], object], Any]]:
+        """What may be done next."""
+        able: list[tuple[Callable[[Any], object], Any]] = []
+        for queue in self.queues.values():
+            if queue.can_go_on and self._finds_receive(queue):
+                able.append((self._carry_out, queue))
+            if queue.done:
+                able.append((self._acknowledge, queue))
+        # As on a network, where both ways are equally long, what happened before it comes first.
+        if not any(queue.done for queue in self.queues.values()):
+            able += [(self._deliver, it) for it in self.mail]
+        return able
+
+    def step(self) -> bool:
+        """Does the next work, whichever it is; False: there is none."""
+        able = self._able()
+        if not able:
+            return False
+        act, queue = able[int(self.random.random() * len(able))]
+        act(queue)
+        return True
+
+    def _deliver(self, message: Callable[[], object]) -> None:
+        self.mail.remove(message)
+        message()
+
+    def _peer(self, queue: Queue) -> Queue | None:
+        peer = self.queues.get(queue.attributes.dest_qp_num)
+        return peer if peer is not None and peer.native.state in TAKES_IN else None
+
+    def _finds_receive(self, queue: Queue) -> bool:
+        work, peer = queue.sends[0], self._peer(queue)
+        if peer is None or work.opcode not in TAKE_RECEIVE:
+            return True
+        self.not_ready += not peer.receives
+        return bool(peer.receives)
+
+    def _carry_out(self, queue: Queue) -> None:
+        work = queue.sends.popleft()
+        queue.done.append(work)
+        if work.opcode == lib.IBV_WR_BIND_MW:
+            work.status = self._bind(queue, work)
+        elif work.opcode == lib.IBV_WR_LOCAL_INV:
+            work.status = self._invalidate(queue, work.imm)
+        elif (peer := self._peer(queue)) is None:
+            work.status = WCStatus.RETRY_EXC_ERR
+        else:
+            work.status = self._at_peer(work, peer)
+        queue.refused = work.status is not WCStatus.SUCCESS
+
+    def _at_peer(self, work: Work, peer: Queue) -> WCStatus:
+        inwards = work.opcode in SENDS or work.opcode in WRITES
+        data = self._gather(work.pieces) if inwards else b""
+        if data is None:
+            return WCStatus.LOC_PROT_ERR
+        if work.opcode in RIGHT:
+            length = sum(length for _, length, _ in work.pieces)
+            if length and not self._opens(peer, work, length):
+                self._event(verbs.EventType.QP_ACCESS_ERR, peer)
+                self._to_error(peer)
+                return WCStatus.REM_ACCESS_ERR
+            if work.opcode in WRITES:
+                copy(work.address, data)
+            else:
+                work.data = bytes_at(work.address, length)
+            if work.opcode in ATOMICS:
+                self._change(work)
+        if work.opcode in TAKE_RECEIVE:
+            return self._receive(work, peer, data)
+        return WCStatus.SUCCESS
+
+    def _change(self, work: Work) -> None:
+        old, (first, second) = int.from_bytes(work.data, "little"), work.operands
+        if work.opcode == lib.IBV_WR_ATOMIC_FETCH_AND_ADD:
+            new = (old + first) % (1 << 64)
+        else:
+            new = second if old == first else old
+        copy(work.address, new.to_bytes(8, "little"))
+
+    def _receive(self, work: Work, peer: Queue, data: bytes) -> WCStatus:
+        wr_id, pieces = peer.receives.popleft()
+        flags, number = 0, 0
+        if work.opcode in SENDS and not self._scatter(pieces, data):
+            self._complete(peer.recv_cq, wr_id, WCStatus.LOC_LEN_ERR)
+            self._to_error(peer)
+            return WCStatus.REM_INV_REQ_ERR
+        if work.opcode in WITH_IMM:
+            flags, number = lib.IBV_WC_WITH_IMM, work.imm
+        elif work.opcode == lib.IBV_WR_SEND_WITH_INV:
+            flags, number = lib.IBV_WC_WITH_INV, work.imm
+            if self._invalidate(peer, work.imm) is not WCStatus.SUCCESS:
+                self._event(verbs.EventType.QP_ACCESS_ERR, peer)
+                self._complete(peer.recv_cq, wr_id, WCStatus.LOC_ACCESS_ERR)
+                self._to_error(peer)
+                return WCStatus.REM_ACCESS_ERR
+        told = lib.IBV_WC_RECV if work.opcode in SENDS else lib.IBV_WC_RECV_RDMA_WITH_IMM
+        self._complete(peer.recv_cq, wr_id, WCStatus.SUCCESS, told, len(data), number, flags)
+        return WCStatus.SUCCESS
+
+    def _acknowledge(self, queue: Queue) -> None:
+        work = queue.done.popleft()
+        if work.data and not self._scatter(work.pieces, work.data):
+            work.status = WCStatus.LOC_PROT_ERR
+        if work.status is WCStatus.SUCCESS:
+            if work.signaled:
+                self._complete(
+                    queue.send_cq, work.wr_id, work.status, TOLD[work.opcode], len(work.data), 0, 0
+                )
+            return
+        self._complete(queue.send_cq, work.wr_id, work.status)
+        self._to_error(queue)
+
+    def _to_error(self, queue: Queue) -> None:
+        if queue.native.state in (verbs.QPState.ERR, verbs.QPState.RESET):
+            return
+        queue.native.state = verbs.QPState.ERR
+        self._flush(queue)
+
+    def _flush(self, queue: Queue) -> None:
+        for work in (*queue.done, *queue.sends):
+            self._complete(queue.send_cq, work.wr_id, WCStatus.WR_FLUSH_ERR)
+        for wr_id, _ in queue.receives:
+            self._complete(queue.recv_cq, wr_id, WCStatus.WR_FLUSH_ERR)
+        for each in (queue.done, queue.sends, queue.receives):
+            each.clear()
+
+    def _complete(self, cq: Completions, wr_id: int, status: int, *rest: int) -> None:
+        """`rest`, of a success: operation, length, immediate data or key, flags."""
+        cq.found.append((wr_id, status, *(rest or NOTHING)))
+        if cq.armed:
+            cq.armed = False
+            fd = cq.native.channel.fd
+            self._channels[fd].append(cq)
+            os.eventfd_write(fd, 1)
+
+    def _event(self, event: verbs.EventType, queue: Queue) -> None:
+        self._events.append((event, queue.native))
+        os.eventfd_write(queue.native.context.async_fd, 1)
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def _gather(self, pieces: Pieces) -> bytes | None:
+        if not all(self._is_local(piece, 0) for piece in pieces):
+            return None
+        return b"".join(bytes_at(address, length) for address, length, _ in pieces)
+
+    def _scatter(self, pieces: Pieces, data: bytes) -> bool:
+        if sum(length for _, length, _ in pieces) < len(data):
+            return False
+        for piece in pieces:
+            address, length, _ = piece
+            if not self._is_local(piece, lib.IBV_ACCESS_LOCAL_WRITE):
+                return False
+            copy(address, data[:length])
+            data = data[length:]
+        return True
+
+    def _is_local(self, piece: tuple[int, int, int], right: int) -> bool:
+        address, length, lkey = piece
+        key = self.keys.get(lkey)
+        return not length or (
+            key is not None and key.qp is None and key.covers(address, length, right)
+        )
+
+    def _opens(self, peer: Queue, work: Work, length: int) -> bool:
+        key, right = self.keys.get(work.rkey), RIGHT[work.opcode]
+        return (
+            key is not None
+            and key.qp in (None, peer)
+            and bool(right & peer.attributes.qp_access_flags)
+            and key.covers(work.address, length, right)
+        )
+
+    def _bind(self, queue: Queue, work: Work) -> WCStatus:
+        window, region, address, length, access = work.bind
+        key = self.keys.get(region)
+        if key is None or not key.covers(address, length, lib.IBV_ACCESS_MW_BIND):
+            return WCStatus.MW_BIND_ERR
+        self._unbind(window)
+        self.keys[work.rkey] = Key(window, address, length, access, queue)
+        return WCStatus.SUCCESS
+
+    def _unbind(self, window: Any) -> None:
+        for rkey, key in list(self.keys.items()):
+            if key.native == window:
+                del self.keys[rkey]
+
+    def _invalidate(self, queue: Queue, rkey: int) -> WCStatus:
+        key = self.keys.get(rkey)
+        if key is None or key.qp is not queue:
+            return WCStatus.LOC_PROT_ERR
+        del self.keys[rkey]
+        return WCStatus.SUCCESS
+
+    # ---- the calls ---------------------------------------------------------------------------
+
+    def _open_device(self, device: Any) -> Any:
+        extended = ffi.new("struct verbs_context *")
+        extended.sz, extended.query_port = ffi.sizeof("struct verbs_context"), self._query
+        context = ffi.addressof(extended, "context")
+        context.device, context.ops, context.num_comp_vectors = device, self._ops[0], 1
+        context.abi_compat = ffi.cast("void *", -1)
+        context.async_fd = os.eventfd(0, EVENT_FLAGS)
+        self._natives[context] = extended
+        return context
+
+    def _close_device(self, context: Any) -> int:
+        os.close(context.async_fd)
+        del self._natives[context]
+        return 0
+
+    def _query_device(self, context: Any, attributes: Any) -> int:
+        attributes[0] = self._limits[0]
+        return 0
+
+    def _query_port(self, context: Any, number: int, attributes: Any, size: int) -> int:
+        ffi.memmove(attributes, self._port, size)
+        return 0
+
+    def _query_gid_table(self, context: Any, to: Any, room: int, flags: int, size: int) -> int:
+        ffi.memmove(to, self._gids, self._gid_count * size)
+        return int(self._gid_count)
+
+    def _alloc_pd(self, context: Any) -> Any:
+        pd = ffi.new("struct ibv_pd *", (context,))
+        self._natives[pd] = pd
+        return pd
+
+    def _dealloc_pd(self, pd: Any) -> int:
+        del self._natives[pd]
+        return 0
+
+    def _get_async_event(self, context: Any, event: Any) -> int:
+        if not self._events:
+            ffi.errno = errno.EAGAIN
+            return -1
+        os.eventfd_read(context.async_fd)
+        event.event_type, event.element.qp = self._events.popleft()
+        return 0
+
+    def _ack_async_event(self, event: Any) -> None:
+        pass
+
+    def _reg_mr(self, pd: Any, address: Any, length: int, access: int) -> Any:
+        key = self._number() << 8
+        mr = ffi.new("struct ibv_mr *", (pd.context, pd, address, length, 0, key, key))
+        where = int(ffi.cast("uintptr_t", address))
+        self.keys[key] = Key(mr, where, length, access)
+        return mr
+
+    def _dereg_mr(self, mr: Any) -> int:
+        del self.keys[mr.rkey]
+        return 0
+
+    def _alloc_mw(self, pd: Any, kind: int) -> Any:
+        window = ffi.new("struct ibv_mw *", (pd.context, pd, self._number() << 8, 0, kind))
+        self._natives[window] = window
+        return window
+
+    def _dealloc_mw(self, window: Any) -> int:
+        self._unbind(window)
+        del self._natives[window]
+        return 0
+
+    def _create_comp_channel(self, context: Any) -> Any:
+        channel = ffi.new("struct ibv_comp_channel *", (context, os.eventfd(0, EVENT_FLAGS), 0))
+        self._natives[channel] = channel
+        self._channels[channel.fd] = deque()
+        return channel
+
+    def _destroy_comp_channel(self, channel: Any) -> int:
+        del self._channels[channel.fd], self._natives[channel]
+        os.close(channel.fd)
+        return 0
+
+    def _get_cq_event(self, channel: Any, cq: Any, context: Any) -> int:
+        waiting = self._channels[channel.fd]
+        if not waiting:
+            ffi.errno = errno.EAGAIN
+            return -1
+        os.eventfd_read(channel.fd)
+        cq[0] = waiting.popleft().native
+        return 0
+
+    def _ack_cq_events(self, cq: Any, count: int) -> None:
+        pass
+
+    def _create_cq(self, context: Any, entries: int, own: Any, channel: Any, vector: int) -> Any:
+        native = ffi.new("struct ibv_cq *")
+        native.context, native.channel, native.cq_context = context, channel, own
+        native.handle, native.cqe = self._number(), entries
+        self.completions[native.handle] = Completions(native)
+        if channel:
+            channel.refcnt += 1
+        return native
+
+    def _destroy_cq(self, native: Any) -> int:
+        cq = self.completions.pop(native.handle)
+        if native.channel:
+            native.channel.refcnt -= 1
+            waiting = self._channels[native.channel.fd]
+            while cq in waiting:
+                waiting.remove(cq)
+                os.eventfd_read(native.channel.fd)
+        return 0
+
+    def _req_notify_cq(self, native: Any, solicited: int) -> int:
+        self.completions[native.handle].armed = True
+        return 0
+
+    def _poll_cq(self, native: Any, count: int, to: Any) -> int:
+        found = self.completions[native.handle].found
+        count = min(count, len(found))
+        for i in range(count):
+            wc = to[i]
+            wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.imm_data, wc.wc_flags = found.popleft()
+            wc.vendor_err = wc.qp_num = 0
+        return count
+
+    def _create_qp(self, pd: Any, attr: Any) -> Any:
+        native = ffi.new("struct ibv_qp *")
+        native.context, native.pd, native.qp_type = pd.context, pd, attr.qp_type
+        native.send_cq, native.recv_cq = attr.send_cq, attr.recv_cq
+        native.qp_num = self._number()
+        to, at = (self.completions[cq.handle] for cq in (attr.send_cq, attr.recv_cq))
+        room = attr.cap.max_send_wr, attr.cap.max_recv_wr
+        attributes = ffi.new("struct ibv_qp_attr *")
+        attributes.cap = attr.cap
+        self.queues[native.qp_num] = Queue(native, to, at, room, attributes)
+        return native
+
+    def _destroy_qp(self, native: Any) -> int:
+        del self.queues[native.qp_num]
+        return 0
+
+    def _modify_qp(self, native: Any, attr: Any, mask: int) -> int:
+        queue = self.queues[native.qp_num]
+        for name, bit in FIELDS:
+            if mask & bit:
+                setattr(queue.attributes, name, getattr(attr, name))
+        if mask & lib.IBV_QP_STATE:
+            if attr.qp_state == verbs.QPState.ERR:
+                self._to_error(queue)
+            native.state = attr.qp_state
+        return 0
+
+    def _query_qp(self, native: Any, attr: Any, mask: int, init: Any) -> int:
+        ffi.memmove(attr, self.queues[native.qp_num].attributes, ffi.sizeof("struct ibv_qp_attr"))
+        attr.qp_state = attr.cur_qp_state = native.state
+        return 0
+
+    def _post_send(self, native: Any, wr: Any, bad: Any) -> int:
+        queue = self.queues[native.qp_num]
+        while wr:
+            if len(queue.sends) + len(queue.done) >= queue.room[0]:
+                bad[0] = wr
+                return errno.ENOMEM
+            queue.sends.append(Work.of(wr))
+            wr = wr.next
+        if native.state == verbs.QPState.ERR:
+            self._flush(queue)
+        return 0
+
+    def _post_recv(self, native: Any, wr: Any, bad: Any) -> int:
+        queue = self.queues[native.qp_num]
+        while wr:
+            if len(queue.receives) >= queue.room[1]:
+                bad[0] = wr
+                return errno.ENOMEM
+            queue.receives.append((wr.wr_id, pieces_of(wr)))
+            wr = wr.next
+        if native.state == verbs.QPState.ERR:
+            self._flush(queue)
+        return 0

@@ -1,0 +1,73 @@
+"""Connections over several devices, by each way of connecting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiordma import Connection, Listener, connect, listen, prepare_connection
+from aiordma._options import Devices, Via
+from aiordma._transport.connection_group import GroupMember
+from tests.transport.connection_factory import SMALL, yield_loop
+
+HOST = "127.0.0.1"  # of embedded0; that of embedded1 is 127.0.0.2
+TWO = ["embedded0", "embedded1"]
+WAYS = ("cm", "tcp", "in-band", "out of band")
+
+
+@asynccontextmanager
+async def joined(
+    way: str, here: Devices = TWO, there: Devices = TWO, **options: Any
+) -> AsyncIterator[tuple[Connection, Connection]]:
+    """Both ends of a connection; the first one is that which offers the rails."""
+    async with AsyncExitStack() as stack:
+        if way == "out of band":
+            ends = await _joined_out_of_band(here, there, **options)
+        else:
+            via: Via = "cm" if way == "cm" else "tcp"
+            listener = await stack.enter_async_context(
+                await listen(HOST, device=there, via=via, config=SMALL, **options)
+            )
+            if way == "in-band":
+                for end in await both(listener, device=here, via=via, **options):
+                    await stack.enter_async_context(end)
+            ends = await both(listener, device=here, via=via, **options)
+            if way == "in-band":
+                assert isinstance(link := ends[0]._link, GroupMember)
+                assert link.number
+        async with ends[0], ends[1]:
+            yield ends
+
+
+async def both(listener: Listener, **options: Any) -> tuple[Connection, Connection]:
+    options.pop("on_request", None)
+    accepting = asyncio.create_task(listener.accept())
+    client = await connect(HOST, listener.port, config=SMALL, **options)
+    return client, await accepting
+
+
+async def _joined_out_of_band(
+    here: Devices, there: Devices, **options: Any
+) -> tuple[Connection, Connection]:
+    first = await prepare_connection(device=here, config=SMALL, **options)
+    second = await prepare_connection(device=there, config=SMALL, **options)
+    if first.endpoint > second.endpoint:  # else it is the first one that begins
+        first, second = second, first
+    async with first, second:
+        first.accept(second.endpoint)
+        second.accept(first.endpoint)
+        one, other = await asyncio.gather(first.start(), second.start())
+    return one, other
+
+
+def shown(conn: Connection) -> list[tuple[str, str]]:
+    """Device and state of each rail."""
+    return [(rail.device, rail.state) for rail in conn.rails]
+
+
+async def until_rails(conns: Sequence[Connection], states: Sequence[str] = ("lead", "up")) -> None:
+    """Until the rails of each have come into these states."""
+    while any([rail.state for rail in conn.rails] != list(states) for conn in conns):
+        await yield_loop(1)

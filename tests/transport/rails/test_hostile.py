@@ -1,0 +1,228 @@
+"""Peers that lie about rails: the connection ends, or goes on as if nothing had been said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError, ProtocolError, listen
+from aiordma._core import protocol
+from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
+from aiordma._transport.rails import Rails
+from tests.transport.connection_factory import (
+    ALONE,
+    KEY,
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    ends,
+    hello,
+    yield_loop,
+)
+from tests.transport.marks import by_tcp, one_loop
+from tests.transport.raw_peer import RawPeer, endpoint_at
+
+from .joining import HOST, TWO, joined, until_rails
+
+FOREIGN = "198.51.100.1"  # of no host (RFC 5737)
+ENDPOINT = endpoint_at(HOST)
+
+
+@asynccontextmanager
+async def victim(
+    factory: ConnectionFactory, *, rails: bool = True, **options: Any
+) -> AsyncIterator[tuple[Connection, RawPeer]]:
+    """A connection of a listener with two devices, whose clock stands still, and its peer."""
+    options = {"config": SMALL, "device": TWO, "via": factory.via, **options}
+    async with await listen(factory.host, **options) as listener:
+        data = replace(hello(), rails=rails).pack()
+        raw = RawPeer.connect(factory, listener.port, hello_data=data)
+        async with raw as peer, await listener.accept() as conn:
+            if conn._rails is not None:
+                now = conn._rails.clock()
+                conn._rails.clock = lambda: now
+            try:
+                yield conn, peer
+            finally:
+                conn.abort()  # the peer gives no credit back for a goodbye
+
+
+async def asked(
+    factory: ConnectionFactory, peer: RawPeer, message: protocol.Message
+) -> protocol.Message:
+    peer.send_control(message)
+    return await peer.control(5 * factory.slow)
+
+
+LIES: dict[str, tuple[protocol.Message, str]] = {
+    "a number is left out": (RailOffer(1, 2, ENDPOINT), "rail 2, and the next one is 1"),
+    "the lead is offered": (RailOffer(1, 0, ENDPOINT), "rail 0, and the next one is 1"),
+    "no endpoint": (RailOffer(1, 1, bytes(40)), "no endpoint"),
+    "an answer without an offer": (RailAnswer(1, 1, ENDPOINT), "RailAnswer"),
+    "an unknown one is ready": (RailReady(0, 1), "rail 1, which is none"),
+    "an unknown one is down": (RailDown(0, 1), "rail 1, which is none"),
+    "the lead is ready": (RailReady(0, 0), "rail 0, which is none"),
+    "the lead is down": (RailDown(0, 0), "rail 0, which is none"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_the_connection_ends(factory: ConnectionFactory, lie: str) -> None:
+    message, text = LIES[lie]
+    async with victim(factory) as (conn, peer):
+        peer.send_control(message)
+        assert text in str(await ends(conn.recv(), ProtocolError))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [RailOffer(1, 1, ENDPOINT), RailAnswer(1, 1, ENDPOINT), RailReady(0, 1), RailDown(0, 1)],
+    ids=lambda message: type(message).__name__,
+)
+async def test_rails_were_not_agreed_on(
+    factory: ConnectionFactory, message: protocol.Message
+) -> None:
+    async with victim(factory, rails=False) as (conn, peer):
+        assert not peer.theirs.rails
+        peer.send_control(message)
+        assert type(message).__name__ in str(await ends(conn.recv(), ProtocolError))
+
+
+@pytest.mark.parametrize("answer", [[], [RailDown(0, 1)]], ids=["ready", "down"])
+async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.Message]) -> None:
+    message = RailDown(0, 1) if answer else RailReady(0, 1)
+    async with victim(factory) as (conn, peer):
+        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        peer.send_control(message)
+        for expected in answer:
+            assert await peer.control(5 * factory.slow) == expected
+        peer.send_control(message)
+        assert "rail 1 is" in str(await ends(conn.recv(), ProtocolError))
+
+
+async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
+    """The peer is honest: it cannot know yet."""
+    async with victim(factory) as (conn, peer):
+        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        assert conn._rails is not None
+        (rail,) = conn._rails.rails
+        assert rail.queue is not None
+        rail.queue.rail_broke(ConnectionBrokenError("its cable"))
+        assert await peer.control(5 * factory.slow) == RailDown(0, 1)
+        peer.send_control(RailReady(0, 1))
+        peer.send_control(RailDown(0, 1))
+        assert isinstance(await asked(factory, peer, RailOffer(2, 2, ENDPOINT)), RailAnswer)
+        assert [rail.state for rail in conn.rails] == ["lead", "connecting"]
+
+
+async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:
+    options: dict[str, Any] = {"device": TWO, "via": factory.via, "on_request": lambda _: None}
+    data = replace(hello(), rails=True).pack()
+    async with (
+        await listen(factory.host, config=SMALL, **options) as listener,
+        RawPeer.connect(factory, listener.port, hello_data=data) as peer,
+    ):
+        goodbye = await asked(factory, peer, RailOffer(1, 1, ENDPOINT))
+        assert isinstance(goodbye, protocol.Goodbye)
+        assert "before its connection was accepted" in goodbye.text
+
+
+async def test_no_more_than_so_many(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        most = protocol.MAX_RAILS - 1  # besides the lead
+        for number in range(1, most + 1):
+            answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+            assert isinstance(answer, RailAnswer)
+        assert [rail.device for rail in conn.rails] == ["embedded0", "embedded1"] + (
+            ["embedded0"] * (most - 1)
+        )
+        refusal = await asked(factory, peer, RailOffer(most + 1, most + 1, ENDPOINT))
+        assert isinstance(refusal, protocol.Error)
+        assert refusal.code == ErrorCode.QUOTA
+        with pytest.raises(ProtocolError):  # as no rail has it
+            conn._owner.control(RailDown(0, most + 1))
+
+
+async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
+    """And of those that are over, no more is kept than the error of the latest."""
+    async with victim(factory) as (conn, peer):
+        for number in range(1, protocol.MAX_RAILS + 1):
+            answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+            assert isinstance(answer, RailAnswer)
+            assert await asked(factory, peer, RailDown(0, number)) == RailDown(0, number)
+        assert [rail.state for rail in conn.rails] == ["lead", "down"]
+        number += 1
+        refusal = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+        assert isinstance(refusal, protocol.Error)
+        assert refusal.code == ErrorCode.BUSY
+        assert conn._rails is not None
+        later = conn._rails.clock() + 1
+        conn._rails.clock = lambda: later
+        number += 1
+        answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+        assert isinstance(answer, RailAnswer)
+
+
+async def test_while_it_is_being_closed(factory: ConnectionFactory) -> None:
+    async with victim(factory) as (conn, peer):
+        # One more than the peer has receives for, so that `close` waits.
+        sends = [conn.send_nowait(bytes(ALONE)) for _ in range(SMALL.data_receives + 1)]
+        closing = asyncio.create_task(conn.close())
+        await yield_loop(3)
+        refusal = await asked(factory, peer, RailOffer(1, 1, ENDPOINT))
+        assert isinstance(refusal, protocol.Error)
+        assert refusal.code == ErrorCode.CANCELLED
+        conn.abort()
+        await asyncio.gather(*sends, closing, return_exceptions=True)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_rail_to_another_host(factory: ConnectionFactory, allowed: bool) -> None:
+    config = replace(SMALL, allow_other_addresses=allowed)
+    async with victim(factory, config=config) as (conn, peer):
+        answer = await asked(factory, peer, RailOffer(1, 1, endpoint_at(FOREIGN)))
+        if allowed:
+            assert isinstance(answer, RailAnswer)
+        else:
+            assert isinstance(answer, protocol.Error)
+            assert FOREIGN in answer.text
+            assert "allow_other_addresses" in answer.text
+        assert not conn.closed
+
+
+@one_loop
+@by_tcp
+async def test_a_peer_with_the_key_may_name_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with joined("tcp", auth=KEY) as conns:
+        await until_rails(conns)
+        monkeypatch.setattr(Rails, "_tell", lambda *_: None)
+        conns[1]._owner.control(RailOffer(99, 2, endpoint_at(FOREIGN)))
+        while len(conns[1].rails) < 3:
+            await yield_loop(1)
+        assert conns[1].rails[2].state == "connecting"
+
+
+async def test_a_listener_that_lies(factory: ConnectionFactory) -> None:
+    """To the side that offers: each of these ends the connection."""
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        assert conns[0]._rails is not None
+        (rail,) = conns[0]._rails.rails
+        for lie in (
+            RailOffer(1, 2, ENDPOINT),
+            RailReady(0, 1),
+            RailAnswer(rail.offer_id, 2, ENDPOINT),
+            RailAnswer(rail.offer_id + 1, 1, ENDPOINT),
+            RailAnswer(rail.offer_id, 1, bytes(40)),
+            RailAnswer(rail.offer_id, 1, ENDPOINT),  # again
+            RailDown(0, 2),
+            protocol.Error(rail.offer_id, ErrorCode.INTERNAL, "it was answered"),
+        ):
+            with pytest.raises(ProtocolError):
+                conns[0]._owner.control(lie)
+        await check_alive(*conns)

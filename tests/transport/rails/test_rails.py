@@ -1,0 +1,346 @@
+"""Further rails are added to a connection, break, and end with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    DeviceEventError,
+    ProtocolError,
+    RequestRefusedError,
+    blocking,
+    connect,
+    listen,
+    open_connection,
+    start_server,
+    start_stream_server,
+)
+from aiordma._core import protocol
+from aiordma._native import lib
+from aiordma._transport.rails import TRANSITIONS, Rail, Rails, RailState
+from aiordma.errors import ConnectionManagerError, RejectedError, RouteError
+from aiordma.verbs import EventType
+from tests.transport.connection_factory import (
+    KEY,
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    echo,
+    ends,
+    yield_loop,
+)
+from tests.transport.marks import by_cm, by_tcp, one_loop
+from tests.transport.raw_peer import endpoint_at
+
+from .joining import HOST, TWO, WAYS, joined, shown, until_rails
+
+WITHOUT = ConnectionBrokenError("its cable")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "security", [{}, {"auth": KEY}, {"auth": KEY, "encrypt": True}], ids=["open", "key", "sealed"]
+)
+async def test_a_further_device_is_a_rail(way: str, security: dict[str, Any]) -> None:
+    async with joined(way, **security) as conns:
+        await until_rails(conns)
+        for conn in conns:
+            assert shown(conn) == [("embedded0", "lead"), ("embedded1", "up")]
+            assert conn.device == "embedded0"
+        await check_alive(*conns)
+        lead, other = conns[0].rails
+        assert lead.since <= other.since
+        assert lead.bytes_sent == lead.bytes_received == 5100
+        assert other.bytes_sent == other.bytes_received == 0
+    for conn in conns:
+        assert [rail.state for rail in conn.rails] == ["down", "down"]
+        given_back(conn)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_with_one_device_all_is_as_ever(way: str) -> None:
+    """Also if the side that answers has several."""
+    async with joined(way, here="embedded0") as conns:
+        for conn in conns:
+            assert conn._rails is None
+            assert shown(conn) == [("embedded0", "lead")]
+        assert way == "out of band" or not conns[1]._hello.rails
+        await check_alive(*conns)
+
+
+@pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
+async def test_a_side_with_fewer_devices_uses_them_again(way: str) -> None:
+    async with joined(way, here="all", there="embedded0") as conns:
+        await until_rails(conns, ["lead", "up", "up"])
+        assert [device for device, _ in shown(conns[0])] == ["embedded0", "embedded1", "embedded2"]
+        assert [device for device, _ in shown(conns[1])] == ["embedded0"] * 3
+        await check_alive(*conns)
+
+
+async def test_the_listeners_application_comes_first() -> None:
+    asked = []
+
+    async def take(request: object) -> None:
+        asked.append(request)
+        await yield_loop(10)
+
+    async with joined("tcp", on_request=take) as conns:
+        await until_rails(conns)
+        assert len(asked) == 1
+
+
+@by_cm
+async def test_the_address_leads_to_the_lead() -> None:
+    async with await listen("0.0.0.0", device="all", config=SMALL) as listener:
+        accepting = asyncio.create_task(listener.accept())
+        client = await connect("127.0.0.2", listener.port, device=TWO, config=SMALL)
+        async with client, await accepting as server:
+            await until_rails((client, server))
+            assert shown(client) == [("embedded1", "lead"), ("embedded0", "up")]
+            assert shown(server) == [("embedded1", "lead"), ("embedded0", "up")]
+        elsewhere = ["embedded0", "embedded2"]
+        error = await ends(
+            connect("127.0.0.2", listener.port, device=elsewhere), ConnectionManagerError
+        )
+        assert "'embedded1', not 'embedded0' or 'embedded2'" in str(error)
+    async with await listen("0.0.0.0", device=["embedded1", "embedded2"]) as listener:
+        error = await ends(connect(HOST, listener.port, device="embedded0"), RejectedError)
+        assert "'embedded0', not 'embedded1' or 'embedded2'" in str(error)
+
+
+@by_tcp
+async def test_the_one_with_the_address_is_the_lead_else_the_first() -> None:
+    async with joined("tcp", ["embedded2", "embedded1"], ["embedded1", "embedded0"]) as conns:
+        await until_rails(conns)
+        assert shown(conns[0]) == [("embedded2", "lead"), ("embedded1", "up")]
+        assert shown(conns[1]) == [("embedded0", "lead"), ("embedded1", "up")]
+
+
+# ---- a rail that breaks --------------------------------------------------------------------------
+
+
+def further(conn: Connection) -> Rail:
+    assert conn._rails is not None
+    return conn._rails.rails[-1]
+
+
+def given_back(conn: Connection) -> None:
+    assert further(conn).queue is None
+    assert further(conn).endpoint is None
+
+
+def broken(*conns: Connection) -> None:
+    for conn in conns:
+        queue = further(conn).queue
+        assert queue is not None
+        queue.rail_broke(WITHOUT)
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
+async def test_a_rail_that_breaks_costs_the_connection_nothing(
+    factory: ConnectionFactory, which: tuple[int, ...]
+) -> None:
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        before = conns[0].rails[1].since
+        broken(*(conns[number] for number in which))
+        while any(further(conn).state is not RailState.DOWN for conn in conns):
+            await yield_loop(1)
+        await check_alive(*conns)
+        for number, conn in enumerate(conns):
+            rail = conn.rails[1]
+            assert rail.state == "down"
+            assert rail.since > before
+            assert rail.error is not None
+            assert ("its cable" in str(rail.error)) == (number in which)
+            given_back(conn)
+
+
+def at_the_offer(
+    monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
+) -> None:
+    """What happens as the connecting side sends it, instead of that or behind it."""
+    tell = Rails._tell
+
+    def tell_and_more(self: Rails, message: protocol.Message) -> None:
+        is_offer = isinstance(message, protocol.RailOffer)
+        if not is_offer or not lost:
+            tell(self, message)
+        if is_offer:
+            happens(self, self.rails[-1])
+
+    monkeypatch.setattr(Rails, "_tell", tell_and_more)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_rail_that_breaks_before_the_answer(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    at_the_offer(monkeypatch, lambda rails, rail: rails._broke(rail, WITHOUT), lost=False)
+    if refused:
+        monkeypatch.setattr(protocol, "MAX_RAILS", 1)
+    async with joined(factory.via) as conns:
+        while further(conns[0]).state is not RailState.DOWN:
+            assert further(conns[0]).state.shown == "down"
+            await yield_loop(1)
+        assert refused != (len(conns[1].rails) == 2)
+        assert refused or further(conns[1]).state is RailState.DOWN
+        assert further(conns[0]).error is WITHOUT
+        await check_alive(*conns)
+
+
+async def test_what_a_listener_may_not_say_yet(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And at last it answers, and takes that back at once."""
+
+    def answer(rails: Rails, rail: Rail) -> None:
+        number, offer, endpoint = rail.number, rail.offer_id, endpoint_at(HOST)
+        for lie in protocol.RailAnswer(offer + 1, number, endpoint), protocol.RailDown(0, number):
+            with pytest.raises(ProtocolError):
+                rails.control(lie)
+        assert rails.control(protocol.RailAnswer(offer, number, endpoint))
+        assert rail.state is RailState.CONNECTING
+        assert not rails.control(protocol.RailReady(0, number))
+        assert not rails.control(protocol.RailOffer(1, number + 1, endpoint))
+        assert rail.queue is not None
+        rail.queue.rail_broke(WITHOUT)  # the loop's next iteration tells
+        assert rails.control(protocol.RailDown(0, number))
+
+    at_the_offer(monkeypatch, answer, lost=True)
+    tell = Rails._tell
+    monkeypatch.setattr(
+        Rails,
+        "_tell",
+        lambda self, it: None if isinstance(it, protocol.RailDown) else tell(self, it),
+    )
+    async with joined(factory.via) as conns:
+        await yield_loop(3)
+        assert further(conns[0]).state is RailState.DOWN
+        assert "the peer has stopped" in str(further(conns[0]).error)
+        given_back(conns[0])
+        await check_alive(*conns)
+
+
+@one_loop
+async def test_a_device_that_fails(factory: ConnectionFactory) -> None:
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.DEVICE_FATAL) == 0
+        await until_rails(conns, ("lead", "down"))
+        assert any(isinstance(conn.rails[1].error, DeviceEventError) for conn in conns)
+        await check_alive(*conns)
+
+
+@one_loop
+async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
+    """Here the device is not even offered; there another one does."""
+    assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ERR) == 0
+    try:
+        async with joined(factory.via) as conns:
+            assert shown(conns[0]) == [("embedded0", "lead"), ("embedded1", "down")]
+            assert isinstance(conns[0].rails[1].error, RouteError)
+            assert shown(conns[1]) == [("embedded0", "lead")]
+            await check_alive(*conns)
+        async with joined(factory.via, here=["embedded0", "embedded2"]) as conns:
+            await until_rails(conns)
+            assert shown(conns[1]) == [("embedded0", "lead"), ("embedded0", "up")]
+    finally:
+        assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ACTIVE) == 0
+
+
+async def test_a_rail_that_is_refused(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_RAILS", 1)
+    async with joined(factory.via) as conns:
+        await until_rails(conns[:1], ("lead", "down"))
+        assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)
+        assert error.code == protocol.ErrorCode.QUOTA
+        assert shown(conns[1]) == [("embedded0", "lead")]
+        await yield_loop(1)
+        given_back(conns[0])
+        await check_alive(*conns)
+
+
+async def test_ready_is_lost_with_the_lead(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peer does not know that the rail works, and both end with the lead."""
+    tell = Rails._tell
+
+    def lose(self: Rails, message: protocol.Message) -> None:
+        if not isinstance(message, protocol.RailReady):
+            tell(self, message)
+
+    monkeypatch.setattr(Rails, "_tell", lose)
+    async with joined(factory.via) as conns:
+        await until_rails(conns[:1])
+        assert shown(conns[1])[1] == ("embedded1", "connecting")
+        conns[0].abort()
+        await ends(conns[1].recv(), ConnectionBrokenError)
+    assert [rail.state for rail in conns[1].rails] == ["down", "down"]
+
+
+async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
+    """Whatever is under way then, all of it is given back."""
+    for turns in range(12):
+        for ended in (0, 1):
+            async with joined(factory.via) as conns:
+                await yield_loop(turns)
+                conns[ended].abort()
+            async with joined(factory.via) as conns:
+                await yield_loop(turns)
+                await conns[ended].close()
+            for conn in conns:
+                assert conn._rails is not None
+                assert all(rail.queue is None for rail in conn._rails.rails)
+
+
+def test_no_state_is_left_without_a_way_out() -> None:
+    for state in RailState:
+        assert state is RailState.DOWN or any(
+            before is state and after is not state for (before, _), after in TRANSITIONS.items()
+        )
+
+
+# ---- what else takes devices ---------------------------------------------------------------------
+
+
+async def test_servers_and_streams(factory: ConnectionFactory) -> None:
+    where: dict[str, Any] = {"device": TWO, "via": factory.via}
+    async with (
+        await start_server(echo, HOST, **where) as server,
+        await connect(HOST, server.port, **where) as conn,
+    ):
+        await until_rails([conn])
+        await conn.send(b"there")
+        assert bytes(await conn.recv()) == b"there"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+
+    async with await start_stream_server(answer, HOST, **where) as streams:
+        reader, writer = await open_connection(HOST, streams.address[1], **where)
+        writer.write(b"there")
+        assert await reader.read() == b"there"
+        writer.close()
+
+
+def test_without_a_loop() -> None:
+    with (
+        blocking.listen(HOST, device=TWO) as listener,
+        blocking.connect(HOST, listener.port, device=TWO) as client,
+        listener.accept() as server,
+    ):
+        client.send(b"there")
+        assert server.recv() == b"there"
+        assert [rail.device for rail in client.rails] == TWO
+    blocking.stop()
