@@ -43,6 +43,7 @@ from .admission_control import Bucket
 from .auth import Security
 from .endpoint import AddressedEndpoint, host_part
 from .keep_alive import Probe
+from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .._datapath.protocols import Owner
@@ -161,6 +162,7 @@ class Rails:
 
     owner: Owner
     messages: Session
+    sharing: Sharing
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
@@ -200,10 +202,12 @@ class Rails:
             rail.since = self.clock()
             logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
         before, rail.state = rail.state, following
-        if rail.queue is not None and before is not following:
+        if rail.queue is not None and rail.endpoint is not None and before is not following:
             if following is _S.UP:
                 self.messages.add_rail(rail.queue, rail.number)
+                self.sharing.add_rail(rail.queue, rail.endpoint.driver.pool)
             elif before is _S.UP:
+                self.sharing.remove_rail(rail.queue)
                 self.messages.remove_rail(rail.queue)
 
     def _new(self, rail: Rail) -> None:
@@ -262,12 +266,15 @@ class Rails:
     def _told_down(self, rail: Rail) -> None:
         answers = rail.state is _S.STOPPED
         self._advance(rail, _E.TOLD_DOWN)
-        if not answers:
+        if answers:
+            self.messages.rail_over(rail.number)
+        else:
             rail.error = ConnectionBrokenError("the peer has stopped this rail")
             self._loop.call_soon(self._stopped, rail)
 
     def _stopped(self, rail: Rail) -> None:
         rail.release()
+        self.messages.rail_over(rail.number)
         self._tell(protocol.RailDown(0, rail.number))
 
     def end(self, error: BaseException) -> None:
