@@ -317,6 +317,7 @@ class ConnectionLifecycle:
             self._rails = Rails(
                 self._owner,
                 self._messages,
+                self._sharing,
                 self._config,
                 self._endpoint.security,
                 devices,

@@ -47,6 +47,7 @@ from .admission_control import Bucket
 from .auth import Security
 from .endpoint import AddressedEndpoint, driver_at, host_part
 from .keep_alive import KeepAlive, Probe
+from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .._datapath.protocols import Owner
@@ -248,6 +249,7 @@ class Rails:
 
     owner: Owner
     messages: Session
+    sharing: Sharing
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
@@ -291,7 +293,7 @@ class Rails:
             rail.since = self.clock()
             logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
         before, rail.state = rail.state, following
-        if rail.queue is not None and before is not following:
+        if rail.queue is not None and rail.endpoint is not None and before is not following:
             if following is _S.UP:
                 self._up(rail)
             elif before is _S.UP:
@@ -301,6 +303,7 @@ class Rails:
         assert rail.queue is not None
         assert rail.endpoint is not None
         self.messages.add_rail(rail.queue, rail.number)
+        self.sharing.add_rail(rail.queue, rail.endpoint.driver.pool)
         if self.config.keep_alive is not None:
             rail.keep_alive = KeepAlive(
                 rail.queue,
@@ -388,6 +391,7 @@ class Rails:
     def _gone(self, rail: Rail, tells: bool) -> None:
         """It is over at both sides."""
         self._release(rail)
+        self.messages.rail_over(rail.number)
         if tells:
             self._tell(protocol.RailDown(0, rail.number))
         if not self._over and (berth := self.berths.get(rail.device)) is not None:
@@ -405,6 +409,7 @@ class Rails:
             with suppress(RDMAError, OSError):  # the device has failed
                 queue.qp.to_error()
             if queue.frame_handler is not None:  # it was up
+                self.sharing.remove_rail(queue)
                 self.messages.remove_rail(queue)
         rail.release()
 
