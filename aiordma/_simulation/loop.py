@@ -52,7 +52,7 @@ class HostLoop(VirtualLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         future = Future.__new__(Future)
-        future.number = self.machine.world.next_number()
+        future.number = self.machine.world._next_number()
         Future.__init__(future, loop=self)
         return future
 
@@ -60,7 +60,7 @@ class HostLoop(VirtualLoop):
         self, _: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         task = Task.__new__(Task)
-        task.number = self.machine.world.next_number()
+        task.number = self.machine.world._next_number()
         Task.__init__(task, work, loop=self, **options)
         return task
 
@@ -74,7 +74,7 @@ class HostLoop(VirtualLoop):
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
-        """Knows the names of hosts, and asks nobody for others."""
+        """Knows the names of hosts, and looks up no others."""
         found = self.machine.world.hosts.get(host)
         options["flags"] = options.get("flags", 0) | socket.AI_NUMERICHOST
         return socket.getaddrinfo(found.address if found else host, port, **options)

@@ -72,7 +72,7 @@ class Stream(socket.socket):
     def _transmit(self, data: bytes) -> None:
         """To this end; nothing is the end."""
         machine = self._machine
-        delay = machine.world.latency(self.other._machine.host, machine.host)
+        delay = machine.world._latency(self.other._machine.host, machine.host)
         self._last = max(machine.now + delay, self._last)
         self._coming.append(data)
         machine.loop.call_at(self._last, self._take)
@@ -80,7 +80,7 @@ class Stream(socket.socket):
     def _take(self) -> None:
         machine = self._machine
         while self._coming:
-            if machine.world.is_cut(self.other._machine.host, machine.host):
+            if machine.world._is_cut(self.other._machine.host, machine.host):
                 machine.loop.call_later(RETRY, self._take)
                 return
             data = self._coming.popleft()
@@ -148,7 +148,7 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
     """Takes the place of tcp_link's."""
     loop = _loop()
     here = loop.machine
-    host = here.world.host_at(address[0], here.host)
+    host = here.world._host_at(address[0], here.host)
     if host is None:
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
     port = source[1] if source and source[1] else here.random.randrange(FIRST_PORT, 1 << 16)
@@ -159,9 +159,9 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
         """Again and again, as TCP does."""
         if answer.done():
             return
-        there = host.machine
-        if not here.world.is_cut(here.host, host):
-            delay = here.world.latency(here.host, host)
+        there = host._machine
+        if not here.world._is_cut(here.host, host):
+            delay = here.world._latency(here.host, host)
             there.loop.call_at(here.now + delay, arrive, there)
         loop.call_later(1, ask)
 
@@ -172,7 +172,7 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
             made, accepted = Stream(here, local, address), Stream(there, address, local)
             made.other, accepted.other = accepted, made
             listening.offer(accepted)
-        delay = here.world.latency(host, here.host)
+        delay = here.world._latency(host, here.host)
         loop.call_at(there.now + delay, finish, made)
 
     def finish(made: Stream | None) -> None:
