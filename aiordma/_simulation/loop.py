@@ -120,11 +120,12 @@ class HostLoop(VirtualLoop):
             finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
         )
         self._thread_id: int | None = threading.get_ident()
+        around = asyncio._get_running_loop()  # whose program calls `simulate`
         asyncio._set_running_loop(self)
         try:
             self._run_once()  # type: ignore[attr-defined]
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(around)
             self._thread_id = None
             sys.set_asyncgen_hooks(*hooks)
         return not self._idle

@@ -9,13 +9,13 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from .._core.arguments import integer
+from .._core.arguments import instance, integer, real, seconds
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import lib
 from ..errors import BusyError
@@ -31,6 +31,8 @@ MAIN = "main"
 TURNS_PER_COLLECTION = 2000
 # Seconds that programs have to end when the main one has.
 GRACE = 120.0
+# Of what a Link and a FaultPlan say: seconds, and times per second.
+MOST = 1e9
 
 
 class KilledError(RuntimeError):
@@ -39,6 +41,13 @@ class KilledError(RuntimeError):
 
 class TimeLimitError(AssertionError):
     """The simulation has not ended in time."""
+
+
+def _check(record: Link | FaultPlan, names: str, most: float) -> None:
+    """Each of these fields is a number from 0 to `most`."""
+    for name in names.split():
+        if not 0 <= (value := real(name, getattr(record, name))) <= most:
+            raise ValueError(f"{name} is a number from 0 to {most:g}, not {value:g}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,12 @@ class Link:
     late: float = 1e-3
     """By so much at most."""
 
+    def __post_init__(self) -> None:
+        _check(self, "latency jitter late", MOST)
+        _check(self, "loss duplicate reorder", 1)
+        if not (rate := real("rate", self.rate)) >= 1:
+            raise ValueError(f"rate is a number of bytes per second, 1 or more, not {rate:g}")
+
 
 @dataclass(frozen=True)
 class FaultPlan:
@@ -82,6 +97,11 @@ class FaultPlan:
     """The host is killed, and boots again."""
     duration: float = 1.0
     until: float = math.inf
+
+    def __post_init__(self) -> None:
+        instance("link", self.link, Link, "a Link")
+        _check(self, "partitions pauses kills duration", MOST)
+        seconds("until", self.until, endless=True)
 
 
 class Host:
@@ -237,6 +257,7 @@ class World:
 
     def partition(self, *names: str) -> None:
         """Cuts these hosts off from all others, until `heal`."""
+        self._check_hosts(names)
         for one in self.hosts:
             for other in self.hosts:
                 if (one in names) != (other in names):
@@ -245,8 +266,14 @@ class World:
 
     def heal(self, *names: str) -> None:
         """Ends partitions of these hosts; without names, all."""
+        self._check_hosts(names)
         self._cut = {ways for ways in self._cut if names and not set(names) & set(ways)}
         self._set_ways()
+
+    def _check_hosts(self, names: Collection[str]) -> None:
+        for name in names:
+            if name not in self.hosts:
+                raise ValueError(f"there is no host {name!r}; there are {', '.join(self.hosts)}")
 
     def _is_cut(self, one: Host, other: Host) -> bool:
         return (one.name, other.name) in self._cut
@@ -370,7 +397,8 @@ class World:
         self._old_machines.clear()
         # What was killed ends in the middle of something: that is no news.
         with warnings.catch_warnings(), patch.object(sys, "unraisablehook", lambda _: None):
-            warnings.simplefilter("ignore", ResourceWarning)
+            for kind in (ResourceWarning, RuntimeWarning):
+                warnings.simplefilter("ignore", kind)
             while machines:
                 machines.pop().close()
                 gc.collect()
@@ -404,6 +432,8 @@ def simulate(
     seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
     if hosts and MAIN in hosts:
         raise ValueError(f"the host {MAIN!r} is that of the main program")
+    faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
+    seconds("limit", limit)
     if code := lib.aiordma_sim_begin(seed & NEVER):
         raise BusyError(
             "this process is in a simulation already"
@@ -412,7 +442,7 @@ def simulate(
         )
     try:
         with process.simulated(seed):
-            world = World(seed, FaultPlan() if faults is None else faults)
+            world = World(seed, faults)
             try:
                 return _simulate(world, main, hosts or {}, limit)
             except BaseException as error:
