@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .monitoring import Snapshot
+from .monitoring import RailState, Snapshot
 
 __all__ = ["METRICS", "Metric"]
 
@@ -79,6 +79,18 @@ def _states(taken: Snapshot) -> Rows:
     return [((entry["device"], entry["state"]), 1) for entry in taken["connections"]]
 
 
+def _rails(taken: Snapshot) -> Iterable[RailState]:
+    return (rail for connection in taken["connections"] for rail in connection["rails"])
+
+
+def _rail_states(taken: Snapshot) -> Rows:
+    return [((rail["device"], rail["state"]), 1) for rail in _rails(taken)]
+
+
+def _rail_bytes(taken: Snapshot) -> Rows:
+    return [((rail["device"],), rail["bytes_received"]) for rail in _rails(taken)]
+
+
 def _latencies(taken: Snapshot) -> Rows:
     for operation, measured in taken["latencies"].items():
         for bound, count in measured["up_to"].items():
@@ -116,6 +128,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("aiordma_objects", "gauge", "1", "Open objects of the verbs", ("class",),
         _keys("objects")),
     Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"), _states),
+    Metric("aiordma_rails", "gauge", "1", "Rails of open connections", ("device", "state"),
+        _rail_states),
+    Metric("aiordma_rail_received_bytes", "gauge", "By",
+        "Bytes of messages that the rails of open connections have brought", ("device",),
+        _rail_bytes),
     *_by_device(
         "listeners",
         ("handshakes", "handshakes", "Handshakes of peers under way"),

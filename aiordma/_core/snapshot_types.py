@@ -101,6 +101,18 @@ class ListenerState(TypedDict):
     """Connections that wait for `accept`."""
 
 
+class RailState(TypedDict):
+    """A rail of a connection, as `RailStatus` of `Connection.rails`."""
+
+    device: str
+    state: str
+    age: float
+    """Seconds since it came into that state."""
+    error: str | None
+    bytes_sent: int
+    bytes_received: int
+
+
 class ConnectionState(TypedDict):
     """An open connection, or one that is being closed."""
 
@@ -138,6 +150,8 @@ class ConnectionState(TypedDict):
     """Bytes of this side that the peer has borrowed."""
     remote_regions: int
     """Regions of the peer that this side holds."""
+    rails: list[RailState]
+    """Its queue pairs, the lead first; others where `connect` was given several devices."""
 
 
 class WaitState(TypedDict):

@@ -157,6 +157,7 @@ class Driver(PerLoopResource):
                 context.close()
                 raise
             made.has_idle_timeout = True
+            device_failures.opened(loop, device.name)
             return made
 
         return cls._acquire(device.name, make, pool_limit, polling, huge_pages)

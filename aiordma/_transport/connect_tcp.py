@@ -162,7 +162,9 @@ class TCPListener:
         self._loop = asyncio.get_running_loop()
         self._silent = SilentSockets(acceptor.config)
         self._watch = Watch(self._socket.fileno(), self._accept)
-        self._failure_watch = FailureWatch(acceptor.devices[0].name, acceptor.fail)
+        self._failure_watch = FailureWatch(
+            (device.name for device in acceptor.devices), acceptor.fail
+        )
         self._pause: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:

@@ -156,8 +156,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def rails(self) -> tuple[RailStatus, ...]:
         """Its queue pairs on this side's devices, as they are now; the lead is the first.
 
-        `device`, `wire` and `queue_pair` are those of the lead.  There are others where `connect`
-        was given several devices.
+        Where `connect` was given several devices there are others, one for each.  `device`, `wire`
+        and `queue_pair` are those of the lead.
         """
         assert self._begun is not None
         others = self._rails.status() if self._rails is not None else ()
@@ -218,6 +218,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             "shared_regions": memory["shared_regions"],
             "lent_bytes": memory["lent_bytes"],
             "remote_regions": memory["remote_regions"],
+            "rails": [rail.figures(time.monotonic()) for rail in self.rails],
         }
 
     def _request_wire(self) -> asyncio.AbstractEventLoop | None:

@@ -211,7 +211,7 @@ def local_gid(
 
 
 def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Address | None) -> Driver:
-    """The driver of the device that has this address, or of the first one."""
+    """The driver of the device that has this address, or of the first one that can be opened."""
     settings = config.pool_limit, config.polling, config.huge_pages
     host = host_part(address)
     for device in devices if host and len(devices) > 1 else ():
@@ -223,7 +223,10 @@ def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Addres
                 driver.release()
                 raise
             return driver
-    return Driver.for_device(devices[0], *settings)
+    for device in devices[:-1]:
+        with suppress(RDMAError, OSError):
+            return Driver.for_device(device, *settings)
+    return Driver.for_device(devices[-1], *settings)
 
 
 class AddressedEndpoint(RailEndpoint):

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Literal
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Endpoint
+from .._core.snapshot_types import RailState as RailFigures
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from ..cm.address import Address
@@ -132,6 +133,17 @@ class RailStatus:
     bytes_received: int
     """Bytes of messages from the peer that rails on this device have carried."""
 
+    def figures(self, now: float) -> RailFigures:
+        """Its part of `aiordma.snapshot`."""
+        return {
+            "device": self.device,
+            "state": self.state,
+            "age": now - self.since,
+            "error": cause_text(self.error) if self.error is not None else None,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+        }
+
 
 @dataclass(eq=False, slots=True)
 class Rail:
@@ -152,6 +164,12 @@ class Rail:
     keep_alive: KeepAlive | None = None
     """While it is up, if the connection has one."""
 
+    @property
+    def all_received(self) -> int:
+        """Bytes of messages; any thread may ask."""
+        queue = self.queue
+        return self.bytes_received + (queue.bytes_read if queue is not None else 0)
+
     def stop_asking(self) -> None:
         if self.keep_alive is not None:
             self.keep_alive.stop()
@@ -170,9 +188,9 @@ class Rail:
 
 
 class Berth:
-    """A device of the connecting side that is to have a rail: calls `offer` when it is time for one.
+    """A device of the connecting side that is to have a rail: calls `offer` when one is due.
 
-    `later` is that of the loop.  The device stays open, which tells of its port.
+    `later` is that of the loop.  The device stays open, and so tells of its port.
     """
 
     def __init__(
@@ -433,16 +451,10 @@ class Rails:
             berth.close()
 
     def status(self) -> list[RailStatus]:
+        """Any thread may ask."""
         return [
-            RailStatus(
-                rail.device,
-                rail.state.shown,
-                rail.since,
-                rail.error,
-                0,
-                rail.bytes_received + (rail.queue.bytes_read if rail.queue is not None else 0),
-            )
-            for rail in self.rails
+            RailStatus(rail.device, rail.state.shown, rail.since, rail.error, 0, rail.all_received)
+            for rail in list(self.rails)
         ]
 
     # ---- the connecting side -------------------------------------------------------------

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aiordma import __version__
-from aiordma.monitoring import Snapshot, Traffic
+from aiordma.monitoring import RailState, Snapshot, Traffic
 from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
 
 from .tables import amount, plain
@@ -45,6 +45,7 @@ PROCESS_EXTRAS = (
     "listeners", "waited", "p99", "messages", "memory", "failed", "broken", "connections",
 )  # fmt: skip
 CONNECTION_EXTRAS = ("device", "side", "age", "wire", "unread", "queue", "messages", "state")
+RAIL_EXTRAS = ("latest error", "since")
 # A longer word of a cell, such as a peer with an IPv6 address, may be broken.
 WORD = 15
 
@@ -160,12 +161,13 @@ def number(name: str) -> str:
 
 
 def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
-    """A row for each process, and one for each of the busiest connections.
+    """A row for each process, one for each of the busiest connections, and one for each rail of
+    those that have several.
 
     Where `before` has what was shown last, rates are since then.
     """
     processes: list[Row] = []
-    connections: list[tuple[int, Row]] = []  # bytes since the last update
+    connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, and rails
     pids = Counter(taken["pid"] for taken in shown.values())
     for name, taken in shown.items():
         label = taken["pid"] if pids[taken["pid"]] == 1 else name
@@ -185,9 +187,10 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
                 "failed": taken["connection_events"]["failed"],
             }
         )
-        earlier = {it["qp_num"]: it["traffic"] for it in known["connections"]} if known else {}
+        earlier = {it["qp_num"]: it for it in known["connections"]} if known else {}
         for each in taken["connections"]:
-            busy, cells = moved(each["traffic"], earlier.get(each["qp_num"]), seconds)
+            last = earlier.get(each["qp_num"])
+            busy, cells = moved(each["traffic"], last["traffic"] if last else None, seconds)
             row = {
                 "pid": label,
                 "peer": each["peer"] or "-",
@@ -200,12 +203,17 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
                 "queue": f"{each['outstanding']}/{each['send_queue']}",
                 "unread": each["messages_unread"],
             }
-            connections.append((busy, row))
+            rails = rail_rows(each["rails"], last["rails"] if last else [], seconds)
+            connections.append(
+                (busy, row, [{"pid": label, "peer": row["peer"]} | it for it in rails])
+            )
     connections.sort(key=lambda it: -it[0])
     busiest = connections[:limit] if limit else connections
     made: list[Table | Text] = [table(processes, PROCESS_EXTRAS, width)]
     if connections:
-        made.append(table([row for _, row in busiest], CONNECTION_EXTRAS, width))
+        made.append(table([row for _, row, _ in busiest], CONNECTION_EXTRAS, width))
+    if rows := [row for _, _, rails in busiest for row in rails]:
+        made.append(table(rows, RAIL_EXTRAS, width))
     if more := len(connections) - len(busiest):
         made.append(Text(f"{more} more: --limit 0 shows all"))
     return Group(*made)
@@ -220,10 +228,31 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
         ("received", counts["bytes_received"], known["bytes_received"] if known else 0),
     ):
         busy += total - before
-        cells[heading] = amount(total)
-        if known and seconds > 0:
-            cells[heading] = f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
+        cells[heading] = grown(total, before if known else None, seconds)
     return busy, cells
+
+
+def grown(total: int, before: int | None, seconds: float) -> str:
+    """The bytes, and their rate if it is known what they were."""
+    if before is None or seconds <= 0:
+        return amount(total)
+    return f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
+
+
+def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) -> list[Row]:
+    """None for a connection with one rail."""
+    before = {rail["device"]: rail["bytes_received"] for rail in known}
+    return [
+        {
+            "rail": rail["device"],
+            "state": rail["state"],
+            "since": f"{rail['age']:.0f} s",
+            "received": grown(rail["bytes_received"], before.get(rail["device"]), seconds),
+            "latest error": rail["error"] or "-",
+        }
+        for rail in rails
+        if len(rails) > 1
+    ]
 
 
 def waited(taken: Snapshot) -> float:

@@ -27,7 +27,7 @@ from aiordma.verbs import (
     QPType,
     ScatterGatherElement,
 )
-from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern
+from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern, yield_loop
 
 # Of the limits only those of the device's path are tested, and of the probes only the kernel's.
 LIMITLESS = replace(UNTIMED, keep_alive=None)
@@ -241,8 +241,9 @@ class Agent:
 
     async def rail_becomes(self, state: str) -> None:
         """Wait until the second rail has that state."""
-        while (rails := self.conn.rails)[1:] == () or rails[1].state != state:
-            await asyncio.sleep(0.001)
+        conn = self.conn
+        while [rail.state for rail in conn.rails][1:] != [state]:
+            await yield_loop(1)
 
     async def echo(self, count: int, size: int, seed: int = 0) -> float:
         """Echo messages, as many outstanding as the connection allows; return the seconds."""

@@ -11,7 +11,7 @@ from .namespaces import CABLE, Network
 
 MUCH = 2 << 20  # bytes
 LONG = 64 << 20
-CUTS = 20
+CUTS = 10
 LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
 
 

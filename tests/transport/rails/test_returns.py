@@ -6,32 +6,41 @@ The loop's timers are those of the test, which says when one is due.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from aiordma import Connection, ConnectionBrokenError, DeviceEventError
+from aiordma import Connection, ConnectionBrokenError, DeviceEventError, connect, listen, transport
 from aiordma._core import protocol
+from aiordma._loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
 from aiordma._transport.keep_alive import Probe
 from aiordma._transport.rails import Berth, Rail
-from aiordma.verbs import AsyncEvent, EventType, QueuePair
+from aiordma.cli.tables import amount
+from aiordma.cli.top import tables
+from aiordma.metrics import METRICS
+from aiordma.monitoring import snapshot
+from aiordma.verbs import AsyncEvent, EventType, QueuePair, find_device
 from tests.transport.connection_factory import (
     SMALL,
     ConnectionFactory,
     check_alive,
+    ends,
     pattern,
     yield_loop,
 )
-from tests.transport.marks import one_loop
+from tests.transport.marks import by_tcp, one_loop
 
 from . import joining
-from .joining import joined, until_rails
+from .joining import HOST, TWO, both, joined, until_rails
 
 CABLE = ConnectionBrokenError("its cable")
 FIRST, LONGEST = 0.25, 5.0
@@ -63,9 +72,7 @@ class Later:
 
 
 @pytest.fixture(autouse=True)
-def later(
-    monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None
-) -> Iterator[Later]:
+def later(monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None) -> Iterator[Later]:
     it = Later()
     monkeypatch.setattr(rails, "FIRST_DELAY", FIRST)
     monkeypatch.setattr(rails, "LONGEST_DELAY", LONGEST)
@@ -156,8 +163,8 @@ async def test_a_rail_comes_back(
                     assert message == data
                 await sending
             read = conns[1].rails[1].bytes_received
-            for conn in which:
-                break_rail(conns[conn])
+            for side in which:
+                break_rail(conns[side])
             await until_waiting(later)
             assert conns[0].rails[1].state == "down"
             later.fire()
@@ -336,3 +343,91 @@ async def test_the_peers_reads_end_before_their_windows(
         await until_waiting(later)
         for qp in pairs:
             assert [what for what, whose in steps if whose is qp] == ["queue pair", "windows"]
+
+
+# ---- the listener --------------------------------------------------------------------------------
+
+
+@one_loop
+@by_tcp
+async def test_a_listener_goes_on_while_it_has_a_device() -> None:
+    """One that was opened since it failed counts again."""
+
+    async def serves() -> None:
+        conns = await both(listener, device="embedded2", via="tcp")
+        async with conns[0], conns[1]:
+            assert conns[1].device == "embedded0"
+            await check_alive(*conns)
+
+    def fail() -> None:
+        assert lib.aiordma_embedded_raise_on(b"embedded0", EventType.DEVICE_FATAL) == 0
+
+    async with await listen(HOST, device=TWO, via="tcp", config=SMALL) as listener:
+        for _ in range(2):
+            await serves()
+            fail()
+            await yield_loop(3)
+        await serves()
+        device_failures.report(asyncio.get_running_loop(), "embedded1", CABLE)
+        await serves()
+        fail()
+        await ends(listener.accept(), DeviceEventError)
+
+
+@one_loop
+@by_tcp
+async def test_a_device_that_is_gone_leaves_the_lead_to_another() -> None:
+    gone = replace(find_device("embedded0"), name="gone0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transport, "choose_devices", lambda _: ((gone, *there), None))
+        there = (find_device("embedded1"),)
+        listener = await listen("127.0.0.3", device=TWO, via="tcp", config=SMALL)
+    async with listener:
+        accepting = asyncio.create_task(listener.accept())
+        client = await connect("127.0.0.3", listener.port, device="embedded0", via="tcp")
+        async with client, await accepting as server:
+            assert server.device == "embedded1"
+
+
+# ---- as it is shown ------------------------------------------------------------------------------
+
+
+@one_loop
+@by_tcp
+async def test_snapshots_metrics_and_tables(later: Later) -> None:
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        data = pattern(4 << 20)
+        before = snapshot()
+        while not conns[1].rails[1].bytes_received:
+            sending = conns[0].send_nowait(data)
+            (await conns[1].recv()).release()
+            await sending
+        broken = further(conns[1]).queue
+        assert broken is not None
+        broken.rail_broke(CABLE)
+        await until_waiting(later)
+        taken = snapshot()
+        lead, other = conns[1].rails
+        (shown,) = [each["rails"] for each in taken["connections"] if each["accepted"]]
+        assert shown[0]["bytes_received"] == lead.bytes_received
+        assert shown[1]["bytes_received"] == other.bytes_received > 0
+        assert [(rail["state"], rail["error"]) for rail in shown] == [
+            ("lead", None), ("down", "its cable"),
+        ]  # fmt: skip
+        assert shown[0]["age"] > shown[1]["age"] >= 0
+        metrics = {metric.name: metric.values(taken) for metric in METRICS}
+        assert metrics["aiordma_rails"] == {("embedded0", "lead"): 2, ("embedded1", "down"): 2}
+        assert metrics["aiordma_rail_received_bytes"] == {
+            ("embedded0",): lead.bytes_received, ("embedded1",): other.bytes_received,
+        }  # fmt: skip
+        taken["time"] = before["time"] + 2
+        console = Console(file=(text := io.StringIO()), width=200)
+        console.print(tables({"1": taken}, {"1": before}, 0, 200))
+        read = f"{amount(other.bytes_received)} ({amount(other.bytes_received / 2)}/s)"
+        pattern_of_row = rf"embedded1 +down +0 s +{re.escape(read)} +its cable"
+        assert re.search(pattern_of_row, text.getvalue()), text.getvalue()
+    async with joined("tcp", here="embedded0"):
+        console = Console(file=(text := io.StringIO()), width=200)
+        console.print(tables({"1": snapshot()}, {}, 0, 200))
+        assert "rail" not in text.getvalue()
