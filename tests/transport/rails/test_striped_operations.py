@@ -224,3 +224,45 @@ async def test_the_end_in_the_middle(end: str, reads: bool) -> None:
                 (client if end == "abort" else server).abort()
             await asyncio.gather(working, return_exceptions=True)
             assert working.done()
+
+
+async def test_a_batch_keeps_its_order() -> None:
+    """Long operations go by both rails, short ones between them by the lead."""
+    size = 12 * MB
+    async with sharing(size) as (client, _, there, remote):
+        for seed in range(5):
+            chance = random.Random(seed)
+            expected = bytearray(size)
+            there.view[:] = expected
+            before = posted(client)
+            async with client.batch() as batch:
+                for length in chance.choices([1, 1000, MB, 9 * MB], k=12) + [MB]:
+                    start = chance.randrange(size - length)
+                    data = pattern(length, chance.randrange(100))
+                    expected[start : start + length] = data
+                    batch.write(data, remote[start:][:length])
+            assert there.view == expected
+            assert posted(client) > before
+            found = [bytearray(9 * MB), bytearray(100), bytearray(2 * MB)]
+            async with client.batch() as batch:
+                for into in found:
+                    batch.read(remote[1:][: len(into)], into)
+            assert [bytes(it) for it in found] == [bytes(expected[1:][: len(it)]) for it in found]
+
+
+async def test_a_cancelled_batch_ends_before_what_is_behind_it() -> None:
+    async with sharing(8 * MB) as (client, _, there, remote):
+
+        async def many() -> None:
+            async with client.batch() as batch:
+                for number in range(4):
+                    batch.write(bytes([number + 1]) * (8 * MB), remote)
+                    batch.write(b"short", remote[:5])
+
+        working = asyncio.ensure_future(many())
+        await yield_loop(1)
+        working.cancel()
+        await client.write(bytes(8 * MB), remote)
+        assert there.view == bytes(8 * MB)
+        await asyncio.wait([working])
+        assert working.cancelled()
