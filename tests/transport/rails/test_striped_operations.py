@@ -236,7 +236,7 @@ async def test_a_batch_keeps_its_order() -> None:
             there.view[:] = expected
             before = posted(client)
             async with client.batch() as batch:
-                for length in chance.choices([1, 1000, MB, 9 * MB], k=12) + [MB]:
+                for length in [*chance.choices([1, 1000, MB, 9 * MB], k=12), MB]:
                     start = chance.randrange(size - length)
                     data = pattern(length, chance.randrange(100))
                     expected[start : start + length] = data
