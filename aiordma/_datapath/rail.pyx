@@ -436,6 +436,7 @@ FATAL_EVENTS: frozenset[EventType] = frozenset(
         EventType.CQ_ERR,
         EventType.SRQ_ERR,
         EventType.DEVICE_FATAL,
+        EventType.PORT_ERR,  # of a rail beside the lead
     }
 )
 REFUSALS: frozenset[EventType] = frozenset(  # of a request of the peer's

@@ -325,6 +325,7 @@ class ConnectionLifecycle:
                 link.peer_address,
                 client,
                 self._loop.time,
+                self._loop.call_later,
             )
         if peer.inspects if client else self._endpoint.security.inspects:
             self._inspection = Inspection(client=client)
