@@ -63,9 +63,7 @@ class Later:
 
 
 @pytest.fixture(autouse=True)
-def later(
-    monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None
-) -> Iterator[Later]:
+def later(monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None) -> Iterator[Later]:
     it = Later()
     monkeypatch.setattr(rails, "FIRST_DELAY", FIRST)
     monkeypatch.setattr(rails, "LONGEST_DELAY", LONGEST)

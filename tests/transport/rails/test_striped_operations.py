@@ -158,11 +158,16 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
     async with sharing(8 * MB) as (client, server, there, remote):
         told: list[tuple[Rails, Rail]] = []
         down = Rails._told_down
+        other = await client.request_region(100)
         monkeypatch.setattr(Rails, "_told_down", lambda *args: told.append(args))
         data = pattern(8 * MB)
         writing = asyncio.ensure_future(client.write(data, remote))
         while not second(client).outstanding:
             await yield_loop(1)
+        releasing = asyncio.ensure_future(
+            other.release()
+        )  # which waits, but not what tells of the end
+        await yield_loop(1)
         second(client).rail_broke(CUT)
         sending = client.send_nowait(b"behind it")
         while not told or client._queue.outstanding > 1:
@@ -170,12 +175,13 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
         await yield_loop(20)
         assert not writing.done()
         assert not sending.done()
+        assert not releasing.done()
         monkeypatch.undo()
         (args,) = told
         down(*args)
         with await server.recv():
             assert there.view == data
-        await asyncio.gather(writing, sending)
+        await asyncio.gather(writing, sending, releasing)
 
 
 async def test_a_cancelled_write_ends_before_what_is_behind_it() -> None:
