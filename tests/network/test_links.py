@@ -203,8 +203,8 @@ def test_a_cable_is_cut_again_and_again(rails: list[Agents], wire: Network) -> N
 def test_two_cables_carry_as_much_as_they_can(
     rails: list[Agents], wire: Network, command: dict[str, int], times: float
 ) -> None:
-    """Of the same rate, which the machine can do: neither waits for the other one.  The verdict is by
-    bytes, which the time follows."""
+    """Of the same rate, which the machine can do: neither waits for the other one.  The verdict is
+    by bytes, which the time follows."""
     for end in (end for ends in wire.cables for end in ends):
         shape = ("rate", "100mbit", "burst", "64kb", "latency", "50ms")
         end.tc("qdisc", "add", "dev", end.cable, "root", "tbf", *shape)

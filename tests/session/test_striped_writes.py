@@ -1,6 +1,7 @@
 """Writes to overlapping bytes, by two rails of which one may break, with messages between them.
 
-Each writes its own number, so no byte may be less than what the last write before a message has put there.
+Each writes its own number, so no byte may be less than what the last write before a message has put
+there.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ async def writes(client: Connection, server: Connection, chance: random.Random) 
         again = bytearray(SIZE)
         await client.read(remote, again)
         assert again == memory
-        del found
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

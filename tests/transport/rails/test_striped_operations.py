@@ -147,7 +147,8 @@ async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
         await working
         assert bytes(found if reads else it.there.view) == data
         await until_rails(it[:2], ["lead", "down"])
-        assert not it.remote._keys
+        while 1 in (it.remote._keys or {}):
+            await yield_loop(1)
         await it.client.write(bytes(size), it.remote)
         assert it.there.view == bytes(size)
 
