@@ -66,11 +66,6 @@ MUTANTS = {
         "return STAYS if self.writes() else BEGUN",
         "return BEGUN",
     ),
-    "a chunk is written again before the peer has stopped the rail": (
-        "_datapath/one_sided.pyx",
-        "        if self.writes():\n            return self.stripes.hold(",
-        "        if False:\n            return self.stripes.hold(",
-    ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
         "self.lead.table.holds(self.after)\n            or ",

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from aiordma import Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
+from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport.rails import Rail, Rails
 from aiordma.mr_pool import LocalMemory
-from tests.transport.connection_factory import ends, pattern, shared, yield_loop
+from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
 from tests.transport.marks import by_tcp, one_loop
 
 from .joining import WAYS, joined, until_rails
@@ -179,6 +180,7 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
         assert not releasing.done()
         monkeypatch.undo()
         (args,) = told
+        assert args[0] is server._rails
         down(*args)
         with await server.recv():
             assert there.view == data
@@ -273,3 +275,18 @@ async def test_a_cancelled_batch_ends_before_what_is_behind_it() -> None:
         assert there.view == bytes(8 * MB)
         await asyncio.wait([working])
         assert working.cancelled()
+
+
+async def test_keys_that_are_not_needed() -> None:
+    """Of a rail that is not up, and of regions that the connection has not brought."""
+    async with sharing(MB) as (client, server, _, remote):
+        with server.register(bytearray(MB)) as memory, server.share(memory) as share:
+            foreign = client.open_region(share.token)
+            number = remote.token.region_id
+            for key in ((number, 9), (share.token.region_id, 1), (number + 1000, 1)):
+                server._sharing.notify(RegionKey(0, *key, 1))
+            await server.send(b"behind them")
+            (await client.recv()).release()
+            assert list(remote._keys or ()) == [1]
+            assert foreign._keys is None
+            await check_alive(client, server)
