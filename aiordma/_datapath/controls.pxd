@@ -21,6 +21,7 @@ cdef class Controls:
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
     cdef bint can_send(self) noexcept
     cdef int flush(self) except -1
+    cdef object first_answer(self)
     cdef bint send_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=*
     ) except -1

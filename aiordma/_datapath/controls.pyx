@@ -48,7 +48,7 @@ cdef class Controls:
 
         A message without a waiter is an answer: too many that wait are the peer's fault, since it
         gives no credits for them.  A message with a waiter goes after the operations that began
-        before it.  Nothing is sent after the end.
+        before it, and answers do not wait for it.  Nothing is sent after the end.
         """
         cdef bytes content = protocol.encode(message)
         if self.session is None:
@@ -100,15 +100,25 @@ cdef class Controls:
 
     cdef int flush(self) except -1:
         while self.waiting.size() and self.can_send():
-            kind, content, future, behind, key = self.waiting.first()
-            if behind and not self.outbox.lead.has_posted(behind):
-                break
-            item = self.waiting.popleft()
+            item = self.waiting.first()
+            if item[3] and not self.outbox.lead.has_posted(item[3]):
+                # A write may wait for an answer of the peer's to one that stands behind this.
+                item = self.first_answer()
+                if item is None:
+                    break
+            kind, content, future, _, key = item
+            self.waiting.remove(item)
             if not self.send_frame(kind, content, future, key):
                 self.waiting.appendleft(item)
                 break
             self.answers -= future is None
         return 0
+
+    cdef object first_answer(self):
+        for item in self.waiting.all():
+            if item[2] is None:
+                return item
+        return None
 
     cdef bint send_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=0

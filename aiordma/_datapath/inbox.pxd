@@ -112,6 +112,7 @@ cdef class Inbox:
     cdef object next_for(self, RecvOperation operation, bint waited)
     cdef object refusal(self, object item, ReceiveTarget target)
     cdef int fetch_ahead(self) except -1
+    cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1
     cdef int probe(self, PendingRendezvous pending) except -1
     cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1

@@ -72,7 +72,11 @@ cdef extern from *:
 cdef enum:
     # Bytes of READs under way from which on no further message is read ahead: enough for a fast link to
     # have no pause, and little enough to stay in the processor's cache until it is taken.
-    MAX_BYTES_READING = 512 << 10
+    MAX_BYTES_READING = 512 << 10  # by each rail
+    # The keys of other rails come behind what the lead is asked for, on the same link: until then it is
+    # asked for little at a time.
+    FIRST_BYTES = 256 << 10
+    FIRST_CHUNK = 64 << 10
 
 
 cdef object quota_error(pool, uint64_t size):
@@ -478,11 +482,14 @@ cdef class StripedRead(Striped):
         cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
             self.pending.pieces
         )
+        cdef bint first = start < FIRST_BYTES
         cdef uint32_t i = self.piece_at(&start)
         if rail.error is not None or not self.lkeys.get(rail.number):
             return 0
         if rail.number and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
+        if first and len(self.pending.keys or ()) + 1 < len(self.inbox.stripes.lanes):
+            return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
         return le64toh(pieces[i].length) - start
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
@@ -670,7 +677,7 @@ cdef class Inbox:
                 # A receiver that brings memory has it filled directly, not from a copy.
                 if (
                     not self.reads_ahead
-                    or self.bytes_reading >= MAX_BYTES_READING
+                    or self.bytes_reading >= MAX_BYTES_READING * self.rails()
                     or self.bytes_ahead + pending.length > self.max_bytes_ahead
                 ):
                     return 0
@@ -686,6 +693,9 @@ cdef class Inbox:
             elif not self.fetch(pending):
                 return 0
         return 0
+
+    cdef uint32_t rails(self) noexcept:
+        return 1 if self.stripes is None else <uint32_t> len(self.stripes.lanes)
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """Begins to read a message into the pool; False: this one and those behind it must wait."""
@@ -878,15 +888,17 @@ cdef class Inbox:
 
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
         pending.unread -= length
-        if pending.unread or self.ended is not None:
+        self.bytes_reading -= length
+        if self.ended is not None:
             return 0
+        if pending.unread:
+            return self.fetch_ahead() if self.unread.size() else 0
         pending.end_striping()
         if pending.large:
             pending.large = False
             self.large -= 1
             if not self.large:
                 self.pool._stalled_reads.end(self)
-        self.bytes_reading -= pending.length
         if pending.seal is not None and not self.opens(pending):
             return 0
         if pending.target is not None:

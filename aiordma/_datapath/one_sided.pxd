@@ -15,7 +15,6 @@ cdef uint64_t MAX_TRANSFER
 cdef class WRChain(WorkRequest):
     cdef object user
     cdef TransferFuture waiter
-    cdef bint partial                  # others of the same future are behind it
     cdef uint64_t behind               # the latest work in the backlog when it was queued
     cdef uint32_t room
     cdef aiordma_send *sends           # `room` of them; a chain of one has them in itself
@@ -30,6 +29,8 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send *append(self, Pinned pinned, uint64_t address, uint32_t length,
                               uint32_t lkey) except NULL
     cdef int aim_at(self, Remote region) except -1
+    cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0
+    cdef dict keys_for(self, uint32_t rkey)
     cdef aiordma_send *add(self, uint32_t opcode, Local local, Remote remote,
                            uint32_t right) except? NULL
 
@@ -39,10 +40,12 @@ cdef class TransferFuture(OpFuture):
     cdef Sender sender                 # in which its last request takes its turn, or None
     cdef WRChain chain                 # None: it is not to be withdrawn
     cdef list parts                    # of the chain, before it; None: there are none
+    cdef uint32_t left                 # of these and the chain
     cdef object progress
     cdef uint64_t bytes_done
     cdef int advance(self, WRChain part) except -1
     cdef int moved(self, uint64_t length) except -1
+    cdef int part_over(self) except -1
 
 
 cdef class StripedTransfer(Striped):

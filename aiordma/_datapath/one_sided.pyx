@@ -148,6 +148,38 @@ cdef class WRChain(WorkRequest):
             self.aim_at(region)
         return send
 
+    cdef dict keys_for(self, uint32_t rkey):
+        """The keys of other rails for the region with that of the lead."""
+        cdef Remote region = self.region
+        if region is not None and region.rkey != rkey and self.regions is not None:
+            for region in self.regions:
+                if region.rkey == rkey:
+                    break
+        return None if region is None or region.rkey != rkey else region._keys
+
+    cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0:
+        """The requests from there on that are one operation, if other rails can carry it too; else 0."""
+        cdef aiordma_send *send = &self.sends[first]
+        cdef ibv_sge *sge = &self.sges[first]
+        cdef uint32_t last = first
+        cdef uint64_t size = sge.length
+        if send.opcode != IBV_WR_RDMA_READ and send.opcode != IBV_WR_RDMA_WRITE:
+            return 0
+        while (
+            self.sges[last].length == MAX_TRANSFER
+            and last + 1 < self.entries
+            and self.sends[last + 1].opcode == send.opcode
+            and self.sends[last + 1].rkey == send.rkey
+            and self.sends[last + 1].remote_addr == send.remote_addr + size
+            and self.sges[last + 1].addr == sge.addr + size
+            and self.pins[last + 1] is self.pins[first]
+        ):
+            last += 1
+            size += self.sges[last].length
+        if len(order(stripes.lanes, size)) < 2 or not self.keys_for(send.rkey):
+            return 0
+        return last + 1 - first
+
     cdef str text(self, str peer):
         cdef uint64_t length = 0
         cdef uint32_t i
@@ -175,13 +207,14 @@ cdef class WRChain(WorkRequest):
         send.compare_add, send.swap = compare_add, swap
 
     def part(self, uint32_t count) -> WRChain:
-        """Moves the first requests into a chain of their own, which tells the waiter only of a
-        failure."""
+        """Moves the first requests into a chain of their own, with the same waiter."""
         cdef WRChain part = WRChain(self.user, self.kind)
         if not 0 < count <= self.entries:
             raise ValueError(f"{count} requests of {self.entries}")
         part.reserve(count)
-        part.partial, part.waiter = True, self.waiter
+        part.waiter = self.waiter
+        if part.waiter is not None:
+            part.waiter.left += 1
         part.region, part.regions = self.region, self.regions
         memcpy(part.sends, self.sends, count * sizeof(aiordma_send))
         memcpy(part.sges, self.sges, count * sizeof(ibv_sge))
@@ -251,7 +284,11 @@ cdef class TransferFuture(OpFuture):
             for i in range(part.entries):
                 length += part.sges[i].length
             self.moved(length)
-        return 0 if part.partial else self.settle(DONE, None)
+        return self.part_over()
+
+    cdef int part_over(self) except -1:
+        self.left -= 1
+        return 0 if self.left else self.settle(DONE, None)
 
     cdef int moved(self, uint64_t length) except -1:
         if self.progress is not None and self.state == PENDING:
@@ -263,19 +300,25 @@ cdef class TransferFuture(OpFuture):
         return 0
 
     cdef bint unregister(self) except -1:
-        cdef SendQueue queue = self.queue
-        cdef WRChain chain = self.chain
-        cdef list parts = self.parts
+        cdef WRChain chain = self.chain, each
+        cdef StripedTransfer striped
+        cdef list parts = self.parts or [], waiting = [], begun = []
+        cdef bint found
         self.chain = self.parts = None
         if chain is None:
             return False
-        if chain.striped is not None and chain.striped.begun:
-            chain.striped.stripes.drop(chain.striped)
-            chain.striped.end_if_over()
-            return False
-        if self.sender is None:
-            return queue.withdraw([*(parts or ()), chain])
-        return self.sender.withdraw(chain) | bool(queue.withdraw(parts or ()))
+        for each in (*parts, chain):
+            striped = each.striped
+            if striped is not None and striped.begun:
+                begun.append(striped)
+            else:
+                waiting.append(each)
+        found = self.sender is not None and self.sender.withdraw(chain)
+        found |= self.queue.withdraw(waiting)
+        for striped in begun:
+            striped.stripes.drop(striped)
+            striped.end_if_over()
+        return found
 
 
 # ---- several rails ---------------------------------------------------------------------------------
@@ -325,7 +368,7 @@ cdef class StripedTransfer(Striped):
     """A long read or write, by the rails that are up and have a key for the peer's memory."""
 
     cdef bint writes(self) noexcept:
-        return self.chain.kind == KIND_WRITE
+        return self.chain.sends[0].opcode == IBV_WR_RDMA_WRITE
 
     cdef int take_turn(self) except -1:
         if self.begun:
@@ -415,26 +458,45 @@ cdef class StripedTransfer(Striped):
             return 0
         chain.waiter = None
         if waiter is not None:
-            waiter.settle(DONE, None)
+            waiter.part_over()
         if self.writes() and self.lead.withdraw([chain]):
             return 0
         return chain.free_memory()
 
 
-cdef bint stripe(SendQueue queue, WRChain chain) except -1:
-    """Has a long operation carried by several rails; False: one alone can do it."""
+cdef WRChain next_part(WRChain chain, uint32_t count):
+    cdef WRChain part = chain.part(count)
+    if chain.waiter.parts is None:
+        chain.waiter.parts = []
+    chain.waiter.parts.append(part)
+    return part
+
+
+cdef bint post_long(SendQueue queue, WRChain chain) except -1:
+    """Posts what can go by several rails, and what is before it; False: `chain` has requests left."""
+    cdef WRChain part
     cdef StripedTransfer striped
-    cdef ibv_sge *last = &chain.sges[chain.entries - 1]
-    cdef uint64_t size = last.addr + last.length - chain.sges[0].addr
-    cdef dict keys = chain.region._keys
-    if not keys or len(order(queue.stripes.lanes, size)) < 2:
-        return False
-    striped = StripedTransfer.__new__(StripedTransfer, size)
-    striped.lead, striped.stripes, striped.chain = queue, queue.stripes, chain
-    striped.pinned, striped.keys, striped.lkeys = chain.pins[0], keys, {}
-    chain.striped = striped
-    queue.post_in_turn(chain)
-    return True
+    cdef uint32_t before = 0, count
+    while before < chain.entries:
+        count = chain.long_at(before, queue.stripes)
+        if not count:
+            before += 1
+            continue
+        if before:
+            queue.post_or_wait(next_part(chain, before))
+        part = chain if count == chain.entries else next_part(chain, count)
+        striped = StripedTransfer.__new__(
+            StripedTransfer, part.sges[count - 1].addr + part.sges[count - 1].length - part.sges[0].addr
+        )
+        striped.lead, striped.stripes, striped.chain = queue, queue.stripes, part
+        striped.pinned, striped.lkeys = part.pins[0], {}
+        striped.keys = part.keys_for(part.sends[0].rkey)
+        part.striped = striped
+        queue.post_in_turn(part)
+        if part is chain:
+            return True
+        before = 0
+    return False
 
 
 cdef TransferFuture start_chain(
@@ -442,11 +504,9 @@ cdef TransferFuture start_chain(
 ):
     """Posts a chain, or keeps it until there is room.
 
-    With a sender its last request takes its turn among the messages.  It is done after all others, so
-    they tell the future only of a failure, and of their bytes.
+    With a sender its last request takes its turn among the messages.
     """
     cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table)
-    cdef WRChain part
     if progress is not None and not callable(progress):
         raise TypeError(
             arguments.refusal("progress", "a function of the bytes that are done", progress)
@@ -455,21 +515,11 @@ cdef TransferFuture start_chain(
         future.settle(DONE, None)
         return future
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
-    chain.waiter = future
-    if (
-        queue.stripes is not None
-        and queue.error is None
-        and sender is None
-        and chain.kind != KIND_BATCH
-        and stripe(queue, chain)
-    ):
+    future.left, chain.waiter = 1, future
+    if queue.stripes is not None and sender is None and post_long(queue, chain):
         return future
     while chain.entries > 1 and (progress is not None or sender is not None):
-        part = chain.part(1 if progress is not None else chain.entries - 1)
-        if future.parts is None:
-            future.parts = []
-        future.parts.append(part)
-        queue.post_or_wait(part)
+        queue.post_or_wait(next_part(chain, 1 if progress is not None else chain.entries - 1))
     if sender is not None:
         sender.write(chain)
     else:

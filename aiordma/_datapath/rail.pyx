@@ -119,12 +119,14 @@ cdef class SendQueue:
 
     cdef int post_or_wait(self, WorkRequest work) except -1:
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
-        if self.error is None and (self.backlogged or work.entries + CONTROL_ENTRIES > self.free):
+        if self.backlogged or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
         """Puts `work` behind what waits for room."""
+        if self.error is not None:
+            return self.post_checked(work)
         self.latest_backlogged += 1
         self.backlog[work] = self.latest_backlogged
         return self.post_backlog()

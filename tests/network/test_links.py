@@ -12,6 +12,7 @@ from .namespaces import CABLE, Network
 MUCH = 2 << 20  # bytes
 LONG = 64 << 20
 CUTS = 10
+MB = 1 << 20
 LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
 
 
@@ -192,3 +193,30 @@ def test_a_cable_is_cut_again_and_again(rails: list[Agents], wire: Network) -> N
         echoing.result()
         far.link("up")
     left.call("rail_becomes", state="up")
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [({"count": 12, "size": MB}, 1.6), ({"count": 1, "size": 24 * MB}, 1.8), ({"rounds": 3}, 1.6)],
+    ids=["1 MiB", "24 MiB", "one-sided"],
+)
+def test_two_cables_carry_as_much_as_they_can(
+    rails: list[Agents], wire: Network, command: dict[str, int], times: float
+) -> None:
+    """Of the same rate, which the machine can do: neither waits for the other one.  The verdict is
+    by bytes, which the time follows."""
+    for end in (end for ends in wire.cables for end in ends):
+        shape = ("rate", "100mbit", "burst", "64kb", "latency", "50ms")
+        end.tc("qdisc", "add", "dev", end.cable, "root", "tbf", *shape)
+    left, right = [agent.of("all", agent.namespace) for agent in rails[0]]
+    connect((left, right), right.namespace.ipv4, "tcp")
+    for agent in (left, right):
+        agent.call("rail_becomes", state="up")
+    before = [near.carried for near, _ in wire.cables]
+    if "rounds" in command:
+        left.call("one_sided", size=4 * MB, **command)
+    else:
+        seconds = left.call("echo", **command)
+        print(f"{2 * command['count'] * command['size'] / seconds / 1e6:.1f} MB/s there and back")
+    more = [near.carried - early for (near, _), early in zip(wire.cables, before, strict=True)]
+    assert sum(more) > times * max(more)

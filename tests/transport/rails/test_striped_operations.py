@@ -11,10 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from aiordma import Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
+from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport.rails import Rail, Rails
 from aiordma.mr_pool import LocalMemory
-from tests.transport.connection_factory import ends, pattern, shared, yield_loop
+from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
 from tests.transport.marks import by_tcp, one_loop
 
 from .joining import WAYS, joined, until_rails
@@ -147,7 +148,7 @@ async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
         await working
         assert bytes(found if reads else it.there.view) == data
         await until_rails(it[:2], ["lead", "down"])
-        while it.remote._keys:  # of the rail, which goes in an iteration of its own
+        while 1 in (it.remote._keys or {}):
             await yield_loop(1)
         await it.client.write(bytes(size), it.remote)
         assert it.there.view == bytes(size)
@@ -159,11 +160,16 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
     async with sharing(8 * MB) as (client, server, there, remote):
         told: list[tuple[Rails, Rail]] = []
         down = Rails._told_down
+        other = await client.request_region(100)
         monkeypatch.setattr(Rails, "_told_down", lambda *args: told.append(args))
         data = pattern(8 * MB)
         writing = asyncio.ensure_future(client.write(data, remote))
         while not second(client).outstanding:
             await yield_loop(1)
+        releasing = asyncio.ensure_future(
+            other.release()
+        )  # which waits, but not what tells of the end
+        await yield_loop(1)
         second(client).rail_broke(CUT)
         sending = client.send_nowait(b"behind it")
         while not told or client._queue.outstanding > 1:
@@ -171,12 +177,14 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
         await yield_loop(20)
         assert not writing.done()
         assert not sending.done()
+        assert not releasing.done()
         monkeypatch.undo()
         (args,) = told
+        assert args[0] is server._rails
         down(*args)
         with await server.recv():
             assert there.view == data
-        await asyncio.gather(writing, sending)
+        await asyncio.gather(writing, sending, releasing)
 
 
 async def test_a_cancelled_write_ends_before_what_is_behind_it() -> None:
@@ -225,3 +233,60 @@ async def test_the_end_in_the_middle(end: str, reads: bool) -> None:
                 (client if end == "abort" else server).abort()
             await asyncio.gather(working, return_exceptions=True)
             assert working.done()
+
+
+async def test_a_batch_keeps_its_order() -> None:
+    """Long operations go by both rails, short ones between them by the lead."""
+    size = 12 * MB
+    async with sharing(size) as (client, _, there, remote):
+        for seed in range(5):
+            chance = random.Random(seed)
+            expected = bytearray(size)
+            there.view[:] = expected
+            before = posted(client)
+            async with client.batch() as batch:
+                for length in [*chance.choices([1, 1000, MB, 9 * MB], k=12), MB]:
+                    start = chance.randrange(size - length)
+                    data = pattern(length, chance.randrange(100))
+                    expected[start : start + length] = data
+                    batch.write(data, remote[start:][:length])
+            assert there.view == expected
+            assert posted(client) > before
+            found = [bytearray(9 * MB), bytearray(100), bytearray(2 * MB)]
+            async with client.batch() as batch:
+                for into in found:
+                    batch.read(remote[1:][: len(into)], into)
+            assert [bytes(it) for it in found] == [bytes(expected[1:][: len(it)]) for it in found]
+
+
+async def test_a_cancelled_batch_ends_before_what_is_behind_it() -> None:
+    async with sharing(8 * MB) as (client, _, there, remote):
+
+        async def many() -> None:
+            async with client.batch() as batch:
+                for number in range(4):
+                    batch.write(bytes([number + 1]) * (8 * MB), remote)
+                    batch.write(b"short", remote[:5])
+
+        working = asyncio.ensure_future(many())
+        await yield_loop(1)
+        working.cancel()
+        await client.write(bytes(8 * MB), remote)
+        assert there.view == bytes(8 * MB)
+        await asyncio.wait([working])
+        assert working.cancelled()
+
+
+async def test_keys_that_are_not_needed() -> None:
+    """Of a rail that is not up, and of regions that the connection has not brought."""
+    async with sharing(MB) as (client, server, _, remote):
+        with server.register(bytearray(MB)) as memory, server.share(memory) as share:
+            foreign = client.open_region(share.token)
+            number = remote.token.region_id
+            for key in ((number, 9), (share.token.region_id, 1), (number + 1000, 1)):
+                server._sharing.notify(RegionKey(0, *key, 1))
+            await server.send(b"behind them")
+            (await client.recv()).release()
+            assert list(remote._keys or ()) == [1]
+            assert foreign._keys is None
+            await check_alive(client, server)
