@@ -114,7 +114,7 @@ class RailStatus:
     state: Shown
     """"lead": carries the messages; "up", "connecting", or "down"."""
     since: float
-    """The time at which it came into that state, by `time.monotonic`."""
+    """The time at which it came into that state, by `time.monotonic`; the lead: into "lead"."""
     error: BaseException | None
     """The reason why it is down."""
     bytes_sent: int
