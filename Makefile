@@ -329,14 +329,17 @@ fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, li
 	tests/fuzz/run $(or $(SECONDS),60) $(T)
 
 .PHONY: pair
-pair: .venv/.test build ## two hosts over a network that loses, and two connections, in virtual time: SEEDS=10000 for each test, and planted mistakes they must find
+pair: .venv/.test build ## two hosts over a network that loses, and two connections, in virtual time: SEEDS=10000 for each test, and mistakes planted in the device
 	set -e; for test in test_pair 'test_pair -r' test_hosts test_cm; do \
 		ninja -C $(PLAIN) --quiet tests/pair/$${test% *}; \
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants
-	AIORDMA_SEEDS=0:$(or $(SEEDS),10000) $(PYTEST) tests/session
-	$(BIN)/python -m tests.session.mutants
+	AIORDMA_SEEDS=0:$(or $(SEEDS),4000) $(PYTEST) tests/session
+
+.PHONY: mutants
+mutants: .venv/.test build ## mistakes planted in the data path, each of which some seed must find: builds each; ARGS='lease'
+	$(BIN)/python -m tests.session.mutants $(ARGS)
 
 .PHONY: simulate
 simulate: .venv/.test build ## whole programs on simulated hosts, in virtual time, with SEEDS=2000; FIRST=1

@@ -953,7 +953,7 @@ cdef class Inbox:
         self.unread.take_all()
         items = self.incoming.take_all()
         if self.stripes is not None:
-            self.stripes.operations.clear()
+            self.stripes.close()
             for item in items:
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()

@@ -209,7 +209,7 @@ cdef class Session(FrameHandler):
     def add_rail(self, SendQueue rail not None, number: int):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
-            self.outbox.stripes = self.inbox.stripes = Stripes()
+            self.outbox.lead.stripes = self.outbox.stripes = self.inbox.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
         rail.number, rail.frame_handler = number, self
         self.rails.append(rail)
@@ -221,6 +221,11 @@ cdef class Session(FrameHandler):
         self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
         self.inbox.drop_keys(rail.number)
+
+    def rail_over(self, number: int):
+        """The peer has stopped a rail that is gone here: what was written by it is written again."""
+        if self.outbox.stripes is not None:
+            self.outbox.stripes.over(number)
 
     # ---- sending ----
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
 import os
 import random
 import time
@@ -17,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain, count
 from unittest.mock import patch
 
 from aiordma import Config, Connection
@@ -28,9 +28,10 @@ from aiordma._transport.auth import Security
 from aiordma._transport.connect_oob import PendingConnection
 from aiordma._transport.lease_thread import Deadline
 from aiordma._transport.lifecycle import NoLink
+from aiordma._transport.rails import RailState
 from aiordma.config import DEFAULT
 from aiordma.errors import UNANNOUNCED
-from tests.session.provider import Provider
+from tests.session.provider import RAILS, Break, Provider
 from tests.transport.connection_factory import SMALL, ConnectionFactory
 
 STEP = 1e-6  # seconds, on average
@@ -51,7 +52,7 @@ class World:
         self.provider.begin(self.random)
         self.loop: VirtualLoop | None = None
         self.step_length = step
-        self._numbers = itertools.count()
+        self._numbers = count()
         self._deadlines: list[tuple[float, int, Deadline]] = []
 
     def time(self) -> float:
@@ -155,23 +156,34 @@ def new_loop(seed: int = 0, step: float = STEP) -> PairLoop:
 class PairFactory(ConnectionFactory):
     """Pairs that meet without a handshake: their endpoints are exchanged here."""
 
-    def half(self, config: Config) -> PendingConnection:
+    rails: int = 1
+    """Devices of each side; with one, both have the same."""
+    breaking: tuple[int, ...] = ()
+    """The rails that break at some time of a connection, 0 for the lead."""
+
+    def half(self, config: Config, side: int = 0) -> PendingConnection:
         security = Security(auth=self.auth, encrypt=self.encrypt)
         asked = config.keep_alive != DEFAULT.keep_alive  # else nothing would ever be stalled
         config = replace(config, polling=0, keep_alive=config.keep_alive if asked else None)
-        return PendingConnection((provider().device,), None, config, security)
+        first = side * RAILS if self.rails > 1 else 0
+        devices = provider().devices[first : first + self.rails]
+        return PendingConnection(tuple(devices), None, config, security)
 
     @asynccontextmanager
     async def pair(
         self, config: Config = SMALL, *, server: Config | None = None
     ) -> AsyncIterator[tuple[Connection, Connection]]:
-        halves = self.half(config), self.half(server or config)
+        halves = self.half(config, 0), self.half(server or config, 1)
         links = [PairLink(1), PairLink(2)]
         for half, other, *ends in zip(halves, halves[::-1], links, links[::-1], strict=True):
             half.accept(other.endpoint)
             half._attempt.link, ends[0].other = ends
         first, second = await asyncio.gather(*(half.start() for half in halves))
         async with first, second:
+            chance = provider().random
+            if self.rails > 1 and chance.random() < 0.7:  # else they come up beside the test
+                await self.rest(first, second)
+            provider().breaks = [Break.drawn(chance, rail) for rail in self.breaking]
             yield first, second
             await self.rest(first, second)
 
@@ -187,6 +199,7 @@ class PairFactory(ConnectionFactory):
             check_credits(conn, other)
             check_waits(conn, other)
             check_regions(conn, other)
+        check_rails(*conns)
 
 
 def check_credits(conn: Connection, other: Connection) -> None:
@@ -219,3 +232,13 @@ def check_regions(conn: Connection, owner: Connection) -> None:
             assert told, f"{region!r} ended unannounced"
         elif share._deadline is not None and not region.ended:
             assert region._deadline <= share._deadline.when, f"{region!r} may be used too long"
+
+
+def check_rails(*conns: Connection) -> None:
+    """At rest each rail is up or down, at both sides the same, and has no work."""
+    rails = [conn._rails.rails if conn._rails is not None else [] for conn in conns]
+    states = [{rail.number: rail.state for rail in each if rail.number} for each in rails]
+    for number in states[0] | states[1]:
+        there = {each.get(number, RailState.DOWN) for each in states}
+        assert there in ({RailState.UP}, {RailState.DOWN}), f"rail {number}: {there}"
+    assert not any(rail.queue.outstanding for rail in chain(*rails) if rail.queue is not None)

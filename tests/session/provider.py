@@ -1,9 +1,11 @@
-"""A device without threads, under the verbs: its random numbers decide when which work is done.
+"""Devices without threads, under the verbs: random numbers decide when which work is done.
 
-It takes the place of the embedded device in a table of calls, with that one's name, limits and
-addresses.  Work waits where it was posted until `step` does the next of it: carries out the first
-work of a queue pair at its peer, or acknowledges it.  Of the specification it keeps what the
-transport relies on: order, keys and their ranges, one receive for each send, flushes.
+They take the place of the embedded device in a table of calls, with its limits and addresses.
+Work waits where it was posted until `step` does the next of it: carries out the first work of a
+queue pair at its peer, or acknowledges it.  Of the specification they keep what the transport
+relies on: order, keys with their domains and ranges, one receive for each send, flushes.
+
+A `Break` ends a rail, which is all queue pairs of one device of a side and its partner.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import random
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any
 
 from aiordma import verbs
@@ -39,8 +42,10 @@ CALLS = (
     "ibv_destroy_comp_channel",
     "ibv_destroy_cq",
     "ibv_destroy_qp",
+    "ibv_free_device_list",
     "ibv_get_async_event",
     "ibv_get_cq_event",
+    "ibv_get_device_list",
     "ibv_modify_qp",
     "ibv_open_device",
     "ibv_query_device",
@@ -72,6 +77,8 @@ FIELDS = [(name, int(bit)) for name, bit in MASK_OF_FIELD.items()]
 TAKES_IN = (verbs.QPState.RTR, verbs.QPState.RTS)
 GID_SIZE = ffi.sizeof("struct ibv_gid_entry")
 EVENT_FLAGS = os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
+PORT = 1
+RAILS = 3  # at most: as many devices has each of two sides
 
 Pieces = list[tuple[int, int, int]]  # address, length, key
 
@@ -87,6 +94,44 @@ def copy(to: int, data: bytes) -> None:
 
 def bytes_at(address: int, length: int) -> bytes:
     return bytes(ffi.buffer(ffi.cast("char *", address), length))
+
+
+class How(Enum):
+    """The way in which a rail breaks."""
+
+    CUT = auto()  # nothing gets through: whichever side posts to it finds out by its retries
+    PORT = auto()  # as CUT, and the device of one side tells of it
+    FLUSH = auto()  # a queue pair is in ERR all at once
+    QP_FATAL = auto()  # as FLUSH, with an event
+    SILENT = auto()  # as QP_FATAL, but nothing is flushed
+    DEVICE = auto()  # as SILENT for all of a device, whose completions are lost
+
+
+class When(Enum):
+    """The point at which it breaks, of the work that is being carried out."""
+
+    BEFORE = auto()
+    WITHIN = auto()  # a part of its bytes is there
+    IN = auto()  # it is carried out, and not acknowledged
+    BEHIND = auto()  # it is acknowledged
+
+
+@dataclass(slots=True, eq=False)
+class Break:
+    """Ends a rail at a point that is so many works of that rail away, or of all (`of_all`)."""
+
+    rail: int
+    side: int  # of the device that fails
+    how: How
+    when: When
+    left: int
+    of_all: bool = False
+
+    @classmethod
+    def drawn(cls, chance: random.Random, rail: int) -> Break:
+        left, how = chance.randrange(chance.choice((3, 30, 200))), chance.choice(list(How))
+        when, of_all = chance.choice(list(When)), chance.random() < 0.2
+        return cls(rail, chance.randrange(2), how, when, left, of_all)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +208,9 @@ class Queue:
     done: deque[Work] = field(default_factory=deque)  # at the peer, and not acknowledged
     receives: deque[tuple[int, Pieces]] = field(default_factory=deque)
     refused: bool = False  # the last work of `done` has failed
+    silent: bool = False  # it completes nothing any more
+    side: int = 0
+    rail: int = 0
 
     @property
     def can_go_on(self) -> bool:
@@ -170,7 +218,7 @@ class Queue:
 
 
 class Provider:
-    """The device, and all queue pairs of this process on it: `begin` forgets those of before."""
+    """The devices, and all queue pairs of this process on them: `begin` forgets those of before."""
 
     def __init__(self) -> None:
         self._kept: list[object] = []
@@ -182,6 +230,12 @@ class Provider:
             self._gid_count = context.library.calls._ibv_query_gid_table(
                 context.pointer, self._gids, len(self._gids), 0, GID_SIZE
             )
+            self._natives_of_devices = ffi.new("struct ibv_device[]", 2 * RAILS)
+            self._list = ffi.new("struct ibv_device *[]", 2 * RAILS + 1)
+            for i in range(2 * RAILS):
+                self._list[i] = ffi.addressof(self._natives_of_devices, i)
+                self._list[i][0] = context.pointer.device[0]
+                self._list[i].name = f"embedded{i}".encode()
         real = embedded().table
         self.table = ffi.new("struct aiordma_calls *")
         ffi.memmove(self.table, real, ffi.sizeof("struct aiordma_calls"))
@@ -193,9 +247,11 @@ class Provider:
             setattr(self._ops, name, self._callback(self._ops, name))
         self._query = self._callback(ffi.new("struct verbs_context *"), "query_port")
         self.library = Library("pair", self.table)
-        self.device = verbs.Device(
-            found.name, self.library, found.node_type, found.transport_type, found.guid
-        )
+        self.devices = [
+            replace(found, name=f"embedded{i}", library=self.library) for i in range(2 * RAILS)
+        ]
+        """Those of one side, and then those of the other one."""
+        self.device = self.devices[0]
         self.begin(random.Random(0))
 
     def _keep(self, thing: Any) -> Any:
@@ -222,9 +278,12 @@ class Provider:
         self.not_ready = 0  # sends that found no receive
         self.mail: list[Callable[[], object]] = []
         """What happens beside the queue pairs, each at some time from now on."""
+        self.breaks: list[Break] = []
+        """Those to come."""
+        self._cut: set[int] = set()  # rails by which nothing gets through
         self._numbers = 0
         self._channels: dict[int, deque[Completions]] = {}
-        self._events: deque[tuple[int, Any]] = deque()
+        self._events: dict[int, deque[tuple[int, Any]]] = {}  # of each context's descriptor
         self._natives: dict[Any, Any] = {}  # keeps what the verbs have a pointer to
 
     def _number(self) -> int:
@@ -266,7 +325,9 @@ class Provider:
 
     def _peer(self, queue: Queue) -> Queue | None:
         peer = self.queues.get(queue.attributes.dest_qp_num)
-        return peer if peer is not None and peer.native.state in TAKES_IN else None
+        if peer is None or peer.native.state not in TAKES_IN:
+            return None
+        return None if self._cut & {queue.rail, peer.rail} else peer
 
     def _finds_receive(self, queue: Queue) -> bool:
         work, peer = queue.sends[0], self._peer(queue)
@@ -276,6 +337,68 @@ class Provider:
         return bool(peer.receives)
 
     def _carry_out(self, queue: Queue) -> None:
+        due = self.breaks and self._due(queue)
+        if not due:
+            self._carry_out_first(queue)
+            return
+        if due.when is When.WITHIN:
+            self._carry_out_partly(queue)
+        elif due.when is not When.BEFORE:
+            self._carry_out_first(queue)
+        while due.when is When.BEHIND and queue.done:
+            self._acknowledge(queue)
+        self._break(due)
+
+    def _due(self, queue: Queue) -> Break | None:
+        """What breaks at the work that this one has next; one at a time."""
+        due = None
+        for each in self.breaks:
+            if each.of_all or each.rail == queue.rail:
+                each.left -= 1
+                if each.left < 0:
+                    due = each
+        if due is not None:
+            self.breaks.remove(due)
+        return due
+
+    def _break(self, it: Break) -> None:
+        queues = [queue for queue in self.queues.values() if queue.rail == it.rail]
+        failing = [queue for queue in queues if queue.side == it.side]
+        if it.how in (How.CUT, How.PORT):
+            self._cut.add(it.rail)
+            for queue in queues:
+                if queue.done and it.when is not When.BEHIND:
+                    queue.done[0].status, queue.done[0].data = WCStatus.RETRY_EXC_ERR, b""
+                    queue.refused = True
+            if it.how is How.PORT and failing:
+                self._event(verbs.EventType.PORT_ERR, failing[0], PORT)
+            return
+        for queue in failing:
+            if it.how in (How.QP_FATAL, How.SILENT):
+                self._event(verbs.EventType.QP_FATAL, queue)
+            queue.silent = it.how in (How.SILENT, How.DEVICE)
+            self._to_error(queue)
+        if it.how is How.DEVICE and failing:
+            for cq in {id(cq): cq for it in failing for cq in (it.send_cq, it.recv_cq)}.values():
+                cq.found.clear()
+            self._event(verbs.EventType.DEVICE_FATAL, failing[0], ffi.NULL)
+
+    def _carry_out_partly(self, queue: Queue) -> None:
+        """Some of the bytes that it moves are there already."""
+        work, peer = queue.sends[0], self._peer(queue)
+        length = sum(length for _, length, _ in work.pieces)
+        part, data = int(self.random.random() * length), self._gather(queue, work.pieces)
+        if peer is None or not part or data is None:
+            return
+        if work.opcode in SENDS:
+            self._scatter(peer, peer.receives[0][1], data[:part])
+        elif work.opcode in RIGHT and self._opens(peer, work, length):
+            if work.opcode in WRITES:
+                copy(work.address, data[:part])
+            elif work.opcode not in ATOMICS:
+                self._scatter(queue, work.pieces, bytes_at(work.address, part))
+
+    def _carry_out_first(self, queue: Queue) -> None:
         work = queue.sends.popleft()
         queue.done.append(work)
         if work.opcode == lib.IBV_WR_BIND_MW:
@@ -285,12 +408,12 @@ class Provider:
         elif (peer := self._peer(queue)) is None:
             work.status = WCStatus.RETRY_EXC_ERR
         else:
-            work.status = self._at_peer(work, peer)
+            work.status = self._at_peer(queue, work, peer)
         queue.refused = work.status is not WCStatus.SUCCESS
 
-    def _at_peer(self, work: Work, peer: Queue) -> WCStatus:
+    def _at_peer(self, queue: Queue, work: Work, peer: Queue) -> WCStatus:
         inwards = work.opcode in SENDS or work.opcode in WRITES
-        data = self._gather(work.pieces) if inwards else b""
+        data = self._gather(queue, work.pieces) if inwards else b""
         if data is None:
             return WCStatus.LOC_PROT_ERR
         if work.opcode in RIGHT:
@@ -320,7 +443,7 @@ class Provider:
     def _receive(self, work: Work, peer: Queue, data: bytes) -> WCStatus:
         wr_id, pieces = peer.receives.popleft()
         flags, number = 0, 0
-        if work.opcode in SENDS and not self._scatter(pieces, data):
+        if work.opcode in SENDS and not self._scatter(peer, pieces, data):
             self._complete(peer.recv_cq, wr_id, WCStatus.LOC_LEN_ERR)
             self._to_error(peer)
             return WCStatus.REM_INV_REQ_ERR
@@ -339,7 +462,7 @@ class Provider:
 
     def _acknowledge(self, queue: Queue) -> None:
         work = queue.done.popleft()
-        if work.data and not self._scatter(work.pieces, work.data):
+        if work.data and not self._scatter(queue, work.pieces, work.data):
             work.status = WCStatus.LOC_PROT_ERR
         if work.status is WCStatus.SUCCESS:
             if work.signaled:
@@ -357,10 +480,10 @@ class Provider:
         self._flush(queue)
 
     def _flush(self, queue: Queue) -> None:
-        for work in (*queue.done, *queue.sends):
-            self._complete(queue.send_cq, work.wr_id, WCStatus.WR_FLUSH_ERR)
-        for wr_id, _ in queue.receives:
-            self._complete(queue.recv_cq, wr_id, WCStatus.WR_FLUSH_ERR)
+        found = [(queue.send_cq, work.wr_id) for work in (*queue.done, *queue.sends)]
+        found += [(queue.recv_cq, wr_id) for wr_id, _ in queue.receives]
+        for cq, wr_id in found if not queue.silent else ():
+            self._complete(cq, wr_id, WCStatus.WR_FLUSH_ERR)
         for each in (queue.done, queue.sends, queue.receives):
             each.clear()
 
@@ -373,37 +496,44 @@ class Provider:
             self._channels[fd].append(cq)
             os.eventfd_write(fd, 1)
 
-    def _event(self, event: verbs.EventType, queue: Queue) -> None:
-        self._events.append((event, queue.native))
-        os.eventfd_write(queue.native.context.async_fd, 1)
+    def _event(self, event: verbs.EventType, queue: Queue, of: Any = None) -> None:
+        """`of`: the port, or NULL of the device; else of the queue pair."""
+        fd = queue.native.context.async_fd
+        self._events[fd].append((event, queue.native if of is None else of))
+        os.eventfd_write(fd, 1)
 
     # ---- memory ------------------------------------------------------------------------------
 
-    def _gather(self, pieces: Pieces) -> bytes | None:
-        if not all(self._is_local(piece, 0) for piece in pieces):
+    def _key(self, number: int, queue: Queue) -> Key | None:
+        """The key, if it is of the queue pair's domain."""
+        key = self.keys.get(number)
+        return key if key is not None and key.native.pd == queue.native.pd else None
+
+    def _gather(self, queue: Queue, pieces: Pieces) -> bytes | None:
+        if not all(self._is_local(queue, piece, 0) for piece in pieces):
             return None
         return b"".join(bytes_at(address, length) for address, length, _ in pieces)
 
-    def _scatter(self, pieces: Pieces, data: bytes) -> bool:
+    def _scatter(self, queue: Queue, pieces: Pieces, data: bytes) -> bool:
         if sum(length for _, length, _ in pieces) < len(data):
             return False
         for piece in pieces:
             address, length, _ = piece
-            if not self._is_local(piece, lib.IBV_ACCESS_LOCAL_WRITE):
+            if not self._is_local(queue, piece, lib.IBV_ACCESS_LOCAL_WRITE):
                 return False
             copy(address, data[:length])
             data = data[length:]
         return True
 
-    def _is_local(self, piece: tuple[int, int, int], right: int) -> bool:
+    def _is_local(self, queue: Queue, piece: tuple[int, int, int], right: int) -> bool:
         address, length, lkey = piece
-        key = self.keys.get(lkey)
+        key = self._key(lkey, queue)
         return not length or (
             key is not None and key.qp is None and key.covers(address, length, right)
         )
 
     def _opens(self, peer: Queue, work: Work, length: int) -> bool:
-        key, right = self.keys.get(work.rkey), RIGHT[work.opcode]
+        key, right = self._key(work.rkey, peer), RIGHT[work.opcode]
         return (
             key is not None
             and key.qp in (None, peer)
@@ -413,7 +543,7 @@ class Provider:
 
     def _bind(self, queue: Queue, work: Work) -> WCStatus:
         window, region, address, length, access = work.bind
-        key = self.keys.get(region)
+        key = self._key(region, queue)
         if key is None or not key.covers(address, length, lib.IBV_ACCESS_MW_BIND):
             return WCStatus.MW_BIND_ERR
         self._unbind(window)
@@ -441,10 +571,19 @@ class Provider:
         context.device, context.ops, context.num_comp_vectors = device, self._ops[0], 1
         context.abi_compat = ffi.cast("void *", -1)
         context.async_fd = os.eventfd(0, EVENT_FLAGS)
+        self._events[context.async_fd] = deque()
         self._natives[context] = extended
         return context
 
+    def _get_device_list(self, count: Any) -> Any:
+        count[0] = 2 * RAILS
+        return self._list
+
+    def _free_device_list(self, devices: Any) -> None:
+        pass
+
     def _close_device(self, context: Any) -> int:
+        del self._events[context.async_fd]
         os.close(context.async_fd)
         del self._natives[context]
         return 0
@@ -471,11 +610,13 @@ class Provider:
         return 0
 
     def _get_async_event(self, context: Any, event: Any) -> int:
-        if not self._events:
+        waiting = self._events[context.async_fd]
+        if not waiting:
             ffi.errno = errno.EAGAIN
             return -1
         os.eventfd_read(context.async_fd)
-        event.event_type, event.element.qp = self._events.popleft()
+        event.event_type, of = waiting.popleft()
+        setattr(event.element, "port_num" if of == PORT else "qp", of)
         return 0
 
     def _ack_async_event(self, event: Any) -> None:
@@ -566,7 +707,10 @@ class Provider:
         room = attr.cap.max_send_wr, attr.cap.max_recv_wr
         attributes = ffi.new("struct ibv_qp_attr *")
         attributes.cap = attr.cap
-        self.queues[native.qp_num] = Queue(native, to, at, room, attributes)
+        number = native.context.device - self._list[0]
+        queue = Queue(native, to, at, room, attributes)
+        queue.side, queue.rail = divmod(number, RAILS)
+        self.queues[native.qp_num] = queue
         return native
 
     def _destroy_qp(self, native: Any) -> int:

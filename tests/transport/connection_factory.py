@@ -7,7 +7,7 @@ that is expected to go on undisturbed while something bad happens beside it.
 from __future__ import annotations
 
 import asyncio
-import random
+import hashlib
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -58,7 +58,7 @@ ALONE = 600
 
 def pattern(size: int, seed: int = 0) -> bytes:
     """Bytes that are found in no other place: a wrong offset, length or message shows."""
-    return random.Random(seed * 1_000_003 + size).randbytes(size)
+    return hashlib.shake_128(b"%d %d" % (seed, size)).digest(size)
 
 
 async def yield_loop(count: int) -> None:

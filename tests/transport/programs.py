@@ -78,6 +78,14 @@ STEPS: tuple[tuple[Any, ...], ...] = (
     ("turns", TURNS),
     ("turns", TURNS),
 )
+LONG = (700_001, 2 << 20, 3 << 20)
+STRIPED: tuple[tuple[Any, ...], ...] = (
+    ("send", LONG, IMMS),
+    ("send_nowait", LONG, (None,)),
+    ("send_pieces", (3, 20), (100_000,)),
+    ("recv_into", LONG),
+)
+"""Steps with messages that several rails carry."""
 ENDINGS = (("close",), ("abort",))
 Program = list[tuple[Any, ...]]
 
@@ -482,9 +490,12 @@ async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Progr
 EXPECTED = (*ENDED, WorkCompletionError, LeaseEndedError, RequestRefusedError)
 
 
-async def run_seed(factory: ConnectionFactory, seed: int) -> None:
+async def run_seed(
+    factory: ConnectionFactory, seed: int, more: tuple[tuple[Any, ...], ...] = ()
+) -> None:
     """Draws a configuration and a program, plays it, lets all of it come to its end, and looks at
     what there is then.  Half of the programs end with the end of the connection, and all with that.
+    `more` steps are among those of each program.
     """
     chance = random.Random(seed)
     config = replace(
@@ -499,6 +510,7 @@ async def run_seed(factory: ConnectionFactory, seed: int) -> None:
     )
     # Few kinds of steps go deeper than all kinds at once.
     steps = chance.sample(STEPS, chance.choice((4, 6, 8, len(STEPS))))
+    steps += more
     program = drawn(chance, 48, steps) if chance.random() < 0.8 else crossing(chance)
     complete = config.lease is None and chance.random() < 0.5
     if not complete:
