@@ -506,8 +506,10 @@ class Rails:
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
-            self._advance(rail, _E.READY)
+            # First: the keys that are told of a rail that is up go behind it.
             self._tell(protocol.RailReady(0, rail.number))
+        if rail.state is _S.CONNECTING:  # else that has ended the connection
+            self._advance(rail, _E.READY)
 
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:
