@@ -131,6 +131,8 @@ def warn_of_software(why: str) -> None:
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
     """The devices, and their names if connections may use no other ones."""
     name = device_names(named) if isinstance(named, list | tuple) else name_or_variable(named)
+    if name == ALL and named is None:  # from the environment: one device, as everywhere
+        verbs.find_device(name)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
     now = loop.time()

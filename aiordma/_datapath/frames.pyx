@@ -162,7 +162,7 @@ cdef enum:
 
 @cython.final
 cdef class PeerRoom:
-    """What the peer takes: the size of its receives, which frames take in the order of sending.
+    """The size of the peer's receives, which frames take in the order of sending.
 
     The peer changes it from one of its receives on, and says so before it gives a credit for that.
     """

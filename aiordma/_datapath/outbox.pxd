@@ -27,7 +27,6 @@ cdef enum:  # what holds messages back, and what does not
     COLLECTING = 64  # `collect` will be called
 
 
-
 @cython.final
 cdef class Outbox(Sender):
     cdef FrameHandler session          # None: it is closed

@@ -42,7 +42,7 @@ from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, WorkRequest
 
 from aiordma._core import protocol
 from aiordma._native import failure
-from aiordma.errors import ConnectionClosedError, MessageTooLongError, ProtocolError, RDMAError
+from aiordma.errors import MessageTooLongError, ProtocolError, RDMAError
 
 
 cdef enum:
@@ -114,7 +114,7 @@ cdef class Outbox(Sender):
         return self.note_wait()
 
     cdef int note_wait(self) except -1:
-        """What the first of those that wait waits for; the pool and the backlog count their own."""
+        """Notes why the first of those that wait does; the pool and the backlog count their own."""
         cdef int what = FOR_NOTHING
         if not self.flags & (NOT_STARTED | ENDED) and self.waiting.size():
             if self.credits.data == 0 or self.flags & OFFERS_FULL:

@@ -349,7 +349,7 @@ cdef class SendQueue:
             self.owner.broken(self.error)
 
     def connection_broke(self, error: BaseException):
-        """What would break any other queue pair of the connection as well."""
+        """As `rail_broke`, for an error that would break any other queue pair as well."""
         self.rail_broke(error)
 
     def fail(self, error: BaseException):

@@ -213,7 +213,7 @@ cdef class Opening(WorkRequest):
         return f"keys of a message of {self.message.length} bytes for {peer}"
 
     cdef bytes next_keys(self, uint32_t most):
-        """What follows the header of an RNDV_KEYS frame: at most so many keys that have not been told."""
+        """The content of an RNDV_KEYS frame: at most so many keys of which the peer has not been told."""
         cdef uint32_t count = min(most, self.message.count() - self.told), i
         cdef bytes content = PyBytes_FromStringAndSize(
             NULL, sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
@@ -233,7 +233,7 @@ cdef class Opening(WorkRequest):
         return content
 
     cdef int told_to(self, uint32_t most) except -1:
-        """The peer is told of what `next_keys` has returned."""
+        """The peer is told of the keys that `next_keys` has returned."""
         self.told = min(self.told + most, self.message.count())
         if self.told == self.message.count():
             self.offers.unsent.remove(self)

@@ -42,7 +42,7 @@ cdef bint is_of_bytes(object view) noexcept:
 
 
 cdef class Sender:
-    """What posts messages in their order: the outbox, as those that wait and their frames know it."""
+    """Posts messages in their order: the outbox, as those that wait and their frames know it."""
 
     cdef SendFuture start_message(self, object data, object imm):
         raise NotImplementedError

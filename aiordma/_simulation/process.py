@@ -80,7 +80,7 @@ def sleep(seconds: float) -> None:
 
 @contextmanager
 def simulated(seed: int) -> Iterator[None]:
-    """What programs, and this package, ask their machine for is answered by the simulation."""
+    """The simulation answers programs, and this package, in place of the machine."""
     chance = random.Random(f"programs {seed}")
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", monotonic),

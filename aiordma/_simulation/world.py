@@ -80,7 +80,7 @@ class Link:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What goes wrong by itself, as the seed draws it.
+    """Faults that come by themselves, as the seed draws them.
 
     `partitions`, `pauses` and `kills` are how many begin in a second of the simulation, on average;
     each is of one host, other than "main", and lasts up to `duration` seconds.  None begins after
@@ -306,7 +306,7 @@ class World:
         return self._numbers
 
     def _elsewhere(self, make: Callable[[], T]) -> T:
-        """What a call makes that enters another machine than the one whose turn it is."""
+        """Calls something that enters another machine than the one whose turn it is."""
         try:
             return make()
         finally:

@@ -124,7 +124,7 @@ class RailStatus:
     state: Shown
     """"lead": carries the messages; "up", "connecting", or "down"."""
     since: float
-    """The time at which it came into that state, by `time.monotonic`."""
+    """The time at which it came into that state, by `time.monotonic`; the lead: into "lead"."""
     error: BaseException | None
     """The reason why it is down; of one that is not, why the latest before it was."""
     bytes_sent: int
@@ -518,8 +518,10 @@ class Rails:
 
     def _acknowledged(self, rail: Rail) -> None:
         if rail.state is _S.CONNECTING:
-            self._advance(rail, _E.READY)
+            # First: the keys that are told of a rail that is up go behind it.
             self._tell(protocol.RailReady(0, rail.number))
+        if rail.state is _S.CONNECTING:  # else that has ended the connection
+            self._advance(rail, _E.READY)
 
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:

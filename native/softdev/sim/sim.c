@@ -52,7 +52,7 @@ static struct {
 	struct machine **machines;
 	int machine_count, entered; /* -1: none */
 	struct flight **heap; /* the first one is due first */
-	size_t flight_count, flight_room;
+	size_t flight_count;
 	uint64_t now_ns, random, trace, sent;
 	struct aiordma_sim_link links[AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
 	uint64_t last_due[AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];

@@ -24,7 +24,7 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._native import lib
 from aiordma._transport.rails import TRANSITIONS, Rail, Rails, RailState
-from aiordma.errors import ConnectionManagerError, RejectedError, RouteError
+from aiordma.errors import ConnectionManagerError, DeviceNotFoundError, RejectedError, RouteError
 from aiordma.verbs import EventType
 from tests.transport.connection_factory import (
     KEY,
@@ -81,6 +81,12 @@ async def test_a_side_with_fewer_devices_uses_them_again(way: str) -> None:
         assert [device for device, _ in shown(conns[0])] == ["embedded0", "embedded1", "embedded2"]
         assert [device for device, _ in shown(conns[1])] == ["embedded0"] * 3
         await check_alive(*conns)
+
+
+async def test_all_is_no_name_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    await (await listen(HOST, device="all")).close()  # what it chose is kept for a while
+    monkeypatch.setenv("AIORDMA_DEVICE", "all")
+    await ends(listen(HOST), DeviceNotFoundError)
 
 
 async def test_the_listeners_application_comes_first() -> None:

@@ -290,3 +290,20 @@ async def test_keys_that_are_not_needed() -> None:
             assert list(remote._keys or ()) == [1]
             assert foreign._keys is None
             await check_alive(client, server)
+
+
+@pytest.mark.parametrize("windows", [True, False])
+async def test_memory_that_was_shared_before_there_was_the_rail(
+    monkeypatch: pytest.MonkeyPatch, windows: bool
+) -> None:
+    """The peer gets keys behind RailReady: before that it does not know the rail."""
+    if not windows:
+        monkeypatch.setattr("aiordma.mr_pool.offers_windows", lambda *_: False)
+    begin = Rails.begin
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    async with joined("tcp") as conns, shared(*conns, MB) as (_, remote):
+        assert conns[0]._rails is not None
+        begin(conns[0]._rails)
+        await until_rails(conns)
+        await yield_loop(20)
+        assert list(remote._keys or ()) == [1]
