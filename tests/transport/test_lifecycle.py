@@ -24,7 +24,6 @@ from aiordma import (
     RemoteRegion,
     connect,
     listen,
-    testing,
     verbs,
 )
 from aiordma._core import protocol
@@ -44,6 +43,7 @@ from aiordma.errors import (
     VerbsError,
     work_completion_error,
 )
+from tests.session.pair import stop
 
 from .connection_factory import (
     SMALL,
@@ -56,7 +56,7 @@ from .connection_factory import (
     told_once,
     yield_loop,
 )
-from .marks import by_cm, by_tcp, one_loop
+from .marks import by_cm, by_tcp, on_pair, one_loop
 from .raw_peer import raw_pair
 
 # ---- connecting ----------------------------------------------------------------------------------
@@ -586,74 +586,65 @@ async def test_idle_connection_costs_nothing(factory: ConnectionFactory) -> None
 GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
 
 
-@one_loop
-@pytest.mark.needs("faults")
+@on_pair
 async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
     factory: ConnectionFactory,
 ) -> None:
     """Nothing orders the completions of sends and of receives."""
     async with factory.pair() as (client, server):
-        with testing.faults(delay=0.05, device=factory.device):
-            sending = client.send_nowait(b"the last one")
-            client._take_control(GOODBYE)
-            await yield_loop(10)  # that of the loop in which it was read is not all it has
-            await sending
+        sending = client.send_nowait(b"the last one")
+        client._take_control(GOODBYE)
+        await yield_loop(1)  # that of the loop in which it was read is not all it has
+        await sending
         await ends(client.recv(), ConnectionClosedError)
         assert bytes(await server.recv()) == b"the last one"
 
 
-@one_loop
-@pytest.mark.needs("faults")
+@on_pair
 async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: ConnectionFactory) -> None:
     """It says goodbye and stays: what is under way is lost when a close would have its end."""
     config = replace(SMALL, close_timeout=0.1)
-    async with factory.pair(config) as (client, _):
-        with testing.faults(delay=60, device=factory.device):
-            sending = client.send_nowait(b"the last one")
-            client._take_control(GOODBYE)
-            for waiting in (sending, client.recv()):
-                error = await ends(waiting, ConnectionClosedError)
-                assert error.by_peer
-            await client.wait_closed()
+    async with factory.pair(config) as (client, server):
+        stop(server)
+        sending = client.send_nowait(b"the last one")
+        client._take_control(GOODBYE)
+        for waiting in (sending, client.recv()):
+            error = await ends(waiting, ConnectionClosedError)
+            assert error.by_peer
+        await client.wait_closed()
 
 
-@one_loop
-@pytest.mark.needs("faults")
+@on_pair
 async def test_the_end_comes_with_the_last_of_what_was_under_way(
     factory: ConnectionFactory,
 ) -> None:
     """After the peer's goodbye, and not only after `close_timeout`."""
-    async with factory.pair(replace(SMALL, close_timeout=1000, keep_alive=None)) as (client, _):
-        with testing.faults(delay=0.05, device=factory.device):
-            client._queue.post(Probe(lambda: None))
-            client._take_control(GOODBYE)
-            assert not client.closed
-            async with factory.within(2):
-                await client.wait_closed()
+    async with factory.pair(replace(SMALL, close_timeout=1000)) as (client, _):
+        client._queue.post(Probe(lambda: None))
+        client._take_control(GOODBYE)
+        assert not client.closed
+        async with factory.within(2):
+            await client.wait_closed()
 
 
-@one_loop
-@pytest.mark.needs("faults")
+@on_pair
 async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory) -> None:
     """Their memory is no more shared, but what their caller hears is that the peer has closed."""
     async with factory.pair() as (client, server):
         with server.alloc(64) as buffer, client.alloc(64) as local:
             share, remote = await give(server, client, buffer)
-            with testing.faults(delay=0.05, device=factory.device):
-                writes = [
-                    one_sided.write(
-                        client._queue, client._messages.outbox, local, remote, None, None
-                    )
-                    for _ in range(3)
-                ]
-                share.revoke()
-                client._take_control(GOODBYE)
-                for write in writes:
-                    error = await ends(write, ConnectionClosedError)
-                    assert error.by_peer
+            writes = [
+                one_sided.write(client._queue, client._messages.outbox, local, remote, None, None)
+                for _ in range(3)
+            ]
+            share.revoke()
+            client._take_control(GOODBYE)
+            for write in writes:
+                error = await ends(write, ConnectionClosedError)
+                assert error.by_peer
 
 
-@one_loop
+@on_pair
 async def test_one_closes_while_the_other_does(factory: ConnectionFactory) -> None:
     """A `close` that waits for a message to be read ends with the peer's goodbye."""
     async with factory.pair(replace(SMALL, fetch_ahead=0, close_timeout=1000)) as (client, server):
