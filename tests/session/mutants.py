@@ -64,6 +64,16 @@ MUTANTS = {
         "            inbox.wake_if_ready()  # that message",
         "            pass  # that message",
     ),
+    "what has arrived is not taken before the end": (
+        "_transport/lifecycle.py",
+        "            self._queue.stop(ConnectionClosedError())\n",
+        "            pass\n",
+    ),
+    "a receiver of memory does not hear of the end": (
+        "_transport/lifecycle.py",
+        "        self._sharing.end(root)\n        self._messages.end(root)\n",
+        "        self._messages.end(root)\n",
+    ),
     "RNDV_ACK before the last READ": (
         "_datapath/inbox.pyx",
         "        if pending.unread or self.ended is not None:\n            return 0\n",
