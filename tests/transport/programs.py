@@ -117,6 +117,16 @@ def crossing(chance: random.Random) -> Program:
     return program
 
 
+def racing(chance: random.Random) -> Program:
+    """Both sides send and receive, and one of them closes meanwhile, or both do."""
+    sizes = chance.choice(((1, 100), (100, 3000)))
+    program: Program = [("take", side, chance.randrange(20)) for side in SIDES]
+    for _ in range(chance.randrange(20)):
+        program += [("send_nowait", side, chance.choice(sizes), None) for side in SIDES]
+        program += [("turns", 0, chance.randrange(3))]
+    return [*program, *(("close", side) for side in chance.choice(((0,), (1,), SIDES)))]
+
+
 @dataclass(eq=False)
 class Sent:
     """A message as its sender knows it; `end` is how waiting for it ended."""
@@ -538,6 +548,8 @@ async def run_seed(
     if not complete:
         ending, *_ = drawn(chance, 1, ENDINGS) or [("close", 0)]
         program += [ending, *drawn(chance, 8, STEPS + ENDINGS)]
+    if seed % 8 == 5:
+        complete, program, config = False, racing(chance), replace(config, lease=None)
     await run_program(factory, config, program, complete=complete)
 
 
