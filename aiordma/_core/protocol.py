@@ -277,6 +277,18 @@ class RailDown(NamedTuple):
     rail: U32
 
 
+class RegionKey(NamedTuple):
+    """Rail ``rail`` can use the region too, with this ``rkey``, but for atomic operations.
+
+    Ignored for a region that was not granted on this connection, and for a rail that is not up.
+    """
+
+    request_id: U32
+    region_id: U64
+    rail: U32
+    rkey: U32
+
+
 Message: TypeAlias = (
     RegionGrant
     | RegionReturn
@@ -302,6 +314,7 @@ Message: TypeAlias = (
     | RailAnswer
     | RailReady
     | RailDown
+    | RegionKey
 )
 """Any control message; its request id stands first."""
 
@@ -334,6 +347,7 @@ NUMBERS: Mapping[type[Message], int] = MappingProxyType(
         RailAnswer: 24,
         RailReady: 25,
         RailDown: 26,
+        RegionKey: 28,
     }
 )
 """The type of each message as a number, which stands third in its array."""

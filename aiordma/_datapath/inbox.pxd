@@ -123,6 +123,7 @@ cdef class Inbox:
     cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
                           uint32_t lkey) except -1
     cdef int take_keys(self, bytes content) except -1
+    cdef int drop_keys(self, uint32_t rail) except -1
     cdef bint opens(self, PendingRendezvous pending) except -1
     cdef int not_fetched(self, PendingRendezvous pending) except -1
     cdef int put_back(self, ReceiveTarget target) except -1

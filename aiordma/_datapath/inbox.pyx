@@ -856,6 +856,16 @@ cdef class Inbox:
                 return 0
         return 0
 
+    cdef int drop_keys(self, uint32_t rail) except -1:
+        """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
+        cdef PendingRendezvous pending
+        for item in self.incoming.all():
+            if type(item) is PendingRendezvous:
+                pending = <PendingRendezvous> item
+                if pending.keys is not None:
+                    pending.keys.pop(rail, None)
+        return 0
+
     cdef int read_failed(
         self, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
     ) except -1:
@@ -943,7 +953,7 @@ cdef class Inbox:
         self.unread.take_all()
         items = self.incoming.take_all()
         if self.stripes is not None:
-            self.stripes.operations.clear()
+            self.stripes.close()
             for item in items:
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()

@@ -59,6 +59,8 @@ cdef class Remote:
     cdef public bint _usable
     cdef public double _deadline       # of its lease, by `monotonic`; 0: it has no end
     cdef public object _user
+    # of other rails than the lead, by number; None: there will be none
+    cdef public dict _keys  # type: dict[int, int] | None
     cdef Remote owner
     cdef Remote whole(self)
     cdef bint lease_over(self) noexcept

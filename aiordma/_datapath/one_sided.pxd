@@ -6,6 +6,7 @@ from .futures cimport OpFuture
 from .memory cimport Local, Pinned, Remote
 from .rail cimport SendQueue
 from .sends cimport Sender
+from .stripes cimport Lane, Striped, Stripes
 from .work_queue cimport WorkRequest, aiordma_send, ibv_sge
 
 cdef uint64_t MAX_TRANSFER
@@ -22,6 +23,7 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send one_send
     cdef ibv_sge one_sge
     cdef list pins
+    cdef StripedTransfer striped       # None: one rail carries it, or it is over
     cdef Remote region                 # that it is aimed at
     cdef list regions                  # those that it is aimed at besides
     cdef int reserve(self, uint32_t room) except -1
@@ -40,3 +42,21 @@ cdef class TransferFuture(OpFuture):
     cdef object progress
     cdef uint64_t bytes_done
     cdef int advance(self, WRChain part) except -1
+    cdef int moved(self, uint64_t length) except -1
+
+
+cdef class StripedTransfer(Striped):
+    cdef WRChain chain
+    cdef SendQueue lead
+    cdef Stripes stripes
+    cdef Pinned pinned
+    cdef dict keys, lkeys              # of both memories, by the number of the rail
+    cdef uint64_t after                # the wr_id of what the lead had to do before
+    cdef uint32_t under_way            # chunks
+    cdef bint begun
+    cdef bint writes(self) noexcept
+    cdef uint32_t lkey(self, SendQueue rail) except? 0
+    cdef int completed(self, Lane lane, uint64_t length) except -1
+    cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1
+    cdef int fail(self, object error) except -1
+    cdef int take_turn(self) except -1

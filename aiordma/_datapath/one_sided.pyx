@@ -15,6 +15,7 @@ from .futures cimport DONE, FAILED, PENDING, OpFuture
 from .memory cimport Local, Pinned, Remote
 from .message cimport Counts
 from .sends cimport imm_of
+from .stripes cimport order
 from .work_queue cimport (
     IBV_ACCESS_REMOTE_ATOMIC,
     IBV_ACCESS_REMOTE_READ,
@@ -30,10 +31,14 @@ from .work_queue cimport (
     KIND_READ,
     KIND_WRITE,
     BEFORE_LAST,
+    BEGUN,
+    STAYS,
+    TO_POST,
     post_sends,
 )
 
 from aiordma._core import arguments
+from aiordma.errors import RDMAError
 
 TRANSFER_SIZE = 8 << 20
 cdef uint64_t MAX_TRANSFER = TRANSFER_SIZE
@@ -208,6 +213,9 @@ cdef class WRChain(WorkRequest):
                     return region._unusable()
         return None
 
+    cdef int take_turn(self) except -1:
+        return TO_POST if self.striped is None else self.striped.take_turn()
+
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef TransferFuture waiter = self.waiter
         self.waiter = None
@@ -216,13 +224,15 @@ cdef class WRChain(WorkRequest):
 
     cdef int on_error(self, object error) except -1:
         cdef TransferFuture waiter = self.waiter
+        if self.striped is not None:
+            self.striped.stripes.drop(self.striped)
         self.waiter = None  # its error has frames that may have this
         return 0 if waiter is None else waiter.settle(FAILED, error)
 
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
         cdef list pins = self.pins
-        self.region = self.regions = None
+        self.region = self.regions = self.striped = None
         if pins is not None:
             self.pins = None
             for pinned in pins:
@@ -236,14 +246,21 @@ cdef class TransferFuture(OpFuture):
 
     cdef int advance(self, WRChain part) except -1:
         cdef uint32_t i
-        if self.progress is not None and self.state == PENDING:
+        cdef uint64_t length = 0
+        if self.progress is not None:
             for i in range(part.entries):
-                self.bytes_done += part.sges[i].length
+                length += part.sges[i].length
+            self.moved(length)
+        return 0 if part.partial else self.settle(DONE, None)
+
+    cdef int moved(self, uint64_t length) except -1:
+        if self.progress is not None and self.state == PENDING:
+            self.bytes_done += length
             try:
                 self.progress(self.bytes_done)
             except Exception as error:  # the user's own, raised by its await
                 self.settle(FAILED, error)
-        return 0 if part.partial else self.settle(DONE, None)
+        return 0
 
     cdef bint unregister(self) except -1:
         cdef SendQueue queue = self.queue
@@ -252,9 +269,172 @@ cdef class TransferFuture(OpFuture):
         self.chain = self.parts = None
         if chain is None:
             return False
+        if chain.striped is not None and chain.striped.begun:
+            chain.striped.stripes.drop(chain.striped)
+            chain.striped.end_if_over()
+            return False
         if self.sender is None:
             return queue.withdraw([*(parts or ()), chain])
         return self.sender.withdraw(chain) | bool(queue.withdraw(parts or ()))
+
+
+# ---- several rails ---------------------------------------------------------------------------------
+
+@cython.no_gc_clear
+@cython.final
+cdef class TransferChunk(WorkRequest):
+    """A part of a StripedTransfer, by one rail."""
+
+    cdef StripedTransfer transfer
+    cdef Pinned pinned
+    cdef Lane lane                     # None: it is over
+    cdef uint64_t start
+
+    cdef int on_completion(self, uint32_t byte_len) except -1:
+        cdef Lane lane = self.lane
+        self.lane = None
+        self.free_memory()
+        return self.transfer.completed(lane, self.length)
+
+    cdef int on_error(self, object error) except -1:
+        cdef SendQueue lead = self.transfer.lead
+        if self.lane is None or (self.lane.rail is not lead and not lead.failed):
+            return 0  # another rail does it
+        return self.transfer.fail(error)
+
+    cdef int free_memory(self) except -1:
+        cdef Pinned pinned = self.pinned
+        cdef Lane lane = self.lane
+        self.pinned = self.lane = None
+        if lane is not None:
+            self.transfer.let_go(lane, self.start, self.length)
+        if pinned is not None:
+            pinned.unpin_now()
+        return 0
+
+    cdef str text(self, str peer):
+        return self.transfer.chain.text(peer)
+
+
+# The chain of a write stays in the backlog of the lead until all of it is there.  So what begins behind
+# it waits for its end, as it would on one rail: other work in the backlog, and frames by `has_posted`.
+# Other rails than the lead take part when the lead has done what was posted before.
+@cython.no_gc_clear
+@cython.final
+cdef class StripedTransfer(Striped):
+    """A long read or write, by the rails that are up and have a key for the peer's memory."""
+
+    cdef bint writes(self) noexcept:
+        return self.chain.kind == KIND_WRITE
+
+    cdef int take_turn(self) except -1:
+        if self.begun:
+            self.stripes.serve()  # the lead has room, or has done what was before
+            return STAYS
+        if self.chain.refusal() is not None:
+            return TO_POST  # which is refused
+        self.begun, self.after = True, self.lead.latest_posted()
+        self.stripes.begin(self)
+        return STAYS if self.writes() else BEGUN
+
+    cdef uint32_t lkey(self, SendQueue rail) except? 0:
+        """The key of the memory here; 0: the rail can have none."""
+        if rail.number not in self.lkeys:
+            try:
+                self.lkeys[rail.number] = rail.keys.local_key(self.pinned)
+            except (RDMAError, OSError, MemoryError):
+                self.lkeys[rail.number] = 0
+        return self.lkeys[rail.number]
+
+    cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
+        cdef SendQueue rail = <SendQueue> lane.rail
+        if rail.error is not None or not rail.has_room():
+            return 0
+        if rail is not self.lead and (
+            self.lead.table.holds(self.after)
+            or rail.number not in self.keys
+            or not self.lkey(rail)
+        ):
+            return 0
+        error = self.chain.refusal()
+        if error is not None:
+            self.fail(error)
+            return 0
+        return self.size - start
+
+    cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
+        cdef SendQueue rail = <SendQueue> lane.rail
+        cdef WRChain chain = self.chain
+        cdef TransferChunk chunk = TransferChunk.__new__(TransferChunk)
+        chunk.kind, chunk.opcode = chain.kind, chain.sends[0].opcode
+        chunk.transfer, chunk.lane, chunk.start = self, lane, start
+        chunk.length = <uint32_t> length
+        chunk.address, chunk.remote_address = (
+            chain.sges[0].addr + start, chain.sends[0].remote_addr + start
+        )
+        if rail is self.lead:
+            chunk.lkey, chunk.rkey = chain.sges[0].lkey, chain.sends[0].rkey
+        else:
+            chunk.lkey, chunk.rkey = self.lkey(rail), self.keys[rail.number]
+        chunk.pinned = self.pinned
+        chunk.pinned.pins += 1
+        self.under_way += 1
+        return rail.post_checked(chunk)
+
+    cdef int completed(self, Lane lane, uint64_t length) except -1:
+        self.under_way -= 1
+        if self.chain.waiter is not None:
+            self.chain.waiter.moved(length)
+        self.stripes.finished(lane, length)
+        return self.end_if_over()
+
+    cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
+        """The rail has broken, and has let go of the memory of a chunk."""
+        self.under_way -= 1
+        if self.lead.failed or lane.rail is self.lead:  # the end of the connection
+            return self.end_if_over()
+        if self.writes():
+            return self.stripes.hold(lane, self, start, length)
+        if self.dropped:
+            return self.end_if_over()
+        return self.stripes.give_back(lane, self, start, length)
+
+    cdef int fail(self, object error) except -1:
+        self.stripes.drop(self)
+        self.chain.on_error(error)
+        return self.end_if_over()
+
+    cdef int connection_ended(self) except -1:
+        return self.fail(self.lead.error_of(self.chain))
+
+    cdef int end_if_over(self) except -1:
+        """Ends it if nothing of it is under way, or left."""
+        cdef WRChain chain = self.chain
+        cdef TransferFuture waiter = chain.waiter
+        if self.rest or self.under_way or self.held or chain.striped is None:
+            return 0
+        chain.waiter = None
+        if waiter is not None:
+            waiter.settle(DONE, None)
+        if self.writes() and self.lead.withdraw([chain]):
+            return 0
+        return chain.free_memory()
+
+
+cdef bint stripe(SendQueue queue, WRChain chain) except -1:
+    """Has a long operation carried by several rails; False: one alone can do it."""
+    cdef StripedTransfer striped
+    cdef ibv_sge *last = &chain.sges[chain.entries - 1]
+    cdef uint64_t size = last.addr + last.length - chain.sges[0].addr
+    cdef dict keys = chain.region._keys
+    if not keys or len(order(queue.stripes.lanes, size)) < 2:
+        return False
+    striped = StripedTransfer.__new__(StripedTransfer, size)
+    striped.lead, striped.stripes, striped.chain = queue, queue.stripes, chain
+    striped.pinned, striped.keys, striped.lkeys = chain.pins[0], keys, {}
+    chain.striped = striped
+    queue.post_in_turn(chain)
+    return True
 
 
 cdef TransferFuture start_chain(
@@ -276,6 +456,14 @@ cdef TransferFuture start_chain(
         return future
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     chain.waiter = future
+    if (
+        queue.stripes is not None
+        and queue.error is None
+        and sender is None
+        and chain.kind != KIND_BATCH
+        and stripe(queue, chain)
+    ):
+        return future
     while chain.entries > 1 and (progress is not None or sender is not None):
         part = chain.part(1 if progress is not None else chain.entries - 1)
         if future.parts is None:

@@ -6,6 +6,7 @@ cimport cython
 
 from .keys cimport ReadKeys
 from .memory cimport BlockCache, PoolBlock
+from .stripes cimport Stripes
 from .work_queue cimport (
     Wait,
     WorkRequest,
@@ -43,6 +44,7 @@ cdef class SendQueue:
     cdef public str peer               # its name, for errors
     cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
     cdef public ReadKeys keys
+    cdef Stripes stripes               # of the lead; None: there has been one rail alone
     cdef object driver, owner
     cdef ibv_qp *native_qp
     cdef ibv_qp_ex *extended
@@ -62,6 +64,8 @@ cdef class SendQueue:
     cdef uint64_t latest_backlogged    # number
     cdef bint has_posted(self, uint64_t number) except -1
     cdef int post_or_wait(self, WorkRequest work) except -1
+    cdef int post_in_turn(self, WorkRequest work) except -1
+    cdef uint64_t latest_posted(self) noexcept
     cdef int post_now(self, WorkRequest work) except -1
     cdef int post_checked(self, WorkRequest work) except -1
     cdef int post_backlog(self) except -1

@@ -7,8 +7,10 @@ cimport cython
 from .work_queue cimport (
     FOR_NOTHING,
     FOR_SEND_QUEUE,
+    BEGUN,
     KIND_RECV,
     NO_SLOT,
+    STAYS,
     aiordma_recv,
     ibv_sge,
     post_recvs,
@@ -118,10 +120,18 @@ cdef class SendQueue:
     cdef int post_or_wait(self, WorkRequest work) except -1:
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
         if self.error is None and (self.backlogged or work.entries + CONTROL_ENTRIES > self.free):
-            self.latest_backlogged += 1
-            self.backlog[work] = self.latest_backlogged
-            return self.post_backlog()
+            return self.post_in_turn(work)
         return self.post_checked(work)
+
+    cdef int post_in_turn(self, WorkRequest work) except -1:
+        """Puts `work` behind what waits for room."""
+        self.latest_backlogged += 1
+        self.backlog[work] = self.latest_backlogged
+        return self.post_backlog()
+
+    cdef uint64_t latest_posted(self) noexcept:
+        """The wr_id of the work under way that was posted last; 0: there is none."""
+        return 0 if self.sends.last == NO_SLOT else self.table.wr_id(self.sends.last)
 
     def post_frame(self, WorkRequest work not None):
         """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
@@ -149,6 +159,7 @@ cdef class SendQueue:
             if not posted:
                 table.free_slot(index)
             error = self.qp._post_error("ibv_post_send", code, posted)
+            self.error = self.error or error
             work.on_error(error)
             if not posted:  # else the device has its memory until the queue pair is gone
                 work.free_memory()
@@ -159,8 +170,13 @@ cdef class SendQueue:
         cdef WorkRequest first
         while self.backlog and self.has_room():
             first = next(iter(self.backlog))
-            error = first.refusal()
-            if error is not None:
+            turn = first.take_turn()
+            if turn == STAYS:
+                break
+            error = None if turn == BEGUN else first.refusal()
+            if turn == BEGUN:
+                self.backlog.pop(first, None)
+            elif error is not None:
                 del self.backlog[first]
                 first.refused(error)
             elif first.entries + CONTROL_ENTRIES > self.free:
@@ -403,7 +419,7 @@ cdef class SendQueue:
             (<WorkRequest> self.take_first(&self.sends)).free_memory()
         while self.receives.first != NO_SLOT:
             (<PoolBlock> self.take_first(&self.receives)).end_lease()
-        self.user = self.frame_handler = None
+        self.user = self.frame_handler = self.stripes = None
 
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)
@@ -418,6 +434,7 @@ FATAL_EVENTS: frozenset[EventType] = frozenset(
         EventType.CQ_ERR,
         EventType.SRQ_ERR,
         EventType.DEVICE_FATAL,
+        EventType.PORT_ERR,  # of a rail beside the lead
     }
 )
 REFUSALS: frozenset[EventType] = frozenset(  # of a request of the peer's

@@ -209,7 +209,7 @@ cdef class Session(FrameHandler):
     def add_rail(self, SendQueue rail not None, number: int):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
-            self.outbox.stripes = self.inbox.stripes = Stripes()
+            self.outbox.lead.stripes = self.outbox.stripes = self.inbox.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
         rail.number, rail.frame_handler = number, self
         self.rails.append(rail)
@@ -220,6 +220,12 @@ cdef class Session(FrameHandler):
         self.rails.remove(rail)
         self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
+        self.inbox.drop_keys(rail.number)
+
+    def rail_over(self, number: int):
+        """The peer has stopped a rail that is gone here: what was written by it is written again."""
+        if self.outbox.stripes is not None:
+            self.outbox.stripes.over(number)
 
     # ---- sending ----
 
@@ -232,7 +238,8 @@ cdef class Session(FrameHandler):
                 # Before the answers, which else would take every credit that comes.
                 self.receives.change_if_due()
             self.controls.flush()
-        if outbox.offers.unsent:
+        # Not before a RailReady that waits: the peer does not know the rail yet.
+        if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
         outbox.flush()
         if outbox.credits.credit_frame_due() and outbox.lead.free and not outbox.flags & ENDED:

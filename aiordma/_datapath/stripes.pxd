@@ -14,18 +14,24 @@ cdef class Lane:
 cdef class Striped:
     cdef readonly uint64_t size, rest  # bytes; those that no rail has taken
     cdef list ranges                   # of these, as (first, end)
+    cdef readonly uint32_t held        # chunks that `Stripes.hold` has
     cdef readonly bint dropped
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1
+    cdef int end_if_over(self) except -1
+    cdef int connection_ended(self) except -1
 
 
 cdef class Stripes:
     cdef readonly list lanes, operations
+    cdef readonly list lost            # chunks that may still arrive: (lane, operation, start, length)
     cdef int begin(self, Striped operation) except -1
     cdef int finished(self, Lane lane, uint64_t length) except -1
     cdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
+    cdef int hold(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
     cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
     cdef int serve(self) except -1
+    cdef int close(self) except -1
     cdef bint give(self, Lane lane, Striped operation) except -1
     cdef double all_done(self) noexcept
     cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept

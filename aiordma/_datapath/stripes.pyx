@@ -53,13 +53,21 @@ cdef class Striped:
         self._post(lane, start, length)
         return 0
 
+    cdef int end_if_over(self) except -1:
+        """It has been dropped, and a chunk that was held is over."""
+        return 0
+
+    cdef int connection_ended(self) except -1:
+        """Bytes of it were left."""
+        return 0
+
 
 @cython.final
 cdef class Stripes:
     """The rails of a session, and the operations of which bytes are left."""
 
     def __cinit__(self):
-        self.lanes, self.operations = [], []
+        self.lanes, self.operations, self.lost = [], [], []
 
     def add(self, rail: object):
         """A rail that is up: it takes part in what is left as well."""
@@ -96,6 +104,31 @@ cdef class Stripes:
         operation.ranges.append((start, start + length))
         return self.serve()
 
+    cdef int hold(
+        self, Lane lane, Striped operation, uint64_t start, uint64_t length
+    ) except -1:
+        """As `give_back`, of bytes that are on their way to the peer: a late packet could undo what is
+        written there next, until the peer has stopped the rail (`over`)."""
+        operation.held += 1
+        self.lost.append((lane, operation, start, length))
+        return 0
+
+    def over(self, number: int):
+        """The peer takes nothing more by the rail of that number."""
+        cdef Lane lane
+        cdef Striped operation
+        lost, self.lost = self.lost, []
+        for each in lost:
+            lane, operation, start, length = each
+            if lane.rail.number != number:
+                self.lost.append(each)
+                continue
+            operation.held -= 1
+            if operation.dropped:
+                operation.end_if_over()
+            else:
+                self.give_back(lane, operation, start, length)
+
     cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
         """No rail takes anything more of it, and nothing is given back; returns the bytes that were left."""
         cdef uint64_t rest = operation.rest
@@ -104,6 +137,15 @@ cdef class Stripes:
         if operation in self.operations:
             self.operations.remove(operation)
         return rest
+
+    cdef int close(self) except -1:
+        """The connection has ended: no rail takes anything more."""
+        cdef Striped operation
+        for operation in tuple(self.operations):
+            operation.connection_ended()
+        self.operations.clear()
+        self.lost.clear()
+        return 0
 
     cdef int serve(self) except -1:
         """Gives a chunk to each rail that has room, and again."""
@@ -122,8 +164,7 @@ cdef class Stripes:
         """Has the rail post the next chunk that it can; False: there is none."""
         cdef uint64_t start, end, length = 0
         cdef Py_ssize_t i
-        for i in range(len(operation.ranges)):
-            start, end = operation.ranges[i]
+        for i, (start, end) in enumerate(operation.ranges):  # `reach` may drop it
             length = min(operation.reach(lane, start), end - start)
             if length:
                 break

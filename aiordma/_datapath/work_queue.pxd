@@ -93,6 +93,11 @@ cdef enum:
     FOR_SEND_QUEUE
     FOR_MEMORY
 
+cdef enum:  # of work whose turn in the backlog has come
+    TO_POST
+    BEGUN
+    STAYS                              # and holds what is behind it
+
 cdef enum:
     NO_SLOT = 0xFFFFFFFF
 
@@ -127,6 +132,7 @@ cdef class WorkRequest:
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
     cdef object refusal(self)
+    cdef int take_turn(self) except -1
     cdef int refused(self, object error) except -1
     cdef int free_memory(self) except -1
     cdef str text(self, str peer)

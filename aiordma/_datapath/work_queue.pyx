@@ -79,6 +79,10 @@ cdef class WorkRequest:
         """Why it must not be posted any more, after a wait; None if it may."""
         return None
 
+    cdef int take_turn(self) except -1:
+        """It is the first of the backlog: TO_POST, or it has posted itself.  Comes again if it STAYS."""
+        return TO_POST
+
     cdef int refused(self, object error) except -1:
         """The work is not posted, for the reason in `error`."""
         self.on_error(error)

@@ -223,6 +223,13 @@ class Driver(PerLoopResource):
         finally:
             table.defers_callbacks = around
 
+    def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
+        """Calls `listener` with every event of the device; returns a token for `unsubscribe`."""
+        return self._events.subscribe(listener)
+
+    def unsubscribe(self, token: object) -> None:
+        self._events.unsubscribe(token)
+
     def figures(self) -> DeviceState:
         """Its part of `aiordma.snapshot`. Any thread may ask."""
         statistics = self.context.statistics()
@@ -338,6 +345,13 @@ class Driver(PerLoopResource):
             device_failures.report(self.loop, self.context.name, error)
         elif isinstance(element, verbs.QueuePair):
             concerned = [self._sinks[element]] if element in self._sinks else []
+        elif event.type is verbs.EventType.PORT_ERR:
+            # The lead of a connection waits: a card goes on when the port is back in time.
+            concerned = [
+                sink
+                for qp, sink in self._sinks.items()
+                if sink.number and not sink.failed and qp.query().port_num == event.port_num
+            ]
         elif element is None:
             concerned = []
         else:
@@ -349,7 +363,7 @@ class Driver(PerLoopResource):
             ]
         for sink in concerned:
             sink.device_event(event)
-        if not concerned and event.port_num is not None:
+        if event.port_num is not None:
             logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
 
     def _idle(self) -> None:

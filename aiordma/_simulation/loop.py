@@ -52,7 +52,7 @@ class HostLoop(VirtualLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         future = Future.__new__(Future)
-        future.number = self.machine.world.next_number()
+        future.number = self.machine.world._next_number()
         Future.__init__(future, loop=self)
         return future
 
@@ -60,7 +60,7 @@ class HostLoop(VirtualLoop):
         self, _: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
     ) -> asyncio.Task[Any]:
         task = Task.__new__(Task)
-        task.number = self.machine.world.next_number()
+        task.number = self.machine.world._next_number()
         Task.__init__(task, work, loop=self, **options)
         return task
 
@@ -74,7 +74,7 @@ class HostLoop(VirtualLoop):
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
-        """Knows the names of hosts, and asks nobody for others."""
+        """Knows the names of hosts, and looks up no others."""
         found = self.machine.world.hosts.get(host)
         options["flags"] = options.get("flags", 0) | socket.AI_NUMERICHOST
         return socket.getaddrinfo(found.address if found else host, port, **options)
@@ -120,11 +120,12 @@ class HostLoop(VirtualLoop):
             finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
         )
         self._thread_id: int | None = threading.get_ident()
+        around = asyncio._get_running_loop()  # whose program calls `simulate`
         asyncio._set_running_loop(self)
         try:
             self._run_once()  # type: ignore[attr-defined]
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(around)
             self._thread_id = None
             sys.set_asyncgen_hooks(*hooks)
         return not self._idle

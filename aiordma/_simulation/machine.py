@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A turn of a loop takes up to so many nanoseconds.
+# An iteration of a loop takes up to so many nanoseconds.
 TURN = 10_000
 
 
@@ -34,7 +34,7 @@ class Machine:
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this one."""
         self.program = lib.aiordma_sim_program(self.number)
-        self._programs: dict[asyncio.Task[Any], None] = {}  # which nobody else need keep
+        self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio does not keep them
         self.loop = HostLoop(self)
         self.loop.set_exception_handler(self._on_exception)
 
@@ -47,7 +47,7 @@ class Machine:
         raise AttributeError
 
     def step(self, until: float | None) -> bool:
-        """Nothing happens within a turn of the loop."""
+        """Nothing happens within an iteration of the loop."""
         return False
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

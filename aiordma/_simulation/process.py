@@ -117,6 +117,7 @@ def simulated(seed: int) -> Iterator[None]:
             setattr(place, name, value)
         lib.aiordma_use_clock(0)
         random.setstate(drawn)
+        gc.collect()  # what is left is old from now on, and such objects are seldom searched
         gc.unfreeze()
         if collects:
             gc.enable()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 RETRY = 0.2  # seconds, as TCP's
+ROUNDED = 1e-8  # seconds that a timer may be early
 FIRST_PORT, PORTS = 32768, 28232
 
 
@@ -40,7 +41,7 @@ class Stream(socket.socket):
         self._machine = machine
         self._names = local, peer
         self._last = 0.0
-        self._coming: deque[bytes] = deque()
+        self._coming: deque[tuple[float, bytes]] = deque()  # with the time of each
         self.other: Stream
 
     def getsockname(self) -> Address:
@@ -66,29 +67,38 @@ class Stream(socket.socket):
     def close(self) -> None:
         if self.fileno() >= 0:
             self.other._transmit(b"")
+            self._machine.loop.remove_writer(self._inner)
             self._inner.close()
         super().close()
 
     def _transmit(self, data: bytes) -> None:
         """To this end; nothing is the end."""
         machine = self._machine
-        delay = machine.world.latency(self.other._machine.host, machine.host)
+        delay = machine.world._latency(self.other._machine.host, machine.host)
         self._last = max(machine.now + delay, self._last)
-        self._coming.append(data)
+        self._coming.append((self._last, data))
         machine.loop.call_at(self._last, self._take)
 
     def _take(self) -> None:
         machine = self._machine
-        while self._coming:
-            if machine.world.is_cut(self.other._machine.host, machine.host):
+        if self._inner.fileno() < 0:  # it has been closed here
+            return
+        machine.loop.remove_writer(self._inner)
+        while self._coming and self._coming[0][0] <= machine.now + ROUNDED:
+            if machine.world._is_cut(self.other._machine.host, machine.host):
                 machine.loop.call_later(RETRY, self._take)
                 return
-            data = self._coming.popleft()
-            with suppress(OSError):  # it has been closed here
-                if data:
-                    self._inner.send(data)
-                else:
-                    self._inner.shutdown(socket.SHUT_WR)
+            due, data = self._coming.popleft()
+            if not data:
+                self._inner.shutdown(socket.SHUT_WR)
+                continue
+            taken = 0
+            with suppress(BlockingIOError):
+                taken = self._inner.send(data)
+            if taken < len(data):  # the rest when the program has read
+                self._coming.appendleft((due, data[taken:]))
+                machine.loop.add_writer(self._inner, self._take)
+                return
 
 
 class ListeningStream:
@@ -148,7 +158,7 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
     """Takes the place of tcp_link's."""
     loop = _loop()
     here = loop.machine
-    host = here.world.host_at(address[0], here.host)
+    host = here.world._host_at(address[0], here.host)
     if host is None:
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
     port = source[1] if source and source[1] else here.random.randrange(FIRST_PORT, 1 << 16)
@@ -159,9 +169,9 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
         """Again and again, as TCP does."""
         if answer.done():
             return
-        there = host.machine
-        if not here.world.is_cut(here.host, host):
-            delay = here.world.latency(here.host, host)
+        there = host._machine
+        if not here.world._is_cut(here.host, host):
+            delay = here.world._latency(here.host, host)
             there.loop.call_at(here.now + delay, arrive, there)
         loop.call_later(1, ask)
 
@@ -172,7 +182,7 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
             made, accepted = Stream(here, local, address), Stream(there, address, local)
             made.other, accepted.other = accepted, made
             listening.offer(accepted)
-        delay = here.world.latency(host, here.host)
+        delay = here.world._latency(host, here.host)
         loop.call_at(there.now + delay, finish, made)
 
     def finish(made: Stream | None) -> None:

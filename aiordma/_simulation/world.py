@@ -9,13 +9,13 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from .._core.arguments import integer
+from .._core.arguments import instance, integer, real, seconds
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import lib
 from ..errors import BusyError
@@ -31,6 +31,8 @@ MAIN = "main"
 TURNS_PER_COLLECTION = 2000
 # Seconds that programs have to end when the main one has.
 GRACE = 120.0
+# Of what a Link and a FaultPlan say: seconds, and times per second.
+MOST = 1e9
 
 
 class KilledError(RuntimeError):
@@ -39,6 +41,13 @@ class KilledError(RuntimeError):
 
 class TimeLimitError(AssertionError):
     """The simulation has not ended in time."""
+
+
+def _check(record: Link | FaultPlan, names: str, most: float) -> None:
+    """Each of these fields is a number from 0 to `most`."""
+    for name in names.split():
+        if not 0 <= (value := real(name, getattr(record, name))) <= most:
+            raise ValueError(f"{name} is a number from 0 to {most:g}, not {value:g}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,12 @@ class Link:
     late: float = 1e-3
     """By so much at most."""
 
+    def __post_init__(self) -> None:
+        _check(self, "latency jitter late", MOST)
+        _check(self, "loss duplicate reorder", 1)
+        if not (rate := real("rate", self.rate)) >= 1:
+            raise ValueError(f"rate is a number of bytes per second, 1 or more, not {rate:g}")
+
 
 @dataclass(frozen=True)
 class FaultPlan:
@@ -83,6 +98,11 @@ class FaultPlan:
     duration: float = 1.0
     until: float = math.inf
 
+    def __post_init__(self) -> None:
+        instance("link", self.link, Link, "a Link")
+        _check(self, "partitions pauses kills duration", MOST)
+        seconds("until", self.until, endless=True)
+
 
 class Host:
     """A host of a simulation: `World.host`."""
@@ -95,8 +115,8 @@ class Host:
         """Its IP address; `name` stands for it on every host."""
         self.slowness: float = 1.0
         """Its programs take so many times as long as others'."""
-        self.service: tuple[Program[Any], tuple[Any, ...]] | None = None
-        self.machine = Machine(self)
+        self._service: tuple[Program[Any], tuple[Any, ...]] | None = None
+        self._machine = Machine(self)
 
     def __repr__(self) -> str:
         return f"<Host {self.name} {self.address}>"
@@ -104,27 +124,27 @@ class Host:
     @property
     def alive(self) -> bool:
         """It is not killed."""
-        return self.machine.alive
+        return self._machine.alive
 
     def serve(self, program: Program[Any], *args: Any) -> None:
         """Runs a program on the host now, and whenever it boots again.
 
         An error of the program ends the simulation.
         """
-        self.service = program, args
+        self._service = program, args
         self._start_service()
 
     def _start_service(self) -> None:
-        if self.service is not None:
-            task = self.machine.start(*self.service)
-            task.add_done_callback(self.world.on_service_end)
+        if self._service is not None:
+            task = self._machine.start(*self._service)
+            task.add_done_callback(self.world._on_service_end)
 
     async def run(self, program: Program[T], *args: Any) -> T:
         """Runs a program on the host, and returns or raises in the caller's loop what it does.
 
         KilledError when the host is killed meanwhile, or is dead.  Cancelling cancels the program.
         """
-        machine, here = self.machine, asyncio.get_running_loop()
+        machine, here = self._machine, asyncio.get_running_loop()
         if not machine.alive:
             raise KilledError(f"{self!r} is dead")
         done: asyncio.Future[None] = here.create_future()
@@ -140,10 +160,10 @@ class Host:
         return task.result()
 
     def kill(self) -> None:
-        """Ends the host at once: nothing of it runs any more, and nobody is told."""
+        """Ends the host at once: nothing of it runs any more, and no peer is told."""
         if self.name == MAIN:
             raise ValueError("the host of the main program is not to be killed")
-        machine = self.machine
+        machine = self._machine
         if not machine.alive:
             return
         machine.set_state(alive=False)
@@ -154,19 +174,19 @@ class Host:
         """Starts a killed host again, with its address, and what `serve` was given."""
         if self.alive:
             raise RuntimeError(f"{self!r} is running")
-        self.world.old_machines.append(self.machine)
-        self.machine = self.world.elsewhere(lambda: Machine(self))
+        self.world._old_machines.append(self._machine)
+        self._machine = self.world._elsewhere(lambda: Machine(self))
         self._start_service()
 
     def pause(self) -> None:
         """The host stands still until `resume`; what comes for it waits."""
         if self.alive:
-            self.machine.set_state(paused=True)
+            self._machine.set_state(paused=True)
 
     def resume(self) -> None:
         """After `pause`."""
         if self.alive:
-            self.machine.set_state()
+            self._machine.set_state()
 
 
 def resolve(done: asyncio.Future[None], error: Exception | None) -> None:
@@ -186,8 +206,8 @@ class World:
         self.random: random.Random = random.Random(seed)
         """Of the seed, for what a test draws itself."""
         self.hosts: dict[str, Host] = {}
-        self.old_machines: list[Machine] = []
-        self.turns = 0
+        self._old_machines: list[Machine] = []
+        self._turns = 0
         self._plan = plan
         self._numbers = 0
         self._links: dict[tuple[str, str], Link] = {}
@@ -215,13 +235,13 @@ class World:
             number = len(self.hosts)
             if number == lib.AIORDMA_SIM_HOSTS:
                 raise ValueError(f"there are {number} hosts already, the most there can be")
-            made = self.hosts[name] = self.elsewhere(lambda: Host(self, name, number))
+            made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
             for other in self.hosts.values():
                 self._set_way(made, other)
                 self._set_way(other, made)
         return self.hosts[name]
 
-    def host_at(self, address: str, here: Host) -> Host | None:
+    def _host_at(self, address: str, here: Host) -> Host | None:
         """That `here` reaches by the address."""
         if address == "::1" or address.startswith("127."):
             return here
@@ -237,6 +257,7 @@ class World:
 
     def partition(self, *names: str) -> None:
         """Cuts these hosts off from all others, until `heal`."""
+        self._check_hosts(names)
         for one in self.hosts:
             for other in self.hosts:
                 if (one in names) != (other in names):
@@ -245,13 +266,19 @@ class World:
 
     def heal(self, *names: str) -> None:
         """Ends partitions of these hosts; without names, all."""
+        self._check_hosts(names)
         self._cut = {ways for ways in self._cut if names and not set(names) & set(ways)}
         self._set_ways()
 
-    def is_cut(self, one: Host, other: Host) -> bool:
+    def _check_hosts(self, names: Collection[str]) -> None:
+        for name in names:
+            if name not in self.hosts:
+                raise ValueError(f"there is no host {name!r}; there are {', '.join(self.hosts)}")
+
+    def _is_cut(self, one: Host, other: Host) -> bool:
         return (one.name, other.name) in self._cut
 
-    def latency(self, one: Host, other: Host) -> float:
+    def _latency(self, one: Host, other: Host) -> float:
         """Of one segment of TCP, as it is drawn."""
         link = self._way(one, other)
         return link.latency + self.random.uniform(0, link.jitter)
@@ -270,32 +297,32 @@ class World:
         way.latency_ns, way.jitter_ns = round(link.latency * 1e9), round(link.jitter * 1e9)
         way.ps_per_byte, way.late_ns = round(1e12 / link.rate), round(link.late * 1e9)
         way.loss, way.duplicate = round(link.loss * 1e6), round(link.duplicate * 1e6)
-        way.late, way.cut = round(link.reorder * 1e6), self.is_cut(one, other)
+        way.late, way.cut = round(link.reorder * 1e6), self._is_cut(one, other)
 
     # ---- the scheduler -------------------------------------------------------------------
 
-    def next_number(self) -> int:
+    def _next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 
-    def elsewhere(self, make: Callable[[], T]) -> T:
+    def _elsewhere(self, make: Callable[[], T]) -> T:
         """What a call makes that enters another machine than the one whose turn it is."""
         try:
             return make()
         finally:
             lib.aiordma_sim_enter(self._entered)
 
-    def on_service_end(self, task: asyncio.Task[Any]) -> None:
+    def _on_service_end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self._failure = self._failure or task.exception()
 
-    def run(self, done: Callable[[], bool], limit: float) -> None:
+    def _run(self, done: Callable[[], bool], limit: float) -> None:
         """Lets one thing happen after the other until `done`, or for `limit` seconds."""
         end = self._begun + round(limit * 1e9)
         while not done():
             if self._failure is not None:
                 raise self._failure
-            machines = [host.machine for host in self.hosts.values()]
+            machines = [host._machine for host in self.hosts.values()]
             due = [machine.due() for machine in machines]
             first, event = min(due), lib.aiordma_sim_next()
             if first == event == NEVER:
@@ -315,17 +342,17 @@ class World:
     def _turn(self, machine: Machine) -> None:
         self._entered = machine.number
         machine.turn()
-        self.turns += 1
-        if self.turns % TURNS_PER_COLLECTION == 0:
+        self._turns += 1
+        if self._turns % TURNS_PER_COLLECTION == 0:
             gc.collect()
 
     def _waiting(self) -> str:
-        loops = [host.machine.loop for host in self.hosts.values() if host.alive]
+        loops = [host._machine.loop for host in self.hosts.values() if host.alive]
         return "\n".join(text for loop in loops if (text := waiting(loop))) or "no task is left"
 
     # ---- faults, and the end -------------------------------------------------------------
 
-    async def break_things(self) -> None:
+    async def _break_things(self) -> None:
         """By the plan, until its end."""
         plan, draw = self._plan, self.random
         kinds = {self._cut_off: plan.partitions, self._pause: plan.pauses, self._kill: plan.kills}
@@ -353,24 +380,25 @@ class World:
         host.kill()
         return lambda: None if host.alive else host.boot()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """As `asyncio.run` ends, on all hosts that are alive."""
         self._failure = None
         ends = []
         for host in self.hosts.values():
-            host.service = None
+            host._service = None
             host.resume()
             if host.alive:
-                ends.append(host.machine.loop.create_task(host.machine.loop.end()))
-        self.run(lambda: all(task.done() for task in ends), self.now + GRACE)
+                ends.append(host._machine.loop.create_task(host._machine.loop.end()))
+        self._run(lambda: all(task.done() for task in ends), self.now + GRACE)
 
-    def close(self) -> None:
-        machines = [*self.old_machines, *(host.machine for host in self.hosts.values())]
+    def _close(self) -> None:
+        machines = [*self._old_machines, *(host._machine for host in self.hosts.values())]
         self.hosts.clear()
-        self.old_machines.clear()
-        # What was killed ends in the middle of something, and nobody wants to know.
+        self._old_machines.clear()
+        # What was killed ends in the middle of something: that is no news.
         with warnings.catch_warnings(), patch.object(sys, "unraisablehook", lambda _: None):
-            warnings.simplefilter("ignore", ResourceWarning)
+            for kind in (ResourceWarning, RuntimeWarning):
+                warnings.simplefilter("ignore", kind)
             while machines:
                 machines.pop().close()
                 gc.collect()
@@ -404,6 +432,8 @@ def simulate(
     seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
     if hosts and MAIN in hosts:
         raise ValueError(f"the host {MAIN!r} is that of the main program")
+    faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
+    seconds("limit", limit)
     if code := lib.aiordma_sim_begin(seed & NEVER):
         raise BusyError(
             "this process is in a simulation already"
@@ -412,14 +442,14 @@ def simulate(
         )
     try:
         with process.simulated(seed):
-            world = World(seed, FaultPlan() if faults is None else faults)
+            world = World(seed, faults)
             try:
                 return _simulate(world, main, hosts or {}, limit)
             except BaseException as error:
                 error.add_note(f"simulate(seed={seed}), at {world.now:.6f} s, trace {world.trace}")
                 raise
             finally:
-                world.close()
+                world._close()
     finally:
         if lib.aiordma_sim_end():
             warnings.warn("a simulated host did not close its device", ResourceWarning, 1)
@@ -431,19 +461,19 @@ def _simulate(
     hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]],
     limit: float,
 ) -> T:
-    here = world.host(MAIN).machine
+    here = world.host(MAIN)._machine
     for name in hosts:
         world.host(name)
     for name, program in hosts.items():
         world.host(name).serve(program)
-    here.start(world.break_things, ())
+    here.start(world._break_things, ())
     task = here.start(main, (world,))
     try:
-        world.run(task.done, limit)
+        world._run(task.done, limit)
         result = task.result()
     except Exception:
         with suppress(Exception):
-            world.end()
+            world._end()
         raise
-    world.end()
+    world._end()
     return result

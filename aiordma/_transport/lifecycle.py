@@ -317,6 +317,7 @@ class ConnectionLifecycle:
             self._rails = Rails(
                 self._owner,
                 self._messages,
+                self._sharing,
                 self._config,
                 self._endpoint.security,
                 devices,
@@ -324,6 +325,7 @@ class ConnectionLifecycle:
                 link.peer_address,
                 client,
                 self._loop.time,
+                self._loop.call_later,
             )
         if peer.inspects if client else self._endpoint.security.inspects:
             self._inspection = Inspection(client=client)

@@ -10,14 +10,18 @@ are added to the open connection, each by control messages on the lead:
     connecting side -> other side   RailReady
 
 A rail that breaks is stopped, and the peer told by RailDown, which it answers by the same.  That
-costs the connection nothing; the end of the lead is the end of the connection.
+costs the connection nothing; the end of the lead is the end of the connection.  The connecting side
+then offers another rail on that device: at once when its port becomes active, else after a
+while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -41,17 +45,22 @@ from ..errors import (
 )
 from .admission_control import Bucket
 from .auth import Security
-from .endpoint import AddressedEndpoint, host_part
-from .keep_alive import Probe
+from .endpoint import AddressedEndpoint, driver_at, host_part
+from .keep_alive import KeepAlive, Probe
+from .sharing import Sharing
 
 if TYPE_CHECKING:
     from .._datapath.protocols import Owner
+    from .._loop.driver import Driver
 
 logger = logging.getLogger("aiordma.rails")
 
 # Offers that a peer may make at once, and how many more each second: what answers one makes a queue
 # pair, and may open a device.
 OFFER_BURST, OFFER_RATE = protocol.MAX_RAILS, 1.0
+
+# Seconds until a device without a rail is tried again, doubled each time.
+FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
 
 Shown = Literal["lead", "up", "connecting", "down"]
 
@@ -116,11 +125,12 @@ class RailStatus:
     since: float
     """The time at which it came into that state, by `time.monotonic`."""
     error: BaseException | None
-    """The reason why it is down."""
+    """The reason why it is down; of one that is not, why the latest before it was."""
     bytes_sent: int
-    """Bytes of messages to the peer: for the lead all of them, since the peer reads long ones."""
+    """Bytes of messages to the peer: for the lead those of the connection, for others 0.  The peer
+    reads long messages, and by which rails is known there alone (`bytes_received`)."""
     bytes_received: int
-    """Bytes of messages that it has carried from the peer."""
+    """Bytes of messages from the peer that rails on this device have carried."""
 
 
 @dataclass(eq=False, slots=True)
@@ -138,18 +148,96 @@ class Rail:
     offer_id: int = 0
     """The request id of the offer of this side."""
     error: BaseException | None = None
-    bytes_sent: int = 0
     bytes_received: int = 0
+    keep_alive: KeepAlive | None = None
+    """While it is up, if the connection has one."""
+
+    def stop_asking(self) -> None:
+        if self.keep_alive is not None:
+            self.keep_alive.stop()
+            self.keep_alive = None
 
     def release(self) -> None:
         """Destroys the queue pair, not from within a drain; again does nothing."""
+        self.stop_asking()
         queue, self.queue = self.queue, None
         endpoint, self.endpoint = self.endpoint, None
         if queue is not None:
-            self.bytes_received = queue.bytes_read
+            self.bytes_received += queue.bytes_read
             queue.close()
         if endpoint is not None:
             endpoint.close()
+
+
+class Berth:
+    """A device of the connecting side that is to have a rail: calls `offer` when it is time for one.
+
+    `later` is that of the loop.  The device stays open, which tells of its port.
+    """
+
+    def __init__(
+        self,
+        device: verbs.Device,
+        offer: Callable[[Berth], None],
+        later: Callable[[float, Callable[[], None]], asyncio.Handle],
+    ) -> None:
+        self.device = device
+        self._offer = offer
+        self._later = later
+        self._delay = FIRST_DELAY
+        self._proved_at = math.inf
+        """From then on the rail that is up counts as one that works."""
+        self._timer: asyncio.Handle | None = None
+        """While there is no rail, and none under way."""
+        self._driver: Driver | None = None
+        self._token: object = None
+
+    def watch(self, config: Config) -> None:
+        """Opens the device, if it is not; raises what that raises."""
+        if self._driver is None:
+            self._driver = driver_at((self.device,), config, None)
+            self._token = self._driver.subscribe(self._event)
+
+    def up(self, now: float) -> None:
+        """There is a rail."""
+        self._proved_at = now + LONGEST_DELAY
+
+    def empty(self, now: float) -> None:
+        """There is none any more, or none could be made."""
+        if now >= self._proved_at:
+            self._delay = FIRST_DELAY
+        self._proved_at = math.inf
+        self._timer = self._later(self._delay, self._try)
+        self._delay = min(2 * self._delay, LONGEST_DELAY)
+
+    def _try(self) -> None:
+        self._timer = None
+        self._offer(self)
+
+    def _event(self, event: verbs.AsyncEvent) -> None:
+        if event.type is verbs.EventType.DEVICE_FATAL:
+            # To be opened anew, not by this driver; nor is it closed while it hands out events.
+            asyncio.get_running_loop().call_soon(self._leave)
+        elif event.type is verbs.EventType.PORT_ACTIVE:
+            self._delay = FIRST_DELAY
+            if self._timer is not None:
+                self._timer.cancel()
+                self._try()
+
+    def _leave(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.unsubscribe(self._token)
+            driver.release()
+
+    def stop(self) -> None:
+        """No rail is offered any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def close(self) -> None:
+        self.stop()
+        self._leave()
 
 
 @dataclass(eq=False)
@@ -161,6 +249,7 @@ class Rails:
 
     owner: Owner
     messages: Session
+    sharing: Sharing
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
@@ -170,10 +259,14 @@ class Rails:
     client: bool
     """Whether this side connects, and so offers."""
     clock: Callable[[], float]
+    later: Callable[[float, Callable[[], None]], asyncio.Handle]
+    """These two are the loop's."""
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
     """The number of the latest rail that was offered."""
     offers: Bucket = field(init=False)
+    berths: dict[str, Berth] = field(default_factory=dict)
+    """Of the connecting side, by the name of the device."""
 
     def __post_init__(self) -> None:
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
@@ -200,18 +293,47 @@ class Rails:
             rail.since = self.clock()
             logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
         before, rail.state = rail.state, following
-        if rail.queue is not None and before is not following:
+        if rail.queue is not None and rail.endpoint is not None and before is not following:
             if following is _S.UP:
-                self.messages.add_rail(rail.queue, rail.number)
+                self._up(rail)
             elif before is _S.UP:
-                self.messages.remove_rail(rail.queue)
+                rail.stop_asking()
+
+    def _up(self, rail: Rail) -> None:
+        assert rail.queue is not None
+        assert rail.endpoint is not None
+        self.messages.add_rail(rail.queue, rail.number)
+        self.sharing.add_rail(rail.queue, rail.endpoint.driver.pool)
+        if self.config.keep_alive is not None:
+            rail.keep_alive = KeepAlive(
+                rail.queue,
+                rail.endpoint.driver.timers,
+                self.config.keep_alive,
+                self.config.keep_alive_timeout,
+            )
+        if (berth := self.berths.get(rail.device)) is not None:
+            berth.up(self.clock())
 
     def _new(self, rail: Rail) -> None:
-        """Takes it in; of those that are over, one of each device is kept, for its error."""
-        self.rails = [
-            it for it in self.rails if it.device != rail.device or it.state is not _S.DOWN
-        ]
+        """Takes it in, in place of one that is over on the same device: error and bytes stay."""
+        for it in self.rails:
+            if it.device == rail.device and it.state is _S.DOWN:
+                self.rails.remove(it)
+                rail.error, rail.bytes_received = it.error, it.bytes_received
+                break
         self.rails.append(rail)
+
+    def _take_in(
+        self,
+        device: str,
+        state: RailState,
+        number: int,
+        endpoint: AddressedEndpoint,
+        offer_id: int = 0,
+    ) -> None:
+        queue = endpoint.make_queue(self.owner)
+        queue.number = number
+        self._new(Rail(device, state, self.clock(), number, endpoint, queue, offer_id))
 
     def _make(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
         return AddressedEndpoint((device,), self.config, self.security, None, to)
@@ -254,7 +376,7 @@ class Rails:
     def _broke(self, rail: Rail, error: BaseException) -> None:
         rail.error = error.with_traceback(None)  # whose frames have this
         self._advance(rail, _E.BROKE)
-        rail.release()
+        self._release(rail)
         logger.warning("rail %d on %s broke: %s", rail.number, rail.device, cause_text(error))
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
@@ -264,11 +386,32 @@ class Rails:
         self._advance(rail, _E.TOLD_DOWN)
         if not answers:
             rail.error = ConnectionBrokenError("the peer has stopped this rail")
-            self._loop.call_soon(self._stopped, rail)
+        self._loop.call_soon(self._gone, rail, not answers)
 
-    def _stopped(self, rail: Rail) -> None:
+    def _gone(self, rail: Rail, tells: bool) -> None:
+        """It is over at both sides."""
+        self._release(rail)
+        self.messages.rail_over(rail.number)
+        if tells:
+            self._tell(protocol.RailDown(0, rail.number))
+        if not self._over and (berth := self.berths.get(rail.device)) is not None:
+            berth.empty(self.clock())
+
+    def _release(self, rail: Rail) -> None:
+        """Gives it back, not from within a drain.
+
+        The peer's READs end with the queue pair: of a window that ends before they would fail for
+        lack of access, which breaks a connection.
+        """
+        if (queue := rail.queue) is not None:
+            assert rail.error is not None
+            queue.fail(rail.error)
+            with suppress(RDMAError, OSError):  # the device has failed
+                queue.qp.to_error()
+            if queue.frame_handler is not None:  # it was up
+                self.sharing.remove_rail(queue)
+                self.messages.remove_rail(queue)
         rail.release()
-        self._tell(protocol.RailDown(0, rail.number))
 
     def end(self, error: BaseException) -> None:
         """The connection has ended, and with it the rails: nothing more is posted."""
@@ -276,13 +419,18 @@ class Rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
             rail.state = _S.DOWN
+            rail.stop_asking()
             if rail.queue is not None:
                 rail.queue.fail(error)
+        for berth in self.berths.values():
+            berth.stop()
 
     def close(self) -> None:
         """Gives everything back."""
         for rail in self.rails:
             rail.release()
+        for berth in self.berths.values():
+            berth.close()
 
     def status(self) -> list[RailStatus]:
         return [
@@ -291,8 +439,8 @@ class Rails:
                 rail.state.shown,
                 rail.since,
                 rail.error,
-                rail.bytes_sent,
-                rail.bytes_received if rail.queue is None else rail.queue.bytes_read,
+                0,
+                rail.bytes_received + (rail.queue.bytes_read if rail.queue is not None else 0),
             )
             for rail in self.rails
         ]
@@ -301,26 +449,39 @@ class Rails:
 
     def begin(self) -> None:
         """The connection is open, and its user gets it: offers a rail for each further device."""
-        if not self.client or self._over:
+        if not self.client:
             return
-        to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
         for device in self.devices:
             if device.name != self.lead:
-                self._offer(device, to)
+                self.berths[device.name] = berth = Berth(device, self._offer, self.later)
+                self._offer(berth)
 
-    def _offer(self, device: verbs.Device, to: verbs.GID | None) -> None:
-        rail = Rail(device.name, _S.OFFERED, self.clock())
-        self._new(rail)
-        try:
-            rail.endpoint = endpoint = self._make(device, to)
-        except (RDMAError, OSError, ValueError) as error:
-            logger.warning("no rail on %s: %s", device.name, cause_text(error))
-            rail.state, rail.error = _S.DOWN, error.with_traceback(None)
+    def _offer(self, berth: Berth) -> None:
+        if self._over:
             return
-        rail.queue = endpoint.make_queue(self.owner)
+        name = berth.device.name
+        try:
+            berth.watch(self.config)
+            to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
+            endpoint = self._make(berth.device, to)
+        except (RDMAError, OSError, ValueError) as error:
+            self._fruitless(name, error)
+            berth.empty(self.clock())
+            return
         self.latest += 1
-        rail.number, rail.offer_id = self.latest, self.messages.controls.new_request_id()
-        self._tell(protocol.RailOffer(rail.offer_id, rail.number, endpoint.endpoint.pack()))
+        offer_id = self.messages.controls.new_request_id()
+        self._take_in(name, _S.OFFERED, self.latest, endpoint, offer_id)
+        self._tell(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
+
+    def _fruitless(self, device: str, error: Exception) -> None:
+        """No rail can be offered there: one that was before is down for longer."""
+        level = logging.INFO
+        rail = next((rail for rail in self.rails if rail.device == device), None)
+        if rail is None:
+            level = logging.WARNING
+            self._new(rail := Rail(device, _S.DOWN, self.clock()))
+        rail.error = error.with_traceback(None)
+        logger.log(level, "no rail on %s: %s", device, cause_text(error))
 
     def _answered(self, answer: protocol.RailAnswer) -> None:
         rail = self._rail(answer.rail)
@@ -351,10 +512,11 @@ class Rails:
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
+                if rail.state is _S.OFFERED:
+                    peer = host_port(self.peer) if self.peer is not None else ""
+                    rail.error = RequestRefusedError(error.code, error.text, peer=peer)
                 self._advance(rail, _E.REFUSED)
-                peer = host_port(self.peer) if self.peer is not None else ""
-                rail.error = rail.error or RequestRefusedError(error.code, error.text, peer=peer)
-                self._loop.call_soon(rail.release)
+                self._loop.call_soon(self._gone, rail, False)
                 return True
         return False
 
@@ -389,16 +551,7 @@ class Rails:
                 logger.info("rail %d is refused: %s", offer.rail, cause_text(error))
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
-            self._new(
-                Rail(
-                    endpoint.driver.context.name,
-                    _S.CONNECTING,
-                    self.clock(),
-                    offer.rail,
-                    endpoint,
-                    endpoint.make_queue(self.owner),
-                )
-            )
+            self._take_in(endpoint.driver.context.name, _S.CONNECTING, offer.rail, endpoint)
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:

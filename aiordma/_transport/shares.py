@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
 from ..errors import BufferStateError, RDMAError
-from ..mr_pool import Block, Buffer, LocalMemory
+from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 from . import lease_thread, share_keys
 from .lease_thread import Deadline, lease_seconds, milliseconds, now
 
 if TYPE_CHECKING:
+    from .._datapath.rail import SendQueue
     from .sharing import Sharing
 
 
@@ -33,6 +36,9 @@ class Share:
         self._sharing = sharing
         self._memory = memory
         self._key = share_keys.make_key(sharing.pool, sharing.queue, memory, rights)
+        self._others: dict[SendQueue, share_keys.ShareKey] = {}  # of rails besides the lead
+        self.told = False
+        """Whether the peer knows the region, and so is told of its keys by other rails."""
         memory._pin()
         self._over = False
         self._deadline: Deadline | None = None
@@ -63,6 +69,37 @@ class Share:
     def _on_ready(self, callback: Callable[[], None]) -> None:
         """Calls it when the key works, or has been revoked before."""
         self._key.on_ready(callback)
+
+    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+        """Opens the memory by a further rail; where that cannot be, the lead alone has it."""
+        rights = self.rights & (Rights.READ | Rights.WRITE)
+        if self.revoked or not rights or not self.told:
+            return
+        with suppress(RDMAError, OSError):
+            key = share_keys.make_key(pool, rail, self._memory, rights)
+            self._others[rail] = key
+            key.on_ready(partial(self._tell_key, rail, key))
+
+    def _tell_key(self, rail: SendQueue, key: share_keys.ShareKey) -> None:
+        if rail in self._others and not self.revoked:
+            self._sharing.notify(protocol.RegionKey(0, self.region_id, rail.number, key.rkey))
+
+    def remove_rail(self, rail: SendQueue) -> None:
+        """The rail is gone, and its queue pair goes after this."""
+        key = self._others.pop(rail, None)
+        if key is None:
+            return
+        deadline = self._deadline
+        if deadline is not None:
+            deadline.cancel()  # a key is not ended beside its thread
+        if self._grace is not None:
+            self._grace.cancel()
+        key.close()
+        if deadline is not None and not self._key.closed and self._grace is None:
+            try:
+                self._deadline = lease_thread.at(deadline.when, self._expire)
+            except RDMAError:
+                self._end(tells=True)  # the peer could use it for ever
 
     @property
     def revoked(self) -> bool:
@@ -118,8 +155,9 @@ class Share:
     def _expire(self) -> None:
         """In the thread of leases: the key ends, the rest follows in the loop."""
         try:
-            if not self._key.end_now():
-                self._grace = lease_thread.at(now() + share_keys.GRACE, self._key.end_under_way)
+            late = [key for key in (self._key, *self._others.values()) if not key.end_now()]
+            if late:
+                self._grace = lease_thread.at(now() + share_keys.GRACE, partial(end_all, late))
         finally:
             self._sharing.call_soon(self._expired)
 
@@ -135,7 +173,8 @@ class Share:
             self._deadline.cancel()
         if self._grace is not None:
             self._grace.cancel()
-        self._key.close()
+        for key in (self._key, *self._others.values()):
+            key.close()
         self._memory._unpin()
         self._sharing.forget(self)
         if tells:
@@ -146,6 +185,11 @@ class Share:
 
     def __exit__(self, *_: object) -> None:
         self.revoke()
+
+
+def end_all(keys: list[share_keys.ShareKey]) -> None:
+    for key in keys:
+        key.end_under_way()
 
 
 class Loan(Share):

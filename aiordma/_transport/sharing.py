@@ -113,6 +113,7 @@ class Sharing:
         self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
+        self._rails: dict[SendQueue, MemoryPool] = {}  # those besides the lead that are up
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
@@ -144,10 +145,13 @@ class Sharing:
         known = self._used.get(token.region_id)
         if known is not None and known._usable and known.token == token:
             return known
-        return self._use(RemoteRegion(self, token, lent=False))
+        return self._use(RemoteRegion(self, token, lent=False), granted=False)
 
-    def _use(self, region: RemoteRegion) -> RemoteRegion:
-        """Keeps the region, whose owner can end it and change its lease from now on."""
+    def _use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
+        """Keeps the region, whose owner can end it and change its lease from now on; if the owner
+        has `granted` it here, it tells of keys for other rails as well."""
+        if granted:
+            region._keys = {}
         self._used[region.token.region_id] = region
         return region
 
@@ -158,6 +162,7 @@ class Sharing:
             await share.ready()  # until then no peer can use it
             share._lease_from_now(lease)
             told = self._tell(protocol.RegionGrant(0, share.token))
+            self._granted_to_peer(share)
             await told
         except BaseException:
             # A caller that gave up does not expect the memory to be used, so it is withdrawn, even
@@ -168,6 +173,27 @@ class Sharing:
             raise
         share._lease_from_now(lease)  # the peer's device has the token now
         return share
+
+    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+        """A further rail is up: what the peer knows it can use by that one as well."""
+        self._rails[rail] = pool
+        for share in list(self._shares.values()):
+            share.add_rail(rail, pool)
+
+    def remove_rail(self, rail: SendQueue) -> None:
+        """The rail is gone, and its queue pair goes after this."""
+        del self._rails[rail]
+        for share in list(self._shares.values()):
+            share.remove_rail(rail)
+        for region in list(self._used.values()):
+            if region._keys is not None:
+                region._keys.pop(rail.number, None)
+
+    def _granted_to_peer(self, share: Share) -> None:
+        """The peer knows the region when it gets what is sent after this."""
+        share.told = True
+        for rail, pool in self._rails.items():
+            share.add_rail(rail, pool)
 
     def forget(self, share: Share) -> None:
         known = self._shares.pop(share.region_id, None)
@@ -217,6 +243,7 @@ class Sharing:
         try:
             if loan._lease_from_now(lease):  # when the peer can use it
                 self._controls.send(protocol.RegionGrant(request_id, loan.token))
+                self._granted_to_peer(loan)
             else:
                 self._refuse(request_id, internal, "the loan ended before it began")
         except RDMAError as error:
@@ -385,6 +412,11 @@ class Sharing:
                 self._extend(message)
             case protocol.RegionLease():
                 self._renewed(message)
+            case protocol.RegionKey():
+                region = self._used.get(message.region_id)
+                known = any(rail.number == message.rail for rail in self._rails)
+                if known and region is not None and region._keys is not None:
+                    region._keys[message.rail] = message.rkey
             case protocol.RegionEnd():
                 region = self._used.pop(message.region_id, None)
                 if region is not None:

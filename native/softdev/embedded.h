@@ -97,7 +97,7 @@ void aiordma_trace_stop(void);
  * over a network of the simulation, in virtual time (sim/sim.c).  Everything is done in one thread. */
 
 enum {
-	AIORDMA_SIM_HOSTS = 64 /* at most; their addresses are 10.0.0.1 and so on */
+	AIORDMA_SIM_HOSTS = 64 /* at most; the last bytes of their IPv4 addresses count from 1 */
 };
 
 enum aiordma_sim_state {
@@ -137,7 +137,8 @@ struct aiordma_sim_link *aiordma_sim_way(int from, int to);
 struct aiordma_sim_program *aiordma_sim_program(int machine);
 uint64_t aiordma_sim_now(void); /* nanoseconds */
 void aiordma_sim_pass(uint64_t ns); /* a program has taken so long */
-uint64_t aiordma_sim_look(void); /* the same for a program, whose look at the clock takes a moment */
+uint64_t
+aiordma_sim_look(void); /* the same for a program, whose look at the clock takes a moment */
 uint64_t aiordma_sim_next(void); /* when something happens next; UINT64_MAX: never */
 /* What is due by then happens, up to the first program that has input and is not busy. */
 void aiordma_sim_run(uint64_t until);

@@ -15,7 +15,9 @@ import pytest
 from aiordma import verbs
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
+from aiordma._datapath.inbox import PendingRendezvous
 from aiordma._datapath.session import Session
+from aiordma._transport.keep_alive import Probe
 from aiordma.verbs._memory.memory_region import reg_mr
 from tests.model.frames import pack_keys, unpack_keys
 from tests.transport.raw_peer import Piece, acknowledgement, control, read_request, rendezvous
@@ -169,6 +171,21 @@ def test_keys_are_split_to_what_the_peer_has_room_for(rails: Rails) -> None:
     assert len(keys) == MOST
     for piece, key in zip(pieces[::20], keys[::20], strict=True):
         assert peer_reads(rails.other, piece, key) == pattern(1 << 15)[:4096]
+
+
+def test_keys_do_not_overtake_a_control_message(rails: Rails) -> None:
+    """Which may say that the rail is ready: before that the peer does not know it."""
+
+    def fill(count: int) -> None:
+        for _ in range(count):
+            rails.lead.queue.post(Probe(lambda: None))
+
+    fill(rails.lead.queue.capacity)
+    rails.bare.send(bytes(LONG))
+    fill(rails.lead.queue.capacity)
+    rails.channel.controls.send(protocol.Ping(1), rails.lead.loop.create_future())
+    rails.until(lambda: len(rails.lead._arrived) == 3)
+    assert rails.kinds == [FrameKind.RNDV_RTS, FrameKind.CONTROL, FrameKind.RNDV_KEYS]
 
 
 def test_it_is_over_when_no_rail_can_read_any_more(rails: Rails) -> None:
@@ -485,6 +502,21 @@ def test_keys_do_not_change(
     it.tell(*again)
     (error,) = rails.bare.owner.errors
     assert "there are those of 2" in str(error)
+
+
+def test_keys_of_a_rail_that_is_gone_are_not_kept(
+    rails: Rails, offer: Callable[..., Offer]
+) -> None:
+    gc.collect()
+    it = offer(LONG)
+    it.send()
+    it.tell()
+    (pending,) = (each for each in gc.get_objects() if isinstance(each, PendingRendezvous))
+    (keys,) = (each for each in gc.get_referents(pending) if isinstance(each, dict))
+    assert list(keys) == [OTHER]
+    rails.channel.remove_rail(rails.other.queue)
+    assert not keys
+    gets(rails, receiving(rails), it.data)
 
 
 def test_keys_that_are_not_needed(rails: Rails, offer: Callable[..., Offer]) -> None:

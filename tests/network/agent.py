@@ -239,6 +239,11 @@ class Agent:
             for rail, address in zip(conn.rails, addresses, strict=True)
         ]
 
+    async def rail_becomes(self, state: str) -> None:
+        """Wait until the second rail has that state."""
+        while (rails := self.conn.rails)[1:] == () or rails[1].state != state:
+            await asyncio.sleep(0.001)
+
     async def echo(self, count: int, size: int, seed: int = 0) -> float:
         """Echo messages, as many outstanding as the connection allows; return the seconds."""
         conn, loop = self.conn, asyncio.get_running_loop()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from .conftest import AgentProcess, Agents, Start, address_of, connect, exchange, pair
 from .namespaces import CABLE, Network
 
 MUCH = 2 << 20  # bytes
+LONG = 64 << 20
+CUTS = 20
 LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
 
 
@@ -166,3 +170,25 @@ def test_connections_break_with_their_cable(rails: list[Agents], wire: Network, 
         assert "ConnectionBrokenError" in agent.start("echo", count=1, size=1).error()
         assert agent.call("ended")[0] == "ConnectionBrokenError"
     others[0].call("echo", count=20, size=100_000)
+
+
+def test_a_cable_is_cut_again_and_again(rails: list[Agents], wire: Network) -> None:
+    """In the middle of long messages: none is lost or late for more than the cut, and the rail
+    comes back each time."""
+    chance = random.Random(1)
+    ends = left, right = [agent.of("all", agent.namespace) for agent in rails[0]]
+    connect((left, right), right.namespace.ipv4, "tcp")
+    near, far = wire.cables[1]
+    for number in range(CUTS):
+        for agent in ends:
+            agent.call("rail_becomes", state="up")
+        until = near.carried + chance.randrange(LONG // 2)
+        echoing = left.start("echo", count=1, size=LONG, seed=number)
+        while near.carried < until and not echoing.done():
+            pass
+        far.link("down")
+        for agent in ends:
+            agent.call("rail_becomes", state="down")
+        echoing.result()
+        far.link("up")
+    left.call("rail_becomes", state="up")

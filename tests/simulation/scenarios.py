@@ -203,7 +203,7 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
 
 
 async def leases(world: testing.World) -> None:
-    """No write arrives after the end of the lease, by the owner's clock, whoever stands still."""
+    """No write arrives after the end of its lease, by the clock of the owner."""
     lent = []
 
     async def lend(conn: aiordma.Connection) -> None:

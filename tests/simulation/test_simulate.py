@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import time
+import warnings
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
@@ -117,6 +119,39 @@ async def test_the_device_of_the_process_must_not_be_in_use() -> None:
             testing.simulate(lambda _: asyncio.sleep(0), seed=1)
 
 
+def test_wrong_arguments_are_refused_at_once() -> None:
+    for wrong in (
+        lambda: testing.Link(loss=1.5),
+        lambda: testing.Link(latency=-1),
+        lambda: testing.Link(jitter=float("nan")),
+        lambda: testing.Link(rate=0),
+        lambda: testing.FaultPlan(kills=-1),
+        lambda: testing.FaultPlan(duration=float("inf")),
+        lambda: testing.FaultPlan(until=float("nan")),
+        lambda: testing.simulate(fails, limit=-1),
+    ):
+        with pytest.raises(ValueError, match=r"is a (finite )?number"):
+            wrong()
+    with pytest.raises(TypeError, match="faults is a FaultPlan, not Link"):
+        testing.simulate(fails, faults=testing.Link())  # type: ignore[arg-type]
+
+
+def test_a_partition_of_nobody_is_an_error() -> None:
+    async def main(world: testing.World) -> None:
+        for call in world.partition, world.heal:
+            with pytest.raises(ValueError, match="no host 'serve'; there are main, server"):
+                call("serve")
+
+    testing.simulate(main, seed=1, hosts={"server": echo})
+
+
+async def test_a_loop_in_whose_program_it_runs_goes_on() -> None:
+    loop = asyncio.get_running_loop()
+    testing.simulate(lambda _: asyncio.sleep(1), seed=1)
+    assert asyncio.get_running_loop() is loop
+    await asyncio.sleep(0)
+
+
 # ---- the network ---------------------------------------------------------------------------------
 
 
@@ -154,6 +189,39 @@ def test_plain_streams_of_asyncio() -> None:
             await asyncio.wait_for(asyncio.open_connection("server", PORT), 10)
 
     testing.simulate(main, seed=1, hosts={"server": serve})
+
+
+def test_a_stream_is_whole_and_in_time() -> None:
+    """Also what its reader is too slow for."""
+    data, second = random.Random(1).randbytes(4 << 20), 0.5
+    got: list[tuple[bytes, float]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.append((await reader.read(1), time.monotonic()))
+        got.append((await reader.readexactly(1), time.monotonic()))
+        await asyncio.sleep(10)
+        got.append((await reader.read(), time.monotonic()))
+        writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(answer, port=PORT) as server:
+            await server.serve_forever()
+
+    async def main(_: testing.World) -> None:
+        reader, writer = await asyncio.open_connection("server", PORT)
+        writer.write(b"1")
+        await asyncio.sleep(second)
+        writer.write(b"2")
+        await asyncio.sleep(second)
+        writer.write(data)
+        writer.write_eof()
+        assert not await reader.read()
+        writer.close()
+
+    far = testing.FaultPlan(testing.Link(latency=1, jitter=0))
+    testing.simulate(main, seed=1, hosts={"server": serve}, faults=far)
+    assert b"".join(part for part, _ in got) == b"12" + data
+    assert got[1][1] - got[0][1] == pytest.approx(second, abs=0.01)
 
 
 def test_what_the_network_does_to_datagrams_is_borne() -> None:
@@ -260,6 +328,26 @@ def test_a_plan_breaks_hosts_until_it_ends() -> None:
     runs = {testing.simulate(main, seed=7, hosts={"server": echo}, faults=plan) for _ in range(2)}
     assert len(runs) == 1
     assert runs.pop()[0] >= 3
+
+
+def test_nothing_is_left_of_hosts_that_were_killed() -> None:
+    """Nor in the collector's oldest generation, which is seldom searched."""
+
+    async def main(world: testing.World) -> None:
+        conn = await aiordma.connect("server", PORT)
+        await conn.send(b"12345678")
+        world.host("server").kill()
+        await asyncio.sleep(0.1)
+        world.host("server").boot()
+        world.host("server").kill()  # before its first step
+        conn.abort()
+
+    gc.collect()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        testing.simulate(main, seed=1, hosts={"server": echo})
+    assert gc.collect() < 50
+    assert not seen
 
 
 def test_what_a_simulation_replaces_is_back_after_it() -> None:

@@ -6,4 +6,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from aiordma._transport import rails
+
 collect_ignore_glob = [] if os.environ.get("AIORDMA_EMBEDDED_DEVICES") else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def no_rail_comes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rails, "FIRST_DELAY", 1e6)
+    monkeypatch.setattr(rails, "LONGEST_DELAY", 1e6)

@@ -1,0 +1,338 @@
+"""Rails that have broken come back, and one whose path is dead is found.
+
+The loop's timers are those of the test, which says when one is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError, DeviceEventError
+from aiordma._core import protocol
+from aiordma._native import lib
+from aiordma._transport import rails
+from aiordma._transport.keep_alive import Probe
+from aiordma._transport.rails import Berth, Rail
+from aiordma.verbs import AsyncEvent, EventType, QueuePair
+from tests.transport.connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    pattern,
+    yield_loop,
+)
+from tests.transport.marks import one_loop
+
+from . import joining
+from .joining import joined, until_rails
+
+CABLE = ConnectionBrokenError("its cable")
+FIRST, LONGEST = 0.25, 5.0
+
+
+class Later:
+    """In place of the loop's `call_later`."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self._timers: list[asyncio.Handle] = []
+
+    def __call__(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
+        timer = asyncio.Handle(callback, (), asyncio.get_running_loop())
+        self.asked.append(seconds)
+        self._timers.append(timer)
+        return timer
+
+    @property
+    def waiting(self) -> int:
+        return sum(not timer.cancelled() for timer in self._timers)
+
+    def fire(self) -> None:
+        """All of them are due."""
+        timers, self._timers = self._timers, []
+        for timer in timers:
+            if not timer.cancelled():
+                timer._run()
+
+
+@pytest.fixture(autouse=True)
+def later(
+    monkeypatch: pytest.MonkeyPatch, no_rail_comes_back_by_itself: None
+) -> Iterator[Later]:
+    it = Later()
+    monkeypatch.setattr(rails, "FIRST_DELAY", FIRST)
+    monkeypatch.setattr(rails, "LONGEST_DELAY", LONGEST)
+    monkeypatch.setattr(rails, "Berth", lambda device, offer, _: Berth(device, offer, it))
+    yield it
+    assert not it.waiting
+
+
+@contextmanager
+def port_down(name: bytes = b"embedded1") -> Iterator[None]:
+    assert lib.aiordma_embedded_raise_on(name, EventType.PORT_ERR) == 0
+    try:
+        yield
+    finally:
+        assert lib.aiordma_embedded_raise_on(name, EventType.PORT_ACTIVE) == 0
+
+
+def further(conn: Connection) -> Rail:
+    assert conn._rails is not None
+    return conn._rails.rails[-1]
+
+
+def break_rail(conn: Connection) -> None:
+    queue = further(conn).queue
+    assert queue is not None
+    queue.rail_broke(CABLE)
+
+
+async def until_waiting(later: Later) -> None:
+    while not later.waiting:
+        await yield_loop(1)
+
+
+# ---- when ----------------------------------------------------------------------------------------
+
+
+async def test_the_delay_doubles_until_a_rail_has_worked_for_a_while(later: Later) -> None:
+    offered: list[Berth] = []
+    berth = Berth(None, offered.append, later)  # type: ignore[arg-type]
+    for delay in (0.25, 0.5, 1, 2, 4, 5, 5):
+        berth.empty(100.0)
+        assert later.asked[-1] == delay
+        later.fire()
+    assert offered == [berth] * 7
+    for seconds, delay in ((LONGEST - 0.1, 5), (LONGEST, FIRST), (0, 2 * FIRST)):
+        berth.up(100.0)
+        berth.empty(100.0 + seconds)
+        assert later.asked[-1] == delay
+        later.fire()
+
+
+async def test_a_port_that_is_back_is_tried_at_once(later: Later) -> None:
+    offered: list[Berth] = []
+    berth = Berth(None, offered.append, later)  # type: ignore[arg-type]
+    berth._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
+    assert not offered  # a rail is there, or under way
+    for _ in range(4):
+        berth.empty(100.0)
+        later.fire()
+    berth.empty(100.0)
+    offered.clear()
+    berth._event(AsyncEvent(EventType.PORT_ERR, port_num=1))
+    assert not offered
+    berth._event(AsyncEvent(EventType.PORT_ACTIVE, port_num=1))
+    assert offered == [berth]
+    assert not later.waiting
+    berth.empty(100.0)
+    assert later.asked[-1] == FIRST
+    berth.close()
+
+
+# ---- that it does --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
+async def test_a_rail_comes_back(
+    factory: ConnectionFactory, later: Later, which: tuple[int, ...]
+) -> None:
+    """Its bytes and its last error stay, and long messages use it again."""
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        read = 0
+        for number in range(1, 4):
+            data = pattern(4 << 20)
+            while conns[1].rails[1].bytes_received == read:  # one rail may have been quicker
+                sending = conns[0].send_nowait(data)
+                with await conns[1].recv() as message:
+                    assert message == data
+                await sending
+            read = conns[1].rails[1].bytes_received
+            for conn in which:
+                break_rail(conns[conn])
+            await until_waiting(later)
+            assert conns[0].rails[1].state == "down"
+            later.fire()
+            await until_rails(conns)
+            assert further(conns[0]).number == number + 1
+            assert conns[1].rails[1].bytes_received == read
+            assert sum(rail.bytes_received for rail in conns[1].rails) == (
+                conns[1].statistics().bytes_received
+            )
+            for side, conn in enumerate(conns):
+                assert ("its cable" in str(conn.rails[1].error)) == (side in which)
+        await check_alive(*conns)
+
+
+@one_loop
+async def test_a_port_goes_and_comes(factory: ConnectionFactory, later: Later) -> None:
+    """The rail does not wait for it, and it needs no timer to come back."""
+    async with joined(factory.via) as conns:
+        for _ in range(3):
+            await until_rails(conns)
+            with port_down():
+                await until_rails(conns, ("lead", "down"))
+                await until_waiting(later)
+                for conn in conns:
+                    assert isinstance(error := conn.rails[1].error, DeviceEventError)
+                    assert error.event == "PORT_ERR"
+                await check_alive(*conns)
+        await until_rails(conns)
+
+
+@one_loop
+async def test_the_leads_port_goes_and_comes(factory: ConnectionFactory) -> None:
+    """It waits, as with one rail."""
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        with port_down(b"embedded0"):
+            await yield_loop(20)
+            assert [rail.state for rail in conns[0].rails] == ["lead", "up"]
+        await check_alive(*conns)
+
+
+@one_loop
+async def test_a_port_that_is_down_from_the_beginning(
+    factory: ConnectionFactory, later: Later, caplog: pytest.LogCaptureFixture
+) -> None:
+    with port_down(), caplog.at_level(logging.INFO, "aiordma.rails"):
+        async with joined(factory.via) as conns:
+            since = conns[0].rails[1].since
+            for _ in range(3):
+                assert later.waiting == 1
+                later.fire()
+            assert conns[0].rails[1].since == since
+        told = [record.levelname for record in caplog.records if "no rail on" in record.message]
+        assert told == ["WARNING", "INFO", "INFO", "INFO"]
+
+
+@one_loop
+async def test_a_device_that_has_failed_is_opened_anew(
+    factory: ConnectionFactory, later: Later
+) -> None:
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        before = further(conns[0]).endpoint
+        assert before is not None
+        assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.DEVICE_FATAL) == 0
+        await until_rails(conns, ("lead", "down"))
+        await until_waiting(later)
+        later.fire()
+        await until_rails(conns)
+        after = further(conns[0]).endpoint
+        assert after is not None
+        assert after.driver is not before.driver
+        with port_down():  # and the new one is watched
+            await until_rails(conns, ("lead", "down"))
+            await until_waiting(later)
+        await until_rails(conns)
+
+
+async def test_a_rail_that_was_refused_is_offered_again(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = protocol.MAX_RAILS
+    monkeypatch.setattr(protocol, "MAX_RAILS", 1)
+    async with joined(factory.via) as conns:
+        await until_waiting(later)
+        monkeypatch.setattr(protocol, "MAX_RAILS", most)
+        later.fire()
+        await until_rails(conns)
+
+
+async def test_none_is_offered_by_a_connection_that_ends(
+    factory: ConnectionFactory, later: Later
+) -> None:
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        break_rail(conns[0])
+        await until_waiting(later)
+        closing = asyncio.create_task(conns[0].close())
+        await yield_loop(1)
+        later.fire()
+        assert len(conns[0].rails) == 2
+        assert further(conns[0]).number == 1
+        await closing
+
+
+# ---- a rail without traffic ----------------------------------------------------------------------
+
+
+async def test_a_path_that_is_dead_is_found(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each side that has `Config.keep_alive`, on each of its rails; and the others go on."""
+    monkeypatch.setattr(joining, "SMALL", replace(SMALL, keep_alive=1000.0))
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        for conn in conns:
+            asked, rail = further(conn).keep_alive, further(conn)
+            assert asked is not None
+            assert rail.queue is not None
+            asked._timer.cancel()
+            asked._heard = rail.queue.completions
+            asked._look()
+            assert any(isinstance(work, Probe) for work in rail.queue.under_way())
+            asked._timer.cancel()
+            asked._heard = rail.queue.completions
+            asked._give_up()
+            await until_waiting(later)
+            assert "keep_alive" in str(conn.rails[1].error)
+            assert rail.keep_alive is None
+            assert asked._timer.cancelled()
+            later.fire()
+            await until_rails(conns)
+        asked = further(conns[0]).keep_alive
+        assert asked is not None
+        await check_alive(*conns)
+    assert asked._timer.cancelled()
+
+
+# ---- the end of one ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [0, 1])
+async def test_the_peers_reads_end_before_their_windows(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch, side: int
+) -> None:
+    """A READ of memory whose window has gone would break the connection."""
+    steps: list[Any] = []
+    to_error = QueuePair.to_error
+
+    class Spy:
+        def __init__(self, messages: Any) -> None:
+            self._messages = messages
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._messages, name)
+
+        def remove_rail(self, queue: Any) -> None:
+            steps.append(("windows", queue.qp))
+            self._messages.remove_rail(queue)
+
+    def told(qp: QueuePair) -> None:
+        steps.append(("queue pair", qp))
+        to_error(qp)
+
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        pairs = []
+        for conn in conns:
+            assert conn._rails is not None
+            monkeypatch.setattr(conn._rails, "messages", Spy(conn._rails.messages))
+            queue = further(conn).queue
+            assert queue is not None
+            pairs.append(queue.qp)
+        monkeypatch.setattr(QueuePair, "to_error", told)
+        break_rail(conns[side])
+        await until_waiting(later)
+        for qp in pairs:
+            assert [what for what, whose in steps if whose is qp] == ["queue pair", "windows"]

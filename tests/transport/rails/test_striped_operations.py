@@ -1,0 +1,227 @@
+"""Long reads and writes over two rails of a connection, and what comes behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
+from aiordma._datapath.rail import SendQueue
+from aiordma._transport.rails import Rail, Rails
+from aiordma.mr_pool import LocalMemory
+from tests.transport.connection_factory import ends, pattern, shared, yield_loop
+from tests.transport.marks import by_tcp, one_loop
+
+from .joining import WAYS, joined, until_rails
+
+MB = 1 << 20
+CUT = ConnectionBrokenError("its cable")
+
+
+class Ends(NamedTuple):
+    """A connection with two rails, of which the server shares memory."""
+
+    client: Connection
+    server: Connection
+    there: LocalMemory
+    remote: RemoteRegion
+
+
+@asynccontextmanager
+async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
+    async with joined(way) as conns:
+        await until_rails(conns)
+        async with shared(conns[1], conns[0], size) as (there, remote):
+            while not remote._keys:
+                await yield_loop(1)
+            yield Ends(*conns, there, remote)
+
+
+def second(conn: Connection) -> SendQueue:
+    assert conn._rails is not None
+    (rail,) = conn._rails.rails
+    assert rail.queue is not None
+    return rail.queue
+
+
+def posted(conn: Connection) -> int:
+    """Requests of the second rail that are done."""
+    return second(conn).completions
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_both_rails_carry_long_operations(way: str) -> None:
+    size = 20 * MB + 5
+    data = pattern(size)
+    async with sharing(size, way) as (client, _, there, remote):
+        before = posted(client)
+        done: list[int] = []
+        await client.write(data, remote, progress=done.append)
+        assert there.view == data
+        assert posted(client) > before
+        assert done == sorted(done)
+        assert done[-1] == size
+        before = posted(client)
+        found = bytearray(size)
+        await client.read(remote, found)
+        assert found == data
+        assert posted(client) > before
+
+
+async def test_short_ones_and_foreign_tokens_stay_on_the_lead() -> None:
+    async with sharing(MB) as (client, server, _, remote):
+        before = posted(client)
+        await client.write(pattern(MB // 2 - 1), remote[: MB // 2 - 1])
+        with (
+            server.register(bytearray(MB)) as memory,
+            server.share(memory, access=Rights.WRITE) as share,
+        ):
+            await share.ready()
+            await client.write(bytes(MB), client.open_region(share.token))
+        assert posted(client) == before
+
+
+async def test_memory_is_registered_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no key to all memory, as on a card."""
+    monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
+    async with sharing(4 * MB) as (client, _, there, remote):
+        data = pattern(4 * MB)
+        before = posted(client)
+        await client.write(data, remote)
+        assert there.view == data
+        with client.register(bytearray(4 * MB)) as memory:
+            await client.read(remote, memory)
+            assert memory.view == data
+        assert posted(client) > before + 1
+
+
+async def test_a_message_comes_after_the_write_before_it() -> None:
+    async with sharing(16 * MB) as (client, server, there, remote):
+        for seed in range(5):
+            data = pattern(16 * MB, seed)
+            writing = asyncio.ensure_future(client.write(data, remote))
+            await yield_loop(1)
+            sending = client.send_nowait(b"it is there")
+            with await server.recv():
+                assert there.view == data
+            await asyncio.gather(writing, sending)
+
+
+async def test_writes_keep_their_order() -> None:
+    """Short ones before and behind a long one, to its bytes."""
+    async with sharing(8 * MB) as (client, _, there, remote):
+        for seed in range(5):
+            chance = random.Random(seed)
+            expected = bytearray(8 * MB)
+            writing = [asyncio.ensure_future(client.write(bytes(8 * MB), remote))]
+            for _ in range(20):
+                size = chance.choice([10, 1000, MB, 3 * MB + 7])
+                start = chance.randrange(8 * MB - size)
+                data = pattern(size, chance.randrange(100))
+                expected[start : start + size] = data
+                writing.append(asyncio.ensure_future(client.write(data, remote[start:][:size])))
+            await asyncio.gather(*writing)
+            assert there.view == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+@by_tcp
+@one_loop
+async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
+    chance = random.Random(seed)
+    size = 8 * MB
+    async with sharing(size) as it:
+        data, found = pattern(size, seed), bytearray(size)
+        if reads := chance.random() < 0.5:
+            it.there.view[:] = data
+            working = asyncio.ensure_future(it.client.read(it.remote, found))
+        else:
+            working = asyncio.ensure_future(it.client.write(data, it.remote))
+        await yield_loop(chance.randrange(1, 6))
+        second(chance.choice(it[:2])).rail_broke(CUT)
+        await working
+        assert bytes(found if reads else it.there.view) == data
+        await until_rails(it[:2], ["lead", "down"])
+        while it.remote._keys:  # of the rail, which goes in an iteration of its own
+            await yield_loop(1)
+        await it.client.write(bytes(size), it.remote)
+        assert it.there.view == bytes(size)
+
+
+async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sharing(8 * MB) as (client, server, there, remote):
+        told: list[tuple[Rails, Rail]] = []
+        down = Rails._told_down
+        monkeypatch.setattr(Rails, "_told_down", lambda *args: told.append(args))
+        data = pattern(8 * MB)
+        writing = asyncio.ensure_future(client.write(data, remote))
+        while not second(client).outstanding:
+            await yield_loop(1)
+        second(client).rail_broke(CUT)
+        sending = client.send_nowait(b"behind it")
+        while not told or client._queue.outstanding > 1:
+            await yield_loop(1)
+        await yield_loop(20)
+        assert not writing.done()
+        assert not sending.done()
+        monkeypatch.undo()
+        (args,) = told
+        down(*args)
+        with await server.recv():
+            assert there.view == data
+        await asyncio.gather(writing, sending)
+
+
+async def test_a_cancelled_write_ends_before_what_is_behind_it() -> None:
+    async with sharing(16 * MB) as (client, _, there, remote):
+        writing = asyncio.ensure_future(client.write(bytes(range(1, 17)) * MB, remote))
+        await yield_loop(1)
+        writing.cancel()
+        await client.write(bytes(16 * MB), remote)
+        assert there.view == bytes(16 * MB)
+        await asyncio.wait([writing])
+        assert writing.cancelled()
+
+
+async def test_a_lease_ends_in_the_middle() -> None:
+    async with sharing(16 * MB) as (client, _, _, remote):
+        writing = asyncio.ensure_future(client.write(bytes(16 * MB), remote))
+        behind = asyncio.ensure_future(client.send_nowait(b"goes on"))
+        await yield_loop(1)
+        remote._take_back()
+        await ends(writing, LeaseEndedError)
+        await behind
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "peer aborts"])
+@pytest.mark.parametrize("reads", [True, False], ids=["read", "write"])
+@by_tcp
+@one_loop
+async def test_the_end_in_the_middle(end: str, reads: bool) -> None:
+    """The fixtures look for what is left over."""
+    async with joined("tcp") as (client, server):
+        await until_rails((client, server))
+        with server.register(bytearray(16 * MB)) as memory:
+            await server.send_region(memory, access=Rights.READ | Rights.WRITE)
+            remote = await client.recv_region()
+            while not remote._keys:
+                await yield_loop(1)
+            working = asyncio.ensure_future(
+                client.read(remote, bytearray(16 * MB))
+                if reads
+                else client.write(bytes(16 * MB), remote)
+            )
+            await yield_loop(2)
+            if end == "close":
+                await client.close()
+            else:
+                (client if end == "abort" else server).abort()
+            await asyncio.gather(working, return_exceptions=True)
+            assert working.done()
