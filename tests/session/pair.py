@@ -202,6 +202,11 @@ class PairFactory(ConnectionFactory):
         check_rails(*conns)
 
 
+def stop(conn: Connection) -> None:
+    """Its queue pair does nothing more, and answers nothing."""
+    provider().queues[conn._queue.qp.qp_num].stopped = True
+
+
 def check_credits(conn: Connection, other: Connection) -> None:
     """At rest each credit is with one of the two sides."""
     data, control, *_ = conn._messages.outbox.credits.account()

@@ -209,6 +209,7 @@ class Queue:
     receives: deque[tuple[int, Pieces]] = field(default_factory=deque)
     refused: bool = False  # the last work of `done` has failed
     silent: bool = False  # it completes nothing any more
+    stopped: bool = False  # its side stands still, and answers nothing; for a test to set
     side: int = 0
     rail: int = 0
 
@@ -301,7 +302,9 @@ class Provider:
         """What may be done next."""
         able: list[tuple[Callable[[Any], object], Any]] = []
         for queue in self.queues.values():
-            if queue.can_go_on and self._finds_receive(queue):
+            if queue.stopped:
+                continue
+            if queue.can_go_on and self._is_answered(queue):
                 able.append((self._carry_out, queue))
             if queue.done:
                 able.append((self._acknowledge, queue))
@@ -329,10 +332,10 @@ class Provider:
             return None
         return None if self._cut & {queue.rail, peer.rail} else peer
 
-    def _finds_receive(self, queue: Queue) -> bool:
+    def _is_answered(self, queue: Queue) -> bool:
         work, peer = queue.sends[0], self._peer(queue)
-        if peer is None or work.opcode not in TAKE_RECEIVE:
-            return True
+        if peer is None or peer.stopped or work.opcode not in TAKE_RECEIVE:
+            return peer is None or not peer.stopped
         self.not_ready += not peer.receives
         return bool(peer.receives)
 

@@ -3,7 +3,7 @@
 A program is a list of steps, each of them for one of the two sides; `play` starts them in order,
 each as a task of its own, and the model writes down what was asked for and what came of it.
 `End.check` then compares: order, bytes, and that nothing is lost or doubled unless it was
-cancelled.
+cancelled.  When a message is received, what was written before it has to be there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ STEPS: tuple[tuple[Any, ...], ...] = (
     ("cancel", COUNTS),
     ("recv_and_cancel", COUNTS),
     ("rest",),
-    ("write", CELL_SIZES, (None, None, 3)),
+    ("write", CELL_SIZES, (False, False, True)),
     ("read", CELL_SIZES),
     ("fetch_and_add",),
     ("compare_and_swap", COUNTS),
@@ -117,6 +117,16 @@ def crossing(chance: random.Random) -> Program:
     return program
 
 
+def racing(chance: random.Random) -> Program:
+    """Both sides send and receive, and one of them closes meanwhile, or both do."""
+    sizes = chance.choice(((1, 100), (100, 3000)))
+    program: Program = [("take", side, chance.randrange(20)) for side in SIDES]
+    for _ in range(chance.randrange(20)):
+        program += [("send_nowait", side, chance.choice(sizes), None) for side in SIDES]
+        program += [("turns", 0, chance.randrange(3))]
+    return [*program, *(("close", side) for side in chance.choice(((0,), (1,), SIDES)))]
+
+
 @dataclass(eq=False)
 class Sent:
     """A message as its sender knows it; `end` is how waiting for it ended."""
@@ -141,6 +151,23 @@ class Got:
     data: bytes
     imm: int | None
     written: int | None
+
+
+@dataclass(eq=False)
+class Cell:
+    """What was written into the other's memory, by a task of this side."""
+
+    start: int
+    data: bytes
+    by: asyncio.Task[Any] | None
+    state: str = "open"
+
+    def is_in(self, memory: bytearray) -> bool:
+        return memory[self.start : self.start + len(self.data)] == self.data
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.state != "maybe" and not (self.by is not None and self.by.cancelling())
 
 
 @dataclass
@@ -174,8 +201,11 @@ class End:
         self.got: list[Got] = []
         self.got_last = asyncio.Event()
         self.held: list[tuple[Message, bytes]] = []
-        self.cells: list[tuple[int, bytes, Sent | None, str]] = []
+        self.cells: list[Cell] = []
         self.next_cell = CELLS
+        self.behind: dict[tuple[bytes, int | None], int] = {}
+        """How many cells were written before each message, or before the first of equal ones."""
+        self.seen = 0
         self.handed: set[bytes] = set()
         self.shared: set[bytes] = set()
         self.tasks: list[asyncio.Future[None]] = []
@@ -205,12 +235,12 @@ class End:
         self.receiving.append(self.tasks[-1])
 
     async def empty(self) -> None:
-        """After the end: gives back what was not taken, and what was kept."""
+        """After the end: takes what was not taken, and gives back all."""
         while self.held:
             self.release()
         with suppress(*ENDED):
             while True:
-                (await self.conn.recv()).release()
+                await self.recv()
         with suppress(*ENDED):
             while True:
                 (await self.conn.recv_buffer()).release()
@@ -220,23 +250,27 @@ class End:
     # ---- messages --------------------------------------------------------------------------------
 
     async def send(self, size: int, imm: int | None) -> None:
-        sent = Sent(pattern(size, self.model.number()), imm)
-        self.sent.append(sent)
+        sent = self._new(pattern(size, self.model.number()), imm)
         await self._ending(sent, self.conn.send(sent.data, imm=imm))
+
+    def _new(self, data: bytes, imm: int | None, written: int | None = None) -> Sent:
+        sent = Sent(data, imm, written)
+        self.sent.append(sent)
+        self.behind.setdefault((data, imm), len(self.cells))
+        return sent
 
     async def send_pieces(self, count: int, size: int) -> None:
         pieces = [pattern(size, self.model.number()) for _ in range(count)]
-        sent = Sent(b"".join(pieces), None)
-        self.sent.append(sent)
+        sent = self._new(b"".join(pieces), None)
         await self._ending(sent, self.conn.send(pieces))
 
     def send_nowait(self, size: int, imm: int | None) -> None:
+        data = pattern(size, self.model.number())
         try:
-            sent = Sent(pattern(size, self.model.number()), imm)
-            future = self.conn.send_nowait(sent.data, imm=imm)
+            future = self.conn.send_nowait(data, imm=imm)
         except ENDED:
             return
-        self.sent.append(sent)
+        sent = self._new(data, imm)
 
         def ended(future: asyncio.Future[None]) -> None:
             failed = not future.cancelled() and future.exception() is not None
@@ -262,6 +296,11 @@ class End:
             raise
 
     def _received(self, got: Got) -> None:
+        if self.conn._config.lease is None:  # else a write may be refused
+            behind = self.peer.behind.get((got.data, got.imm), 0)
+            for cell in self.peer.cells[self.seen : behind]:
+                assert cell.is_in(self.arena) or not cell.is_wanted, "came before a write"
+            self.seen = max(self.seen, behind)
         if got.imm == LAST:
             self.got_last.set()
         else:
@@ -302,35 +341,31 @@ class End:
 
     # ---- the other's memory ----------------------------------------------------------------------
 
-    def cell(self, size: int) -> int:
+    def cell(self, size: int) -> Cell:
         start = self.next_cell
         self.next_cell = (start + size + 7) & ~7
-        return start
+        data = pattern(size, self.model.number())
+        self.cells.append(Cell(start, data, asyncio.current_task()))
+        return self.cells[-1]
 
     @property
     def there(self) -> RemoteRegion:
         assert self.remote is not None
         return self.remote
 
-    async def write(self, size: int, imm: int | None) -> None:
-        start = self.cell(size)
-        data = pattern(size, self.model.number())
-        sent = None
-        if imm is not None:
-            sent = Sent(b"", imm, size)
-            self.sent.append(sent)
-        target = self.there[start : start + size]
-        position = len(self.cells)
-        self.cells.append((start, data, sent, "open"))
+    async def write(self, size: int, told: bool) -> None:
+        cell = self.cell(size)
+        target = self.there[cell.start : cell.start + size]
         sure = "maybe"
         try:
-            if sent is None:
-                await self.conn.write(data, target)
+            if told:
+                sent = self._new(b"", self.model.number(), size)
+                await self._ending(sent, self.conn.write(cell.data, target, imm=sent.imm))
             else:
-                await self._ending(sent, self.conn.write(data, target, imm=imm))
+                await self.conn.write(cell.data, target)
             sure = "written"
         finally:
-            self.cells[position] = (start, data, sent, sure)
+            cell.state = sure
 
     async def read(self, size: int) -> None:
         target = bytearray(size)
@@ -360,22 +395,20 @@ class End:
     async def batch(self, lengths: list[int]) -> None:
         """Writes, a read and an addition at once."""
         read = bytearray(100)
-        writes = [(self.cell(size), pattern(size, self.model.number())) for size in lengths]
-        first = len(self.cells)
-        self.cells += [(start, data, None, "open") for start, data in writes]
+        cells = [self.cell(size) for size in lengths]
         bit = 1 << len(self.model.added + self.model.maybe_added)
         self.model.maybe_added.append(bit)
         sure = "maybe"
         try:
             async with self.conn.batch() as batch:
-                for start, data in writes:
-                    batch.write(data, self.there[start : start + len(data)])
+                for cell in cells:
+                    batch.write(cell.data, self.there[cell.start : cell.start + len(cell.data)])
                 batch.read(self.there[CONSTANT : CONSTANT + 100], read)
                 old = batch.fetch_and_add(self.there[SUM : SUM + 8], bit)
             sure = "written"
         finally:
-            for position, (start, data) in enumerate(writes, first):
-                self.cells[position] = (start, data, None, sure)
+            for cell in cells:
+                cell.state = sure
         assert read == UNCHANGED[:100]
         self._has_added(bit, old.result())
 
@@ -429,25 +462,24 @@ class End:
         for task in self.receiving:
             task.cancel()
 
-    def check(self, *, complete: bool) -> None:
-        """What the other has got is what this side has sent; `complete` unless it ended early."""
+    def check(self, *, complete: bool, closed: bool) -> None:
+        """What the other has got is what this side has sent; `complete` unless it ended early, and
+        then, if it was `closed`, all up to the first that was not confirmed."""
         # Each may be skipped that was cancelled, and the same bytes may have been sent twice: so
         # these are all the numbers of messages that may have been received so far.
         received = {0}
         for sent in self.sent:
-            skipped = received if sent.end == "cancelled" or not complete else set()
+            closed = closed and sent.end == "sent"
+            skipped = received if sent.end == "cancelled" or not (complete or closed) else set()
             received = skipped | {
                 n + 1 for n in received if sent.is_seen_as(self.peer.got[n : n + 1])
             }
             assert received, f"lost: a message of {len(sent.data)} bytes, {sent.end}"
         assert len(self.peer.got) in received, "received what was not sent, or in another order"
         memory = self.peer.arena
-        for start, data, _, state in self.cells:
-            found = memory[start : start + len(data)]
-            if state == "written":
-                assert found == data
-            else:
-                assert found in (data, bytes(len(data))) or not complete
+        for cell in self.cells:
+            nothing = memory[cell.start : cell.start + len(cell.data)] == bytes(len(cell.data))
+            assert cell.is_in(memory) or (cell.state != "written" and (nothing or not complete))
         total = int.from_bytes(memory[SUM : SUM + 8], "little")
         for bit in self.model.added:
             assert total & bit, "an addition is lost"
@@ -501,7 +533,7 @@ async def run_seed(
     config = replace(
         SMALL,
         max_eager_size=chance.choice((SMALL.eager_size, 8 << 10)),
-        data_receives=chance.choice((4, 4, 32)),
+        data_receives=chance.choice((1, 4, 32)),
         send_queue=chance.choice((8, 16, 64)),
         fetch_ahead=chance.choice((0, 64 << 10)),
         max_regions=64,
@@ -516,6 +548,8 @@ async def run_seed(
     if not complete:
         ending, *_ = drawn(chance, 1, ENDINGS) or [("close", 0)]
         program += [ending, *drawn(chance, 8, STEPS + ENDINGS)]
+    if seed % 8 == 5:
+        complete, program, config = False, racing(chance), replace(config, lease=None)
     await run_program(factory, config, program, complete=complete)
 
 
@@ -542,9 +576,11 @@ async def run_program(
         error = None if ended.cancelled() else ended.exception()
         if error is not None and (complete or not isinstance(error, EXPECTED)):
             raise error
+    closed = config.lease is None and all(name != "abort" for name, *_ in program)
     for end in ends:
-        end.check(complete=complete)
         await end.empty()
+    for end in ends:
+        end.check(complete=complete, closed=closed)
     for driver in drivers:
         assert not len(driver.table)
         assert not driver.pool.statistics().leases

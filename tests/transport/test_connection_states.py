@@ -10,10 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
-from aiordma import ConnectionBrokenError, ConnectionClosedError, prepare_connection
+from aiordma import ConnectionBrokenError, ConnectionClosedError
 from aiordma._core import authentication, protocol
 from aiordma._core.connection_states import (
     IGNORED,
@@ -24,12 +25,13 @@ from aiordma._core.connection_states import (
 )
 from aiordma.errors import InternalError
 from aiordma.transport import PendingConnection
+from tests.session.pair import PairFactory
 
-from .connection_factory import SMALL, ConnectionFactory, limits_pass, yield_loop
+from .connection_factory import SMALL, limits_pass, yield_loop
 from .inside import seem_busy
-from .marks import by_tcp, one_loop
+from .marks import on_pair
 
-pytestmark = [by_tcp, one_loop, pytest.mark.any_device]
+pytestmark = [on_pair, pytest.mark.any_device]
 
 KEY = bytes(range(16))
 
@@ -87,13 +89,9 @@ class Case:
 
 
 @asynccontextmanager
-async def case(factory: ConnectionFactory, key: bytes | None) -> AsyncIterator[Case]:
-    async def pending() -> PendingConnection:
-        return await prepare_connection(
-            device=factory.device, address=factory.host, config=SMALL, auth=key
-        )
-
-    first, second = await pending(), await pending()
+async def case(factory: PairFactory, key: bytes | None) -> AsyncIterator[Case]:
+    factory = replace(factory, auth=key)
+    first, second = factory.half(SMALL), factory.half(SMALL)
     first.accept(second.endpoint)
     second.accept(first.endpoint)
     connections = [pending_one._attempt.connection for pending_one in (first, second)]
@@ -133,7 +131,7 @@ def needs_key(state: ConnectionState, event: LifecycleEvent) -> bool:
 
 @asynccontextmanager
 async def in_state(
-    factory: ConnectionFactory, state: ConnectionState, event: LifecycleEvent
+    factory: PairFactory, state: ConnectionState, event: LifecycleEvent
 ) -> AsyncIterator[Case]:
     with_key = needs_key(state, event)
     first = LifecycleEvent.KEY_REQUIRED if with_key else LifecycleEvent.ESTABLISHED
@@ -151,7 +149,7 @@ def names(pair: object) -> str:
 
 @pytest.mark.parametrize("pair", TRANSITIONS, ids=names)
 async def test_a_transition(
-    factory: ConnectionFactory, pair: tuple[ConnectionState, LifecycleEvent]
+    factory: PairFactory, pair: tuple[ConnectionState, LifecycleEvent]
 ) -> None:
     state, event = pair
     row = TRANSITIONS[pair]
@@ -180,7 +178,7 @@ async def test_a_transition(
 
 @pytest.mark.parametrize("pair", sorted(IGNORED, key=names), ids=names)
 async def test_an_event_that_is_ignored(
-    factory: ConnectionFactory, pair: tuple[ConnectionState, LifecycleEvent]
+    factory: PairFactory, pair: tuple[ConnectionState, LifecycleEvent]
 ) -> None:
     state, event = pair
     async with in_state(factory, state, event) as made:
@@ -196,7 +194,7 @@ async def test_an_event_that_is_ignored(
 
 
 @pytest.mark.parametrize("state", ConnectionState, ids=lambda state: state.name)
-async def test_an_event_that_cannot_be(factory: ConnectionFactory, state: ConnectionState) -> None:
+async def test_an_event_that_cannot_be(factory: PairFactory, state: ConnectionState) -> None:
     """It is reported as a bug, and changes nothing."""
     async with in_state(factory, state, LifecycleEvent.ABORTED) as made:
         for event in LifecycleEvent:
@@ -207,7 +205,7 @@ async def test_an_event_that_cannot_be(factory: ConnectionFactory, state: Connec
 
 
 @pytest.mark.parametrize("client", [False, True])
-async def test_it_breaks_while_it_sends_its_proof(factory: ConnectionFactory, client: bool) -> None:
+async def test_it_breaks_while_it_sends_its_proof(factory: PairFactory, client: bool) -> None:
     async with case(factory, KEY) as made:
         made.first._client = client
         await made.happens(LifecycleEvent.KEY_REQUIRED)

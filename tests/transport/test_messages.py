@@ -234,57 +234,6 @@ async def test_order_of_concurrent_sends(factory: ConnectionFactory) -> None:
         assert server.statistics().bytes_received == sum(map(len, messages))
 
 
-async def full_blast(factory: ConnectionFactory, config: Config, count: int) -> None:
-    """Both sides send all at once, and receive."""
-    async with factory.pair(config) as (client, server):
-        there, back = mixed(count, seed=2), mixed(count, seed=3)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(receive_all(server, there))
-            group.create_task(receive_all(client, back))
-            for data in there:
-                group.create_task(client.send(data))
-            for data in back:
-                group.create_task(server.send(data))
-
-
-async def test_both_sides_at_full_blast(factory: ConnectionFactory) -> None:
-    await full_blast(factory, SMALL, 150)
-
-
-async def test_both_sides_fill_up_before_either_receives(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        there, back = mixed(40, seed=4), mixed(40, seed=5)
-        async with asyncio.TaskGroup() as group:
-            sends = [group.create_task(client.send(data)) for data in there]
-            sends += [group.create_task(server.send(data)) for data in back]
-            await barrier(client)
-            await barrier(server)
-            assert not all(send.done() for send in sends)
-            group.create_task(receive_all(server, there))
-            group.create_task(receive_all(client, back))
-
-
-@pytest.mark.parametrize("data_receives", [1, 2, 3, 5, 24])
-async def test_any_number_of_receives(factory: ConnectionFactory, data_receives: int) -> None:
-    config = Config(eager_size=1024, data_receives=data_receives, control_receives=4)
-    await full_blast(factory, config, 30)
-
-
-# ---- receivers -----------------------------------------------------------------------------------
-
-
-async def test_several_receivers(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        receivers = [asyncio.create_task(server.recv()) for _ in range(20)]
-        await barrier(client)
-        for n in range(20):
-            await client.send(pattern(100 if n % 3 else 5000, n))
-        messages = await asyncio.gather(*receivers)
-        for n, message in enumerate(messages):
-            assert message == pattern(100 if n % 3 else 5000, n)
-            message.release()
-
-
 # ---- bounds --------------------------------------------------------------------------------------
 
 

@@ -1,24 +1,19 @@
-"""A message comes after what was written before it, however full the send queue is."""
+"""Operations that wait for room in the send queue, and what is cancelled of them.
+
+Random programs (programs.py) look whether what was written before a message is there.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-
-from aiordma import Connection, RemoteRegion
-from aiordma._transport.remote_memory import RemoteSlice
 
 from .connection_factory import (
     SMALL,
     ConnectionFactory,
-    at_rest,
     barrier,
     check_alive,
     leases,
@@ -33,116 +28,7 @@ pytestmark = on_pair
 SHORT = replace(SMALL, send_queue=8, data_receives=64)
 
 CELL = 256
-CELLS = 400
 FILLED = b"x" * CELL
-LAST = 0xFFFFFFFF
-
-STEPS = st.one_of(
-    st.tuples(st.just("write"), st.booleans()),
-    st.tuples(st.just("write"), st.booleans()),
-    st.tuples(st.just("batch"), st.integers(1, 6)),
-    st.tuples(st.just("with_imm"), st.just(1)),
-    st.tuples(st.just("send"), st.sampled_from([1, 100, 5000])),
-    st.tuples(st.just("cancel"), st.integers(0, 100)),
-    st.tuples(st.just("turns"), st.integers(1, 4)),
-)
-FULL = [("write", True)] * 12
-EACH = [*FULL, ("send", 1), *FULL, ("with_imm", 1), *FULL, ("batch", 6), ("send", 5000), *FULL]
-
-
-class Writer:
-    """Fills the peer's memory cell by cell, and says now and then how far it is."""
-
-    def __init__(self, conn: Connection, remote: RemoteRegion) -> None:
-        self.conn = conn
-        self.remote = remote
-        self.region = conn.register(bytearray(FILLED))
-        self.cells = 0
-        self.tasks: list[asyncio.Task[None]] = []
-        self.writes: list[tuple[asyncio.Task[None], int, int]] = []
-
-    def step(self, name: str, argument: int) -> None:
-        match name:
-            case "write":
-                self.fill(self.conn.write(self.region if argument else FILLED, self.cell(0)), 1)
-            case "batch":
-                self.fill(self.batch([self.cell(n) for n in range(argument)]), argument)
-            case "with_imm":
-                self.fill(self.conn.write(FILLED, self.cell(0), imm=self.cells + 1), 1)
-            case "send":
-                self.start(self.conn.send(bytes(argument), imm=self.cells))
-            case "cancel":
-                running = [task for task in self.tasks if not task.done()]
-                if running:
-                    running[argument % len(running)].cancel()
-
-    def cell(self, ahead: int) -> RemoteSlice:
-        start = CELL * (self.cells + ahead)
-        return self.remote[start : start + CELL]
-
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        self.tasks.append(asyncio.create_task(work))
-        return self.tasks[-1]
-
-    def fill(self, work: Coroutine[Any, Any, None], cells: int) -> None:
-        self.writes.append((self.start(work), self.cells, self.cells + cells))
-        self.cells += cells
-
-    async def batch(self, targets: list[RemoteSlice]) -> None:
-        async with self.conn.batch() as batch:
-            for target in targets:
-                batch.write(self.region, target)
-
-    def missing(self, memory: memoryview, cells: int) -> list[int]:
-        """The first cells of writes that should be there by now, and are not."""
-        return [
-            first
-            for task, first, last in self.writes
-            if last <= cells
-            and not (task.cancelling() or task.cancelled())
-            and memory[CELL * first : CELL * last] != FILLED * (last - first)
-        ]
-
-
-async def run_program(factory: ConnectionFactory, program: list[tuple[str, int]]) -> None:
-    async with factory.sharing(CELL * CELLS, config=SHORT) as (client, server, there, remote):
-        writer = Writer(client, remote)
-
-        async def receive() -> None:
-            async for message in server:
-                with message:
-                    if message.imm == LAST:
-                        return
-                    assert message.imm is not None
-                    assert not writer.missing(there.view, message.imm), f"of {message.imm}"
-
-        receiving = asyncio.create_task(receive())
-        for name, argument in program:
-            if name == "turns":
-                await yield_loop(argument)
-            else:
-                writer.step(name, argument)
-        for ended in await asyncio.gather(*writer.tasks, return_exceptions=True):
-            assert ended is None or isinstance(ended, asyncio.CancelledError), ended
-        await client.send(b"", imm=LAST)
-        await receiving
-        assert not writer.missing(there.view, writer.cells)
-        writer.region.close()
-        await at_rest(client)
-        assert client._queue.free == client._queue.capacity
-
-
-@settings(
-    max_examples=min(15, settings().max_examples),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-@given(program=st.lists(STEPS, max_size=40))
-@example(program=EACH)
-async def test_writes_are_there_before_word_of_them(
-    factory: ConnectionFactory, program: list[tuple[str, int]]
-) -> None:
-    async with factory.within(10):
-        await run_program(factory, program)
 
 
 async def test_borrowed_memory_is_handed_over_after_what_was_written(

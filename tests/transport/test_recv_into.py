@@ -20,7 +20,6 @@ from .connection_factory import (
     ConnectionFactory,
     check_alive,
     ends,
-    exchange,
     pattern,
     pool_statistics,
     yield_loop,
@@ -99,46 +98,6 @@ async def test_a_message_that_does_not_fit_stays(factory: ConnectionFactory, siz
             assert (error.amount, error.limit) == (size, limit)
         assert await third == data
         await sending
-
-
-async def test_cancelled_at_any_moment_nothing_is_lost(factory: ConnectionFactory) -> None:
-    size = 1 << 20
-    async with factory.pair(Config()) as (client, server):
-        for count in factory.cancel_points:
-            data = pattern(size, seed=count)
-            memory = bytearray(size)
-            receiving = asyncio.create_task(server.recv_into(memory))
-            sending = asyncio.create_task(client.send(data))
-            await yield_loop(count)
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            if receiving.cancelled():
-                again = bytearray(size)
-                assert (await server.recv_into(again)).length == size
-                assert again == data
-            else:
-                assert memory == data
-            await sending
-        await exchange(client, server, b"in order")
-
-
-async def test_cancelled_the_next_in_the_line_gets_it(factory: ConnectionFactory) -> None:
-    size = 1 << 20
-    async with factory.pair(Config()) as (client, server):
-        for count in factory.cancel_points:
-            data = pattern(size, seed=count)
-            first = asyncio.create_task(server.recv_into(bytearray(size)))
-            second = asyncio.create_task(server.recv())
-            sending = asyncio.create_task(client.send(data))
-            await yield_loop(count)
-            first.cancel()
-            await asyncio.wait([first])
-            if first.cancelled():
-                assert await second == data
-            else:
-                second.cancel()
-                await asyncio.wait([second])
-            await sending
 
 
 async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory) -> None:

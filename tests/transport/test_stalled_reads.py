@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -17,6 +12,7 @@ import pytest
 from aiordma import ConnectionBrokenError
 from aiordma._memory import stalled_reads
 from aiordma._memory.stalled_reads import SLOWEST, StalledReads
+from tests.session.pair import stop
 
 from .connection_factory import (
     NEVER,
@@ -27,100 +23,50 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
-from .marks import one_loop
+from .marks import on_pair
+
+pytestmark = on_pair
 
 MIB = 1 << 20
 LENGTH = 16 * MIB
 HOSTILE = 5
 CONFIG = replace(SMALL, pool_limit=4 * LENGTH, fetch_ahead=0, keep_alive=None)
 
-CHILD = """
-import asyncio, sys
-import aiordma
 
-async def main(host, port, device, via, length):
-    async with await aiordma.connect(host, int(port), device=device, via=via) as conn:
-        await conn.send(bytes(int(length)))
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-@contextmanager
-def offering(factory: ConnectionFactory, port: int) -> Iterator[int]:
-    """A process that offers a long message: its number."""
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD, factory.host, str(port), factory.device, factory.via,
-         str(LENGTH)],
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        try:
-            yield process.pid
-        finally:
-            process.kill()
-
-
-async def stopped(pid: int) -> None:
-    """No thread of it runs, its device as little."""
-    os.kill(pid, signal.SIGSTOP)
-    await asyncio.to_thread(os.waitid, os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-
-
-@pytest.mark.any_device  # a card answers READs for a process that is stopped
+@pytest.mark.any_device
 @pytest.mark.parametrize("answers", ["not at all", "at first"])
-@one_loop
 async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str) -> None:
-    """The embedded device stops with its process; another one answers, and all arrive."""
-    timeout = NEVER if answers == "not at all" else 0.05 * factory.slow
-    async with await factory.listen(CONFIG) as listener:
-        with ExitStack() as stack:
-            receiving = []
-            for _ in range(HOSTILE):
-                pid = stack.enter_context(offering(factory, listener.port))
-                async with factory.within(20):
-                    conn = await listener.accept()
-                    conn._memory.pool._stalled_reads.timeout = timeout
-                    while not conn._messages.figures()["unread"]:
-                        await yield_loop(1)
-                if answers == "at first":
-                    # As if each had answered when it was asked, and stopped after that.
-                    conn._memory.pool._has_spare = lambda size: True  # type: ignore[method-assign]
-                await stopped(pid)
-                receiving.append((conn, asyncio.create_task(conn.recv())))
-                await yield_loop(5)
-            client, server = await factory.both(listener, CONFIG)
-            # A busy machine may take long for the honest one's READs.
-            stalled = server._memory.pool._stalled_reads
-            begin, honest = stalled.begin, server._messages.inbox
-            stalled.begin = lambda reader: None if reader is honest else begin(reader)  # type: ignore[method-assign]
-            data = pattern(LENGTH)
-            async with client, server:
-                sending = asyncio.create_task(client.send(data))
-                try:
-                    async with factory.within(20):
-                        with await server.recv() as message:
-                            assert message == data
-                        await sending
-                except TimeoutError:
-                    all_figures = [it._messages.figures() for it, _ in receiving]
-                    pytest.fail(
-                        f"{pool_statistics(server)}, {server._messages.figures()}, {all_figures}"
-                    )
-            silent = [task for _, task in receiving if not task.done()]
-            if answers == "not at all":
-                assert len(silent) == (HOSTILE if factory.slow == 1 else 0)
+    """Another one does, and what it sends arrives."""
+    async with AsyncExitStack() as stack:
+        receiving = []
+        for _ in range(HOSTILE):
+            conn, peer = await stack.enter_async_context(factory.pair(CONFIG))
+            peer.send_nowait(bytes(LENGTH)).add_done_callback(lambda it: it.exception())
+            while not conn._messages.figures()["unread"]:
+                await yield_loop(1)
+            stop(peer)
+            if answers == "at first":
+                # As if each had answered when it was asked, and stopped after that.
+                conn._memory.pool._has_spare = lambda size: True  # type: ignore[method-assign]
+            receiving.append((conn, peer, asyncio.create_task(conn.recv())))
+        conn._memory.pool._stalled_reads.timeout = NEVER if answers == "not at all" else 0.05
+        await yield_loop(5)
+        data = pattern(LENGTH)
+        async with factory.pair(CONFIG) as (client, server):
+            sending = asyncio.create_task(client.send(data))
+            with await server.recv() as message:
+                assert message == data
+            await sending
+        silent = [task for *_, task in receiving if not task.done()]
+        assert len(silent) == HOSTILE if answers == "not at all" else len(silent) < HOSTILE
+        for conn, peer, task in receiving:
+            peer.abort()
+            if task in silent:
+                conn.abort()
+                await ends(task, ConnectionError)
             else:
-                assert len(silent) < HOSTILE
-            for conn, task in receiving:
-                if task in silent:
-                    conn.abort()
-                    await conn.wait_closed()
-                    await ends(task, ConnectionError)
-                elif factory.slow == 1:
-                    error = await ends(task, ConnectionBrokenError)
-                    assert "has not answered enough" in str(error)
-                else:
-                    (await task).release()
+                error = await ends(task, ConnectionBrokenError)
+                assert "has not answered enough" in str(error)
 
     async with factory.pair(replace(CONFIG, pool_limit=8 * LENGTH)) as (client, server):
         for _ in range(2):
@@ -172,12 +118,11 @@ def test_peers_that_answer_slowly(
     assert [number for number, reader in enumerate(readers) if reader.broken] == broken
 
 
-@one_loop
 async def test_a_message_that_goes_to_other_memory_than_it_waited_for(
     factory: ConnectionFactory,
 ) -> None:
     """Its READs into a receiver's own memory are none of the pool's."""
-    async with factory.pair(CONFIG) as (client, server), factory.within(20):
+    async with factory.pair(CONFIG) as (client, server):
         data = pattern(LENGTH)
         with ExitStack() as stack:
             for _ in range(12):

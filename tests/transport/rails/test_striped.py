@@ -65,7 +65,7 @@ async def test_registered_memory_is_registered_with_both(monkeypatch: pytest.Mon
         await carried(client, server, data, bytearray(4 * MB))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 @by_tcp
 @one_loop
 async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
@@ -91,11 +91,10 @@ async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
         await until_rails(conns, ["lead", "down"])
 
 
-@pytest.mark.parametrize("seed", range(5))
 @by_tcp
 @one_loop
-async def test_receivers_are_cancelled(seed: int) -> None:
-    chance = random.Random(seed)
+async def test_receivers_are_cancelled() -> None:
+    chance = random.Random(0)
     async with joined("tcp") as conns:
         await until_rails(conns)
         messages = [pattern(chance.choice([10, 2 * MB, 5 * MB])) for _ in range(10)]
