@@ -382,7 +382,7 @@ def test_a_short_message_is_the_leads(rails: Rails, offer: Callable[..., Offer])
     gets(rails, task, it.data)
 
 
-@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize("flushed", [False, True])
 def test_what_a_broken_rail_has_not_read_the_lead_reads(
     rails: Rails, offer: Callable[..., Offer], flushed: bool
 ) -> None:
@@ -400,6 +400,7 @@ def test_what_a_broken_rail_has_not_read_the_lead_reads(
     else:
         rails.until(lambda: not begun(rails.lead), rails.lead)
         rails.other.queue.close()
+        assert begun(rails.lead)
     gets(rails, task, it.data)
 
 
