@@ -37,10 +37,10 @@ def run_block(factory: PairFactory, block: int, most: int, *more: tuple[Any, ...
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_whatever_is_done_nothing_is_lost_and_everything_ends(block: int) -> None:
-    run_block(PairFactory("", "", "tcp", 1.0), block, 600)
+    run_block(PairFactory("", "", "tcp", 1.0), block, 500)
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_a_rail_that_breaks_costs_nothing(block: int) -> None:
     factory = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(1,))
-    run_block(factory, block, 150, *STRIPED)
+    run_block(factory, block, 120, *STRIPED)
