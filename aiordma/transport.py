@@ -407,7 +407,8 @@ class Listener(Listening):
     async def accept(self) -> Connection:
         """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`.
 
-        DeviceEventError when the device has failed: the listener has ended; listen again.
+        DeviceEventError when the device has failed, or each of several: the listener has ended;
+        listen again.
         """
         self._affinity.check(self)
         while not self._ready:

@@ -18,6 +18,7 @@ while.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ from ..errors import (
     ProtocolError,
     RDMAError,
     RequestRefusedError,
+    RouteError,
     cause_text,
     host_port,
 )
@@ -162,7 +164,7 @@ class Rail:
     error: BaseException | None = None
     bytes_received: int = 0
     keep_alive: KeepAlive | None = None
-    """While it is up, if the connection has one."""
+    """Since it was up, if the connection has one."""
 
     @property
     def all_received(self) -> int:
@@ -170,14 +172,10 @@ class Rail:
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
 
-    def stop_asking(self) -> None:
-        if self.keep_alive is not None:
-            self.keep_alive.stop()
-            self.keep_alive = None
-
     def release(self) -> None:
         """Destroys the queue pair, not from within a drain; again does nothing."""
-        self.stop_asking()
+        if self.keep_alive is not None:
+            self.keep_alive.stop()
         queue, self.queue = self.queue, None
         endpoint, self.endpoint = self.endpoint, None
         if queue is not None:
@@ -248,13 +246,10 @@ class Berth:
             driver.unsubscribe(self._token)
             driver.release()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """No rail is offered any more."""
         if self._timer is not None:
             self._timer.cancel()
-
-    def close(self) -> None:
-        self.stop()
         self._leave()
 
 
@@ -310,12 +305,9 @@ class Rails:
         if following.shown != rail.state.shown:
             rail.since = self.clock()
             logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
-        before, rail.state = rail.state, following
-        if rail.queue is not None and rail.endpoint is not None and before is not following:
-            if following is _S.UP:
-                self._up(rail)
-            elif before is _S.UP:
-                rail.stop_asking()
+        rail.state = following
+        if following is _S.UP:
+            self._up(rail)
 
     def _up(self, rail: Rail) -> None:
         assert rail.queue is not None
@@ -437,11 +429,8 @@ class Rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
             rail.state = _S.DOWN
-            rail.stop_asking()
             if rail.queue is not None:
                 rail.queue.fail(error)
-        for berth in self.berths.values():
-            berth.stop()
 
     def close(self) -> None:
         """Gives everything back."""
@@ -572,11 +561,16 @@ class Rails:
         """A queue pair that is connected to the peer's: on a device that the connection does not
         use, if one has a route; else on one that it uses.
 
-        Raises the error of the first one.
+        Not while another one's port is down, or had a rail: the peer asks again, and a rail that
+        shares a device would stay there.  Raises the error of the first device.
         """
         to = verbs.GID(remote.gid) if remote.is_global else None
+        had_rail = {rail.device for rail in self.rails}
         errors: list[Exception] = []
+        awaited = False
         for device in sorted(self.devices, key=lambda device: device.name in used):
+            if awaited and device.name in used:
+                break
             try:
                 endpoint = self._make(device, to)
                 try:
@@ -586,6 +580,8 @@ class Rails:
                     raise
             except (RDMAError, OSError, ValueError) as error:
                 errors.append(error)
+                port_is_down = isinstance(error, RouteError) and error.errno == errno.ENETDOWN
+                awaited = awaited or port_is_down or device.name in had_rail
             else:
                 return endpoint
         try:

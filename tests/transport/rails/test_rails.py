@@ -248,7 +248,7 @@ async def test_a_device_that_fails(factory: ConnectionFactory) -> None:
 
 @one_loop
 async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
-    """Here the device is not even offered; there another one does."""
+    """Here the device is not even offered; there it is awaited, and no other one taken."""
     assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ERR) == 0
     try:
         async with joined(factory.via) as conns:
@@ -257,8 +257,9 @@ async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
             assert shown(conns[1]) == [("embedded0", "lead")]
             await check_alive(*conns)
         async with joined(factory.via, here=["embedded0", "embedded2"]) as conns:
-            await until_rails(conns)
-            assert shown(conns[1]) == [("embedded0", "lead"), ("embedded0", "up")]
+            await until_rails(conns[:1], ("lead", "down"))
+            assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)
+            assert "embedded1 is DOWN" in str(error)
     finally:
         assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ACTIVE) == 0
 

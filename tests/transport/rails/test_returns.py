@@ -17,13 +17,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aiordma import Connection, ConnectionBrokenError, DeviceEventError, connect, listen, transport
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    DeviceEventError,
+    RDMAError,
+    connect,
+    listen,
+    transport,
+)
 from aiordma._core import protocol
 from aiordma._loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
 from aiordma._transport.keep_alive import Probe
-from aiordma._transport.rails import Berth, Rail
+from aiordma._transport.rails import Berth, Rail, Rails
 from aiordma.cli.tables import amount
 from aiordma.cli.top import tables
 from aiordma.metrics import METRICS
@@ -196,6 +204,28 @@ async def test_a_port_goes_and_comes(factory: ConnectionFactory, later: Later) -
 
 
 @one_loop
+async def test_a_port_goes_before_the_rail_is_up(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = Rails._tell
+
+    def lose(self: Rails, message: protocol.Message) -> None:
+        if not isinstance(message, protocol.RailReady):
+            tell(self, message)
+
+    monkeypatch.setattr(Rails, "_tell", lose)
+    async with joined(factory.via) as conns:
+        await until_rails(conns[:1])
+        assert conns[1].rails[1].state == "connecting"
+        queue = further(conns[0]).queue
+        assert queue is not None
+        queue.number = 0  # this side does not hear of it
+        with port_down():
+            await until_rails(conns, ("lead", "down"))
+            await until_waiting(later)
+
+
+@one_loop
 async def test_the_leads_port_goes_and_comes(factory: ConnectionFactory) -> None:
     """It waits, as with one rail."""
     async with joined(factory.via) as conns:
@@ -255,6 +285,37 @@ async def test_a_rail_that_was_refused_is_offered_again(
         await until_rails(conns)
 
 
+async def test_a_rail_comes_back_on_its_own_device(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side's device is not there yet, and the lead's is no substitute."""
+    make = Rails._make
+    gone = True
+
+    def make_elsewhere(self: Rails, device: Any, to: Any) -> Any:
+        if gone and not self.client and device.name == "embedded1":
+            raise RDMAError("no address yet")
+        return make(self, device, to)
+
+    monkeypatch.setattr(Rails, "_make", make_elsewhere)
+    async with joined(factory.via) as conns:
+        await until_rails(conns, ("lead", "up"))
+        assert [rail.device for rail in conns[1].rails] == ["embedded0"] * 2
+    gone = False
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        gone = True
+        break_rail(conns[0])
+        await until_waiting(later)
+        later.fire()
+        await until_waiting(later)
+        assert "no address yet" in str(conns[0].rails[1].error)
+        gone = False
+        later.fire()
+        await until_rails(conns)
+        assert [rail.device for rail in conns[1].rails] == TWO
+
+
 async def test_none_is_offered_by_a_connection_that_ends(
     factory: ConnectionFactory, later: Later
 ) -> None:
@@ -293,7 +354,6 @@ async def test_a_path_that_is_dead_is_found(
             asked._give_up()
             await until_waiting(later)
             assert "keep_alive" in str(conn.rails[1].error)
-            assert rail.keep_alive is None
             assert asked._timer.cancelled()
             later.fire()
             await until_rails(conns)
@@ -377,10 +437,9 @@ async def test_a_listener_goes_on_while_it_has_a_device() -> None:
 @one_loop
 @by_tcp
 async def test_a_device_that_is_gone_leaves_the_lead_to_another() -> None:
-    gone = replace(find_device("embedded0"), name="gone0")
+    devices = replace(find_device("embedded0"), name="gone0"), find_device("embedded1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "choose_devices", lambda _: ((gone, *there), None))
-        there = (find_device("embedded1"),)
+        patch.setattr(transport, "choose_devices", lambda _: (devices, None))
         listener = await listen("127.0.0.3", device=TWO, via="tcp", config=SMALL)
     async with listener:
         accepting = asyncio.create_task(listener.accept())
