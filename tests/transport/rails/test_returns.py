@@ -223,6 +223,8 @@ async def test_a_port_goes_before_the_rail_is_up(
         with port_down():
             await until_rails(conns, ("lead", "down"))
             await until_waiting(later)
+            assert isinstance(error := conns[1].rails[1].error, DeviceEventError)
+            assert error.event == "PORT_ERR"
 
 
 @one_loop
@@ -259,6 +261,7 @@ async def test_a_device_that_has_failed_is_opened_anew(
         await until_rails(conns)
         before = further(conns[0]).endpoint
         assert before is not None
+        driver = before.driver
         assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.DEVICE_FATAL) == 0
         await until_rails(conns, ("lead", "down"))
         await until_waiting(later)
@@ -267,6 +270,7 @@ async def test_a_device_that_has_failed_is_opened_anew(
         after = further(conns[0]).endpoint
         assert after is not None
         assert after.driver is not before.driver
+        assert driver._gone
         with port_down():  # and the new one is watched
             await until_rails(conns, ("lead", "down"))
             await until_waiting(later)
