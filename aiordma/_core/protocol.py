@@ -277,6 +277,17 @@ class RailDown(NamedTuple):
     rail: U32
 
 
+class Resume(NamedTuple):
+    """First frame on a rail that becomes the lead: so many frames have been handled here.
+
+    It takes no credit, and does not count itself.
+    """
+
+    request_id: U32
+    rail: U32
+    frames: U64
+
+
 Message: TypeAlias = (
     RegionGrant
     | RegionReturn
@@ -302,6 +313,7 @@ Message: TypeAlias = (
     | RailAnswer
     | RailReady
     | RailDown
+    | Resume
 )
 """Any control message; its request id stands first."""
 
@@ -334,6 +346,7 @@ NUMBERS: Mapping[type[Message], int] = MappingProxyType(
         RailAnswer: 24,
         RailReady: 25,
         RailDown: 26,
+        Resume: 27,
     }
 )
 """The type of each message as a number, which stands third in its array."""

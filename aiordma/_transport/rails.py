@@ -10,7 +10,7 @@ are added to the open connection, each by control messages on the lead:
     connecting side -> other side   RailReady
 
 A rail that breaks is stopped, and the peer told by RailDown, which it answers by the same.  That
-costs the connection nothing; the end of the lead is the end of the connection.
+costs the connection nothing; where the lead breaks another rail becomes it (failover.py).
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class Rails:
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
-    lead: str
-    """The name of the lead's device."""
+    home: str
+    """The name of the device of the handshake's queue pair, the first lead."""
     peer: Address | None
     client: bool
     """Whether this side connects, and so offers."""
@@ -174,10 +174,19 @@ class Rails:
     latest: int = 0
     """The number of the latest rail that was offered."""
     offers: Bucket = field(init=False)
+    lead: Rail | None = None
+    """None: the queue pair of the handshake."""
+    lead_is_down: bool = False
+    """It broke, and no other one has become the lead."""
+    home_error: BaseException | None = None
+    """Why the queue pair of the handshake is down."""
+    home_since: float = 0.0
+    on_up: Callable[[], object] = lambda: None
+    """Called for a rail that has come up while there is no lead."""
 
     def __post_init__(self) -> None:
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
 
     # ---- both sides ----------------------------------------------------------------------
 
@@ -214,7 +223,7 @@ class Rails:
         self.rails.append(rail)
 
     def _make(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
-        return AddressedEndpoint((device,), self.config, self.security, None, to)
+        return AddressedEndpoint((device,), self.config, self.security, None, to, more_receives=1)
 
     def _connect(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
         # With a key the peer has proved it, and may name any address.
@@ -247,7 +256,14 @@ class Rails:
     def hear(self) -> None:
         """A queue pair has failed: stops the rails whose that is.  Not from within a drain."""
         for rail in self.rails:
-            if rail.queue is not None and rail.queue.failed and rail.state.shown != "down":
+            if rail is self.lead and self.lead_is_down:
+                continue
+            if (
+                rail.queue is not None
+                and rail.queue.failed
+                and not rail.queue.suspended
+                and rail.state.shown != "down"
+            ):
                 assert rail.queue.error is not None
                 self._broke(rail, rail.queue.error)
 
@@ -259,12 +275,30 @@ class Rails:
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
 
+    def lead_broke(self, queue: SendQueue) -> None:
+        """The lead has broken, and another rail is to take over.  Not from within a drain."""
+        assert queue.error is not None
+        self.lead_is_down = True
+        if self.lead is not None:
+            self._broke(self.lead, queue.error)
+            return
+        self.home_error, self.home_since = queue.error.with_traceback(None), self.clock()
+        logger.warning("rail 0 on %s broke: %s", self.home, cause_text(queue.error))
+        self.messages.remove_rail(queue)
+        queue.close()
+
+    def lead_on(self, rail: Rail) -> None:
+        """The rail is the lead from now on."""
+        if rail.state is _S.CONNECTING:  # the peer has found that it works
+            self._advance(rail, _E.READY)
+        self.lead, self.lead_is_down, rail.since = rail, False, self.clock()
+
     def _told_down(self, rail: Rail) -> None:
         answers = rail.state is _S.STOPPED
         self._advance(rail, _E.TOLD_DOWN)
         if not answers:
             rail.error = ConnectionBrokenError("the peer has stopped this rail")
-            self._loop.call_soon(self._stopped, rail)
+            self.loop.call_soon(self._stopped, rail)
 
     def _stopped(self, rail: Rail) -> None:
         rail.release()
@@ -281,6 +315,7 @@ class Rails:
 
     def close(self) -> None:
         """Gives everything back."""
+        self.on_up = lambda: None  # which refers to this
         for rail in self.rails:
             rail.release()
 
@@ -288,7 +323,7 @@ class Rails:
         return [
             RailStatus(
                 rail.device,
-                rail.state.shown,
+                "lead" if rail is self.lead and rail.state is _S.UP else rail.state.shown,
                 rail.since,
                 rail.error,
                 rail.bytes_sent,
@@ -296,6 +331,10 @@ class Rails:
             )
             for rail in self.rails
         ]
+
+    def _prepare(self, queue: SendQueue, number: int) -> None:
+        if self.messages.failover is not None:
+            self.messages.prepare_rail(queue, number)
 
     # ---- the connecting side -------------------------------------------------------------
 
@@ -305,7 +344,7 @@ class Rails:
             return
         to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
         for device in self.devices:
-            if device.name != self.lead:
+            if device.name != self.home:
                 self._offer(device, to)
 
     def _offer(self, device: verbs.Device, to: verbs.GID | None) -> None:
@@ -331,13 +370,14 @@ class Rails:
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
         else:
-            self._loop.call_soon(self._bring_up, rail, remote)
+            self.loop.call_soon(self._bring_up, rail, remote)
 
     def _bring_up(self, rail: Rail, remote: Endpoint) -> None:
         if rail.endpoint is None or rail.queue is None or rail.state is not _S.CONNECTING:
             return  # it has ended meanwhile
         try:
             self._connect(rail.endpoint, remote)
+            self._prepare(rail.queue, rail.number)
         except (RDMAError, OSError) as error:
             self._broke(rail, error)
         else:
@@ -347,6 +387,8 @@ class Rails:
         if rail.state is _S.CONNECTING:
             self._advance(rail, _E.READY)
             self._tell(protocol.RailReady(0, rail.number))
+            if self.lead_is_down:
+                self.on_up()
 
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:
@@ -354,7 +396,7 @@ class Rails:
                 self._advance(rail, _E.REFUSED)
                 peer = host_port(self.peer) if self.peer is not None else ""
                 rail.error = rail.error or RequestRefusedError(error.code, error.text, peer=peer)
-                self._loop.call_soon(rail.release)
+                self.loop.call_soon(rail.release)
                 return True
         return False
 
@@ -371,7 +413,7 @@ class Rails:
             self._refuse(offer, protocol.ErrorCode.BUSY, "too many rails were offered of late")
             return
         self.offers.take(now)
-        self._loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
+        self.loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         self._tell(protocol.Error(offer.request_id, code, why))
@@ -384,21 +426,15 @@ class Rails:
             self._refuse(offer, protocol.ErrorCode.QUOTA, f"there are {len(alive) + 1} rails")
         else:
             try:
-                endpoint = self._partner(remote, {self.lead, *(rail.device for rail in alive)})
+                endpoint = self._partner(remote, {self.home, *(rail.device for rail in alive)})
             except (RDMAError, OSError, ValueError) as error:
                 logger.info("rail %d is refused: %s", offer.rail, cause_text(error))
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
-            self._new(
-                Rail(
-                    endpoint.driver.context.name,
-                    _S.CONNECTING,
-                    self.clock(),
-                    offer.rail,
-                    endpoint,
-                    endpoint.make_queue(self.owner),
-                )
-            )
+            queue = endpoint.make_queue(self.owner)
+            self._prepare(queue, offer.rail)
+            device = endpoint.driver.context.name
+            self._new(Rail(device, _S.CONNECTING, self.clock(), offer.rail, endpoint, queue))
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:

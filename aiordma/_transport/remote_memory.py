@@ -138,6 +138,14 @@ class RemoteRegion(RemoteMemory):
             self._deadline: float = PAST
             self._give_up()
 
+    def _lose(self) -> None:
+        """Its key is of a rail that broke."""
+        self._why, self._deadline = "lost with the rail that had its key", PAST
+        if self._lent:
+            self._drop()
+        else:
+            self._give_up()
+
     def _unusable(self) -> BufferStateError:
         if self._usable:
             longer = (

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+NO_KEYS = (
+    "the connection goes on by another rail than the first one, which has no keys of regions: open "
+    "another connection for them"
+)
+
 ZEROS = bytes(1 << 16)
 
 
@@ -113,12 +118,22 @@ class Sharing:
         self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
+        self._moved = False
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
         """UnencryptedError where all is encrypted: without a region there is no operation."""
         if self._sealed:
             raise UnencryptedError
+        if self._moved:
+            raise RDMAError(NO_KEYS)
+
+    def moved(self, queue: SendQueue) -> None:
+        """The rail of all keys broke: neither side can use memory of the other one any more."""
+        self.queue, self._moved = queue, True
+        for region in list(self._used.values()):
+            if not region.ended:
+                region._lose()
 
     # ---- this side's memory --------------------------------------------------------------
 
@@ -194,6 +209,7 @@ class Sharing:
             self._refuse(request.request_id, code.ACCESS, text)
             return
         try:
+            self.check_allowed()
             self._check_quota(request.length)
             buffer = self.pool.alloc(request.length)
             zero(buffer.view)
