@@ -15,6 +15,7 @@ from .._core.operations import OperationKind
 from .._datapath.rail import SendQueue
 from .._datapath.work_queue import WorkRequest
 from .._loop.coarse_timers import CoarseTimers
+from ..config import Config
 from ..errors import ConnectionBrokenError
 
 
@@ -81,3 +82,10 @@ class KeepAlive:
     def stop(self) -> None:
         """The connection has ended."""
         self._timer.cancel()
+
+
+def keep_alive_of(queue: SendQueue, timers: CoarseTimers, config: Config) -> KeepAlive | None:
+    """The one that `Config.keep_alive` asks for, from now on."""
+    if config.keep_alive is None:
+        return None
+    return KeepAlive(queue, timers, config.keep_alive, config.keep_alive_timeout)

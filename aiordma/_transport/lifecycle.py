@@ -48,7 +48,7 @@ from ..errors import (
     in_short,
 )
 from .auth import NOT_THE_SAME_KEY, KeyProof
-from .keep_alive import KeepAlive
+from .keep_alive import KeepAlive, keep_alive_of
 from .memory import Memory
 from .rails import Rails
 from .sharing import Sharing
@@ -330,13 +330,8 @@ class ConnectionLifecycle:
         if peer.inspects if client else self._endpoint.security.inspects:
             self._inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
-        if self._config.keep_alive is not None:
-            self._keep_alive = KeepAlive(
-                self._queue,
-                self._endpoint.driver.timers,
-                self._config.keep_alive,
-                self._config.keep_alive_timeout,
-            )
+        timers = self._endpoint.driver.timers
+        self._keep_alive = keep_alive_of(self._queue, timers, self._config)
         if self._endpoint.security.auth is None or self._key_proof is not None:
             self._messages.awaiting_auth = False
             if self._messages.sealing is not None:

@@ -49,7 +49,7 @@ from ..errors import (
 from .admission_control import Bucket
 from .auth import Security
 from .endpoint import AddressedEndpoint, driver_at, host_part
-from .keep_alive import KeepAlive, Probe
+from .keep_alive import KeepAlive, Probe, keep_alive_of
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -314,13 +314,7 @@ class Rails:
         assert rail.endpoint is not None
         self.messages.add_rail(rail.queue, rail.number)
         self.sharing.add_rail(rail.queue, rail.endpoint.driver.pool)
-        if self.config.keep_alive is not None:
-            rail.keep_alive = KeepAlive(
-                rail.queue,
-                rail.endpoint.driver.timers,
-                self.config.keep_alive,
-                self.config.keep_alive_timeout,
-            )
+        rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
         if (berth := self.berths.get(rail.device)) is not None:
             berth.up(self.clock())
 

@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import pytest
+
 from aiordma import Connection, Listener, connect, listen, prepare_connection
+from aiordma._core import protocol
 from aiordma._options import Devices, Via
 from aiordma._transport.connection_group import GroupMember
+from aiordma._transport.rails import Rails
 from tests.transport.connection_factory import SMALL, yield_loop
 
 HOST = "127.0.0.1"  # of embedded0; that of embedded1 is 127.0.0.2
@@ -71,3 +75,14 @@ async def until_rails(conns: Sequence[Connection], states: Sequence[str] = ("lea
     """Until the rails of each have come into these states."""
     while any([rail.state for rail in conn.rails] != list(states) for conn in conns):
         await yield_loop(1)
+
+
+def lose_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No RailReady is sent."""
+    tell = Rails._tell
+
+    def lose(self: Rails, message: protocol.Message) -> None:
+        if not isinstance(message, protocol.RailReady):
+            tell(self, message)
+
+    monkeypatch.setattr(Rails, "_tell", lose)

@@ -38,7 +38,7 @@ from tests.transport.connection_factory import (
 from tests.transport.marks import by_cm, by_tcp, one_loop
 from tests.transport.raw_peer import endpoint_at
 
-from .joining import HOST, TWO, WAYS, joined, shown, until_rails
+from .joining import HOST, TWO, WAYS, joined, lose_ready, shown, until_rails
 
 WITHOUT = ConnectionBrokenError("its cable")
 
@@ -282,13 +282,7 @@ async def test_ready_is_lost_with_the_lead(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its peer does not know that the rail works, and both end with the lead."""
-    tell = Rails._tell
-
-    def lose(self: Rails, message: protocol.Message) -> None:
-        if not isinstance(message, protocol.RailReady):
-            tell(self, message)
-
-    monkeypatch.setattr(Rails, "_tell", lose)
+    lose_ready(monkeypatch)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1])
         assert shown(conns[1])[1] == ("embedded1", "connecting")

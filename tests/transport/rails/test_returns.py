@@ -48,7 +48,7 @@ from tests.transport.connection_factory import (
 from tests.transport.marks import by_tcp, one_loop
 
 from . import joining
-from .joining import HOST, TWO, both, joined, until_rails
+from .joining import HOST, TWO, both, joined, lose_ready, until_rails
 
 CABLE = ConnectionBrokenError("its cable")
 FIRST, LONGEST = 0.25, 5.0
@@ -207,13 +207,7 @@ async def test_a_port_goes_and_comes(factory: ConnectionFactory, later: Later) -
 async def test_a_port_goes_before_the_rail_is_up(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = Rails._tell
-
-    def lose(self: Rails, message: protocol.Message) -> None:
-        if not isinstance(message, protocol.RailReady):
-            tell(self, message)
-
-    monkeypatch.setattr(Rails, "_tell", lose)
+    lose_ready(monkeypatch)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1])
         assert conns[1].rails[1].state == "connecting"
