@@ -138,7 +138,7 @@ cdef class WRChain(WorkRequest):
             length = min(local.length - start, MAX_TRANSFER)
             send = self.append(owner.pinned, local.address + start, <uint32_t> length, local.lkey)
             send.opcode = opcode
-            send.remote_addr, send.rkey = remote.address + start, remote.rkey
+            send.remote_addr, send.rkey = remote.address + start, region.rkey
             start += length
             if start == local.length:
                 break
@@ -147,6 +147,13 @@ cdef class WRChain(WorkRequest):
         if send != NULL and self.region is not region:
             self.aim_at(region)
         return send
+
+    cdef int use_keys_of(self, SendQueue queue) except -1:
+        """For another device than the one whose pool has the memory here."""
+        cdef uint32_t i
+        for i in range(self.entries):
+            self.sges[i].lkey = queue.keys.local_key(<Pinned> self.pins[i])
+        return 0
 
     cdef dict keys_for(self, uint32_t rkey):
         """The keys of other rails for the region with that of the lead."""
@@ -514,6 +521,8 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
+    if queue.foreign:
+        chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
     if queue.stripes is not None and sender is None and post_long(queue, chain):

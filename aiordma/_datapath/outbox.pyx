@@ -22,23 +22,30 @@ from .frames cimport (
     HEADER,
     MAX_BUNDLE,
     RNDV_RTS,
+    WRITTEN,
     BundleEntry,
     FrameHeader,
     RendezvousPiece,
     RendezvousRequest,
     bundled_size,
+    carries_message,
     htole32,
     write_header,
 )
 from .futures cimport DONE, FAILED, PENDING
 from .message cimport Counts
-from .one_sided cimport WRChain
 from .rail cimport CONTROL_ENTRIES
 from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, imm_of, new_frame, new_rendezvous_frame
 from .stripes cimport order
-from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, WorkRequest
+from .work_queue cimport (
+    FOR_CREDITS,
+    FOR_NOTHING,
+    FOR_SEND_QUEUE,
+    IBV_WR_RDMA_WRITE,
+    WorkRequest,
+)
 
 from aiordma._core import protocol
 from aiordma._native import failure
@@ -187,9 +194,14 @@ cdef class Outbox(Sender):
         return True
 
     cdef bint send_eager(self, SendFuture message) except -1:
-        # Its last piece is sent from where it lies if that is quicker than a copy.
+        # Its last piece is sent from where it lies if that is quicker than a copy, and it need not stay.
         cdef Piece in_place = message.last()
-        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.room.tag_size:
+        if (
+            not self.pool.local_dma_lkey
+            or in_place.length < COPIED_BELOW
+            or self.room.tag_size
+            or self.journal is not None
+        ):
             in_place = None
         cdef uint64_t length = HEADER + message.length - (
             0 if in_place is None else in_place.length
@@ -269,6 +281,7 @@ cdef class Outbox(Sender):
             if self.sealing is not None:
                 seal = self.seal_message(message)
             open_message(message, self.lead.keys)
+            message.rail = self.lead.number
             if not self.lead.has_room_for(entries) and not self.lead.failed:
                 close_message(message, 0)
                 raise RDMAError(
@@ -362,6 +375,8 @@ cdef class Outbox(Sender):
                     write.free_memory()
                 elif error is not None:
                     write.refused(error)
+                elif self.journal is not None:
+                    return self.send_written(write)
                 else:
                     self.credits.data -= 1
                     self.room.count_sent()
@@ -386,6 +401,39 @@ cdef class Outbox(Sender):
             self.waiting.appendleft(message)
         return False
 
+    cdef bint send_written(self, WRChain write) except -1:
+        """A write with immediate data: a write, and behind it a frame that the journal can have."""
+        cdef PoolBlock block = None
+        cdef Frame frame
+        cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
+        if self.lead.has_room_for(2):
+            block = self.frame_block(HEADER + sizeof(length) + self.room.tag_size)
+        if block is None:
+            self.waiting.appendleft(write)
+            return False
+        write.sends[0].opcode = IBV_WR_RDMA_WRITE
+        self.lead.post_checked(write)
+        (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
+        frame = new_frame(block, HEADER + sizeof(length))
+        self.post_frame(frame, WRITTEN, True, imm)
+        return True
+
+    cdef int post_again(self) except -1:
+        """Posts frames of the journal once more, as there is room; then what is new may follow."""
+        cdef Frame frame
+        if self.again is None:  # the peer has not said which it needs
+            return 0
+        while self.again and self.lead.free and not self.lead.failed:
+            frame = <Frame> self.again.pop(0)
+            frame.prepare_again()
+            frame.lkey = self.lead.lkey_of(frame.block)
+            self.lead.post_checked(frame)
+        if not self.again and not self.lead.failed:
+            self.again = None
+            self.flags &= ~SWITCHING
+            return self.session.flush()
+        return 0
+
     cdef int flush(self) except -1:
         """Sends what waits and can be sent now."""
         cdef bint sent = True
@@ -405,6 +453,10 @@ cdef class Outbox(Sender):
             if not frame.length:
                 return frame.free_memory()
         self.room.count_sent()
+        if self.journal is not None:
+            self.journal.add(frame, carries_message(kind))
+        if self.lead.foreign:
+            frame.lkey = self.lead.lkey_of(frame.block)
         return self.lead.post_checked(frame)
 
     # ---- the end ----
@@ -422,6 +474,11 @@ cdef class Outbox(Sender):
             else:
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
+        if self.journal is not None:
+            for frame in self.journal.all():  # also those that no device has
+                (<Frame> frame).on_error(
+                    self.owner.error_for(error, (<Frame> frame).text(self.lead.peer))
+                )
         for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
         for message in self.offers.ending:  # the peer has had its say
@@ -439,5 +496,7 @@ cdef class Outbox(Sender):
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
+        if self.journal is not None:
+            self.journal.close()
         self.session = self.source = None
         return code

@@ -32,6 +32,7 @@ cdef class FrameHandler:
     cdef int reposted(self, uint32_t count) except -1
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
     cdef int check_drained(self) except -1
+    cdef bint goes_on(self, SendQueue rail) except -1
 
 
 cdef class SendQueue:
@@ -54,6 +55,10 @@ cdef class SendQueue:
     cdef readonly uint64_t bytes_read  # of striped messages
     cdef SlotList sends, receives
     cdef public bint failed
+    cdef readonly bint suspended       # it has failed, and the session goes on by another rail
+    cdef list returned, late           # receives of before that, and of since then; None: it is not
+    cdef bint expects_resume           # its first receive is for that, and not of the lead's
+    cdef public bint foreign           # the pool of its messages is another device's
     cdef bint leaving                  # entries that become free are not for the messages
     cdef bint stopped                  # this side has taken the queue pair to ERR
     cdef readonly bint backlogged
@@ -75,6 +80,11 @@ cdef class SendQueue:
     cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,
                               uint32_t length) except? 0xFFFFFFFF
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1
+    cdef bint suspend(self, object error) except -1
+    cdef int take_back(self, PoolBlock block) except -1
+    cdef list take_receives(self)
+    cdef int drain_receives(self) except -1
+    cdef uint32_t lkey_of(self, PoolBlock block) except? 0
     cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
                                  bint before_last) except -1
     cdef object error_of(self, WorkRequest work)

@@ -21,7 +21,13 @@ import copy
 
 from aiordma._core.operations import OperationKind
 from aiordma._native.calls import shortage_hint
-from aiordma.errors import BufferStateError, RDMAError, work_completion_error
+from aiordma.errors import (
+    BufferStateError,
+    OutcomeUnknownError,
+    RDMAError,
+    in_short,
+    work_completion_error,
+)
 from aiordma.verbs._device.context import event_error
 from aiordma.verbs._device.enums import EventType, WCStatus
 
@@ -55,6 +61,10 @@ cdef class FrameHandler:
         """Less waits to be sent than before."""
         raise NotImplementedError
 
+    cdef bint goes_on(self, SendQueue rail) except -1:
+        """The rail has broken: whether another one takes over what it had, and its receives."""
+        return False
+
 
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.
@@ -78,7 +88,10 @@ cdef class SendQueue:
        device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
        when the device has.
     3. A write that was posted before a frame is in the peer's memory before that frame arrives.
-    4. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
+    4. If the FrameHandler goes on without it, it is `suspended` instead: frames of the journal that were
+       under way keep their messages, other work ends by OutcomeUnknownError, and `take_receives` has the
+       blocks of the receives, in their order.
+    5. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
 
     It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
     once in a drain that has freed entries; Receives call the others.  When the queue pair fails every
@@ -142,7 +155,8 @@ cdef class SendQueue:
     cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
-        work.on_error(self.error_of(work))
+        if not (self.suspended and work.kept):
+            work.on_error(self.error_of(work))
         work.free_memory()
         return 0
 
@@ -161,8 +175,10 @@ cdef class SendQueue:
             if not posted:
                 table.free_slot(index)
             error = self.qp._post_error("ibv_post_send", code, posted)
+            self.suspend(error)
             self.error = self.error or error
-            work.on_error(error)
+            if not (self.suspended and work.kept):
+                work.on_error(self.error_of(work) if self.suspended else error)
             if not posted:  # else the device has its memory until the queue pair is gone
                 work.free_memory()
             self.rail_broke(error)
@@ -220,16 +236,23 @@ cdef class SendQueue:
         for i in range(count):
             block = <PoolBlock> blocks[i]
             indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
-            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
+            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, self.lkey_of(block)
             receives[i].wr_id = self.table.wr_id(indices[i])
             receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
         cdef int code = post_recvs(self, receives, count, sges, &posted)
         for i in range(posted, count):
             self.table.free_slot(indices[i])
-            (<PoolBlock> blocks[i]).end_lease()
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
+        for i in range(posted, count):
+            if self.suspended:
+                self.late.append(blocks[i])
+            else:
+                (<PoolBlock> blocks[i]).end_lease()
         return posted
+
+    cdef uint32_t lkey_of(self, PoolBlock block) except? 0:
+        return self.keys.local_key(block) if self.foreign else block.lkey
 
     cdef uint32_t post_cached(
         self, BlockCache pool, uint32_t most, uint32_t length
@@ -252,7 +275,9 @@ cdef class SendQueue:
 
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1:
         """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
-        if self.error is not None or self.native_qp == NULL:
+        if self.suspended:
+            self.late.append(block)
+        elif self.error is not None or self.native_qp == NULL:
             block.end_lease()
         else:
             self.post_receives([block], length)
@@ -282,7 +307,10 @@ cdef class SendQueue:
                 detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
                 what=request.text(self.peer) if request is not None else "",
             )
-            if request is not None:
+            if self.error is None and wc.status in OF_THE_RAIL and self.suspend(error):
+                if request is not None and not request.kept:
+                    request.on_error(self.error_of(request))
+            elif request is not None and not (self.suspended and request.kept):
                 if self.error is not None:
                     request.on_error(self.error_of(request))
                 elif wc.status in OF_THE_RAIL:
@@ -297,11 +325,23 @@ cdef class SendQueue:
             return 0
         if request is not None:
             return request.free_memory()
-        (<PoolBlock> work).end_lease()
+        return self.take_back(<PoolBlock> work)
+
+    cdef int take_back(self, PoolBlock block) except -1:
+        """The device has let go of a receive without a frame that counts."""
+        if self.suspended:
+            self.returned.append(block)
+        else:
+            block.end_lease()
         return 0
 
     cdef object error_of(self, WorkRequest work):
         """The error of work that did not fail itself: `error` is the cause."""
+        if self.suspended:
+            return OutcomeUnknownError(
+                f"{work.text(self.peer)} may have been done or not: its rail broke, and the connection "
+                f"goes on by another one: {in_short(self.error)}"
+            )
         return self.owner.error_for(self.error, work.text(self.peer))
 
     cdef int use_room(self) except -1:
@@ -344,13 +384,43 @@ cdef class SendQueue:
 
     def rail_broke(self, error: BaseException):
         """This queue pair, its device or the way to the peer is gone: another one might do."""
-        if not self.failed:
+        if not self.failed and not self.suspend(error):
             self.fail(error)
             self.owner.broken(self.error)
 
+    cdef bint suspend(self, object error) except -1:
+        """As `rail_broke`, if the session goes on by another rail; else False, and nothing is done."""
+        cdef WorkRequest work
+        if self.failed or self.error is not None or self.frame_handler is None:
+            return False
+        if not self.frame_handler.goes_on(self):
+            return False
+        self.error, self.failed, self.suspended = error, True, True
+        self.returned, self.late = [], []
+        backlog, self.backlog = self.backlog, collections.OrderedDict()
+        self.note_backlog()
+        for work in self.under_way():
+            if not work.kept:
+                self.fail_work(work)
+        for work in backlog:
+            self.fail_work(work)
+            work.free_memory()
+        self.owner.broken(error)
+        return True
+
+    cdef list take_receives(self):
+        """The blocks of the receives of a suspended rail that is closed, in their order."""
+        blocks = [*(self.returned or ()), *(self.late or ())]
+        self.returned, self.late = [], []
+        if self.expects_resume and blocks:
+            (<PoolBlock> blocks.pop(0)).end_lease()
+        return blocks
+
     def connection_broke(self, error: BaseException):
-        """As `rail_broke`, for an error that would break any other queue pair as well."""
-        self.rail_broke(error)
+        """What would break any other queue pair of the connection as well."""
+        if not self.failed:
+            self.fail(error)
+            self.owner.broken(self.error)
 
     def fail(self, error: BaseException):
         """Fails all work and posts nothing more, for this reason, which the owner knows or is told.
@@ -397,13 +467,17 @@ cdef class SendQueue:
             return
         self.refuse(error)
         self.stopped = True
+        self.drain_receives()
+
+    cdef int drain_receives(self) except -1:
         try:
             self.qp.to_error()
         except (RDMAError, OSError):
-            return  # the device has failed
+            return 0  # the device has failed
         # Not every driver flushes: it is over when there is nothing more, too.
         while self.receives.first != NO_SLOT and self.driver.poll():
             pass
+        return 0
 
     cdef object take_first(self, SlotList *order):
         work = self.table.works[order.first]
@@ -412,7 +486,11 @@ cdef class SendQueue:
 
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""
+        if self.native_qp == NULL:
+            return
         self.fail(BufferStateError("the queue pair was closed"))
+        if self.suspended:
+            self.drain_receives()  # in their order
         self.driver.detach(self.qp)
         self.keys.close_windows()
         self.qp.close()
@@ -420,7 +498,7 @@ cdef class SendQueue:
         while self.sends.first != NO_SLOT:
             (<WorkRequest> self.take_first(&self.sends)).free_memory()
         while self.receives.first != NO_SLOT:
-            (<PoolBlock> self.take_first(&self.receives)).end_lease()
+            self.take_back(<PoolBlock> self.take_first(&self.receives))
         self.user = self.frame_handler = self.stripes = None
 
 

@@ -127,6 +127,7 @@ cdef class WorkRequest:
     cdef public uint32_t kind, opcode, length, lkey, rkey, imm
     cdef public uint64_t address, remote_address
     cdef readonly uint32_t entries     # of the send queue
+    cdef readonly bint kept            # a frame, which the journal has
     cdef ibv_sge second                # a second piece, if it has a length
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1
     cdef int on_completion(self, uint32_t byte_len) except -1

@@ -45,7 +45,7 @@ async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
 
 def second(conn: Connection) -> SendQueue:
     assert conn._rails is not None
-    (rail,) = conn._rails.rails
+    _, rail = conn._rails.rails
     assert rail.queue is not None
     return rail.queue
 
