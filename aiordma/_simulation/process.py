@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 EPOCH = 1_800_000_000  # of the wall clock, as of the devices' (sim.c)
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
-WITHOUT = ("AIORDMA_EMBEDDED_DEVICES", "AIORDMA_EMBEDDED_FAULTS", "AIORDMA_TRACE")
+WITHOUT = ("AIORDMA_EMBEDDED_FAULTS", "AIORDMA_TRACE")
 
 
 class Timers(coarse_timers.CoarseTimers):
@@ -79,7 +79,7 @@ def sleep(seconds: float) -> None:
 
 
 @contextmanager
-def simulated(seed: int) -> Iterator[None]:
+def simulated(seed: int, devices: int) -> Iterator[None]:
     """The simulation answers programs, and this package, in place of the machine."""
     chance = random.Random(f"programs {seed}")
     replaced: list[tuple[Any, str, Any]] = [
@@ -102,7 +102,7 @@ def simulated(seed: int) -> Iterator[None]:
     drawn, collects = random.getstate(), gc.isenabled()
     clock = ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_sim_look"))
     try:
-        with patch.dict(os.environ, ENVIRONMENT):
+        with patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
             for name in WITHOUT:
                 os.environ.pop(name, None)
             for place, name, value in replaced:

@@ -8,6 +8,7 @@ import os
 import random
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +17,9 @@ import pytest
 
 import aiordma
 from aiordma import testing
+from aiordma._transport.observation import _Event
 from aiordma.errors import BusyError, UnreachableError
+from aiordma.transport import Statistics
 
 PORT = 7471
 
@@ -26,7 +29,7 @@ pytestmark = pytest.mark.needs("faults")
 Via = Literal["cm", "tcp"]
 
 
-async def echo(via: Via = "cm") -> None:
+async def echo(via: Via = "cm", **options: Any) -> None:
     """A service that answers each message with the same bytes."""
 
     async def answer(conn: aiordma.Connection) -> None:
@@ -34,7 +37,7 @@ async def echo(via: Via = "cm") -> None:
             with message:
                 await conn.send(bytes(message))
 
-    async with await aiordma.start_server(answer, "", PORT, via=via) as server:
+    async with await aiordma.start_server(answer, "", PORT, via=via, **options) as server:
         await server.serve_forever()
 
 
@@ -250,6 +253,37 @@ def test_a_partition_breaks_connections_and_heals() -> None:
     testing.simulate(main, seed=1, hosts={"server": echo})
 
 
+def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
+    options: Any = {"device": "all", "config": aiordma.Config(allow_other_addresses=True)}
+
+    async def exchange(conn: aiordma.Connection) -> None:
+        await conn.send(bytes(1 << 20))
+        (await conn.recv()).release()
+
+    async def until(conn: aiordma.Connection, state: str) -> None:
+        while conn.rails[-1].state != state:
+            await exchange(conn)
+            await asyncio.sleep(0.5)
+        await exchange(conn)
+
+    async def main(world: testing.World) -> None:
+        async with await aiordma.connect("server", PORT, **options) as conn:
+            await until(conn, "up")
+            world.partition("server", network=1)
+            await until(conn, "down")
+            world.heal("main", network=0)
+            await asyncio.sleep(10)
+            assert conn.rails[-1].state != "up"
+            world.heal("server", network=1)
+            await until(conn, "up")
+            assert conn.rails[-1].bytes_received
+
+    hosts = {"server": partial(echo, **options)}
+    testing.simulate(main, seed=1, hosts=hosts, devices=2)
+    with pytest.raises(ValueError, match="devices"):
+        testing.simulate(main, devices=5)
+
+
 # ---- hosts ---------------------------------------------------------------------------------------
 
 
@@ -348,6 +382,37 @@ def test_nothing_is_left_of_hosts_that_were_killed() -> None:
         testing.simulate(main, seed=1, hosts={"server": echo})
     assert gc.collect() < 50
     assert not seen
+
+
+def objects_of_aiordma() -> Counter[type]:
+    """Without the counts of connections, of which the process keeps the latest ones."""
+    gc.collect()
+    types = Counter(map(type, gc.get_objects()))
+    for kept in (Statistics, _Event):
+        del types[kept]
+    return Counter({it: types[it] for it in types if str(it.__module__).startswith("aiordma")})
+
+
+def test_nothing_of_a_simulation_is_left() -> None:
+    """Also of hosts that were killed in the middle of something."""
+
+    async def main(world: testing.World) -> None:
+        conn = await aiordma.connect("server", PORT)
+        sending = asyncio.ensure_future(conn.send(bytes(1 << 20)))
+        await asyncio.sleep(30e-6)
+        assert not sending.done()
+        world.host("server").kill()
+        with pytest.raises(aiordma.ConnectionBrokenError):
+            await sending
+        world.host("server").boot()
+        await asyncio.sleep(0.001)
+        await ask(64)
+
+    left = []
+    for seed in range(4):
+        testing.simulate(main, seed=seed, hosts={"server": echo})
+        left.append((objects_of_aiordma(), len(os.listdir("/proc/self/fd"))))
+    assert left[1] == left[2] == left[3]
 
 
 def test_what_a_simulation_replaces_is_back_after_it() -> None:
