@@ -9,12 +9,14 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 from .._loop import coarse_timers, driver
 from .._native import ffi, lib
 from .._transport import connect_tcp, lease_thread, tcp_link
+from ..verbs._device import device
 from . import sockets
 
 SECOND = 1_000_000_000
@@ -94,6 +96,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         (random, "_urandom", chance.randbytes),  # of `secrets`
         (lease_thread, "_LeaseThread", Leases),
         (lease_thread, "_thread", None),
+        (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
         (driver, "CoarseTimers", Timers),
         (tcp_link, "connected_socket", sockets.connected_socket),
         (connect_tcp, "listening_socket", sockets.listening_socket),

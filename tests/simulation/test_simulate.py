@@ -284,6 +284,22 @@ def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
         testing.simulate(main, devices=5)
 
 
+def test_a_simulation_has_devices_of_its_own() -> None:
+    """However many this process, or the simulation before it, has."""
+
+    def names() -> list[str]:
+        return [it.name for it in aiordma.verbs.devices() if it.name.startswith("embedded")]
+
+    async def main(_: testing.World) -> list[str]:
+        return names()
+
+    before = names()
+    for count in (1, 3, 2):
+        found = testing.simulate(main, seed=1, devices=count)
+        assert found == [f"embedded{number}" for number in range(count)]
+    assert names() == before
+
+
 # ---- hosts ---------------------------------------------------------------------------------------
 
 
