@@ -214,6 +214,8 @@ class World:
         self._numbers = 0
         self._links: dict[tuple[str, str], Link] = {}
         self._cut: set[tuple[int, str, str]] = set()
+        self._apart: set[tuple[int, str]] = set()
+        """Hosts that are cut off also from those that are yet to boot."""
         self._failure: BaseException | None = None
         self._entered = -1
         self._begun: int = lib.aiordma_sim_now()
@@ -238,6 +240,8 @@ class World:
             if number == lib.AIORDMA_SIM_HOSTS:
                 raise ValueError(f"there are {number} hosts already, the most there can be")
             made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
+            for network, apart in self._apart:
+                self._cut |= {(network, name, apart), (network, apart, name)}
             for other in self.hosts.values():
                 self._set_way(made, other)
                 self._set_way(other, made)
@@ -263,9 +267,11 @@ class World:
         On network 1 the hosts have their devices "embedded1".
         """
         self._check_hosts(names)
+        numbers = self._numbers_of(network)
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
-                self._cut |= {(number, one, other) for number in self._numbers_of(network)}
+                self._cut |= {(number, one, other) for number in numbers}
+        self._apart |= set(product(numbers, names))
         self._set_ways()
 
     def heal(self, *names: str, network: int | None = None) -> None:
@@ -277,6 +283,7 @@ class World:
             for number, one, other in self._cut
             if number not in healed or (names and not {one, other} & set(names))
         }
+        self._apart -= set(product(healed, names or self.hosts))
         self._set_ways()
 
     def _check_hosts(self, names: Collection[str]) -> None:
