@@ -123,7 +123,8 @@ struct aiordma_sim_link {
 /* What a scheduler knows of a machine and the device does not, and the other way round. */
 struct aiordma_sim_program {
 	uint64_t busy_until; /* it does not look what has come before that */
-	int has_input; /* something has come */
+	int has_input; /* its descriptor can be read: something has come for it, not for the device alone */
+	int fd; /* of epoll_create(2), with all that it waits for; -1: none yet */
 };
 
 /* 0; EBUSY: there is a simulation; EALREADY: the process's own device is in use. */

@@ -71,6 +71,14 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert first[1] < 0.01
 
 
+def test_datagrams_wake_no_loop_but_completions_do() -> None:
+    async def main(world: testing.World) -> int:
+        await world.host("client").run(ask, *[4 << 20] * 4)
+        return world._turns
+
+    assert testing.simulate(main, seed=1, hosts={"server": echo}) < 300
+
+
 def test_time_passes_at_once_and_for_all_clocks() -> None:
     async def main(world: testing.World) -> None:
         monotonic, wall, loop = time.monotonic(), time.time(), asyncio.get_running_loop().time()

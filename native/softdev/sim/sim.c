@@ -9,6 +9,7 @@
 #include "sim/sim.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -317,6 +318,7 @@ int aiordma_sim_boot(int host)
 
 	machine->number = sim.machine_count;
 	machine->host = host;
+	machine->program.fd = -1;
 	machine->device.platform = &platform;
 	sim.machines = grow(sim.machines, (size_t)sim.machine_count, sizeof(struct machine *));
 	sim.machines[sim.machine_count] = machine;
@@ -458,6 +460,13 @@ static struct machine *happen(uint64_t when)
 	return machine;
 }
 
+static bool has_input(const struct machine *machine)
+{
+	struct pollfd waits = {.fd = machine->program.fd, .events = POLLIN};
+
+	return poll(&waits, 1, 0) > 0;
+}
+
 void aiordma_sim_run(uint64_t until)
 {
 	uint64_t next;
@@ -466,7 +475,7 @@ void aiordma_sim_run(uint64_t until)
 		sim.now_ns = next > sim.now_ns ? next : sim.now_ns;
 		struct machine *machine = happen(next);
 
-		if (machine->state != AIORDMA_SIM_UP)
+		if (machine->state != AIORDMA_SIM_UP || !has_input(machine))
 			continue;
 		machine->program.has_input = true;
 		if (machine->program.busy_until < until)
