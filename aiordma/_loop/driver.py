@@ -92,17 +92,17 @@ class Driver(PerLoopResource):
         self.channel: verbs.CompletionChannel = context.create_comp_channel()
         self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
-        self.table: WorkRequestTable = WorkRequestTable()
-        self.table.loop = loop
+        self.table: WorkRequestTable = WorkRequestTable(loop)
         self._sinks: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._drain = self.channel._drain_to
         self._polling = AdaptivePolling(math.ceil(polling * 1e6))
-        self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
-        if self.table.brief_spin_us:
+        wakeups = self.table.wakeups
+        wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
+        if wakeups.brief_spin_us:
             brief_spin = self.channel._reader(COMPLETIONS_PER_CALL, self._brief_spin)
-            self.table.brief_spin = partial(self.table.spin_before_wait, *brief_spin)
+            wakeups.brief_spin = partial(self.table.spin_before_wait, *brief_spin)
             keep = self.channel._reader(COMPLETIONS_PER_CALL, self._on_spin_end)
             self.table.spin = partial(self.table.spin_once, *keep)
         self._coming_back = False  # for completions that one turn had no time for
@@ -164,7 +164,7 @@ class Driver(PerLoopResource):
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
-        self.table.calling_back = False
+        self.table.wakeups.calling_back = False
         self.table.closed = True
 
     # ---- work queues ---------------------------------------------------------------------
@@ -217,12 +217,12 @@ class Driver(PerLoopResource):
 
         The tasks that it wakes run in the loop's next iteration, not from here.
         """
-        table = self.table
-        around, table.defers_callbacks = table.defers_callbacks, True
+        wakeups = self.table.wakeups
+        around, wakeups.defers_callbacks = wakeups.defers_callbacks, True
         try:
             return self._handle(False)
         finally:
-            table.defers_callbacks = around
+            wakeups.defers_callbacks = around
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
         """Calls `listener` with every event of the device; returns a token for `unsubscribe`."""
@@ -375,7 +375,7 @@ class Driver(PerLoopResource):
             sink.rail_broke(error)
 
     def _close(self) -> None:
-        self.table.brief_spin = self.table.spin = None
+        self.table.wakeups.brief_spin = self.table.spin = None
         self._woken = ()  # a cycle, which would keep the pool until the collector comes
         self.table.closed = True
         stop_reading(self.loop, self.channel.fd)

@@ -282,7 +282,7 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
     """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        spin = driver.table.brief_spin
+        spin = driver.table.wakeups.brief_spin
         assert isinstance(spin, partial) == bool(polling)
         *_, otherwise = spin.args if isinstance(spin, partial) else driver._woken
         otherwise(-errno.EIO)

@@ -43,8 +43,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look_until_it_completes(conn: Connection) -> None:
     """As on a machine that is quick enough: no look ends before its task may go on."""
-    table = conn._endpoint.driver.table
-    look = table.brief_spin
+    wakeups = conn._endpoint.driver.table.wakeups
+    look = wakeups.brief_spin
     assert look
 
     def patient(spin_us: int) -> None:
@@ -52,7 +52,7 @@ def look_until_it_completes(conn: Connection) -> None:
         while conn._queue.completions == before:
             look(spin_us)
 
-    table.brief_spin = patient
+    wakeups.brief_spin = patient
 
 
 async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) -> None:
