@@ -148,12 +148,6 @@ cdef class WorkRequestTable:
     cdef readonly uint32_t taken
     cdef list works, queues            # of each slot
     cdef uint32_t until_measured       # posts
-    cdef public bint closed
-    cdef public bint polls_again       # the caller of the drain will poll again soon
-    cdef public bint spin_scheduled, spin_found
-    cdef public object spin  # type: Callable[[], object] | None
-    cdef public uint32_t spin_us
-    cdef uint32_t spun_us, slice_us    # of the spin that goes on
     cdef readonly uint64_t stray
     cdef int grow(self) except -1
     cdef uint32_t take_slot(self, SendQueue queue, uint8_t kind, object work,
@@ -163,9 +157,6 @@ cdef class WorkRequestTable:
     cdef void free_slot(self, uint32_t index) noexcept
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
-    cdef int spin_slice_soon(self) except -1
-    cdef int serve_with(self, uintptr_t state, int most, list leaving, object slow,
-                        uint32_t spin_us, bint polls_again) except -1
     cdef SendQueue dispatch(self, const aiordma_completion *wc)
     cdef int error_before_last(self, const aiordma_completion *wc) except -1
     cdef int remember(self, SendQueue queue, object error) except -1

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aiordma import Config, Connection
-from aiordma._loop import driver
+from aiordma._loop import completion_reader
 
 from .connection_factory import ConnectionFactory, pattern
 from .marks import one_loop, sets_polling
@@ -38,7 +38,7 @@ class Turns:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that takes as long as any may: a millisecond."""
-    monkeypatch.setattr(driver, "BRIEF_SPIN_US", 1_000_000)
+    monkeypatch.setattr(completion_reader, "BRIEF_SPIN_US", 1_000_000)
 
 
 def look_until_it_completes(conn: Connection) -> None:
