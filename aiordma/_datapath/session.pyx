@@ -36,7 +36,7 @@ from .outbox cimport CLOSING, ENDED, NOT_STARTED, SWITCHING
 from .receives cimport release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
-from .sends cimport SendFuture, SendOperation
+from .sends cimport SendOperation
 from .stripes cimport Lane, Stripes
 
 from aiordma._core import protocol
@@ -255,6 +255,11 @@ cdef class Session(FrameHandler):
         """The peer has stopped a rail that is gone here: what was written by it is written again."""
         if self.outbox.stripes is not None:
             self.outbox.stripes.over(number)
+
+    def rail_overdue(self, number: int, error: BaseException):
+        """As `rail_over`, but the peer has not said so in time: it cannot be written again."""
+        if self.outbox.stripes is not None and self.outbox.stripes.holds(number):
+            self.outbox.lead.connection_broke(error)
 
     # ---- another lead ----
 
@@ -587,7 +592,7 @@ cdef class Session(FrameHandler):
 
     def drained(self) -> asyncio.Future[None]:
         """A future for the moment when nothing waits to be sent or to be read by the peer."""
-        future = self.outbox.lead.table.loop.create_future()
+        future = self.outbox.lead.table.wakeups.loop.create_future()
         self.drain_waiters.append(future)
         self.check_drained()
         return future

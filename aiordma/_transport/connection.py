@@ -159,7 +159,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
     @property
     def rails(self) -> tuple[RailStatus, ...]:
-        """Its queue pairs on this side's devices, as they are now; that of the handshake is the first.
+        """Its queue pairs on this side's devices, as they are now, first that of the handshake.
 
         Where `connect` was given several devices there are others, one for each.  `device`, `wire`
         and `queue_pair` are those of the lead.

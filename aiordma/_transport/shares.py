@@ -82,19 +82,19 @@ class Share:
         """The oldest of its keys; all end together."""
         return next(iter(self._keys.values()))
 
-    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Opens the memory by a further rail, if it is not; where that cannot be, others have it."""
+    def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+        """Opens the memory by a further rail; where that cannot be, others have it."""
         if rail in self._keys or self.revoked or not self.told:
             return
         with suppress(RDMAError, OSError):
             key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
-            key.on_ready(partial(self.tell_key, rail))
+            key.on_ready(partial(self._tell_key, rail))
 
-    def move(self, lead: SendQueue, pool: MemoryPool) -> None:
+    def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
         """That rail is the lead from now on."""
         before, self._replaced = self._replaced, None
         if before is None or self._over:
-            self.add_rail(lead, pool)
+            self._add_rail(lead, pool)
         else:
             try:
                 key = share_keys.make_key(pool, lead, self._memory, self.rights)
@@ -109,15 +109,16 @@ class Share:
         elif self.told:
             self._end(tells=True)
 
-    def tell_key(self, rail: SendQueue) -> None:
+    def _tell_key(self, rail: SendQueue) -> None:
         """The peer knows that of rail 0 from the token."""
         key = self._keys.get(rail)
         if rail.number and key is not None and not self.revoked:
             self._sharing.notify(protocol.RegionKey(0, self.region_id, rail.number, key.rkey))
 
-    def remove_rail(self, rail: SendQueue) -> None:
-        """The rail is gone, and its queue pair goes after this: the share ends with the last key, if
-        the peer knows it."""
+    def _remove_rail(self, rail: SendQueue) -> None:
+        """The rail is gone, and its queue pair goes after this.
+
+        The share ends with the last key, if the peer knows that."""
         key = self._keys.get(rail)
         if key is None:
             return

@@ -181,13 +181,13 @@ class Sharing:
         """A further rail is up: what the peer knows it can use by that one as well."""
         self._rails[rail] = pool
         for share in list(self._shares.values()):
-            share.add_rail(rail, pool)
+            share._add_rail(rail, pool)
 
     def remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
         self._rails.pop(rail, None)
         for share in list(self._shares.values()):
-            share.remove_rail(rail)
+            share._remove_rail(rail)
         for region in list(self._used.values()):
             if region._keys is not None:
                 region._keys.pop(rail.number, None)
@@ -196,7 +196,7 @@ class Sharing:
         """That rail, which is up, is the lead now, and what works by it alone goes on."""
         self.queue, self.pool = lead, self._rails.pop(lead)
         for share in list(self._shares.values()):
-            share.move(lead, self.pool)
+            share._move(lead, self.pool)
         self._switches.wake_all()
         for region_id, region in list(self._used.items()):
             if region_id not in self._keyless:
@@ -212,9 +212,9 @@ class Sharing:
     def _granted_to_peer(self, share: Share) -> None:
         """The peer knows the region when it gets what is sent after this."""
         share.told = True
-        share.tell_key(self.queue)
+        share._tell_key(self.queue)
         for rail, pool in self._rails.items():
-            share.add_rail(rail, pool)
+            share._add_rail(rail, pool)
 
     def forget(self, share: Share) -> None:
         known = self._shares.pop(share.region_id, None)

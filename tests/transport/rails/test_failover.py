@@ -11,7 +11,7 @@ import pytest
 from aiordma import Connection, ConnectionBrokenError, OutcomeUnknownError, ProtocolError
 from aiordma._native import lib
 from aiordma.verbs import EventType
-from tests.transport.connection_factory import pattern, yield_loop
+from tests.transport.connection_factory import ALL, pattern, yield_loop
 from tests.transport.marks import by_tcp, one_loop
 
 from .joining import joined, shown, until_rails
@@ -123,7 +123,7 @@ async def test_what_is_under_way_on_memory_of_the_peer() -> None:
         await client.read(region[:5], there)
         assert there == b"again"
         for conn in (client, server):
-            async with await conn.request_region(8) as word:
+            async with await conn.request_region(8, access=ALL) as word:
                 assert await conn.fetch_and_add(word, 3) == 0
                 assert await conn.fetch_and_add(word, 1) == 3
         await both_ways((client, server), [b"after"])
