@@ -7,6 +7,7 @@ cimport cython
 from .message cimport Fifo
 from .outbox cimport Outbox
 from .rail cimport FrameHandler, SendQueue
+from .sealing cimport Sealing
 
 
 @cython.final
@@ -21,7 +22,7 @@ cdef class Controls:
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
     cdef bint can_send(self) noexcept
     cdef int rail_gone(self) except -1
-    cdef int resume(self, SendQueue rail, uint64_t frames) except -1
+    cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1
     cdef int flush(self) except -1
     cdef object first_answer(self)
     cdef bint send_frame(

@@ -12,7 +12,6 @@ from .frames cimport (
     CONTROL,
     HEADER,
     RNDV_ACK,
-    FrameHeader,
     RendezvousAck,
     htole32,
     next_number,
@@ -21,6 +20,7 @@ from .futures cimport complete_waiter
 from .memory cimport PoolBlock
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING
 from .receives cimport release_all
+from .sealing cimport Sealing
 from .sends cimport Frame, new_frame
 from .work_queue cimport IBV_WR_SEND_WITH_INV
 
@@ -99,14 +99,16 @@ cdef class Controls:
             self.waiting.append((kind, content, future, 0, 0))
         return 0
 
-    cdef int resume(self, SendQueue rail, uint64_t frames) except -1:
+    cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1:
         """Says, as the first frame on a rail, how many have been handled here."""
-        cdef bytes content = protocol.encode(protocol.Resume(0, rail.number, frames))
         cdef PoolBlock block = self.spare_blocks.pop()
-        cdef FrameHeader *header = <FrameHeader *> block.bytes()
-        cdef Frame frame = new_frame(block, HEADER + <uint32_t> len(content))
-        header.kind, header.control, header.data, header.imm = CONTROL, 0, 0, 0
-        memcpy(block.bytes() + HEADER, PyBytes_AS_STRING(content), len(content))
+        cdef bytes content = bytes([CONTROL]) + bytes(HEADER - 1)
+        cdef Frame frame
+        content += protocol.encode(protocol.Resume(0, rail.number, frames))
+        if sealing is not None:
+            content = sealing.seal_resume(rail.number, content)
+        frame = new_frame(block, <uint32_t> len(content))
+        memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
         frame.spare_blocks, frame.lkey = self.spare_blocks, rail.lkey_of(block)
         return rail.post_checked(frame)
 

@@ -41,7 +41,8 @@ cdef class Outbox(Sender):
     cdef Sealing sealing               # None: frames travel in clear
     cdef readonly Offers offers
     cdef readonly Journal journal      # None: the connection has one rail for ever
-    cdef list again                    # frames of it to post once more; None: it is not known which
+    cdef list moved                    # work of a lead that broke, until the peer says what has arrived
+    cdef list again                    # of it, what is to be posted once more; None: that is not known
     cdef Stripes stripes               # None: there has been one rail alone
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
@@ -64,7 +65,10 @@ cdef class Outbox(Sender):
     ) except -1
     cdef bint send_first(self) except -1
     cdef bint send_written(self, WRChain write) except -1
+    cdef int move(self, SendQueue rail) except -1
+    cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
+    cdef int frame_again(self, Frame frame) except -1
     cdef int flush(self) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
     cdef object send_error(self, SendFuture message)

@@ -71,7 +71,7 @@ cdef class Outbox(Sender):
         self.offers = Offers(
             session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )
-        self.flags = NOT_STARTED
+        self.flags, self.moved = NOT_STARTED, []
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
@@ -418,21 +418,88 @@ cdef class Outbox(Sender):
         self.post_frame(frame, WRITTEN, True, imm)
         return True
 
-    cdef int post_again(self) except -1:
-        """Posts frames of the journal once more, as there is room; then what is new may follow."""
+    # ---- another lead ----
+
+    cdef int move(self, SendQueue rail) except -1:
+        """The rail is the lead from now on: what the one before had not done waits for the peer's Resume."""
+        cdef SendQueue before = self.lead
+        cdef list works = before.take_works(self.moved if self.again is None else self.again)
+        self.moved, self.again = [], None
+        self.lead = rail
+        rail.latest_backlogged = max(rail.latest_backlogged, before.latest_backlogged)
+        rail.hold_back(True)
+        for work in works:
+            if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
+                (<WRChain> work).kept = False
+                (<WRChain> work).refused(before.error_of(<WRChain> work))
+            else:
+                self.moved.append(work)
+        for item in self.waiting.all():
+            if type(item) is not SendFuture:
+                (<WRChain> item).move(rail)  # else it is refused, as its region is lost
+        return 0
+
+    cdef int resumed(self, uint64_t frames) except -1:
+        """So many frames have arrived at the peer, and with them the writes before each."""
+        cdef WRChain chain
         cdef Frame frame
-        if self.again is None:  # the peer has not said which it needs
+        cdef list works = self.moved, missing = self.journal.after(frames)
+        cdef Py_ssize_t i, arrived = -1
+        for i, work in enumerate(works):
+            if isinstance(work, Frame) and (<Frame> work).number < frames:
+                arrived = i
+        self.moved = []
+        # Frames that the device had done went before all of these.
+        self.again = [frame for frame in missing if frame not in works]
+        for i, work in enumerate(works):
+            if isinstance(work, Frame):
+                if (<Frame> work).number >= frames:
+                    self.again.append(work)
+                continue
+            chain = <WRChain> work
+            if i > arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
+                self.again.append(chain)
+                continue
+            chain.kept = False
+            if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
+                chain.on_completion(0)
+            else:  # it must not be written again
+                chain.refused(self.lead.unknown_outcome(chain))
+        return self.post_again()
+
+    cdef int post_again(self) except -1:
+        """Posts it once more, as there is room; then what is new may follow."""
+        cdef WRChain chain
+        if self.again is None:  # the peer has not said what it needs
             return 0
         while self.again and self.lead.free and not self.lead.failed:
-            frame = <Frame> self.again.pop(0)
-            frame.prepare_again()
-            frame.lkey = self.lead.lkey_of(frame.block)
-            self.lead.post_checked(frame)
+            if isinstance(self.again[0], Frame):
+                self.frame_again(<Frame> self.again.pop(0))
+                continue
+            chain = <WRChain> self.again[0]
+            error = chain.refusal()
+            if error is None and not self.lead.has_room():
+                break
+            if error is None and not self.lead.has_room_for(chain.entries):
+                self.lead.post_checked(chain.part(self.lead.free - CONTROL_ENTRIES))
+                continue
+            del self.again[0]
+            chain.kept = False
+            if error is None:
+                self.lead.post_checked(chain)
+            else:
+                chain.refused(error)
         if not self.again and not self.lead.failed:
             self.again = None
             self.flags &= ~SWITCHING
+            self.lead.hold_back(False)
             return self.session.flush()
         return 0
+
+    cdef int frame_again(self, Frame frame) except -1:
+        frame.prepare_again()
+        frame.lkey = self.lead.lkey_of(frame.block)
+        return self.lead.post_checked(frame)
 
     cdef int flush(self) except -1:
         """Sends what waits and can be sent now."""
@@ -475,6 +542,12 @@ cdef class Outbox(Sender):
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
         if self.journal is not None:
+            self.moved = self.lead.take_works(self.moved if self.again is None else self.again)
+            self.again = None
+            for chain in self.moved:
+                if isinstance(chain, WRChain):
+                    text = (<WRChain> chain).text(self.lead.peer)
+                    (<WRChain> chain).on_error(self.owner.error_for(error, text))
             for frame in self.journal.all():  # also those that no device has
                 (<Frame> frame).on_error(
                     self.owner.error_for(error, (<Frame> frame).text(self.lead.peer))
@@ -497,6 +570,11 @@ cdef class Outbox(Sender):
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
         if self.journal is not None:
+            for chain in self.lead.take_works(self.moved if self.again is None else self.again):
+                if isinstance(chain, WRChain):
+                    (<WRChain> chain).kept = False
+                    (<WRChain> chain).free_memory()
+            self.moved, self.again = [], None
             self.journal.close()
         self.session = self.source = None
         return code

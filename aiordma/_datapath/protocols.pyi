@@ -74,6 +74,7 @@ class Config(Room, Protocol):
 
 class Keys(Protocol):
     def next_cipher(self) -> Any: ...
+    def resume_cipher(self) -> Any: ...
 
 class Suite(Protocol):
     @property

@@ -267,40 +267,38 @@ cdef class Session(FrameHandler):
     def lead(self) -> SendQueue:
         return self.outbox.lead
 
-    cdef bint goes_on(self, SendQueue rail) except -1:
+    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
         cdef Outbox outbox = self.outbox
         if (
             rail is not outbox.lead
             or outbox.journal is None
-            or outbox.sealing is not None
             or outbox.flags & (NOT_STARTED | ENDED)
             or self.peer_has_left
             or self.failover is None
-            or not self.failover.may_go_on()
+            or not self.failover.may_go_on(elsewhere)
         ):
             return False
         outbox.flags |= SWITCHING
-        outbox.again = None
         return True
 
     def lead_on(self, SendQueue rail not None):
         """The rail, which is up, is the lead from now on, in place of one that broke and is closed: it
         gets its receives, and then the peer is told of what has arrived."""
         cdef Outbox outbox = self.outbox
-        outbox.lead, rail.stripes = rail, outbox.stripes
+        outbox.move(rail)
+        rail.stripes = outbox.stripes
         self.rails.sort(key=lambda other: other is not rail)
         outbox.stripes.lead(rail)
         self.controls.rail_gone()
         self.receives.move(rail)
-        self.controls.resume(rail, outbox.journal.received)
+        self.controls.resume(rail, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int):
         """The peer goes on by the lead, and has got so many frames; ProtocolError if that cannot be."""
         cdef Outbox outbox = self.outbox
         outbox.lead.frame_handler = self
-        outbox.again = outbox.journal.after(frames)
         outbox.offers.left = list(outbox.offers.messages.values())
-        outbox.post_again()
+        outbox.resumed(frames)
         self.inbox.fetch_ahead()
 
     # ---- sending ----
@@ -663,6 +661,8 @@ cdef class RailFrames(FrameHandler):
         if session.outbox.flags & ENDED or session.peer_has_left:
             return 0
         try:
+            if session.outbox.sealing is not None:
+                frame = session.outbox.sealing.open_resume(self.rail.number, frame)
             if frame[:HEADER] != RESUME_HEADER:
                 raise ProtocolError(f"the peer sent a frame on rail {self.rail.number}, not the lead")
             message = protocol.decode(frame[HEADER:])
@@ -690,8 +690,8 @@ cdef class RailFrames(FrameHandler):
     cdef int check_drained(self) except -1:
         return self.session.check_drained()
 
-    cdef bint goes_on(self, SendQueue rail) except -1:
-        return self.session.goes_on(rail)
+    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
+        return self.session.goes_on(rail, elsewhere)
 
 
 RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)

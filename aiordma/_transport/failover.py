@@ -58,8 +58,14 @@ class Failover:
         self._end_wait()
         self.rails.owner.broken(self.error)
 
-    def may_go_on(self) -> bool:
-        return any(self._alive(rail) for rail in self.rails.rails if rail is not self.rails.lead)
+    def may_go_on(self, elsewhere: bool) -> bool:
+        """Whether there may be another lead, `elsewhere` on another device."""
+        lead = self.rails.lead
+        return any(
+            self._alive(rail) and not (elsewhere and rail.device == lead.device)
+            for rail in self.rails.rails
+            if rail is not lead
+        )
 
     @staticmethod
     def _alive(rail: Rail) -> bool:
@@ -94,8 +100,8 @@ class Failover:
         logger.warning("rail %d on %s is the lead now", rail.number, rail.device)
         self._wait()
         self.rails.lead_on(rail)
+        self.messages.lead_on(rail.queue)  # by the keys that its work has, so first
         self.moved(rail)
-        self.messages.lead_on(rail.queue)
         self._accept(rail)
 
     def _accept(self, rail: Rail) -> None:

@@ -330,7 +330,7 @@ class ConnectionLifecycle:
                 self._loop.time,
                 self._loop.call_later,
             )
-            if self._endpoint.may_be_left and not self._endpoint.security.encrypt:
+            if self._endpoint.may_be_left:
                 self._failover = Failover(
                     self._rails,
                     self._messages,

@@ -448,7 +448,9 @@ class Rails:
         if self.client and lead.device not in self.berths:
             for device in self.devices:
                 if device.name == lead.device:
-                    self.berths[device.name] = Berth(device, self._offer, self.later)
+                    self.berths[device.name] = berth = Berth(device, self._offer, self.later)
+                    with suppress(RDMAError, OSError):  # it is tried again
+                        berth.watch(self.config)
         self._broke(lead, lead.queue.error)
 
     def lead_on(self, rail: Rail) -> None:

@@ -73,13 +73,13 @@ class ShareKey:
             self._on_ready = callback
 
     def replace(self, key: ShareKey) -> None:
-        """That one has its place, also for whoever waits."""
+        """That one has its place, and calls what was to be called."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
             key.on_ready(on_ready)
 
     def give_up(self) -> None:
-        """The share has ended: tells whoever waits for the key to work."""
+        """The share has ended: calls what was to be called when the key works."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
             on_ready()

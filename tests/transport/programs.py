@@ -294,6 +294,9 @@ class End:
         except asyncio.CancelledError:
             sent.end = "cancelled"
             raise
+        except (OutcomeUnknownError, LeaseEndedError):
+            sent.end = "unknown"
+            raise
         except BaseException:
             sent.end = "failed"
             raise
@@ -479,7 +482,8 @@ class End:
         received = {0}
         for sent in self.sent:
             closed = closed and sent.end == "sent"
-            skipped = received if sent.end == "cancelled" or not (complete or closed) else set()
+            may_be_lost = sent.end in ("cancelled", "unknown") or not (complete or closed)
+            skipped = received if may_be_lost else set()
             received = skipped | {
                 n + 1 for n in received if sent.is_seen_as(self.peer.got[n : n + 1])
             }

@@ -110,13 +110,28 @@ async def test_what_is_under_way_on_memory_of_the_peer() -> None:
         await client.write(b"written", region[:7], imm=5)
         with await server.recv() as message:
             assert (message.imm, message.written, len(message)) == (5, 7, 0)
-        writes = [asyncio.ensure_future(client.write(bytes(4096), region)) for _ in range(50)]
-        await asyncio.sleep(0)  # all of them begin, and most wait for room
+        # The operations of 50 writes and additions begin, and most wait for room.
+        word = await client.request_region(8, access=ALL)
+        there = [region[number : number + 1] for number in range(50)]
+        writes = [
+            asyncio.ensure_future(client.write(bytes([number]), there[number]))
+            for number in range(50)
+        ]
+        adds = [asyncio.ensure_future(client.fetch_and_add(word, 1)) for _ in range(50)]
+        await asyncio.sleep(0)
         cut(client)
-        errors = await asyncio.gather(*writes, return_exceptions=True)
-        assert isinstance(errors[-1], OutcomeUnknownError)
-        assert {type(error) for error in errors} <= {type(None), OutcomeUnknownError}
-        assert re.search(f"write of 4096 bytes.*{CABLE}", str(errors[-1]))
+        await asyncio.gather(*writes)
+        added = await asyncio.gather(*adds, return_exceptions=True)
+        done = [old for old in added if isinstance(old, int)]
+        assert len(set(done)) == len(done), "added twice"
+        unknown = [error for error in added if isinstance(error, OutcomeUnknownError)]
+        assert len(done) + len(unknown) == 50
+        assert all(re.search(f"fetch and add of 8 bytes.*{CABLE}", str(it)) for it in unknown)
+        assert len(done) <= await client.fetch_and_add(word, 0) <= 50
+        for number in range(50):
+            byte = bytearray(1)
+            await client.read(there[number], byte)
+            assert byte[0] == number
         await until_moved(client, server)
         await client.write(b"again", region[:5])
         there = bytearray(5)
