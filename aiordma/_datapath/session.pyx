@@ -490,7 +490,7 @@ cdef class Session(FrameHandler):
 
     def drained(self) -> asyncio.Future[None]:
         """A future for the moment when nothing waits to be sent or to be read by the peer."""
-        future = self.outbox.lead.table.loop.create_future()
+        future = self.outbox.lead.table.wakeups.loop.create_future()
         self.drain_waiters.append(future)
         self.check_drained()
         return future
