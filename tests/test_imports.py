@@ -50,9 +50,10 @@ GROUPS: dict[str, set[str]] = {
     "_loop.adaptive_polling": set(),
     "_loop.affinity": {"_native", "errors"},
     "_loop.coarse_timers": {"_native"},
+    "_loop.completion_reader": {"_datapath", "_loop.adaptive_polling", "verbs"},
     "_loop.device_failures": {"_native"},
     "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
-    | {"_loop.adaptive_polling", "_loop.coarse_timers"}
+    | {"_loop.coarse_timers", "_loop.completion_reader"}
     | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown"}
     | CORE,
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
