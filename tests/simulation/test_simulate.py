@@ -71,6 +71,29 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert first[1] < 0.01
 
 
+def test_the_direct_wake_up_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def client() -> None:
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon
+
+        def counted(callback: Any, *args: Any, **options: Any) -> asyncio.Handle:
+            if getattr(callback, "__name__", "") == "task_wakeup":
+                asked.append(args)
+            return call_soon(callback, *args, **options)
+
+        async with await aiordma.connect("server", PORT) as conn:
+            monkeypatch.setattr(loop, "call_soon", counted)
+            for _ in range(20):
+                conn.send_nowait(b"12345678")
+                (await conn.recv()).release()
+            monkeypatch.undo()
+
+    run(client)
+    assert len(asked) == (20 if os.environ.get("AIORDMA_NO_DIRECT_WAKE") else 0)
+
+
 def test_datagrams_wake_no_loop_but_completions_do() -> None:
     async def main(world: testing.World) -> int:
         await world.host("client").run(ask, *[4 << 20] * 4)
