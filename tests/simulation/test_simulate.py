@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import random
 import time
@@ -69,6 +70,16 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert first == again
     assert first[0] != other[0]
     assert first[1] < 0.01
+
+
+def test_polling_takes_virtual_time() -> None:
+    async def main(world: testing.World) -> None:
+        with aiordma.verbs.open_device() as context, context.create_cq(16) as cq:
+            begun = world.now
+            assert not cq.wait(spin=math.inf, timeout=0.01)
+            assert 0.01 <= world.now - begun < 0.011
+
+    testing.simulate(main, seed=1)
 
 
 def test_the_direct_wake_up_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
