@@ -274,8 +274,7 @@ class End:
         data = pattern(size, self.model.number())
         memory: Any = nullcontext(data)
         if source == "received" and self.held:
-            data = self.held[0][1]
-            memory = nullcontext(self.held[0][0])
+            memory, data = self.held.pop(0)
         elif source == "bytearray":
             memory = nullcontext(self.lent(data))
         elif source == "registered" and size:
