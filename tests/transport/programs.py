@@ -63,6 +63,18 @@ IMMS = (None, None, 0, 7, 0xFFFFFFFE)
 COUNTS = range(100)
 PIECES = (100, 5000)  # bytes; of the longer ones each is read by itself
 SOURCES = ("bytes", "bytearray", "pool", "registered", "received")
+CUT = (
+    ("send", 100, None),
+    ("send", 200_000, None, "bytearray"),
+    ("recv",),
+    ("recv_into", 200_000),
+    ("recv_with", 200_000),
+    ("write", STAGED + 1, False),
+    ("write", 1000, True),
+    ("read", STAGED + 1),
+    ("fetch_and_add",),
+    ("borrow", 5000, True),
+)
 HOLD = ("no", "no", "message", "view", "forgotten")
 TURNS = (1, 1, 2, 3, 5, 10, 20)
 
@@ -81,6 +93,8 @@ STEPS: tuple[tuple[Any, ...], ...] = (
     ("release",),
     ("cancel", COUNTS),
     ("cancel", COUNTS),
+    ("cut", CUT, TURNS),
+    ("cut", CUT, TURNS),
     ("recv_and_cancel", COUNTS),
     ("rest",),
     ("write", CELL_SIZES, (False, False, True)),
@@ -342,7 +356,8 @@ class End:
             raise
 
     def _received(self, got: Got) -> None:
-        if self.conn._config.lease is None:  # else a write may be refused
+        config = self.conn._config  # else a write may be refused, or wait for memory by itself
+        if config.lease is None and config.pool_limit != SMALL_POOL:
             behind = self.peer.behind.get((got.data, got.imm), 0)
             for cell in self.peer.cells[self.seen : behind]:
                 assert cell.is_in(self.arena) or not cell.is_wanted, "came before a write"
@@ -584,6 +599,11 @@ class End:
         assert word in (0, *(desired for _, desired in done), *self.model.maybe_swapped)
 
 
+async def cancel_after(turns: int, task: asyncio.Future[None]) -> None:
+    await yield_loop(turns)
+    task.cancel()
+
+
 async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Program) -> None:
     """Starts every step in order.  Only "turns" lets anything happen in between."""
     for name, side, *arguments in program:
@@ -602,6 +622,11 @@ async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Progr
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
                 end.start_steady(end.lend(*arguments))
+            case "cut":
+                (kind, *more), turns = arguments
+                start = end.start_receiving if kind.startswith("recv") else end.start
+                start(getattr(end, kind)(*more))
+                end.start_steady(cancel_after(turns, end.tasks[-1]))
             case "close":
                 end.start_steady(end.conn.close())
             case "abort":
