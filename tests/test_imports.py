@@ -50,9 +50,10 @@ GROUPS: dict[str, set[str]] = {
     "_loop.adaptive_polling": set(),
     "_loop.affinity": {"_native", "errors"},
     "_loop.coarse_timers": {"_native"},
+    "_loop.completion_reader": {"_datapath", "_loop.adaptive_polling", "verbs"},
     "_loop.device_failures": {"_native"},
     "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
-    | {"_loop.adaptive_polling", "_loop.coarse_timers"}
+    | {"_loop.coarse_timers", "_loop.completion_reader"}
     | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown"}
     | CORE,
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
@@ -86,7 +87,7 @@ GROUPS: dict[str, set[str]] = {
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
     "pytest_plugin": {"testing"},
-    "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors"},
+    "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
     "testing": PUBLIC | {"", "streams", "_core.arguments", "_simulation"} | {"_loop.virtual_loop"},
     "perf": PUBLIC | {"", "streams", "_core.refusal"},
     "cli": PUBLIC | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket"},

@@ -1,6 +1,8 @@
 # Futures that a drain settles, and how it wakes the tasks that await them.
 
-from .work_queue cimport WorkRequestTable
+from libc.stdint cimport uint32_t
+
+cimport cython
 
 cdef enum:
     PENDING = 0
@@ -12,8 +14,31 @@ cdef int never_awaited(str name) noexcept
 cdef int complete_waiter(object waiter, object error) except -1
 
 
+@cython.final
+cdef class Wakeups:
+    cdef readonly object loop  # type: AbstractEventLoop
+    cdef list settled                  # futures to call back at the end of this drain
+    cdef readonly uint32_t waiting     # futures with a callback
+    cdef bint draining
+    cdef public bint calling_back      # a drain calls the waiting tasks back
+    cdef public bint defers_callbacks  # to the loop, since a task is running
+    cdef unsigned long thread          # of the drain that calls back
+    cdef object finished_future
+    cdef object first_raised           # no Exception: it leaves the drain when that is through
+    cdef public object brief_spin  # type: Callable[[int], object] | None
+    cdef public uint32_t brief_spin_us
+    cdef uint32_t spins_left, misses, short_spins
+    cdef bint is_of_this_task(self) except -1
+    cdef int begin_drain(self) except -1
+    cdef int end_drain(self) except -1
+    cdef int call_back(self) except -1
+    cdef int remember(self, object error) except -1
+    cdef object finished(self)
+    cdef int spin_briefly(self, OpFuture future) except -1
+
+
 cdef class OpFuture:
-    cdef WorkRequestTable table
+    cdef Wakeups wakeups
     cdef object reason                 # of a failure or cancellation
     cdef object callback, context      # the first callback, nearly always the only one
     cdef list more_callbacks

@@ -7,6 +7,8 @@
 cimport cython
 from cpython.object cimport PyObject, PyTypeObject
 
+from asyncio import _get_running_loop as get_running_loop
+
 import asyncio
 import contextvars
 import os
@@ -23,6 +25,11 @@ cdef extern from "Python.h":
     void PyErr_Restore(PyObject *, PyObject *, PyObject *) noexcept
     void PyErr_WriteUnraisable(object) noexcept
     int PyContext_Exit(object) except -1
+    unsigned long PyThread_get_thread_ident() noexcept
+
+cdef enum:
+    MAX_SPINS = 16         # of tasks that are about to wait, between two iterations of the loop
+    MAX_SHORT_SPINS = 255  # spins of no length, after spins that have found nothing
 
 # docs/direct-wake-up.md.  Without it the loop calls back what a drain has settled, too.
 cdef bint direct_wake = not os.environ.get("AIORDMA_NO_DIRECT_WAKE")
@@ -68,15 +75,95 @@ cdef int complete_waiter(object waiter, object error) except -1:
     return 0
 
 
+@cython.final
+cdef class Wakeups:
+    """The tasks of one event loop that await its OpFutures: a drain calls them back, at its end, and one
+    that is about to wait may poll first."""
+
+    def __cinit__(self, loop: AbstractEventLoop):
+        self.loop, self.settled = loop, []
+        self.spins_left = MAX_SPINS
+
+    cdef bint is_of_this_task(self) except -1:
+        """Whether the caller is in its loop and thread; so is a task that a drain has called back."""
+        if self.calling_back and self.thread == PyThread_get_thread_ident():
+            return True
+        return get_running_loop() is self.loop
+
+    cdef int begin_drain(self) except -1:
+        if not self.defers_callbacks:  # the loop has its turn
+            self.spins_left = MAX_SPINS
+        self.draining = True
+        return 0
+
+    cdef int end_drain(self) except -1:
+        self.draining = False
+        self.call_back()
+        if self.first_raised is not None:
+            error, self.first_raised = self.first_raised, None
+            raise error
+        return 0
+
+    cdef int call_back(self) except -1:
+        """Calls the tasks back whose futures this drain has settled."""
+        cdef list settled = self.settled
+        cdef OpFuture future
+        cdef Py_ssize_t i = 0
+        if not settled or self.calling_back:  # the outer drain does it
+            return 0
+        self.calling_back = not self.defers_callbacks
+        self.thread = PyThread_get_thread_ident()
+        while i < len(settled):
+            future = <OpFuture> settled[i]
+            i += 1
+            try:
+                future.run_callbacks(self.defers_callbacks)
+            except BaseException as error:
+                self.remember(error)
+        settled.clear()
+        self.calling_back = False
+        return 0
+
+    cdef int remember(self, object error) except -1:
+        """The drain raises the first of these when it is through, as KeyboardInterrupt."""
+        if self.first_raised is None:
+            self.first_raised = error
+        return 0
+
+    cdef object finished(self):
+        if self.finished_future is None:
+            self.finished_future = self.loop.create_future()
+            self.finished_future.set_result(None)
+        return self.finished_future
+
+    cdef int spin_briefly(self, OpFuture future) except -1:
+        """A task that is about to wait polls once itself, if hardly another one waits: that costs
+        less than an iteration of the loop."""
+        if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
+            return 0
+        self.spins_left -= 1
+        if self.short_spins:
+            self.short_spins -= 1
+            self.brief_spin(0)
+            return 0
+        self.brief_spin(self.brief_spin_us)
+        if future.state != PENDING:
+            self.misses = 0
+        else:
+            self.misses = min(2 * self.misses + 1, MAX_SHORT_SPINS)
+        self.short_spins = self.misses
+        return 0
+
+
 # The cycle collector breaks a cycle at the task's callback.  It must not clear a future: without
-# its table, `__dealloc__` could not count it off the futures that tasks wait for.
+# its Wakeups, `__dealloc__` could not count it off the futures that tasks wait for.
 @cython.no_gc_clear
 @cython.freelist(64)
 cdef class OpFuture:
     """An awaitable: a future that the drain completes."""
 
-    def __cinit__(self, WorkRequestTable table not None):
-        self.table = table
+    def __cinit__(self, Wakeups wakeups not None):
+        self.wakeups = wakeups
 
     # ---- for a task and for asyncio's functions ----
 
@@ -88,7 +175,7 @@ cdef class OpFuture:
 
     def __next__(self) -> Self:
         if self.state == PENDING:
-            self.table.spin_briefly(self)
+            self.wakeups.spin_briefly(self)
         if self.state == PENDING:
             self._asyncio_future_blocking = True
             return self
@@ -143,7 +230,7 @@ cdef class OpFuture:
         self.settle(FAILED, error)
 
     def get_loop(self) -> AbstractEventLoop:
-        return self.table.loop
+        return self.wakeups.loop
 
     def add_done_callback(
         self, callback: Callable[[Self], object], *, context: Context | None = None
@@ -154,7 +241,7 @@ cdef class OpFuture:
             self.call_soon(callback, context)
         elif self.callback is None:
             self.callback, self.context = callback, context
-            self.table.waiting += 1
+            self.wakeups.waiting += 1
         else:
             if self.more_callbacks is None:
                 self.more_callbacks = []
@@ -169,15 +256,15 @@ cdef class OpFuture:
         cdef Py_ssize_t removed = len(all) - len(kept)
         if not kept:
             self.callback = self.context = self.more_callbacks = None
-            self.table.waiting -= self.state == PENDING
+            self.wakeups.waiting -= self.state == PENDING
         else:
             self.callback, self.context = kept.pop(0)
             self.more_callbacks = kept
         return removed
 
     def __dealloc__(self):
-        if self.callback is not None and self.state == PENDING and self.table is not None:
-            self.table.waiting -= 1
+        if self.callback is not None and self.state == PENDING and self.wakeups is not None:
+            self.wakeups.waiting -= 1
 
     # ---- for the drain ----
 
@@ -188,9 +275,9 @@ cdef class OpFuture:
         self.reason = reason
         if self.callback is None:
             return 0
-        self.table.waiting -= 1
-        if direct_wake and self.table.draining and state != CANCELLED:
-            self.table.settled.append(self)
+        self.wakeups.waiting -= 1
+        if direct_wake and self.wakeups.draining and state != CANCELLED:
+            self.wakeups.settled.append(self)
             return 0
         return self.run_callbacks(deferred=True)
 
@@ -206,8 +293,8 @@ cdef class OpFuture:
         return 0
 
     cdef int call_soon(self, object callback, object context) except -1:
-        cdef object loop = self.table.loop
-        if loop is None:  # the collector has cleared the table
+        cdef object loop = self.wakeups.loop
+        if loop is None:  # the collector has cleared the Wakeups
             return 0
         try:
             loop.call_soon(callback, self, context=context)
@@ -223,16 +310,16 @@ cdef class OpFuture:
         # A task asks its caller for the result: an asyncio.Future directly, another class by a call
         # of the method by name, which takes twenty times as long.
         if self.state == DONE and is_task_wakeup(callback):
-            caller = self.table.finished()
+            caller = self.wakeups.finished()
         PyContext_Enter(context)
         try:
             callback(caller)
         except Exception as error:
-            self.table.loop.call_exception_handler(
+            self.wakeups.loop.call_exception_handler(
                 {"message": "Exception in a callback of aiordma's", "exception": error}
             )
         except BaseException as error:  # it leaves the drain when all are called back
-            self.table.first_raised = self.table.first_raised or error
+            self.wakeups.remember(error)
         finally:
             PyContext_Exit(context)
         return 0

@@ -3,12 +3,12 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
+from .futures cimport OpFuture, Wakeups
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
 from .rail cimport SendQueue
 from .session cimport Session
 from .stripes cimport Lane, Striped, Stripes
-from .work_queue cimport OpFuture, WorkRequestTable
 
 
 cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
@@ -85,7 +85,7 @@ cdef class RecvOperation:
 cdef class Inbox:
     cdef object __weakref__
     cdef Session session
-    cdef WorkRequestTable table
+    cdef Wakeups wakeups
     cdef Fifo incoming, receivers
     cdef Stripes stripes               # None: there has been one rail alone
     cdef Fifo unread                   # those in `incoming` that are not being read

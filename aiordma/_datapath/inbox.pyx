@@ -248,7 +248,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 self.begun = True
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
-            if not self.inbox.table.is_of_this_task():
+            if not self.inbox.wakeups.is_of_this_task():
                 self.inbox.session.owner.check_loop()
             self.inbox.reads_ahead = self.memory is None and self.allocate is None
         try:
@@ -270,7 +270,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 if item is not None:
                     return self.finish(item)
                 waiter, waited = self.waiter, True
-                waiter.table.spin_briefly(waiter)
+                waiter.wakeups.spin_briefly(waiter)
         except BaseException as error:
             self.give_up()
             if self.ends_iteration and isinstance(error, ConnectionClosedError):
@@ -545,7 +545,7 @@ cdef class Inbox:
 
     def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
         self.session = session
-        self.table = session.outbox.lead.table
+        self.wakeups = session.outbox.lead.table.wakeups
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
@@ -610,7 +610,7 @@ cdef class Inbox:
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
-        waiter = RecvFuture.__new__(RecvFuture, self.table)
+        waiter = RecvFuture.__new__(RecvFuture, self.wakeups)
         waiter.inbox, waiter.target = self, target
         waiter.ends_iteration = operation.ends_iteration
         operation.waiter = waiter

@@ -506,7 +506,7 @@ cdef TransferFuture start_chain(
 
     With a sender its last request takes its turn among the messages.
     """
-    cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table)
+    cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table.wakeups)
     if progress is not None and not callable(progress):
         raise TypeError(
             arguments.refusal("progress", "a function of the bytes that are done", progress)

@@ -68,9 +68,9 @@ cdef class Outbox(Sender):
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
-        if self.flags & (NOT_STARTED | ENDED | CLOSING) or not self.lead.table.is_of_this_task():
+        if self.flags & (NOT_STARTED | ENDED | CLOSING) or not self.lead.table.wakeups.is_of_this_task():
             self.owner.check()  # says what is wrong
-        message = SendFuture.__new__(SendFuture, self.lead.table)
+        message = SendFuture.__new__(SendFuture, self.lead.table.wakeups)
         message.open(data)
         if message.length > self.room.max_message:
             raise MessageTooLongError(message.length, self.room.max_message)
@@ -126,7 +126,7 @@ cdef class Outbox(Sender):
 
     cdef int collect_soon(self) except -1:
         if not self.flags & COLLECTING:
-            self.lead.table.loop.call_soon(self.collect)
+            self.lead.table.wakeups.loop.call_soon(self.collect)
             self.flags |= COLLECTING
         return 0
 

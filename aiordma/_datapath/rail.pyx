@@ -372,7 +372,7 @@ cdef class SendQueue:
         try:
             work.on_error(self.error_of(work))
         except RuntimeError:
-            if not self.table.loop.is_closed():
+            if not self.table.wakeups.loop.is_closed():
                 raise
             # To settle a future calls its waiter back by the loop, with which that has ended.
         return 0

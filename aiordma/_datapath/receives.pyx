@@ -118,7 +118,7 @@ cdef class Receives:
     cdef int retry_later(self) except -1:
         if not self.retrying:
             self.retrying = True
-            self.queue.table.loop.call_later(RETRY_AFTER, self.on_memory)
+            self.queue.table.wakeups.loop.call_later(RETRY_AFTER, self.on_memory)
         return 0
 
     cdef int change_if_due(self) except -1:

@@ -393,7 +393,7 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
             self.future = future = sender.start_message(self.data, self.imm)
             self.data = None
             if future.state == PENDING:
-                future.table.spin_briefly(future)
+                future.wakeups.spin_briefly(future)
         if future.state == PENDING:
             future._asyncio_future_blocking = True
             return future

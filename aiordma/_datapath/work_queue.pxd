@@ -1,8 +1,10 @@
-# Work under way, and the futures that its completions settle.
+# Work under way, and the drain of its completions.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 
-from .futures cimport OpFuture
+cimport cython
+
+from .futures cimport Wakeups
 from .rail cimport SendQueue
 
 cdef extern from "verbs/boundary.h":
@@ -138,45 +140,23 @@ cdef class WorkRequest:
     cdef str text(self, str peer)
 
 
+@cython.final
 cdef class WorkRequestTable:
+    cdef readonly Wakeups wakeups
     cdef Slot *slots
     cdef uint32_t count, free
     cdef readonly uint32_t taken
     cdef list works, queues            # of each slot
     cdef uint32_t until_measured       # posts
-    cdef public object loop  # type: AbstractEventLoop
-    cdef list settled                  # futures to call back at the end of this drain
-    cdef public bint closed
-    cdef public bint calling_back      # a drain calls the waiting tasks back
-    cdef public bint defers_callbacks  # to the loop, since a task is running
-    cdef public bint polls_again       # the caller of the drain will poll again soon
-    cdef public bint spin_scheduled, spin_found
-    cdef bint draining
-    cdef unsigned long thread
-    cdef public object brief_spin  # type: Callable[[int], object] | None
-    cdef public object spin  # type: Callable[[], object] | None
-    cdef public uint32_t brief_spin_us, spin_us
-    cdef uint32_t spun_us, slice_us    # of the spin that goes on
-    cdef readonly uint32_t waiting     # futures with a callback
-    cdef uint32_t spins_left, misses, short_spins
     cdef readonly uint64_t stray
-    cdef object finished_future
-    cdef object first_raised
     cdef int grow(self) except -1
     cdef uint32_t take_slot(self, SendQueue queue, uint8_t kind, object work,
                             uint32_t entries) except? 0xFFFFFFFF
     cdef uint64_t wr_id(self, uint32_t index) noexcept
     cdef bint holds(self, uint64_t wr_id) noexcept
     cdef void free_slot(self, uint32_t index) noexcept
-    cdef bint is_of_this_task(self) except -1
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
-    cdef int spin_slice_soon(self) except -1
-    cdef int serve_with(self, uintptr_t state, int most, list leaving, object slow,
-                        uint32_t spin_us, bint polls_again) except -1
     cdef SendQueue dispatch(self, const aiordma_completion *wc)
     cdef int error_before_last(self, const aiordma_completion *wc) except -1
-    cdef int wake(self) except -1
     cdef int remember(self, SendQueue queue, object error) except -1
-    cdef int spin_briefly(self, OpFuture future) except -1
-    cdef object finished(self)

@@ -9,12 +9,10 @@
 #   bits 30..24  kind of operation
 #   bits 23..0   index
 
-from asyncio import _get_running_loop as get_running_loop
-
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memset
 
-from .futures cimport PENDING, OpFuture
+from .futures cimport Wakeups
 from .memory cimport PoolBlock, now_ns
 from .rail cimport SendQueue, SlotList
 
@@ -24,14 +22,6 @@ from aiordma._native import ffi, fork, lib
 
 cdef extern from "<arpa/inet.h>" nogil:
     uint32_t htonl(uint32_t)
-
-cdef extern from "Python.h":
-    unsigned long PyThread_get_thread_ident() noexcept
-
-cdef enum:
-    MAX_SPINS = 16         # of tasks that are about to wait, between two iterations of the loop
-    FIRST_SLICE_US = 2     # of a spin, after one of no length
-    MAX_SHORT_SPINS = 255  # spins of no length, after spins that have found nothing
 
 cdef enum:
     FIRST_SLOTS = 256
@@ -216,12 +206,12 @@ fork.reset_in_child(forget_measured)
 # ---- slots and completions -------------------------------------------------------------------------
 
 cdef class WorkRequestTable:
-    """The work under way of one event loop, and the tasks that its completions wake."""
+    """The work under way of one event loop, in slots, and the drain of its completions."""
 
-    def __cinit__(self):
+    def __cinit__(self, loop: AbstractEventLoop):
+        self.wakeups = Wakeups(loop)
         self.free = NO_SLOT
-        self.works, self.queues, self.settled = [], [], []
-        self.spins_left = MAX_SPINS
+        self.works, self.queues = [], []
         self.until_measured = 1
 
     def __dealloc__(self):
@@ -306,12 +296,6 @@ cdef class WorkRequestTable:
         self.works[index] = None
         self.queues[index] = None
 
-    cdef bint is_of_this_task(self) except -1:
-        """Whether the caller is in its loop and thread; so is a task that a drain has called back."""
-        if self.calling_back and self.thread == PyThread_get_thread_ident():
-            return True
-        return get_running_loop() is self.loop
-
     # ---- a drain ----
 
     cdef int drain_once(
@@ -327,11 +311,9 @@ cdef class WorkRequestTable:
             raise ValueError(f"{most} completions in one crossing, not 1 to {BATCH}")
         state.spin_us = spin_us
         state.polls_again = polls_again
-        if not self.defers_callbacks:  # the loop has its turn
-            self.spins_left = MAX_SPINS
         with nogil:
             count = native_drain(state, completions, most, &more)
-        self.draining = True
+        self.wakeups.begin_drain()
         for i in range(count):
             queue = self.dispatch(&completions[i])
             if queue is not None:
@@ -346,11 +328,7 @@ cdef class WorkRequestTable:
                         queue.use_room()
                     except BaseException as error:
                         self.remember(queue, error)
-        self.draining = False
-        self.wake()
-        if self.first_raised is not None:
-            error, self.first_raised = self.first_raised, None
-            raise error
+        self.wakeups.end_drain()
         if count < 0:
             return count
         return (count > 0 or state.busy) | (2 if more else 0)
@@ -416,132 +394,8 @@ cdef class WorkRequestTable:
         """A bug in the handling of one queue pair must not cost the others their completions."""
         if isinstance(error, Exception):
             queue.driver.report(queue, error)
-        elif self.first_raised is None:  # KeyboardInterrupt leaves the drain when it is through
-            self.first_raised = error
-        return 0
-
-    cdef int wake(self) except -1:
-        """Calls the tasks back whose futures this drain has settled."""
-        cdef list settled = self.settled
-        cdef OpFuture future
-        cdef Py_ssize_t i = 0
-        if not settled or self.calling_back:  # the outer drain does it
             return 0
-        self.calling_back = not self.defers_callbacks
-        self.thread = PyThread_get_thread_ident()
-        while i < len(settled):
-            future = <OpFuture> settled[i]
-            i += 1
-            try:
-                future.run_callbacks(self.defers_callbacks)
-            except BaseException as error:
-                self.first_raised = self.first_raised or error
-        settled.clear()
-        self.calling_back = False
-        return 0
-
-    cdef object finished(self):
-        if self.finished_future is None:
-            self.finished_future = self.loop.create_future()
-            self.finished_future.set_result(None)
-        return self.finished_future
-
-    # ---- adaptive polling ----
-
-    cdef int spin_briefly(self, OpFuture future) except -1:
-        """A task that is about to wait polls once itself, if hardly another one waits: that costs
-        less than an iteration of the loop."""
-        if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
-            return 0
-        self.spins_left -= 1
-        if self.short_spins:
-            self.short_spins -= 1
-            self.brief_spin(0)
-            return 0
-        self.brief_spin(self.brief_spin_us)
-        if future.state != PENDING:
-            self.misses = 0
-        else:
-            self.misses = min(2 * self.misses + 1, MAX_SHORT_SPINS)
-        self.short_spins = self.misses
-        return 0
-
-    # ---- for the driver ----
+        return self.wakeups.remember(error)
 
     def drain(self, uintptr_t state, int most, bint polls_again) -> int:
         return self.drain_once(<aiordma_drain *> state, most, 0, polls_again)
-
-    def serve(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
-        """A readable completion channel: `slow(outcome)` does what is left, if anything is."""
-        self.serve_with(state, most, leaving, slow, 0, False)
-
-    def spin_before_wait(
-        self, uintptr_t state, int most, list leaving, slow: Callable[[int], object],
-        uint32_t spin_us,
-    ):
-        """As `serve`, for a task that is about to wait; nothing outside of the loop."""
-        if get_running_loop() is not self.loop:
-            return
-        self.defers_callbacks = True
-        try:
-            self.serve_with(state, most, leaving, slow, spin_us, self.polls_again or self.spin_scheduled)
-        finally:
-            self.defers_callbacks = False
-
-    cdef int serve_with(
-        self, uintptr_t state, int most, list leaving, object slow, uint32_t spin_us, bint polls_again
-    ) except -1:
-        cdef int outcome
-        if self.closed:
-            return 0
-        outcome = self.drain_once(<aiordma_drain *> state, most, spin_us, polls_again)
-        if not 0 <= outcome <= 1 or leaving:
-            slow(outcome)
-        return 0
-
-    def spin_soon(self):
-        """Spins once more before the loop sleeps."""
-        self.spun_us = self.slice_us = 0
-        self.spin_slice_soon()
-
-    cdef int spin_slice_soon(self) except -1:
-        if self.spin is not None:
-            self.loop.call_soon(self.spin)
-            self.spin_scheduled = True
-        return 0
-
-    def spin_once(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
-        """A slice of that spin; the next one in the loop's next iteration, and again from the
-        beginning as long as it finds completions.
-
-        A callback that the woken tasks have scheduled may schedule another one, as the futures of
-        `asyncio.gather` do, and nothing tells the spin of it.  So the loop runs an iteration after
-        each slice, and a slice is no longer than all before it together.
-        """
-        cdef bint around = self.polls_again
-        cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
-        cdef int outcome, after
-        self.spin_scheduled = False
-        if self.closed:
-            return
-        self.polls_again = True
-        try:
-            outcome = self.drain_once(
-                <aiordma_drain *> state, most, self.slice_us or is_last, 1 if is_last else 2
-            )
-        finally:
-            self.polls_again = around
-        if outcome == 0 and not is_last and not leaving:
-            self.spun_us += self.slice_us
-            self.slice_us = min(self.spun_us + FIRST_SLICE_US, self.spin_us - self.spun_us)
-            self.spin_slice_soon()
-        elif outcome != 1 or leaving:
-            if outcome >= 0 and not outcome & 1 and not is_last:
-                # The device was told that polling goes on, and it ends here: a spin says so, if it finds
-                # nothing.
-                after = self.drain_once(<aiordma_drain *> state, most, 1, 1)
-                outcome = after if after < 0 else outcome | after
-            slow(outcome)
-        else:
-            self.spin_found = True
-            self.spin_soon()

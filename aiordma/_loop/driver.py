@@ -28,26 +28,21 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
 from .._datapath.rail import SendQueue
-from .._datapath.work_queue import COMPLETIONS_PER_CALL, WorkRequestTable
+from .._datapath.work_queue import WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError
 from ..mr_pool import MemoryPool
 from . import device_failures, shutdown
-from .adaptive_polling import AdaptivePolling
 from .coarse_timers import CoarseTimers
+from .completion_reader import CompletionReader
 from .per_loop_resource import PerLoopResource
 
 logger = logging.getLogger("aiordma.driver")
-
-# Crossings per iteration of the loop; with COMPLETIONS_PER_CALL they bound how long other tasks
-# wait for a busy device.  Both are judgement, not measurement.
-ROUNDS = 8
 
 # Events of the connection manager for each iteration of the loop; the descriptor stays readable
 # while there are more.  By judgement, as many as a listener accepts sockets (connect_tcp.py).
@@ -56,8 +51,6 @@ EVENTS = 64
 # Seconds of polling before the loop sleeps, unless `Config.polling` says otherwise: about
 # what a wake-up costs where it is dear.
 POLLING = 200e-6
-# The spin of a task that is about to wait: about what an iteration of the loop costs.
-BRIEF_SPIN_US = 3
 
 # A device that does not open for these reasons will not open later either.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
@@ -92,31 +85,15 @@ class Driver(PerLoopResource):
         self.channel: verbs.CompletionChannel = context.create_comp_channel()
         self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
-        self.table: WorkRequestTable = WorkRequestTable()
-        self.table.loop = loop
+        self.table: WorkRequestTable = WorkRequestTable(loop)
         self._sinks: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
-        self._drain = self.channel._drain_to
-        self._polling = AdaptivePolling(math.ceil(polling * 1e6))
-        self.table.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
-        if self.table.brief_spin_us:
-            brief_spin = self.channel._reader(COMPLETIONS_PER_CALL, self._brief_spin)
-            self.table.brief_spin = partial(self.table.spin_before_wait, *brief_spin)
-            keep = self.channel._reader(COMPLETIONS_PER_CALL, self._on_spin_end)
-            self.table.spin = partial(self.table.spin_once, *keep)
-        self._coming_back = False  # for completions that one turn had no time for
-        self.timers: CoarseTimers = CoarseTimers(loop)
-        # Without polling before sleep there is nothing to remember of a wake-up.
-        self._woken: tuple[Any, ...] = (
-            (self._on_completions,)
-            if self._polling.spin_us
-            else (
-                self.table.serve,
-                *self.channel._reader(COMPLETIONS_PER_CALL, partial(self._handle, False)),
-            )
+        self._reader = CompletionReader(
+            self.channel, self.table, self._sinks, math.ceil(polling * 1e6)
         )
-        loop.add_reader(self.channel.fd, *self._woken)
+        self.timers: CoarseTimers = CoarseTimers(loop)
+        loop.add_reader(self.channel.fd, *self._reader.callback())
         loop.add_reader(self.timers.fd, self._on_timers)
         self._events = ContextEvents.for_context(context)
         self._token = self._events.subscribe(self._on_async_event)
@@ -164,8 +141,8 @@ class Driver(PerLoopResource):
 
     def _reset_after_fork(self) -> None:
         super()._reset_after_fork()
-        self.table.calling_back = False
-        self.table.closed = True
+        self.table.wakeups.calling_back = False
+        self._reader.close()
 
     # ---- work queues ---------------------------------------------------------------------
 
@@ -196,7 +173,7 @@ class Driver(PerLoopResource):
             cq.close()
             # Closing takes the channel's events, those of other queues too.
             if not self.loop.is_closed():
-                self.loop.call_soon(self._on_completions)
+                self.loop.call_soon(self._reader.on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
         """`sink` posts to `qp` with slots of `table`, of which it is the owner."""
@@ -217,12 +194,7 @@ class Driver(PerLoopResource):
 
         The tasks that it wakes run in the loop's next iteration, not from here.
         """
-        table = self.table
-        around, table.defers_callbacks = table.defers_callbacks, True
-        try:
-            return self._handle(False)
-        finally:
-            table.defers_callbacks = around
+        return self._reader.poll()
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
         """Calls `listener` with every event of the device; returns a token for `unsubscribe`."""
@@ -257,73 +229,6 @@ class Driver(PerLoopResource):
     def _on_timers(self) -> None:
         if not self._gone:  # between its readiness and now
             self.timers.fire()
-
-    def _brief_spin(self, drained: int) -> None:
-        """Slow path of `WorkRequestTable.spin_before_wait`: a task is about to wait."""
-        self._handle(self.table.polls_again or self.table.spin_scheduled, drained)
-
-    def _on_completions(self) -> None:
-        if self.table.spin_scheduled:
-            return  # a poll is scheduled for when the tasks have run; now it would delay them
-        spin = self._polling.is_due()
-        before = self.channel._peer_wakeups()
-        if self._handle(spin):
-            if spin or self.channel._wrote_to_polling_peers(before):
-                self._spin_soon()
-            else:
-                self._polling.skipped()
-
-    def _spin_soon(self) -> None:
-        """Has the loop poll last before it sleeps, or nearly so."""
-        self.table.spin_us = self._polling.spin_us
-        self.table.spin_soon()
-
-    def _on_spin_end(self, drained: int) -> None:
-        """Slow path of `WorkRequestTable.spin_once`: the last poll of a spin, after hits."""
-        found, self.table.spin_found = self.table.spin_found, False
-        again = self._handle(True, drained)
-        if found or again:
-            self._polling.hit()
-        if again:
-            self._spin_soon()
-        else:
-            self._polling.missed()
-
-    def _handle(self, polls_again: bool, drained: int | None = None) -> bool:
-        """Hands out the completions there are; False if there is no reason to poll again soon.
-
-        `drained` is the result of the first drain, if that has already been done.
-        """
-        if self._gone:
-            return False  # between `call_soon` and now
-        table = self.table
-        around, table.polls_again = table.polls_again, polls_again
-        try:
-            if drained is None:
-                found, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
-            else:
-                found, more = self.channel._drained(drained)
-            rounds = 1
-            while more and rounds < ROUNDS and not self._gone:  # a task that it woke may close this
-                some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
-                found = found or some
-                rounds += 1
-        except OSError as error:  # the channel itself fails: nothing more will complete here
-            self._fail(error)
-            return False
-        finally:
-            table.polls_again = around
-        if not more:
-            return found
-        # The events of what is left are already taken, so the fd need not fire again for it.
-        if not self._coming_back:
-            self._coming_back = True
-            self.loop.call_soon(self._come_back)
-        return found
-
-    def _come_back(self) -> None:
-        self._coming_back = False
-        self._on_completions()
 
     def report(self, sink: SendQueue, error: Exception) -> None:
         """A bug in the handling of one queue pair must not cost the others their completions."""
@@ -370,14 +275,8 @@ class Driver(PerLoopResource):
     def _idle(self) -> None:
         self.registrations.close()
 
-    def _fail(self, error: Exception) -> None:
-        for sink in list(self._sinks.values()):
-            sink.rail_broke(error)
-
     def _close(self) -> None:
-        self.table.brief_spin = self.table.spin = None
-        self._woken = ()  # a cycle, which would keep the pool until the collector comes
-        self.table.closed = True
+        self._reader.close()
         stop_reading(self.loop, self.channel.fd)
         stop_reading(self.loop, self.timers.fd)
         self.timers.close()

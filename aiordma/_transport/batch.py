@@ -94,7 +94,7 @@ class Batch(BatchOfTransfers):
         remote_memory(target, RemoteMemory)
         old = self._held.enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
         chain.atomic(kind, old, target, compare_add, swap)
-        future = self._queue.table.loop.create_future()
+        future = self._queue.table.wakeups.loop.create_future()
         self._atomics.append((old, future))
         return future
 

@@ -508,7 +508,7 @@ class ConnectionLifecycle:
             # The peer has not said goodbye, so there may be messages that have arrived by now.
             self._queue.stop(ConnectionClosedError())
         if self._advance(LifecycleEvent.FINISHED, ConnectionClosedError()):
-            if at_once and not self._queue.table.calling_back:
+            if at_once and not self._queue.table.wakeups.calling_back:
                 self._tear_down()
             else:
                 self._loop.call_soon(self._tear_down)

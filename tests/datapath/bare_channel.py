@@ -52,9 +52,9 @@ class Room:
 class Driver:
     """What a SendQueue needs of its event loop's driver."""
 
-    def __init__(self, pool: MemoryPool) -> None:
+    def __init__(self, pool: MemoryPool, loop: asyncio.AbstractEventLoop) -> None:
         self.pool = pool
-        self.table = WorkRequestTable()
+        self.table = WorkRequestTable(loop)
         self.reported: list[Exception] = []
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
@@ -106,9 +106,8 @@ class Wire:
         self.loop: asyncio.AbstractEventLoop = lead.loop if lead else asyncio.new_event_loop()
         self.pd = pd = context.alloc_pd()
         self.pool = MemoryPool(pd, limit=1 << 28)
-        self.driver = Driver(self.pool)
+        self.driver = Driver(self.pool, self.loop)
         self.table = self.driver.table
-        self.table.loop = self.loop
         self.events = context.create_comp_channel()
         self.cqs = [context.create_cq(2048, self.events, extended=False), context.create_cq(256)]
         self.cqs[0].req_notify()

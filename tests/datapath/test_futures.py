@@ -11,20 +11,13 @@ from typing import Any
 
 import pytest
 
-from aiordma._datapath.futures import OpFuture
-from aiordma._datapath.work_queue import WorkRequestTable
+from aiordma._datapath.futures import OpFuture, Wakeups
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE", default="outside")
 
 
-def new_table() -> WorkRequestTable:
-    table = WorkRequestTable()
-    table.loop = asyncio.get_running_loop()
-    return table
-
-
 def new_future() -> OpFuture:
-    return OpFuture(new_table())
+    return OpFuture(Wakeups(asyncio.get_running_loop()))
 
 
 async def turn() -> None:
@@ -156,15 +149,15 @@ async def test_it_is_collected_with_what_waits_for_it() -> None:
     def called(_: object) -> None:
         raise AssertionError
 
-    table = new_table()
-    circle = Circle(table)
+    wakeups = Wakeups(asyncio.get_running_loop())
+    circle = Circle(wakeups)
     circle.add_done_callback(partial(called, circle))
     circle.add_done_callback(partial(called, circle))
     gone = weakref.ref(circle)
     del circle
     gc.collect()
     assert gone() is None
-    assert table.waiting == 0
+    assert wakeups.waiting == 0
 
 
 # ---- the brief spin before the wait --------------------------------------------------------------
@@ -174,12 +167,12 @@ LONG, SHORT = 3, 0
 
 
 class Spins:
-    """The brief spins of a table's tasks; each completes the next of `found`, if there is one."""
+    """The brief spins of a loop's tasks; each completes the next of `found`, if there is one."""
 
     def __init__(self) -> None:
-        self.table = new_table()
-        self.table.brief_spin = self.spin
-        self.table.brief_spin_us = LONG
+        self.wakeups = Wakeups(asyncio.get_running_loop())
+        self.wakeups.brief_spin = self.spin
+        self.wakeups.brief_spin_us = LONG
         self.lasted: list[int] = []
         self.found: list[OpFuture] = []
 
@@ -194,7 +187,7 @@ class Spins:
             one.set_result(None)
 
     def future(self) -> OpFuture:
-        return OpFuture(self.table)
+        return OpFuture(self.wakeups)
 
     async def wait(self, *, here: bool) -> None:
         """For a future that a spin completes, or that the loop does."""
@@ -225,7 +218,7 @@ async def test_no_task_polls_while_others_wait() -> None:
     others = [asyncio.ensure_future(spins.future()) for _ in range(2)]
     for other in others:
         other.add_done_callback(lambda _: None)
-    assert spins.table.waiting == 2
+    assert spins.wakeups.waiting == 2
     await spins.wait(here=False)
     assert spins.count == 0
     others.pop().cancel()
@@ -234,36 +227,36 @@ async def test_no_task_polls_while_others_wait() -> None:
 
 
 async def test_how_many_wait_is_known_whatever_becomes_of_them() -> None:
-    table = new_table()
-    one = OpFuture(table)
+    wakeups = Wakeups(asyncio.get_running_loop())
+    one = OpFuture(wakeups)
 
     def called(_: object) -> None:
         """Nothing is to be done."""
 
     one.add_done_callback(called)
     one.add_done_callback(called)
-    assert table.waiting == 1
+    assert wakeups.waiting == 1
     assert one.remove_done_callback(called) == 2
-    assert table.waiting == 0
+    assert wakeups.waiting == 0
     one.add_done_callback(called)
     one.set_result(None)
     one.add_done_callback(called)  # by the loop, as it is over
-    assert table.waiting == 0
-    dropped = OpFuture(table)
+    assert wakeups.waiting == 0
+    dropped = OpFuture(wakeups)
     dropped.add_done_callback(called)
-    assert table.waiting == 1
+    assert wakeups.waiting == 1
     del dropped
-    assert table.waiting == 0
+    assert wakeups.waiting == 0
 
 
 async def test_what_a_spin_raises_is_raised_where_it_is_awaited() -> None:
     spins = Spins()
 
     def interrupted(_: int) -> None:
-        spins.table.brief_spin = None
+        spins.wakeups.brief_spin = None
         raise KeyboardInterrupt
 
-    spins.table.brief_spin = interrupted
+    spins.wakeups.brief_spin = interrupted
     one = spins.future()
     with pytest.raises(KeyboardInterrupt):
         await one

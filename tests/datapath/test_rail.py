@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ from aiordma import verbs
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.rail import SendQueue
 from aiordma._datapath.work_queue import WorkRequest
+from aiordma._loop.completion_reader import CompletionReader
 from aiordma._loop.driver import Driver
 from aiordma._transport.keep_alive import KeepAlive
 
@@ -94,7 +96,8 @@ def stalled_reads(wire: Wire) -> None:
 
 
 def completion_channel(wire: Wire) -> None:
-    Driver._fail(cast("Any", SimpleNamespace(_sinks={wire.qp: wire.queue})), OSError())
+    reader = CompletionReader(wire.events, wire.table, {wire.qp: wire.queue}, 0)
+    reader._handle(False, -errno.EIO)
 
 
 def bug(wire: Wire) -> None:

@@ -21,6 +21,7 @@ from aiordma._core.operations import OperationKind
 from aiordma._datapath.rail import SendQueue
 from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
+from aiordma._loop.completion_reader import CompletionReader
 from aiordma._loop.driver import EVENTS, Driver, EventDriver
 from aiordma.errors import InternalError
 from tests.combinations import LOOPS
@@ -140,7 +141,8 @@ async def test_completion_between_draining_and_the_loop(
 ) -> None:
     """It comes after the last poll, before the loop waits again; nothing else happens after it."""
     async with the_driver(device) as driver, two_ends(driver) as (first, _):
-        drain, spin = driver._drain, driver.table.spin
+        reader, poller = driver._reader, driver._reader._poller
+        drain, spin = reader._drain, poller.spin
         assert spin is not None
         left = 20
 
@@ -165,11 +167,11 @@ async def test_completion_between_draining_and_the_loop(
             spin()
             complete()
 
-        monkeypatch.setattr(driver, "_drain", drain_and_complete)
+        monkeypatch.setattr(reader, "_drain", drain_and_complete)
         if whose == "reader":
-            driver._polling._skip = 1 << 20  # no looks
+            reader._polling._skip = 1 << 20  # no looks
         else:
-            driver.table.spin = look_and_complete
+            poller.spin = look_and_complete
         first.send()
         await first.sink.wait(21)
 
@@ -196,11 +198,11 @@ async def test_more_completions_than_one_turn_takes(
     device: verbs.Device, monkeypatch: pytest.MonkeyPatch, batch: int, rounds: int, polling: float
 ) -> None:
     """All of them are seen, and others have their turn in between."""
-    monkeypatch.setattr("aiordma._loop.driver.COMPLETIONS_PER_CALL", batch)
-    monkeypatch.setattr("aiordma._loop.driver.ROUNDS", rounds)
+    monkeypatch.setattr("aiordma._loop.completion_reader.COMPLETIONS_PER_CALL", batch)
+    monkeypatch.setattr("aiordma._loop.completion_reader.ROUNDS", rounds)
 
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        driver._polling._skip = 1 << 20  # no looks, which would find all of it too
+        driver._reader._polling._skip = 1 << 20  # no looks, which would find all of it too
         seen_by_others: set[int] = set()
         over = False
 
@@ -270,7 +272,7 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
         def broken(table: WorkRequestTable, capacity: int, returns: bool) -> tuple[bool, bool]:
             raise OSError("the channel is gone")
 
-        monkeypatch.setattr(driver, "_drain", broken)
+        monkeypatch.setattr(driver._reader, "_drain", broken)
         driver.poll()
         for end in (first, second):
             (error,) = end.sink.failures
@@ -282,9 +284,9 @@ async def test_channel_that_fails(device: verbs.Device, monkeypatch: pytest.Monk
 async def test_channel_that_fails_whom_it_wakes(device: verbs.Device, polling: float) -> None:
     """Or a task that polls before it waits."""
     async with the_driver(device, polling) as driver, two_ends(driver) as (first, second):
-        spin = driver.table.brief_spin
+        spin = driver.table.wakeups.brief_spin
         assert isinstance(spin, partial) == bool(polling)
-        *_, otherwise = spin.args if isinstance(spin, partial) else driver._woken
+        *_, otherwise = spin.args if isinstance(spin, partial) else driver._reader.callback()
         otherwise(-errno.EIO)
         for end in (first, second):
             (error,) = end.sink.failures
@@ -311,13 +313,13 @@ async def test_looks_before_sleeping(
 ) -> None:
     """For as long as the configuration says, or not at all."""
     looks = []
-    look_soon = Driver._spin_soon
+    look_soon = CompletionReader._spin_soon
 
-    def noted(driver: Driver) -> None:
-        look_soon(driver)
-        looks.append(driver.table.spin_us)
+    def noted(reader: CompletionReader) -> None:
+        look_soon(reader)
+        looks.append(reader._poller.spin_us)
 
-    monkeypatch.setattr(Driver, "_spin_soon", noted)
+    monkeypatch.setattr(CompletionReader, "_spin_soon", noted)
 
     config = Config(polling=polling)
     async with (
@@ -351,13 +353,14 @@ async def test_a_loop_that_wrote_to_polling_peers_looks_at_once(
             wakeups += woken << 32 | awake  # by the tasks that the drain wakes
             return True, False
 
-        monkeypatch.setattr(driver, "_drain", drain)
+        reader = driver._reader
+        monkeypatch.setattr(reader, "_drain", drain)
         monkeypatch.setattr(driver.channel, "_peer_wakeups", lambda: wakeups)
-        monkeypatch.setattr(driver, "_spin_soon", lambda: looked.append(True))
-        driver._polling._skip = 1 << 20
-        driver._on_completions()
+        monkeypatch.setattr(reader, "_spin_soon", lambda: looked.append(True))
+        reader._polling._skip = 1 << 20
+        reader.on_completions()
         assert looked == [True] * looks
-        assert driver._polling._skip == (1 << 20) - (not looks)
+        assert reader._polling._skip == (1 << 20) - (not looks)
 
 
 def test_polling_that_cannot_be() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiordma._loop import driver
+from aiordma._loop import completion_reader
 from aiordma._loop.adaptive_polling import AdaptivePolling
 from aiordma.transport import Via
 from tests import combinations
@@ -49,9 +49,9 @@ def polling_mode(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sleeping":
-            patch.setattr(driver, "AdaptivePolling", lambda spin_us: AdaptivePolling(0))
+            patch.setattr(completion_reader, "AdaptivePolling", lambda spin_us: AdaptivePolling(0))
         elif request.param == "between turns":
-            patch.setattr(driver, "BRIEF_SPIN_US", 0)
+            patch.setattr(completion_reader, "BRIEF_SPIN_US", 0)
         yield
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aiordma import Config, Connection
-from aiordma._loop import driver
+from aiordma._loop import completion_reader
 
 from .connection_factory import ConnectionFactory, pattern
 from .marks import one_loop, sets_polling
@@ -38,13 +38,13 @@ class Turns:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look that takes as long as any may: a millisecond."""
-    monkeypatch.setattr(driver, "BRIEF_SPIN_US", 1_000_000)
+    monkeypatch.setattr(completion_reader, "BRIEF_SPIN_US", 1_000_000)
 
 
 def look_until_it_completes(conn: Connection) -> None:
     """As on a machine that is quick enough: no look ends before its task may go on."""
-    table = conn._endpoint.driver.table
-    look = table.brief_spin
+    wakeups = conn._endpoint.driver.table.wakeups
+    look = wakeups.brief_spin
     assert look
 
     def patient(spin_us: int) -> None:
@@ -52,7 +52,7 @@ def look_until_it_completes(conn: Connection) -> None:
         while conn._queue.completions == before:
             look(spin_us)
 
-    table.brief_spin = patient
+    wakeups.brief_spin = patient
 
 
 async def test_writes_that_are_awaited_one_by_one(factory: ConnectionFactory) -> None:

@@ -35,13 +35,13 @@ async def test_callbacks_that_schedule_others_do_not_wait_for_the_spin(
     factory: ConnectionFactory,
 ) -> None:
     async with factory.pair(Config(polling=1.0)) as (client, _):
-        table = client._endpoint.driver.table
-        table.spin_us = LONG_US
-        table.spin_soon()
+        poller = client._endpoint.driver._reader._poller
+        poller.spin_us = LONG_US
+        poller.spin_soon()
         await chain(3)
-        assert table.spin_scheduled  # the next slice
-        table.spin_us = 0
-        while table.spin_scheduled:
+        assert poller.spin_scheduled  # the next slice
+        poller.spin_us = 0
+        while poller.spin_scheduled:
             await yield_loop(1)
 
 
@@ -49,16 +49,17 @@ async def test_a_spin_that_ends_early_lets_peers_wake_this_side(factory: Connect
     """Slices tell the device that polling goes on, but not the last one, whichever it is."""
     async with factory.pair(Config(polling=1.0)) as (client, _):
         driver = client._endpoint.driver
+        poller = driver._reader._poller
         address, most, _, _ = driver.channel._reader(1, lambda _: None)
         state: Any = cast(Any, ffi).cast("struct aiordma_drain *", address)
-        driver.table.spin_us = LONG_US
-        driver.table.spin_soon()
+        poller.spin_us = LONG_US
+        poller.spin_soon()
         await yield_loop(2)
         assert state.polls_again == 2
         ended: list[int] = []
-        driver.table.spin_once(address, most, [object()], ended.append)
+        poller.spin_once(address, most, [object()], ended.append)
         assert len(ended) == 1
         assert not state.holds or ended[0] & 1  # it has found something, and goes on
-        driver.table.spin_us = 0
-        while driver.table.spin_scheduled:
+        poller.spin_us = 0
+        while poller.spin_scheduled:
             await yield_loop(1)

@@ -173,7 +173,7 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
     def _reader(
         self, capacity: int, otherwise: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
-        """The arguments of a table's ``serve`` or ``spin_once``, to do as :meth:`_drain_to` does.
+        """The arguments of a poller's ``serve`` or ``spin_once``, to do as :meth:`_drain_to` does.
 
         ``otherwise`` is called with the result of a drain that did more than to find completions;
         :meth:`_drained` reads it.

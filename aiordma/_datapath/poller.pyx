@@ -1,0 +1,97 @@
+# When an event loop polls for completions.
+
+from asyncio import _get_running_loop as get_running_loop
+
+from libc.stdint cimport uintptr_t
+
+cimport cython
+
+from .futures cimport Wakeups
+
+cdef enum:
+    FIRST_SLICE_US = 2  # of a spin, after one of no length
+
+
+@cython.final
+cdef class Poller:
+    """Has the completions of one event loop drained: when their channel is readable, for a task that is
+    about to wait, and after some were found once more before the loop sleeps."""
+
+    def __cinit__(self, WorkRequestTable table not None):
+        self.table = table
+
+    def serve(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
+        """A readable completion channel: `slow(outcome)` does what is left, if anything is."""
+        self.serve_with(state, most, leaving, slow, 0, False)
+
+    def spin_before_wait(
+        self, uintptr_t state, int most, list leaving, slow: Callable[[int], object],
+        uint32_t spin_us,
+    ):
+        """As `serve`, for a task that is about to wait; nothing outside of the loop."""
+        cdef Wakeups wakeups = self.table.wakeups
+        if get_running_loop() is not wakeups.loop:
+            return
+        wakeups.defers_callbacks = True
+        try:
+            self.serve_with(state, most, leaving, slow, spin_us, self.polls_again or self.spin_scheduled)
+        finally:
+            wakeups.defers_callbacks = False
+
+    cdef int serve_with(
+        self, uintptr_t state, int most, list leaving, object slow, uint32_t spin_us, bint polls_again
+    ) except -1:
+        cdef int outcome
+        if self.closed:
+            return 0
+        outcome = self.table.drain_once(<aiordma_drain *> state, most, spin_us, polls_again)
+        if not 0 <= outcome <= 1 or leaving:
+            slow(outcome)
+        return 0
+
+    def spin_soon(self):
+        """Spins once more before the loop sleeps."""
+        self.spun_us = self.slice_us = 0
+        self.spin_slice_soon()
+
+    cdef int spin_slice_soon(self) except -1:
+        if self.spin is not None:
+            self.table.wakeups.loop.call_soon(self.spin)
+            self.spin_scheduled = True
+        return 0
+
+    def spin_once(self, uintptr_t state, int most, list leaving, slow: Callable[[int], object]):
+        """A slice of that spin; the next one in the loop's next iteration, and again from the
+        beginning as long as it finds completions.
+
+        A callback that the woken tasks have scheduled may schedule another one, as the futures of
+        `asyncio.gather` do, and nothing tells the spin of it.  So the loop runs an iteration after
+        each slice, and a slice is no longer than all before it together.
+        """
+        cdef bint around = self.polls_again
+        cdef bint is_last = self.spun_us + self.slice_us >= self.spin_us
+        cdef int outcome, after
+        self.spin_scheduled = False
+        if self.closed:
+            return
+        self.polls_again = True
+        try:
+            outcome = self.table.drain_once(
+                <aiordma_drain *> state, most, self.slice_us or is_last, 1 if is_last else 2
+            )
+        finally:
+            self.polls_again = around
+        if outcome == 0 and not is_last and not leaving:
+            self.spun_us += self.slice_us
+            self.slice_us = min(self.spun_us + FIRST_SLICE_US, self.spin_us - self.spun_us)
+            self.spin_slice_soon()
+        elif outcome != 1 or leaving:
+            if outcome >= 0 and not outcome & 1 and not is_last:
+                # The device was told that polling goes on, and it ends here: a spin says so, if it finds
+                # nothing.
+                after = self.table.drain_once(<aiordma_drain *> state, most, 1, 1)
+                outcome = after if after < 0 else outcome | after
+            slow(outcome)
+        else:
+            self.spin_found = True
+            self.spin_soon()
