@@ -443,7 +443,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool._slabs.check()
         for region, _ in list(self.pool._regions.values()):
             region.close()
-        self.pool._drop_large()
+        self.pool._large.drop()
         self.pool.close()
 
 
