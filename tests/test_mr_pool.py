@@ -254,12 +254,15 @@ def test_large_blocks(pool: MemoryPool) -> None:
 
 
 def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
-    pool = make_pool(1 << 40)
+    pool = make_pool(2 * LARGE_READY_BYTES)
     size = LARGE_READY_BYTES // 2
-    buffers = [pool.alloc(size) for _ in range(4)]
-    for buffer in buffers:
-        buffer.release()
-    assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+    for _ in range(2):  # those that are kept are used again
+        buffers = [pool.alloc(size) for _ in range(4)]
+        for buffer in buffers:
+            buffer.release()
+        assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+        pool.alloc(4 * size).release()  # in their place, and too large to be kept
+        assert pool.statistics().registered_bytes == 0
 
 
 # ---- the end -------------------------------------------------------------------------------------
