@@ -110,7 +110,8 @@ class Config:
     keep_alive: float | None = 15.0
     """Idle seconds before the peer's device is probed (keep-alive); None: never."""
     keep_alive_timeout: float = 30.0
-    """Seconds that the device may take to answer the probe before the connection is broken."""
+    """Seconds that the device may take to answer the probe before the connection is broken.  Of
+    several rails: also that the peer may take to say that it has stopped one, if writes wait."""
     close_timeout: float = 2.0
     """Seconds that `close` waits for outstanding operations before it aborts them."""
     retry_count: int = _ranged(6, 0, 7)

@@ -145,7 +145,7 @@ def no_leaks() -> Iterator[None]:
 # Of their tests, some run compiled code in processes of their own, or without a device.
 NATIVE_FOLDERS = {
     Path(__file__).parent / name
-    for name in ("datapath", "loop", "memory", "native", "soak", "transport")
+    for name in ("datapath", "loop", "memory", "native", "simulation", "soak", "transport")
 }
 
 

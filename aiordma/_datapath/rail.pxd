@@ -45,7 +45,8 @@ cdef class SendQueue:
     cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
     cdef public ReadKeys keys
     cdef Stripes stripes               # of the lead; None: there has been one rail alone
-    cdef object driver, owner
+    cdef readonly object driver  # type: Driver
+    cdef object owner
     cdef ibv_qp *native_qp
     cdef ibv_qp_ex *extended
     cdef public uint32_t capacity

@@ -227,6 +227,11 @@ cdef class Session(FrameHandler):
         if self.outbox.stripes is not None:
             self.outbox.stripes.over(number)
 
+    def rail_overdue(self, number: int, error: BaseException):
+        """As `rail_over`, but the peer has not said so in time: it cannot be written again."""
+        if self.outbox.stripes is not None and self.outbox.stripes.holds(number):
+            self.outbox.lead.connection_broke(error)
+
     # ---- sending ----
 
     cdef int flush(self) except -1:

@@ -113,6 +113,10 @@ cdef class Stripes:
         self.lost.append((lane, operation, start, length))
         return 0
 
+    def holds(self, number: int) -> bool:
+        """Whether bytes of that rail wait for `over`."""
+        return any(lane.rail.number == number for lane, *_ in self.lost)
+
     def over(self, number: int):
         """The peer takes nothing more by the rail of that number."""
         cdef Lane lane

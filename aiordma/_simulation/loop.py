@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import select
 import socket
 import sys
 import threading
@@ -45,7 +46,8 @@ class HostLoop(VirtualLoop):
         super().__init__(machine)
         self.machine = machine
         self.set_task_factory(self._new_task)  # type: ignore[arg-type]
-        self._idle = False
+        self._epoll: select.epoll = self._selector._selector  # type: ignore[attr-defined]
+        self.fd: int = self._epoll.fileno()
 
     def time(self) -> float:
         return lib.aiordma_sim_now() / 1e9
@@ -107,13 +109,12 @@ class HostLoop(VirtualLoop):
         timers = self._scheduled  # type: ignore[attr-defined]
         return math.ceil(timers[0].when() * 1e9) if timers else NEVER
 
-    def _process_events(self, events: Any) -> None:
-        self._idle = self._idle and not events
-        super()._process_events(events)  # type: ignore[misc]
+    def has_input(self) -> bool:
+        """Whether a descriptor is ready: what comes for the device alone wakes no loop."""
+        return bool(self._epoll.poll(0, 1))
 
-    def turn(self) -> bool:
-        """One iteration; False: there was nothing to do."""
-        self._idle = self.due() > self.time() * 1e9 + 1  # as a float
+    def turn(self) -> None:
+        """One iteration."""
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(
             firstiter=self._asyncgen_firstiter_hook,  # type: ignore[attr-defined]
@@ -128,7 +129,6 @@ class HostLoop(VirtualLoop):
             asyncio._set_running_loop(around)
             self._thread_id = None
             sys.set_asyncgen_hooks(*hooks)
-        return not self._idle
 
     async def end(self) -> None:
         """As `asyncio.run` ends."""

@@ -36,6 +36,7 @@ class Machine:
         self.program = lib.aiordma_sim_program(self.number)
         self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio does not keep them
         self.loop = HostLoop(self)
+        self.program.fd = self.loop.fd
         self.loop.set_exception_handler(self._on_exception)
 
     @property
@@ -76,9 +77,8 @@ class Machine:
         lib.aiordma_sim_enter(self.number)
         lib.aiordma_sim_note(self.number)
         program = self.program
-        program.has_input = False
-        # Its own device may have answered what it did.
-        program.has_input |= self.loop.turn()
+        self.loop.turn()
+        program.has_input = self.loop.has_input()  # its own device may have answered
         spent = self.random.random() * TURN * self.host.slowness
         program.busy_until = lib.aiordma_sim_now() + int(spent)
 

@@ -9,19 +9,21 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 from .._loop import coarse_timers, driver
 from .._native import ffi, lib
 from .._transport import connect_tcp, lease_thread, tcp_link
+from ..verbs._device import device
 from . import sockets
 
 SECOND = 1_000_000_000
 EPOCH = 1_800_000_000  # of the wall clock, as of the devices' (sim.c)
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
-WITHOUT = ("AIORDMA_EMBEDDED_DEVICES", "AIORDMA_EMBEDDED_FAULTS", "AIORDMA_TRACE")
+WITHOUT = ("AIORDMA_EMBEDDED_FAULTS", "AIORDMA_TRACE")
 
 
 class Timers(coarse_timers.CoarseTimers):
@@ -79,7 +81,7 @@ def sleep(seconds: float) -> None:
 
 
 @contextmanager
-def simulated(seed: int) -> Iterator[None]:
+def simulated(seed: int, devices: int) -> Iterator[None]:
     """The simulation answers programs, and this package, in place of the machine."""
     chance = random.Random(f"programs {seed}")
     replaced: list[tuple[Any, str, Any]] = [
@@ -94,6 +96,7 @@ def simulated(seed: int) -> Iterator[None]:
         (random, "_urandom", chance.randbytes),  # of `secrets`
         (lease_thread, "_LeaseThread", Leases),
         (lease_thread, "_thread", None),
+        (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
         (driver, "CoarseTimers", Timers),
         (tcp_link, "connected_socket", sockets.connected_socket),
         (connect_tcp, "listening_socket", sockets.listening_socket),
@@ -102,7 +105,7 @@ def simulated(seed: int) -> Iterator[None]:
     drawn, collects = random.getstate(), gc.isenabled()
     clock = ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_sim_look"))
     try:
-        with patch.dict(os.environ, ENVIRONMENT):
+        with patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
             for name in WITHOUT:
                 os.environ.pop(name, None)
             for place, name, value in replaced:

@@ -2,7 +2,9 @@
 
 Each end is a socket of the kernel, of a pair whose other end the simulation has: what arrives is
 written there.  What an end sends arrives by a timer of the receiving host's loop, so it waits for
-a host that is paused, and is lost with one that is dead.  Behind a cut it is tried again.
+a host that is paused, and is lost with one that is dead.  Behind a cut it is tried again.  An end
+takes no more bytes while `WINDOW` of them have not arrived: then the kernel's buffer of its socket
+is full, and the loop waits until it can be written again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 RETRY = 0.2  # seconds, as TCP's
 ROUNDED = 1e-8  # seconds that a timer may be early
+WINDOW = 256 << 10  # bytes
+FULL = bytes(4096)  # fills the smallest buffer of a socket
 FIRST_PORT, PORTS = 32768, 28232
 
 
@@ -38,10 +42,12 @@ class Stream(socket.socket):
         super().__init__(fileno=own.detach())
         self.setblocking(False)
         self._inner.setblocking(False)
+        super().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(FULL))
         self._machine = machine
         self._names = local, peer
         self._last = 0.0
         self._coming: deque[tuple[float, bytes]] = deque()  # with the time of each
+        self._room = WINDOW
         self.other: Stream
 
     def getsockname(self) -> Address:
@@ -54,8 +60,24 @@ class Stream(socket.socket):
         """Nothing of it changes anything here."""
 
     def send(self, data: Any, flags: int = 0) -> int:
-        self.other._transmit(bytes(data))
-        return len(data)
+        taken = bytes(data[: self._room])
+        self._room -= len(taken)
+        if len(taken) < len(data):
+            with suppress(BlockingIOError):
+                super().send(FULL)
+        if taken:
+            self.other._transmit(taken)
+        elif data:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return len(taken)
+
+    def _arrived(self, count: int) -> None:
+        """So many bytes that this end has sent."""
+        was_full, self._room = not self._room, self._room + count
+        if was_full and self._inner.fileno() >= 0:
+            with suppress(BlockingIOError):
+                while self._inner.recv(len(FULL)):
+                    pass
 
     def sendmsg(self, buffers: Any, *_: Any) -> int:
         return self.send(b"".join(buffers))
@@ -95,6 +117,8 @@ class Stream(socket.socket):
             taken = 0
             with suppress(BlockingIOError):
                 taken = self._inner.send(data)
+                delay = machine.world._latency(machine.host, self.other._machine.host)
+                self.other._machine.loop.call_at(machine.now + delay, self.other._arrived, taken)
             if taken < len(data):  # the rest when the program has read
                 self._coming.appendleft((due, data[taken:]))
                 machine.loop.add_writer(self._inner, self._take)

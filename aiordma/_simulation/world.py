@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -201,8 +202,9 @@ def resolve(done: asyncio.Future[None], error: Exception | None) -> None:
 class World:
     """A simulation, as its main program sees it."""
 
-    def __init__(self, seed: int, plan: FaultPlan) -> None:
+    def __init__(self, seed: int, plan: FaultPlan, devices: int) -> None:
         self.seed = seed
+        self._networks = range(devices)
         self.random: random.Random = random.Random(seed)
         """Of the seed, for what a test draws itself."""
         self.hosts: dict[str, Host] = {}
@@ -211,7 +213,9 @@ class World:
         self._plan = plan
         self._numbers = 0
         self._links: dict[tuple[str, str], Link] = {}
-        self._cut: set[tuple[str, str]] = set()
+        self._cut: set[tuple[int, str, str]] = set()
+        self._apart: set[tuple[int, str]] = set()
+        """Hosts that are cut off also from those that are yet to boot."""
         self._failure: BaseException | None = None
         self._entered = -1
         self._begun: int = lib.aiordma_sim_now()
@@ -236,6 +240,8 @@ class World:
             if number == lib.AIORDMA_SIM_HOSTS:
                 raise ValueError(f"there are {number} hosts already, the most there can be")
             made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
+            for network, apart in self._apart:
+                self._cut |= {(network, name, apart), (network, apart, name)}
             for other in self.hosts.values():
                 self._set_way(made, other)
                 self._set_way(other, made)
@@ -255,19 +261,29 @@ class World:
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
             self._set_way(self.host(names[0]), self.host(names[1]))
 
-    def partition(self, *names: str) -> None:
-        """Cuts these hosts off from all others, until `heal`."""
+    def partition(self, *names: str, network: int | None = None) -> None:
+        """Cuts these hosts off from all others, until `heal`; on that network alone, if given.
+
+        On network 1 the hosts have their devices "embedded1".
+        """
         self._check_hosts(names)
-        for one in self.hosts:
-            for other in self.hosts:
-                if (one in names) != (other in names):
-                    self._cut.add((one, other))
+        numbers = self._numbers_of(network)
+        for one, other in product(self.hosts, repeat=2):
+            if (one in names) != (other in names):
+                self._cut |= {(number, one, other) for number in numbers}
+        self._apart |= set(product(numbers, names))
         self._set_ways()
 
-    def heal(self, *names: str) -> None:
-        """Ends partitions of these hosts; without names, all."""
+    def heal(self, *names: str, network: int | None = None) -> None:
+        """Ends partitions of these hosts, without names of all; on that network, if given."""
         self._check_hosts(names)
-        self._cut = {ways for ways in self._cut if names and not set(names) & set(ways)}
+        healed = self._numbers_of(network)
+        self._cut = {
+            (number, one, other)
+            for number, one, other in self._cut
+            if number not in healed or (names and not {one, other} & set(names))
+        }
+        self._apart -= set(product(healed, names or self.hosts))
         self._set_ways()
 
     def _check_hosts(self, names: Collection[str]) -> None:
@@ -275,8 +291,12 @@ class World:
             if name not in self.hosts:
                 raise ValueError(f"there is no host {name!r}; there are {', '.join(self.hosts)}")
 
-    def _is_cut(self, one: Host, other: Host) -> bool:
-        return (one.name, other.name) in self._cut
+    def _numbers_of(self, network: int | None) -> range:
+        return self._networks if network is None else self._networks[network : network + 1]
+
+    def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
+        """Streams of TCP are on the first network."""
+        return (network, one.name, other.name) in self._cut
 
     def _latency(self, one: Host, other: Host) -> float:
         """Of one segment of TCP, as it is drawn."""
@@ -293,11 +313,13 @@ class World:
                 self._set_way(one, other)
 
     def _set_way(self, one: Host, other: Host) -> None:
-        link, way = self._way(one, other), lib.aiordma_sim_way(one.number, other.number)
-        way.latency_ns, way.jitter_ns = round(link.latency * 1e9), round(link.jitter * 1e9)
-        way.ps_per_byte, way.late_ns = round(1e12 / link.rate), round(link.late * 1e9)
-        way.loss, way.duplicate = round(link.loss * 1e6), round(link.duplicate * 1e6)
-        way.late, way.cut = round(link.reorder * 1e6), self._is_cut(one, other)
+        link = self._way(one, other)
+        for network in self._networks:
+            way = lib.aiordma_sim_way(network, one.number, other.number)
+            way.latency_ns, way.jitter_ns = round(link.latency * 1e9), round(link.jitter * 1e9)
+            way.ps_per_byte, way.late_ns = round(1e12 / link.rate), round(link.late * 1e9)
+            way.loss, way.duplicate = round(link.loss * 1e6), round(link.duplicate * 1e6)
+            way.late, way.cut = round(link.reorder * 1e6), self._is_cut(one, other, network)
 
     # ---- the scheduler -------------------------------------------------------------------
 
@@ -411,6 +433,7 @@ def simulate(
     seed: int | None = None,
     hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]] | None = None,
     faults: FaultPlan | None = None,
+    devices: int = 1,
     limit: float = 86_400,
 ) -> T:
     """Runs programs on simulated hosts, in virtual time; returns what `main` does.
@@ -419,7 +442,8 @@ def simulate(
     over a simulated network: all of aiordma runs, in this thread, and nothing is waited for. `main`
     is called with the `World` on a host of its own, "main"; each program of `hosts`, by the host's
     name, begins before it, and again when its host boots again.  At the end, what still runs is
-    cancelled on every host, as `asyncio.run` does.
+    cancelled on every host, as `asyncio.run` does.  Of several `devices` of each host, up to 4, the
+    first ones are on one network, the second ones on another one, and so on: see `World.partition`.
 
     The `seed` draws the order of what happens, all times and all `faults`: the same seed gives the
     same run (`World.trace`).  None draws one.  An exception gets a note with it.
@@ -434,6 +458,7 @@ def simulate(
         raise ValueError(f"the host {MAIN!r} is that of the main program")
     faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
+    integer("devices", devices, 1, lib.AIORDMA_SIM_NETWORKS)
     if code := lib.aiordma_sim_begin(seed & NEVER):
         raise BusyError(
             "this process is in a simulation already"
@@ -441,8 +466,8 @@ def simulate(
             else "this process uses its embedded device: close what is open before a simulation"
         )
     try:
-        with process.simulated(seed):
-            world = World(seed, faults)
+        with process.simulated(seed, devices):
+            world = World(seed, faults, devices)
             try:
                 return _simulate(world, main, hosts or {}, limit)
             except BaseException as error:

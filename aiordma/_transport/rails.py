@@ -116,6 +116,16 @@ TRANSITIONS: Mapping[tuple[RailState, RailEvent], RailState] = MappingProxyType(
 )
 """The next state.  What is missing, a peer must not bring about."""
 
+AWAITED: Mapping[RailState, str] = MappingProxyType(
+    {
+        _S.OFFERED: "answered the offer of this rail",
+        _S.CONNECTING: "shown that this rail works",
+        _S.STOPPED: "said that it has stopped this rail",
+    }
+)
+"""What the peer is to have done within a limit.  After it the rail breaks; one that is STOPPED has
+nothing any more, and ends the connection if writes wait for that word."""
+
 
 @dataclass(frozen=True, slots=True)
 class RailStatus:
@@ -165,6 +175,8 @@ class Rail:
     bytes_received: int = 0
     keep_alive: KeepAlive | None = None
     """Since it was up, if the connection has one."""
+    limit: asyncio.Handle | None = None
+    """The timer for what the peer is to do (AWAITED)."""
 
     @property
     def all_received(self) -> int:
@@ -305,9 +317,34 @@ class Rails:
         if following.shown != rail.state.shown:
             rail.since = self.clock()
             logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
-        rail.state = following
+        if following is not rail.state:
+            rail.state = following
+            self._limit(rail)
         if following is _S.UP:
             self._up(rail)
+
+    def _limit(self, rail: Rail) -> None:
+        """It has come into its state, for no longer than the peer may take."""
+        if rail.limit is not None:
+            rail.limit.cancel()
+        if rail.state in AWAITED:
+            name = "connect_timeout" if self.client else "handshake_timeout"
+            if rail.state is _S.STOPPED:
+                name = "keep_alive_timeout"
+            seconds: float = getattr(self.config, name)
+            error = ConnectionBrokenError(
+                f"the peer has not {AWAITED[rail.state]} within {seconds:g} seconds (Config.{name})"
+            )
+            rail.limit = self.later(seconds, partial(self._overdue, rail, rail.state, error))
+
+    def _overdue(self, rail: Rail, state: RailState, error: ConnectionBrokenError) -> None:
+        self.sharing.queue.driver.poll()  # it may have, while this loop computed
+        if rail.state is not state:
+            return
+        if state is _S.STOPPED:
+            self.messages.rail_overdue(rail.number, error)
+        else:
+            self._broke(rail, error)
 
     def _up(self, rail: Rail) -> None:
         assert rail.queue is not None
@@ -337,7 +374,8 @@ class Rails:
     ) -> None:
         queue = endpoint.make_queue(self.owner)
         queue.number = number
-        self._new(Rail(device, state, self.clock(), number, endpoint, queue, offer_id))
+        self._new(rail := Rail(device, state, self.clock(), number, endpoint, queue, offer_id))
+        self._limit(rail)
 
     def _make(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
         return AddressedEndpoint((device,), self.config, self.security, None, to)
@@ -423,6 +461,7 @@ class Rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
             rail.state = _S.DOWN
+            self._limit(rail)
             if rail.queue is not None:
                 rail.queue.fail(error)
 

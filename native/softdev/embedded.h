@@ -97,7 +97,9 @@ void aiordma_trace_stop(void);
  * over a network of the simulation, in virtual time (sim/sim.c).  Everything is done in one thread. */
 
 enum {
-	AIORDMA_SIM_HOSTS = 64 /* at most; the last bytes of their IPv4 addresses count from 1 */
+	/* At most.  The address of host h on network n, where each of them has its device n, is 10.n.0.(h + 1). */
+	AIORDMA_SIM_HOSTS = 64,
+	AIORDMA_SIM_NETWORKS = 4
 };
 
 enum aiordma_sim_state {
@@ -121,7 +123,8 @@ struct aiordma_sim_link {
 /* What a scheduler knows of a machine and the device does not, and the other way round. */
 struct aiordma_sim_program {
 	uint64_t busy_until; /* it does not look what has come before that */
-	int has_input; /* something has come */
+	int has_input; /* its descriptor can be read: something has come for it, not for the device alone */
+	int fd; /* of epoll_create(2), with all that it waits for; -1: none yet */
 };
 
 /* 0; EBUSY: there is a simulation; EALREADY: the process's own device is in use. */
@@ -133,7 +136,7 @@ int aiordma_sim_boot(int host);
 void aiordma_sim_set_state(int machine, enum aiordma_sim_state state);
 /* Calls are for the device of that machine from now on; -1: for the process's. */
 void aiordma_sim_enter(int machine);
-struct aiordma_sim_link *aiordma_sim_way(int from, int to);
+struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to);
 struct aiordma_sim_program *aiordma_sim_program(int machine);
 uint64_t aiordma_sim_now(void); /* nanoseconds */
 void aiordma_sim_pass(uint64_t ns); /* a program has taken so long */

@@ -111,7 +111,8 @@ def test_all_traffic(agents: Agents, path: str) -> None:
     pair(agents, "UC", family)
     exchange(agents, 30, 1000)
 
-    # Datagrams get lost, overtake each other, come twice; what comes is whole.
+    # Datagrams get lost, overtake each other (on any path: netem hands packets from one core to
+    # another), come twice; what comes is whole.
     # In three packets, or in one where each may have a wrong bit: two of them in a datagram can
     # cancel each other in UDP's checksum.
     size = 1000 if path == "damaged" else 3000
@@ -120,8 +121,6 @@ def test_all_traffic(agents: Agents, path: str) -> None:
     assert left.call("send", count=50, size=size) == ["SUCCESS"] * 50
     numbers = right.call("datagrams", most=60, sent=50, size=size)
     assert numbers
-    if path in ("far", "narrow"):
-        assert numbers == sorted(set(numbers))
     if path != "doubled":
         assert len(numbers) == len(set(numbers))
 

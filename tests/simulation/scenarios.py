@@ -23,6 +23,7 @@ from aiordma import testing
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PORT = 7471
 KEY = b"sixteen or more random bytes"
+ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # as the further rails are at another one
 BROKEN = (aiordma.RDMAError, ConnectionError)
 
 # Programs bear what the network does; without hosts that stop, connections survive it.
@@ -40,6 +41,7 @@ class Scenario:
     main: Main
     hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]] = field(default_factory=dict)
     faults: testing.FaultPlan = CALM
+    devices: int = 1
 
     def run(self, seed: int) -> str:
         """The trace."""
@@ -48,12 +50,17 @@ class Scenario:
             await self.main(world)
             return world.trace
 
-        return testing.simulate(main, seed=seed, hosts=self.hosts, faults=self.faults, limit=1000)
+        return testing.simulate(
+            main, seed=seed, hosts=self.hosts, faults=self.faults, devices=self.devices, limit=1000
+        )
 
 
-async def serve(handler: Callable[[aiordma.Connection], Coroutine[Any, Any, None]]) -> None:
+async def serve(
+    handler: Callable[[aiordma.Connection], Coroutine[Any, Any, None]], **options: Any
+) -> None:
     """Whose errors end the simulation, unlike those of the handlers of a server."""
-    async with await aiordma.listen("", PORT) as listener, asyncio.TaskGroup() as group:
+    listening = aiordma.listen("", PORT, **options)
+    async with await listening as listener, asyncio.TaskGroup() as group:
         async for conn in listener:
             group.create_task(handled(conn, handler))
 
@@ -310,6 +317,42 @@ async def streams(world: testing.World) -> None:
     await writer.wait_closed()
 
 
+# ---- two cables ----------------------------------------------------------------------------------
+
+
+async def cables(world: testing.World) -> None:
+    """Long messages go on over one cable while the other one is cut, and both carry them later."""
+    end = world.now + world.random.uniform(1, 4)
+    options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS}
+
+    async def answer(conn: aiordma.Connection) -> None:
+        async for message in conn:
+            with message:
+                await conn.send(bytes(message))
+
+    async def ask(conn: aiordma.Connection) -> None:
+        data = world.random.randbytes(world.random.choice((1, 2, 4)) << 20)
+        await conn.send(data)
+        with await conn.recv() as message:
+            assert bytes(message) == data
+
+    async def call() -> None:
+        async with await aiordma.connect("server", PORT, **options) as conn:
+            while world.now < end or conn.rails[-1].state != "up":
+                await ask(conn)
+                await asyncio.sleep(world.random.uniform(0, 0.2))
+            await ask(conn)
+
+    world.host("server").serve(partial(serve, answer, **options))
+    calling = asyncio.ensure_future(world.host("client").run(call))
+    while world.now < end:
+        await asyncio.sleep(world.random.uniform(0, 0.5))
+        world.partition("server", network=1)
+        await asyncio.sleep(world.random.uniform(0, 1))
+        world.heal(network=1)
+    await calling
+
+
 SCENARIOS = {
     "examples": Scenario(examples),
     "counting": Scenario(counting, {}, testing.FaultPlan(LOSSY, partitions=1, pauses=1, until=20)),
@@ -322,6 +365,7 @@ SCENARIOS = {
     ),
     "traffic": Scenario(traffic),
     "streams": Scenario(streams),
+    "cables": Scenario(cables, devices=2),
 }
 
 

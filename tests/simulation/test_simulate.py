@@ -8,6 +8,7 @@ import os
 import random
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +17,9 @@ import pytest
 
 import aiordma
 from aiordma import testing
+from aiordma._transport.observation import _Event
 from aiordma.errors import BusyError, UnreachableError
+from aiordma.transport import Statistics
 
 PORT = 7471
 
@@ -26,7 +29,7 @@ pytestmark = pytest.mark.needs("faults")
 Via = Literal["cm", "tcp"]
 
 
-async def echo(via: Via = "cm") -> None:
+async def echo(via: Via = "cm", **options: Any) -> None:
     """A service that answers each message with the same bytes."""
 
     async def answer(conn: aiordma.Connection) -> None:
@@ -34,7 +37,7 @@ async def echo(via: Via = "cm") -> None:
             with message:
                 await conn.send(bytes(message))
 
-    async with await aiordma.start_server(answer, "", PORT, via=via) as server:
+    async with await aiordma.start_server(answer, "", PORT, via=via, **options) as server:
         await server.serve_forever()
 
 
@@ -60,10 +63,20 @@ def run(
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
-    first, again, other = (run(ask, 64, 1 << 20, seed=seed) for seed in (1, 1, 2))
+    """And another one another run, although the network does the same each time."""
+    even = testing.FaultPlan(testing.Link(jitter=0))
+    first, again, other = (run(ask, 64, 1 << 20, seed=seed, faults=even) for seed in (1, 1, 2))
     assert first == again
     assert first[0] != other[0]
     assert first[1] < 0.01
+
+
+def test_datagrams_wake_no_loop_but_completions_do() -> None:
+    async def main(world: testing.World) -> int:
+        await world.host("client").run(ask, *[4 << 20] * 4)
+        return world._turns
+
+    assert testing.simulate(main, seed=1, hosts={"server": echo}) < 300
 
 
 def test_time_passes_at_once_and_for_all_clocks() -> None:
@@ -224,6 +237,33 @@ def test_a_stream_is_whole_and_in_time() -> None:
     assert got[1][1] - got[0][1] == pytest.approx(second, abs=0.01)
 
 
+def test_a_writer_waits_for_a_slow_reader() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(3600)
+        writer.write(b"%d" % len(await reader.read()))
+        writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(answer, port=PORT) as server:
+            await server.serve_forever()
+
+    async def main(world: testing.World) -> None:
+        reader, writer = await asyncio.open_connection("server", PORT)
+        sent = before = 0
+        while world.now < 3600:
+            writer.write(bytes(1 << 14))
+            sent += 1 << 14
+            if world.now < 1:
+                before = sent
+            await writer.drain()
+        assert 1 << 18 < before < 1 << 20
+        writer.write_eof()
+        assert int(await reader.read()) == sent
+        writer.close()
+
+    testing.simulate(main, seed=1, hosts={"server": serve})
+
+
 def test_what_the_network_does_to_datagrams_is_borne() -> None:
     lossy = testing.Link(loss=0.02, duplicate=0.02, reorder=0.02)
     calm = run(ask, *[1 << 16] * 20)
@@ -248,6 +288,67 @@ def test_a_partition_breaks_connections_and_heals() -> None:
         await conn.close()
 
     testing.simulate(main, seed=1, hosts={"server": echo})
+
+
+def test_a_partition_holds_for_hosts_that_come_later() -> None:
+    async def main(world: testing.World) -> None:
+        world.partition("server")
+        for end in partial(world.heal, "main"), partial(world.heal, "server"):
+            late = world.host(f"host{len(world.hosts)}")
+            with pytest.raises(UnreachableError):
+                await late.run(ask, 64)
+            end()
+        await world.host("last").run(ask, 64)
+        await late.run(ask, 64)
+
+    testing.simulate(main, seed=1, hosts={"server": echo})
+
+
+def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
+    options: Any = {"device": "all", "config": aiordma.Config(allow_other_addresses=True)}
+
+    async def exchange(conn: aiordma.Connection) -> None:
+        await conn.send(bytes(1 << 20))
+        (await conn.recv()).release()
+
+    async def until(conn: aiordma.Connection, state: str) -> None:
+        while conn.rails[-1].state != state:
+            await exchange(conn)
+            await asyncio.sleep(0.5)
+        await exchange(conn)
+
+    async def main(world: testing.World) -> None:
+        async with await aiordma.connect("server", PORT, **options) as conn:
+            await until(conn, "up")
+            world.partition("server", network=1)
+            await until(conn, "down")
+            world.heal("main", network=0)
+            await asyncio.sleep(10)
+            assert conn.rails[-1].state != "up"
+            world.heal("server", network=1)
+            await until(conn, "up")
+            assert conn.rails[-1].bytes_received
+
+    hosts = {"server": partial(echo, **options)}
+    testing.simulate(main, seed=1, hosts=hosts, devices=2)
+    with pytest.raises(ValueError, match="devices"):
+        testing.simulate(main, devices=5)
+
+
+def test_a_simulation_has_devices_of_its_own() -> None:
+    """However many this process, or the simulation before it, has."""
+
+    def names() -> list[str]:
+        return [it.name for it in aiordma.verbs.devices() if it.name.startswith("embedded")]
+
+    async def main(_: testing.World) -> list[str]:
+        return names()
+
+    before = names()
+    for count in (1, 3, 2):
+        found = testing.simulate(main, seed=1, devices=count)
+        assert found == [f"embedded{number}" for number in range(count)]
+    assert names() == before
 
 
 # ---- hosts ---------------------------------------------------------------------------------------
@@ -312,11 +413,11 @@ def test_a_slow_host_takes_longer() -> None:
 
 
 def test_a_plan_breaks_hosts_until_it_ends() -> None:
-    plan = testing.FaultPlan(partitions=1, pauses=1, kills=1, until=100)
+    plan = testing.FaultPlan(partitions=1, pauses=1, kills=1, duration=9, until=20)
 
     async def main(world: testing.World) -> tuple[int, str]:
         failures = 0
-        while world.now < 110:
+        while world.now < 25:
             try:
                 await ask(64, 1 << 18)
             except (aiordma.RDMAError, OSError):
@@ -327,7 +428,7 @@ def test_a_plan_breaks_hosts_until_it_ends() -> None:
 
     runs = {testing.simulate(main, seed=7, hosts={"server": echo}, faults=plan) for _ in range(2)}
     assert len(runs) == 1
-    assert runs.pop()[0] >= 3
+    assert runs.pop()[0] >= 2
 
 
 def test_nothing_is_left_of_hosts_that_were_killed() -> None:
@@ -348,6 +449,37 @@ def test_nothing_is_left_of_hosts_that_were_killed() -> None:
         testing.simulate(main, seed=1, hosts={"server": echo})
     assert gc.collect() < 50
     assert not seen
+
+
+def objects_of_aiordma() -> Counter[type]:
+    """Without the counts of connections, of which the process keeps the latest ones."""
+    gc.collect()
+    types = Counter(map(type, gc.get_objects()))
+    for kept in (Statistics, _Event):
+        del types[kept]
+    return Counter({it: types[it] for it in types if str(it.__module__).startswith("aiordma")})
+
+
+def test_nothing_of_a_simulation_is_left() -> None:
+    """Also of hosts that were killed in the middle of something."""
+
+    async def main(world: testing.World) -> None:
+        conn = await aiordma.connect("server", PORT)
+        sending = asyncio.ensure_future(conn.send(bytes(1 << 20)))
+        await asyncio.sleep(30e-6)
+        assert not sending.done()
+        world.host("server").kill()
+        with pytest.raises(aiordma.ConnectionBrokenError):
+            await sending
+        world.host("server").boot()
+        await asyncio.sleep(0.001)
+        await ask(64)
+
+    left = []
+    for seed in range(4):
+        testing.simulate(main, seed=seed, hosts={"server": echo})
+        left.append((objects_of_aiordma(), len(os.listdir("/proc/self/fd"))))
+    assert left[1] == left[2] == left[3]
 
 
 def test_what_a_simulation_replaces_is_back_after_it() -> None:

@@ -97,7 +97,7 @@ static void forking(void)
 	CHECK_EQUAL(verbs->ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
 	open_pair(&a, &b, (struct options){0});
 	fill(a.memory, 8192, 1);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	CHECK(child >= 0);
 	if (!child) {

@@ -13,8 +13,7 @@ static void guid_of_a_network(void)
 	struct ibv_context *context = open_device();
 	const uint64_t guid = verbs->ibv_get_device_guid(context->device);
 
-	fflush(NULL);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	if (!child) {
 		CHECK(verbs->ibv_get_device_guid(context->device) == guid);
@@ -337,8 +336,7 @@ static void in_the_child_of_a_fork(void)
 					      .cap = {.max_send_wr = 1, .max_send_sge = 1},
 					      .qp_type = IBV_QPT_RC};
 
-	fflush(NULL);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	if (!child) {
 		limit_seconds(30);

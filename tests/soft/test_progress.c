@@ -342,8 +342,7 @@ static void forking(void)
 	open_pair(&a, &b, (struct options){0});
 	one_message(&a, &b);
 	delay_acknowledgement(&b);
-	fflush(NULL);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -383,8 +382,7 @@ static void forking_while_polling(void)
 	open_side(&side, (struct options){0});
 	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
 	soft_busy_poll(1);
-	fflush(NULL);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	CHECK(child >= 0);
 	if (child == 0) {

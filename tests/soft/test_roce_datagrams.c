@@ -320,7 +320,7 @@ static void classes_received(int index)
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH), 0);
 	const struct address to = address_of_side(&side);
 	const bool ipv4 = is_ipv4(to.gid.raw);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	if (!child) {
 		ud_open(&own, (struct options){.gid = index + 1});
@@ -532,7 +532,7 @@ static void forked(void)
 	struct side side, own[2];
 
 	ud_open(&side, (struct options){0});
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	if (!child) {
 		CHECK_EQUAL(verbs->ibv_destroy_qp(side.qp), 0);

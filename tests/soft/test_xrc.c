@@ -204,8 +204,7 @@ static void after_a_fork(void)
 	struct ibv_xrcd *xrcd = open_domain(context, fd, O_CREAT);
 
 	CHECK(xrcd);
-	fflush(NULL);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	CHECK(child >= 0);
 	if (!child) {

@@ -259,11 +259,13 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 
 	if (network) {
 		soft_gid_from(&gid, target);
-		own = soft_gid_is_of_host(&gid) ? gid : network->address();
+		const int device = network->device_to(&gid);
+
+		own = soft_gid_is_of_host(&gid) ? gid : network->address(device);
 		if (wanted && !soft_cm_is_any(wanted))
 			soft_gid_from(&own, wanted);
 		soft_gid_address(&own, &own, 0, source);
-		return network->reaches(&gid) ? 0 : ENETUNREACH;
+		return device < 0 && !soft_gid_is_of_host(&gid) ? ENETUNREACH : 0;
 	}
 	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	int error = 0;

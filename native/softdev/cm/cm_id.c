@@ -261,9 +261,15 @@ static pthread_mutex_t *leaf(void)
 	return &soft_device.cm->acknowledge;
 }
 
+static void destroy(void)
+{
+	free(soft_device.cm->remains);
+}
+
 const struct soft_subsystem soft_cm_subsystem = {
 	.create = create,
 	.stop = soft_cm_gsi_stop,
+	.destroy = destroy,
 	.forked = forked,
 	.port_changed = port_changed,
 	.outer = outer,

@@ -76,16 +76,6 @@ void *soft_part(size_t size)
 	return part->bytes;
 }
 
-void soft_parts_free(struct soft_device *device)
-{
-	while (device->parts) {
-		struct soft_part *part = device->parts;
-
-		device->parts = part->before;
-		free(part);
-	}
-}
-
 static void create(void)
 {
 	soft_device.engine = soft_part(sizeof(struct soft_engine));
@@ -116,6 +106,19 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 			engine()->poller = *it;
 		if ((*it)->send_delayed)
 			engine()->delayer = *it;
+	}
+}
+
+void soft_device_free(void)
+{
+	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
+		if ((*it)->destroy)
+			(*it)->destroy();
+	while (soft_device.parts) {
+		struct soft_part *part = soft_device.parts;
+
+		soft_device.parts = part->before;
+		free(part);
 	}
 }
 

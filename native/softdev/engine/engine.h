@@ -62,8 +62,8 @@ static inline void soft_list_remove(struct soft_node *node)
 
 /* The network of a simulated host, in place of the kernel's (sim/).  Under the lock. */
 struct soft_network {
-	union ibv_gid (*address)(void); /* its own, beside the loopback */
-	bool (*reaches)(const union ibv_gid *gid); /* is there a host with that address? */
+	union ibv_gid (*address)(int device); /* of that device, beside its loopback address */
+	int (*device_to)(const union ibv_gid *gid); /* from which it is reached; negative: none */
 	/* A datagram to the UDP port of RoCE, from that source port. */
 	void (*send)(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
 		     const uint8_t *bytes, size_t length);
@@ -103,11 +103,11 @@ extern struct soft_device soft_device;
 /* softdev.c: makes the parts.  The process's device is made at its start; a simulation, which has no
  * threads, makes one for each host and exchanges them before it calls into another one. */
 void soft_device_make(void);
+/* engine.c: frees the parts of one that is not the process's; nothing is open there any more. */
+void soft_device_free(void);
 
 /* Zeroed memory for a part, which the process's device never frees.  Ends the program where there is none. */
 void *soft_part(size_t size);
-/* Frees the parts of a device that is not the process's; nothing is open there any more. */
-void soft_parts_free(struct soft_device *device);
 
 /* ---- engine.c, lifecycle.c, fd_watch.c ------------------------------------------------------- */
 
@@ -366,6 +366,8 @@ struct soft_subsystem {
 	int (*start)(void);
 	/* The engine stops, with no user left: close what is open. */
 	void (*stop)(void);
+	/* The device goes, as a simulated host's does: free what is left of the folder's. */
+	void (*destroy)(void);
 	/* In the child of a fork, where all watched descriptors are closed already. */
 	void (*forked)(void);
 	/* The subsystem's own mutexes, held during a fork, so that the child does not find them locked

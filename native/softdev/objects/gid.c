@@ -168,7 +168,9 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
 	fresh[0].gid.raw[15] += (uint8_t)(hca - soft_device.objects->hcas);
 	if (soft_device.platform->network) {
-		fresh[1] = (struct soft_gid){.gid = soft_device.platform->network->address()};
+		const int number = __builtin_ctz(hca->port);
+
+		fresh[1] = (struct soft_gid){.gid = soft_device.platform->network->address(number)};
 		return 2;
 	}
 	/* Without the list there is still the loopback. */
@@ -252,7 +254,7 @@ static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 	socklen_t size = soft_gid_address(to, own, SOFT_IP_PORT_FIRST, &address);
 
 	if (network)
-		return network->reaches(to) ? 0 : ENETUNREACH;
+		return network->device_to(to) == soft_gid_hca_number(own) ? 0 : ENETUNREACH;
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)

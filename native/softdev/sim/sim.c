@@ -9,6 +9,7 @@
 #include "sim/sim.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@ enum {
 
 #define BEGIN_NS UINT64_C(1000000000000)
 #define WALL_CLOCK_S 1800000000 /* at time 0 */
+#define TRACE_BEGIN UINT64_C(0xcbf29ce484222325) /* whatever the seed */
 
 struct flight {
 	uint64_t due, number;
@@ -54,8 +56,10 @@ static struct {
 	struct flight **heap; /* the first one is due first */
 	size_t flight_count;
 	uint64_t now_ns, random, trace, sent;
-	struct aiordma_sim_link links[AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
-	uint64_t last_due[AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
+	struct way {
+		struct aiordma_sim_link link;
+		uint64_t last_due;
+	} ways[AIORDMA_SIM_NETWORKS][AIORDMA_SIM_HOSTS][AIORDMA_SIM_HOSTS];
 } sim = {.entered = -1};
 
 /* ---- chance, time, the trace ----------------------------------------------------------------- */
@@ -172,9 +176,12 @@ static void put_on_the_way(struct flight like, const uint8_t *bytes)
 
 static int host_of(const union ibv_gid *gid)
 {
-	static const uint8_t prefix[15] = {[10] = 0xff, [11] = 0xff, [12] = 10};
+	static const uint8_t prefix[13] = {[10] = 0xff, [11] = 0xff, [12] = 10};
+	const bool is_one = !memcmp(gid->raw, prefix, sizeof(prefix)) && !gid->raw[14] &&
+			    gid->raw[13] < AIORDMA_SIM_NETWORKS &&
+			    gid->raw[15] <= AIORDMA_SIM_HOSTS;
 
-	return memcmp(gid->raw, prefix, sizeof(prefix)) ? -1 : gid->raw[15] - 1;
+	return is_one ? gid->raw[15] - 1 : -1;
 }
 
 /* The one that is up. */
@@ -215,14 +222,15 @@ static void set_alarm(uint64_t deadline_ns)
 	here()->alarm_ns = deadline_ns;
 }
 
-static union ibv_gid own_address(void)
+static union ibv_gid own_address(int device)
 {
-	return (union ibv_gid){.raw = {[10] = 0xff, 0xff, 10, 0, 0, (uint8_t)(1 + here()->host)}};
+	return (union ibv_gid){
+		.raw = {[10] = 0xff, 0xff, 10, (uint8_t)device, 0, (uint8_t)(1 + here()->host)}};
 }
 
-static bool reaches(const union ibv_gid *gid)
+static int device_to(const union ibv_gid *gid)
 {
-	return soft_gid_is_of_host(gid) || (unsigned)host_of(gid) < AIORDMA_SIM_HOSTS;
+	return host_of(gid) < 0 ? -1 : gid->raw[13];
 }
 
 static void send_datagram(const union ibv_gid *from, uint16_t port, const union ibv_gid *to,
@@ -230,26 +238,28 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 {
 	const bool inside = soft_gid_is_of_host(to);
 	const int source = here()->host, target = inside ? source : host_of(to);
+	const int network = inside ? 0 : device_to(to);
 	struct machine *machine = target < 0 ? NULL : inside ? here() : machine_of(target);
-	const struct aiordma_sim_link *link;
+	struct way *way;
 	struct flight flight = {
 		.to = machine, .from_gid = *from, .to_gid = *to, .port = port, .length = length};
-	uint64_t *last = target < 0 ? NULL : &sim.last_due[source][target];
 
-	note(1, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 | length);
-	if (here()->state == AIORDMA_SIM_DEAD || !machine)
+	note(1, (uint64_t)source << 48 | (uint64_t)(target & 0xff) << 40 |
+			(uint64_t)(network & 0xff) << 32 | length);
+	if (here()->state == AIORDMA_SIM_DEAD || !machine ||
+	    (!inside && device_to(from) != network))
 		return;
-	link = &sim.links[source][target];
-	if (link->cut || chance(link->loss))
+	way = &sim.ways[network][source][target];
+	if (way->link.cut || chance(way->link.loss))
 		return;
-	flight.due = sim.now_ns + link->latency_ns + draw(link->jitter_ns + 1);
-	flight.due = flight.due > *last ? flight.due : *last + 1;
-	flight.due += length * link->ps_per_byte / 1000;
-	*last = flight.due;
-	if (chance(link->duplicate))
+	flight.due = sim.now_ns + way->link.latency_ns + draw(way->link.jitter_ns + 1);
+	flight.due = flight.due > way->last_due ? flight.due : way->last_due + 1;
+	flight.due += length * way->link.ps_per_byte / 1000;
+	way->last_due = flight.due;
+	if (chance(way->link.duplicate))
 		put_on_the_way(flight, bytes);
-	if (chance(link->late))
-		flight.due += draw(link->late_ns + 1);
+	if (chance(way->link.late))
+		flight.due += draw(way->link.late_ns + 1);
 	put_on_the_way(flight, bytes);
 }
 
@@ -281,7 +291,7 @@ static int reserve(struct sockaddr *address, int type)
 
 static const struct soft_network network = {
 	.address = own_address,
-	.reaches = reaches,
+	.device_to = device_to,
 	.send = send_datagram,
 	.reserve = reserve,
 };
@@ -308,6 +318,7 @@ int aiordma_sim_boot(int host)
 
 	machine->number = sim.machine_count;
 	machine->host = host;
+	machine->program.fd = -1;
 	machine->device.platform = &platform;
 	sim.machines = grow(sim.machines, (size_t)sim.machine_count, sizeof(struct machine *));
 	sim.machines[sim.machine_count] = machine;
@@ -338,9 +349,9 @@ struct aiordma_sim_program *aiordma_sim_program(int machine)
 	return &sim.machines[machine]->program;
 }
 
-struct aiordma_sim_link *aiordma_sim_way(int from, int to)
+struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to)
 {
-	return &sim.links[from][to];
+	return &sim.ways[network][from][to].link;
 }
 
 /* ---- what happens ---------------------------------------------------------------------------- */
@@ -352,11 +363,10 @@ int aiordma_sim_begin(uint64_t seed)
 	if (soft_engine_is_used())
 		return EALREADY;
 	sim.random = seed;
-	sim.trace = seed;
+	sim.trace = TRACE_BEGIN;
 	sim.now_ns = BEGIN_NS;
 	sim.sent = 0;
-	memset(sim.links, 0, sizeof(sim.links));
-	memset(sim.last_due, 0, sizeof(sim.last_due));
+	memset(sim.ways, 0, sizeof(sim.ways));
 	return 0;
 }
 
@@ -370,8 +380,8 @@ int aiordma_sim_end(void)
 		aiordma_sim_enter(i);
 		used += soft_engine_is_used();
 		aiordma_sim_set_state(i, AIORDMA_SIM_DEAD);
+		soft_device_free();
 		aiordma_sim_enter(-1);
-		soft_parts_free(&machine->device);
 		free(machine);
 	}
 	while (sim.flight_count)
@@ -450,6 +460,13 @@ static struct machine *happen(uint64_t when)
 	return machine;
 }
 
+static bool has_input(const struct machine *machine)
+{
+	struct pollfd waits = {.fd = machine->program.fd, .events = POLLIN};
+
+	return poll(&waits, 1, 0) > 0;
+}
+
 void aiordma_sim_run(uint64_t until)
 {
 	uint64_t next;
@@ -458,7 +475,7 @@ void aiordma_sim_run(uint64_t until)
 		sim.now_ns = next > sim.now_ns ? next : sim.now_ns;
 		struct machine *machine = happen(next);
 
-		if (machine->state != AIORDMA_SIM_UP)
+		if (machine->state != AIORDMA_SIM_UP || !has_input(machine))
 			continue;
 		machine->program.has_input = true;
 		if (machine->program.busy_until < until)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,31 @@ from tests.transport.connection_factory import SMALL, yield_loop
 HOST = "127.0.0.1"  # of embedded0; that of embedded1 is 127.0.0.2
 TWO = ["embedded0", "embedded1"]
 WAYS = ("cm", "tcp", "in-band", "out of band")
+
+
+class Later:
+    """In place of the loop's `call_later`."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self._timers: list[asyncio.Handle] = []
+
+    def __call__(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
+        timer = asyncio.Handle(callback, (), asyncio.get_running_loop())
+        self.asked.append(seconds)
+        self._timers.append(timer)
+        return timer
+
+    @property
+    def waiting(self) -> int:
+        return sum(not timer.cancelled() for timer in self._timers)
+
+    def fire(self) -> None:
+        """All of them are due."""
+        timers, self._timers = self._timers, []
+        for timer in timers:
+            if not timer.cancelled():
+                timer._run()
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import asyncio
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -48,35 +48,10 @@ from tests.transport.connection_factory import (
 from tests.transport.marks import by_tcp, one_loop
 
 from . import joining
-from .joining import HOST, TWO, both, joined, lose_ready, until_rails
+from .joining import HOST, TWO, Later, both, joined, lose_ready, until_rails
 
 CABLE = ConnectionBrokenError("its cable")
 FIRST, LONGEST = 0.25, 5.0
-
-
-class Later:
-    """In place of the loop's `call_later`."""
-
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-        self._timers: list[asyncio.Handle] = []
-
-    def __call__(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
-        timer = asyncio.Handle(callback, (), asyncio.get_running_loop())
-        self.asked.append(seconds)
-        self._timers.append(timer)
-        return timer
-
-    @property
-    def waiting(self) -> int:
-        return sum(not timer.cancelled() for timer in self._timers)
-
-    def fire(self) -> None:
-        """All of them are due."""
-        timers, self._timers = self._timers, []
-        for timer in timers:
-            if not timer.cancelled():
-                timer._run()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,149 @@
+/* Simulated hosts (sim/sim.c): requests between two of them, one of which is killed and boots again; the same
+ * seed gives the same history, and a simulation gives back all that it took. */
+#include <malloc.h>
+
+#include "leaks.h"
+#include "verbs_side.h"
+
+enum {
+	HOSTS = 2,
+	LENGTH = 20000, /* of a request: many datagrams */
+	SEEDS = 20,
+};
+
+#define MS UINT64_C(1000000)
+
+static const struct options options = {.gid = 2, .timeout = 10};
+
+static void set_links(void)
+{
+	for (int i = 0; i < HOSTS * HOSTS; i++)
+		*aiordma_sim_way(0, i / HOSTS, i % HOSTS) =
+			(struct aiordma_sim_link){.latency_ns = 5000,
+						  .jitter_ns = 5000,
+						  .ps_per_byte = 80,
+						  .loss = 10000,
+						  .duplicate = 10000,
+						  .late = 20000,
+						  .late_ns = MS};
+}
+
+/* Nothing of it must be left with the device. */
+static void use_event_channel(void)
+{
+	struct rdma_event_channel *channel = verbs->rdma_create_event_channel();
+
+	CHECK(channel);
+	verbs->rdma_destroy_event_channel(channel);
+}
+
+static void connect_hosts(struct side sides[], const int machines[])
+{
+	struct address addresses[HOSTS];
+
+	for (int i = 0; i < HOSTS; i++) {
+		aiordma_sim_enter(machines[i]);
+		addresses[i] = address_of_side(&sides[i]);
+	}
+	for (int i = 0; i < HOSTS; i++) {
+		aiordma_sim_enter(machines[i]);
+		bring_up(&sides[i], &addresses[1 - i]);
+	}
+}
+
+static enum ibv_wc_status complete(struct side *side, int machine)
+{
+	struct ibv_wc wc;
+
+	for (;;) {
+		aiordma_sim_enter(machine);
+		if (poll_cq(side, 1, &wc))
+			return wc.status;
+		aiordma_sim_run(aiordma_sim_next());
+	}
+}
+
+static void write_to(struct side *from, int machine, struct side *to)
+{
+	memset(from->memory, 1 + *to->memory, LENGTH);
+	aiordma_sim_enter(machine);
+	POST(from, IBV_WR_RDMA_WRITE, .length = LENGTH, REMOTE(to, 0));
+}
+
+/* Host 1 is killed while requests and datagrams are under way, and host 0 is stopped for a while. */
+static uint64_t simulate(uint64_t seed)
+{
+	struct side sides[HOSTS], dead;
+	int machines[HOSTS];
+
+	CHECK_EQUAL(aiordma_sim_begin(seed), 0);
+	set_links();
+	for (int i = 0; i < HOSTS; i++) {
+		machines[i] = aiordma_sim_boot(i);
+		use_event_channel();
+		open_side(&sides[i], options);
+	}
+	CHECK_EQUAL(aiordma_sim_begin(seed), EBUSY);
+	connect_hosts(sides, machines);
+	for (int i = 0; i < HOSTS; i++) {
+		write_to(&sides[i], machines[i], &sides[1 - i]);
+		CHECK_EQUAL(complete(&sides[i], machines[i]), IBV_WC_SUCCESS);
+		CHECK(!memcmp(sides[0].memory, sides[1].memory, LENGTH));
+	}
+
+	write_to(&sides[1], machines[1], &sides[0]);
+	aiordma_sim_set_state(machines[0], AIORDMA_SIM_STOPPED);
+	aiordma_sim_run(aiordma_sim_now() + 1 * MS);
+	CHECK(memcmp(sides[0].memory, sides[1].memory, LENGTH));
+	aiordma_sim_set_state(machines[0], AIORDMA_SIM_UP);
+	CHECK_EQUAL(complete(&sides[1], machines[1]), IBV_WC_SUCCESS);
+
+	for (int i = 0; i < HOSTS; i++)
+		write_to(&sides[i], machines[i], &sides[1 - i]);
+	aiordma_sim_run(aiordma_sim_next());
+	aiordma_sim_set_state(machines[1], AIORDMA_SIM_DEAD);
+	CHECK_EQUAL(complete(&sides[0], machines[0]), IBV_WC_RETRY_EXC_ERR);
+	dead = sides[1];
+	machines[1] = aiordma_sim_boot(1);
+	open_side(&sides[1], options);
+	CHECK_EQUAL(to_state(&sides[0], IBV_QPS_RESET), 0);
+	connect_hosts(sides, machines);
+	write_to(&sides[1], machines[1], &sides[0]);
+	CHECK_EQUAL(complete(&sides[1], machines[1]), IBV_WC_SUCCESS);
+
+	write_to(&sides[0], machines[0], &sides[1]);
+	aiordma_sim_set_state(machines[1], AIORDMA_SIM_STOPPED);
+	aiordma_sim_run(aiordma_sim_now() + 1 * MS); /* it never takes what has come */
+	uint64_t trace = aiordma_sim_trace();
+
+	aiordma_sim_enter(1); /* the first machine of host 1 */
+	close_side(&dead);
+	for (int i = 0; i < HOSTS; i++) {
+		aiordma_sim_enter(machines[i]);
+		close_side(&sides[i]);
+	}
+	CHECK_EQUAL(aiordma_sim_end(), 0);
+	return trace;
+}
+
+static size_t memory(void)
+{
+	return mallinfo2().uordblks; /* 0 under a sanitizer, which finds leaks itself */
+}
+
+int main(void)
+{
+	int before = resources();
+
+	limit_seconds(60);
+	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1), 0);
+	CHECK_EQUAL(simulate(1), simulate(1));
+	CHECK(simulate(1) != simulate(2));
+	size_t used = memory();
+
+	for (uint64_t seed = 1; seed <= SEEDS; seed++)
+		simulate(seed);
+	CHECK_EQUAL(memory(), used);
+	CHECK_EQUAL(resources(), before);
+	return 0;
+}

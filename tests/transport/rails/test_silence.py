@@ -1,0 +1,157 @@
+"""Peers that do not do what a rail waits for: there is a limit, by the timers of the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError
+from aiordma._core import protocol
+from aiordma._core.protocol import RailAnswer, RailDown, RailOffer, RailReady
+from aiordma._transport import rails
+from aiordma._transport.rails import Berth, Rail, Rails, RailState
+from tests.transport.connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    check_alive,
+    ends,
+    pattern,
+    yield_loop,
+)
+from tests.transport.raw_peer import endpoint_at
+
+from .joining import HOST, Later, joined, lose_ready, until_rails
+from .test_hostile import ENDPOINT, asked, victim
+from .test_striped_operations import CUT, MB, second, sharing
+
+BY_CLIENT, BY_LISTENER = SMALL.connect_timeout, SMALL.handshake_timeout
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
+    it = Later()
+    monkeypatch.setattr(Rails, "later", property(lambda _: it, lambda *_: None), raising=False)
+    monkeypatch.setattr(rails, "Berth", lambda device, offer, _: Berth(device, offer, Later()))
+    yield it
+    assert not it.waiting
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, *kinds: type[protocol.Message]) -> None:
+    """Messages of these kinds are not sent."""
+    tell = Rails._tell
+
+    def tell_others(self: Rails, message: protocol.Message) -> None:
+        if not isinstance(message, kinds):
+            tell(self, message)
+
+    monkeypatch.setattr(Rails, "_tell", tell_others)
+
+
+def rail_of(conn: Connection) -> Rail:
+    assert conn._rails is not None
+    return conn._rails.rails[-1]
+
+
+async def test_an_offer_is_not_answered(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue pair goes.  A late answer finds none, and the peer's goes as well."""
+    lose(monkeypatch, RailAnswer)
+    async with joined(factory.via) as conns:
+        while len(conns[1].rails) == 1:
+            await yield_loop(1)
+        here, there = map(rail_of, conns)
+        assert here.state is RailState.OFFERED
+        answer = RailAnswer(here.offer_id, 1, endpoint_at(HOST))
+        assert there.limit is not None
+        there.limit.cancel()
+        later.fire()
+        assert (here.queue, here.endpoint) == (None, None)
+        assert "answered the offer" in str(conns[0].rails[1].error)
+        assert f"{BY_CLIENT:g} seconds (Config.connect_timeout)" in str(conns[0].rails[1].error)
+        assert not later.waiting
+        await check_alive(*conns)
+        conns[0]._owner.control(answer)
+        await until_rails(conns, ["lead", "down"])
+        await yield_loop(2)
+        assert there.queue is None
+
+
+async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Later) -> None:
+    """A peer that answers nothing more keeps no queue pair, and a late answer is none too late."""
+    async with victim(factory) as (conn, peer):
+        for number in range(1, 4):
+            answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+            assert isinstance(answer, RailAnswer)
+        assert later.asked == [BY_LISTENER] * 3
+        later.fire()
+        assert conn._rails is not None
+        for rail in conn._rails.rails:
+            assert (rail.queue, rail.endpoint) == (None, None)
+            assert "shown that this rail works" in str(rail.error)
+            assert "handshake_timeout" in str(rail.error)
+            assert await peer.control(5 * factory.slow) == RailDown(0, rail.number)
+            peer.give_back()
+        later.fire()  # none of them has written by these rails
+        assert not conn.closed
+        peer.send_control(RailReady(0, 1))  # they have crossed
+        for number in range(1, 4):
+            peer.send_control(RailDown(0, number))
+        while any(rail.state is not RailState.DOWN for rail in conn._rails.rails):
+            await yield_loop(1)
+
+
+async def test_what_has_come_while_the_loop_computed_is_not_late(
+    factory: ConnectionFactory, later: Later
+) -> None:
+    async with victim(factory) as (conn, peer):
+        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        polls = conn._endpoint.driver.poll
+
+        def poll() -> bool:
+            conn._owner.control(RailReady(0, 1))
+            return polls()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(conn._endpoint.driver, "poll", poll)
+            later.fire()
+        assert rail_of(conn).state is RailState.UP
+        assert not later.waiting
+
+
+async def test_an_end_in_between(
+    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No timer outlives the connection, as the fixture finds."""
+    lose_ready(monkeypatch)
+    async with joined(factory.via) as conns:
+        await until_rails(conns[:1])
+        assert later.waiting
+        conns[0].abort()
+        await ends(conns[1].recv(), ConnectionBrokenError)
+
+
+async def test_a_write_whose_order_cannot_be_known_ends_the_connection(
+    later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without one the end of a rail has no limit."""
+    async with sharing(8 * MB) as (client, server, _, remote):
+        lose(monkeypatch, RailDown)
+        second(server).rail_broke(CUT)
+        await until_rails([server], ["lead", "down"])
+        assert later.asked[-1] == SMALL.keep_alive_timeout
+        later.fire()
+        await check_alive(client, server)
+        writing = asyncio.ensure_future(client.write(pattern(8 * MB), remote))
+        while not second(client).outstanding:
+            await yield_loop(1)
+        second(client).rail_broke(CUT)
+        await yield_loop(20)
+        assert not writing.done()
+        later.fire()
+        error = await ends(writing, ConnectionBrokenError)
+        assert "stopped this rail within 30 seconds (Config.keep_alive_timeout)" in str(error)
+        assert client.closed
+        await ends(server.recv(), ConnectionBrokenError)
