@@ -72,7 +72,7 @@ async def test_with_one_device_all_is_as_ever(way: str) -> None:
         for conn in conns:
             assert conn._rails is None
             assert shown(conn) == [("embedded0", "lead")]
-        assert way == "out of band" or not conns[1]._hello.rails
+        assert way == "out of band" or not conns[1]._handshake.hello.rails
         await check_alive(*conns)
 
 
