@@ -95,7 +95,7 @@ async def test_no_more_than_a_side_allows(
         await until_rails(conns[1:], states[:2])
         for conn in conns:
             assert (conn._rails is not None) == (len(states) > 1)
-        assert [conn._hello.rails for conn in conns] == [most != 1, len(states) > 1]
+        assert [conn._handshake.hello.rails for conn in conns] == [most != 1, len(states) > 1]
         await check_alive(*conns)
 
 
