@@ -21,6 +21,9 @@ cdef class Journal:
     def __cinit__(self):
         self.data, self.control = Fifo(), Fifo()
 
+    def __len__(self) -> int:
+        return self.data.size() + self.control.size()
+
     cdef int add(self, Frame frame, bint carries_message) except -1:
         """A frame is about to be posted for the first time."""
         frame.kept, frame.number = True, self.sent

@@ -122,21 +122,21 @@ class Share:
         key = self._keys.get(rail)
         if key is None:
             return
-        if len(self._keys) == 1:
-            if self.told:
-                self._end(tells=True)
-            else:
-                self._replaced = key
-                key.close()
-            return
-        del self._keys[rail]
         deadline = self._deadline
         if deadline is not None:
             deadline.cancel()  # a key is not ended beside its thread
         if self._grace is not None:
-            self._grace.cancel()
+            self._expired()  # the others have that time as well
+            return
+        if len(self._keys) > 1:
+            del self._keys[rail]
+        elif self.told:
+            self._end(tells=True)
+            return
+        else:
+            self._replaced = key
         key.close()
-        if deadline is not None and not self._first.closed and self._grace is None:
+        if deadline is not None and (self._replaced is not None or not self._first.closed):
             try:
                 self._deadline = lease_thread.at(deadline.when, self._expire)
             except RDMAError:

@@ -134,9 +134,9 @@ async def test_what_is_under_way_on_memory_of_the_peer() -> None:
             assert byte[0] == number
         await until_moved(client, server)
         await client.write(b"again", region[:5])
-        there = bytearray(5)
-        await client.read(region[:5], there)
-        assert there == b"again"
+        again = bytearray(5)
+        await client.read(region[:5], again)
+        assert again == b"again"
         for conn in (client, server):
             async with await conn.request_region(8, access=ALL) as word:
                 assert await conn.fetch_and_add(word, 3) == 0
