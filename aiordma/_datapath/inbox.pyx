@@ -227,7 +227,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         if waiter is not None:
             if not waiter.unregister() and waiter.state == DONE:  # it was told of a message
                 inbox.notified -= 1
-                inbox.fetch_ahead()
+                inbox.fetcher.fetch_ahead()
             inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
         if not self.over:
             self.over = True
@@ -250,9 +250,9 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             self.begun = True
             if not self.inbox.wakeups.is_of_this_task():
                 self.inbox.session.owner.check_loop()
-            self.inbox.reads_ahead = self.memory is None and self.allocate is None
+            self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
-            if not waited and not self.inbox.reads_ahead:
+            if not waited and not self.inbox.fetcher.reads_ahead:
                 self.target = ReceiveTarget.__new__(ReceiveTarget)
                 self.target.allocate = self.allocate
                 if self.allocate is None:
@@ -412,25 +412,25 @@ cdef class RendezvousRead(WorkRequest):
     """One RDMA READ of a rendezvous message; or of no bytes, to see whether the peer's device answers,
     which needs no memory and no key (IBTA 9.4.4, C9-88)."""
 
-    cdef Inbox inbox
+    cdef Fetcher fetcher
     cdef PendingRendezvous pending
     cdef Pinned pinned
     cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
     cdef uint64_t start
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
-        cdef Inbox inbox = self.inbox
+        cdef Fetcher fetcher = self.fetcher
         cdef Lane lane = self.lane
         self.lane = None
         self.free_memory()
         if not self.length:
-            inbox.probing, self.pending.answered = False, True
-            return inbox.fetch_ahead()
-        inbox.progress += self.length
+            fetcher.probing, self.pending.answered = False, True
+            return fetcher.fetch_ahead()
+        fetcher.progress += self.length
         if lane is not None:
             (<SendQueue> lane.rail).bytes_read += self.length
-            inbox.stripes.finished(lane, self.length)
-        return inbox.read_done(self.pending, self.length)
+            fetcher.stripes.finished(lane, self.length)
+        return fetcher.read_done(self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the queue pair has failed, and with it each receiver; or another rail reads it
@@ -443,7 +443,7 @@ cdef class RendezvousRead(WorkRequest):
         cdef Lane lane = self.lane
         self.pinned = self.lane = None
         if lane is not None:
-            self.inbox.read_failed(self.pending, lane, self.start, self.length)
+            self.fetcher.read_failed(self.pending, lane, self.start, self.length)
         if pinned is not None:
             pinned.unpin_now()
         return 0
@@ -488,14 +488,14 @@ cdef class StripedRead(Striped):
             return 0
         if rail.number and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
-        if first and len(self.pending.keys or ()) + 1 < len(self.inbox.stripes.lanes):
+        if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
         return le64toh(pieces[i].length) - start
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef PendingRendezvous pending = self.pending
-        cdef RendezvousRead read = new_read(self.inbox, pending)
+        cdef RendezvousRead read = new_read(self.fetcher, pending)
         cdef bytes keys = pending.keys_of(rail.number)
         read.lane, read.start = lane, start
         read.address, read.lkey = self.address + start, self.lkeys[rail.number]
@@ -526,10 +526,10 @@ cdef class StripedRead(Striped):
             self.pinned.unpin_now()
 
 
-cdef RendezvousRead new_read(Inbox inbox, PendingRendezvous pending):
+cdef RendezvousRead new_read(Fetcher fetcher, PendingRendezvous pending):
     cdef RendezvousRead read = RendezvousRead.__new__(RendezvousRead)
     read.kind, read.opcode = KIND_READ, IBV_WR_RDMA_READ
-    read.inbox, read.pending = inbox, pending
+    read.fetcher, read.pending = fetcher, pending
     return read
 
 
@@ -546,13 +546,8 @@ cdef class Inbox:
     def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
         self.session = session
         self.wakeups = session.outbox.lead.table.wakeups
-        self.memory, self.pool = memory, memory.pool
-        self.source = memory.block_source(self.on_memory, internal=False)
-        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
-        self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
-
-    def on_memory(self):
-        self.fetch_ahead()
+        self.incoming, self.receivers = Fifo(), Fifo()
+        self.fetcher = Fetcher(self, memory, max_bytes_ahead)
 
     # ---- arriving ----
 
@@ -582,6 +577,11 @@ cdef class Inbox:
         self.incoming.append(item)
         return self.wake_if_ready()
 
+    cdef int offered(self, PendingRendezvous pending) except -1:
+        self.incoming.append(pending)
+        self.fetcher.unread.append(pending)
+        return self.fetcher.fetch_ahead()
+
     # ---- taking ----
 
     cdef object next_for(self, RecvOperation operation, bint waited):
@@ -601,7 +601,7 @@ cdef class Inbox:
             if refusal is None and is_complete(first):
                 return first
             if refusal is not None:
-                self.fetch_ahead()
+                self.fetcher.fetch_ahead()
                 self.wake_if_ready()  # it stays for the next in line
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
@@ -618,8 +618,8 @@ cdef class Inbox:
             self.receivers.appendleft(waiter)
         else:
             self.receivers.append(waiter)
-        if self.unread.size():
-            self.fetch_ahead()
+        if self.fetcher.unread.size():
+            self.fetcher.fetch_ahead()
         return None
 
     cdef object refusal(self, object item, ReceiveTarget target):
@@ -635,44 +635,89 @@ cdef class Inbox:
                 self.allocating -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
             return None
-        return quota_error(self.pool, len(item))
+        return quota_error(self.fetcher.pool, len(item))
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
         self.session.received_message(message.length)
         if message.fetched:
-            self.bytes_ahead -= message.length
+            self.fetcher.bytes_ahead -= message.length
         self.after_dequeue(message.last)
         return message
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
         self.session.received_message(pending.length)
-        self.rendezvous -= 1
-        self.bytes_ahead -= pending.length
+        self.fetcher.bytes_ahead -= pending.length
         self.after_dequeue(True)
         return self.session.acknowledge(pending)
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
             self.session.receives.frame_taken()
-        if self.unread.size():
-            self.fetch_ahead()
+        if self.fetcher.unread.size():
+            self.fetcher.fetch_ahead()
         return self.wake_if_ready()
 
-    # ---- reading messages that are too long for a frame ----
+    cdef int put_back(self, ReceiveTarget target) except -1:
+        """Puts back the message that is being read into a target whose receiver is gone."""
+        cdef PendingRendezvous pending
+        for item in self.incoming.all():
+            if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
+                pending = <PendingRendezvous> item
+                pending.target = None
+                if self.ended is None:
+                    self.fetcher.drop(pending)
+                break
+        return 0
+
+    # ---- the end ----
+
+    cdef int end_iteration(self) except -1:
+        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
+        self.iteration_ends = True
+        return self.wake_if_ready()
+
+    def end(self, error: BaseException):
+        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
+        self.ended = error
+        self.fetcher.end()
+        items = self.incoming.take_all()
+        for item in items:
+            if not is_complete(item):
+                break  # what stands behind it cannot be had in its turn
+            self.incoming.append(item)
+        while self.receivers.size():
+            self.wake_first()
+
+
+# ---- reading messages that are too long for a frame --------------------------------------------------
+
+@cython.final
+cdef class Fetcher:
+    """Reads the messages of an inbox that are too long for a frame."""
+
+    def __init__(self, Inbox inbox not None, memory: Memory, max_bytes_ahead: int):
+        self.inbox, self.session = inbox, inbox.session
+        self.memory, self.pool = memory, memory.pool
+        self.source = memory.block_source(self.on_memory, internal=False)
+        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
+        self.unread = Fifo()
+
+    def on_memory(self):
+        self.fetch_ahead()
 
     cdef int fetch_ahead(self) except -1:
         """Starts reading: the first if a receiver waits, others within `fetch_ahead`."""
         cdef PendingRendezvous pending
         cdef RecvFuture wanted
-        while self.unread.size() and self.ended is None and not self.allocating:
+        while self.unread.size() and self.inbox.ended is None and not self.inbox.allocating:
             pending = <PendingRendezvous> self.unread.first()
             wanted = None
-            if self.incoming.first() is pending:
-                if self.notified:
+            if self.inbox.incoming.first() is pending:
+                if self.inbox.notified:
                     return 0  # a receiver that has been told looks before others get it
-                wanted = <RecvFuture> self.receivers.first()
+                wanted = <RecvFuture> self.inbox.receivers.first()
             if wanted is None:
                 # A receiver that brings memory has it filled directly, not from a copy.
                 if (
@@ -682,11 +727,11 @@ cdef class Inbox:
                 ):
                     return 0
             else:
-                refusal = self.refusal(pending, wanted.target)
-                if self.receivers.first() is not wanted:  # the caller's `allocate` has ended it
+                refusal = self.inbox.refusal(pending, wanted.target)
+                if self.inbox.receivers.first() is not wanted:  # the caller's `allocate` has ended it
                     continue
                 if refusal is not None:
-                    return self.wake_first()  # to be told
+                    return self.inbox.wake_first()  # to be told
             if wanted is not None and wanted.target is not None:
                 if not self.fetch_into(pending, wanted.target):
                     return 0
@@ -713,9 +758,9 @@ cdef class Inbox:
                 return False
             except (RDMAError, OSError, MemoryError) as error:
                 # This side's failure: its receiver is told, and the message stays for the next.
-                if self.incoming.first() is pending and self.receivers.size():
+                if self.inbox.incoming.first() is pending and self.inbox.receivers.size():
                     pending.refused = error
-                    self.wake_first()
+                    self.inbox.wake_first()
                 return False
         if block is None:
             return False
@@ -763,7 +808,7 @@ cdef class Inbox:
                 if quota_error(self.pool, pending.length) is None:
                     return self.fetch(pending)  # the pool's memory will do
                 target.refused = error
-                self.wake_first()
+                self.inbox.wake_first()
                 return False
             local = target.local = target.registration
         pending.target = target
@@ -811,7 +856,7 @@ cdef class Inbox:
         """As `read`, by each rail that the peer has given keys for, or gives later."""
         cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
         cdef Lane lane
-        striped.inbox, striped.pending, striped.pinned = self, pending, pinned
+        striped.fetcher, striped.pending, striped.pinned = self, pending, pinned
         pinned.pins += 1
         striped.address, striped.lkeys = address, {self.session.outbox.lead.number: lkey}
         pending.striped = striped
@@ -844,7 +889,7 @@ cdef class Inbox:
         for lane in self.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for item in self.incoming.all():
+            for item in self.inbox.incoming.all():
                 if type(item) is not PendingRendezvous:
                     continue
                 pending = <PendingRendezvous> item
@@ -869,7 +914,7 @@ cdef class Inbox:
     cdef int drop_keys(self, uint32_t rail) except -1:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
-        for item in self.incoming.all():
+        for item in self.inbox.incoming.all():
             if type(item) is PendingRendezvous:
                 pending = <PendingRendezvous> item
                 if pending.keys is not None:
@@ -880,7 +925,7 @@ cdef class Inbox:
         self, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
     ) except -1:
         """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
-        if self.ended is not None:
+        if self.inbox.ended is not None:
             return 0
         if pending.striped.dropped:
             return self.read_done(pending, length)
@@ -889,7 +934,7 @@ cdef class Inbox:
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
         pending.unread -= length
         self.bytes_reading -= length
-        if self.ended is not None:
+        if self.inbox.ended is not None:
             return 0
         if pending.unread:
             return self.fetch_ahead() if self.unread.size() else 0
@@ -902,16 +947,15 @@ cdef class Inbox:
         if pending.seal is not None and not self.opens(pending):
             return 0
         if pending.target is not None:
-            return self.wake_if_ready()
+            return self.inbox.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
         self.session.acknowledge(pending)
         pending.message.fetched = True
-        self.rendezvous -= 1
-        self.incoming.replace(pending, pending.message)
+        self.inbox.incoming.replace(pending, pending.message)
         if self.unread.size():
             self.fetch_ahead()
-        return self.wake_if_ready()
+        return self.inbox.wake_if_ready()
 
     cdef bint opens(self, PendingRendezvous pending) except -1:
         """Opens a sealed message where it was read to; False if that ends the connection."""
@@ -936,42 +980,20 @@ cdef class Inbox:
         self.bytes_ahead -= pending.length
         return self.fetch_ahead()
 
-    cdef int put_back(self, ReceiveTarget target) except -1:
-        """Puts back the message that is being read into a target whose receiver is gone."""
-        cdef PendingRendezvous pending
-        for item in self.incoming.all():
-            if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
-                pending = <PendingRendezvous> item
-                pending.target = None
-                if not pending.unread:
-                    self.not_fetched(pending)
-                elif pending.striped is not None:
-                    self.read_done(pending, self.stripes.drop(pending.striped))
-                break
+    cdef int drop(self, PendingRendezvous pending) except -1:
+        """The message is not read into its target any more, whose receiver is gone."""
+        if not pending.unread:
+            return self.not_fetched(pending)
+        if pending.striped is not None:
+            return self.read_done(pending, self.stripes.drop(pending.striped))
         return 0
 
-    # ---- the end ----
-
-    cdef int end_iteration(self) except -1:
-        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
-        self.iteration_ends = True
-        return self.wake_if_ready()
-
-    def end(self, error: BaseException):
-        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
-        self.ended = error
+    cdef int end(self) except -1:
         self.pool._stalled_reads.end(self)
-        self.rendezvous = 0
         self.unread.take_all()
-        items = self.incoming.take_all()
         if self.stripes is not None:
             self.stripes.close()
-            for item in items:
+            for item in self.inbox.incoming.all():
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()
-        for item in items:
-            if not is_complete(item):
-                break  # what stands behind it cannot be had in its turn
-            self.incoming.append(item)
-        while self.receivers.size():
-            self.wake_first()
+        return 0

@@ -209,7 +209,7 @@ cdef class Session(FrameHandler):
     def add_rail(self, SendQueue rail not None, number: int):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
-            self.outbox.lead.stripes = self.outbox.stripes = self.inbox.stripes = Stripes()
+            self.outbox.lead.stripes = self.outbox.stripes = self.inbox.fetcher.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
         rail.number, rail.frame_handler = number, self
         self.rails.append(rail)
@@ -220,7 +220,7 @@ cdef class Session(FrameHandler):
         self.rails.remove(rail)
         self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
-        self.inbox.drop_keys(rail.number)
+        self.inbox.fetcher.drop_keys(rail.number)
 
     def rail_over(self, number: int):
         """The peer has stopped a rail that is gone here: what was written by it is written again."""
@@ -371,10 +371,7 @@ cdef class Session(FrameHandler):
         finally:
             block.end_lease()
         self.sizes.used(HEADER + pending.length + self.outbox.room.tag_size)
-        self.inbox.rendezvous += 1
-        self.inbox.unread.append(pending)
-        self.inbox.incoming.append(pending)
-        return self.inbox.fetch_ahead()
+        return self.inbox.offered(pending)
 
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
         cdef bytes content = PyBytes_FromStringAndSize(
@@ -404,7 +401,7 @@ cdef class Session(FrameHandler):
         elif kind == RNDV_KEYS:
             if self.outbox.stripes is None:
                 raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
-            self.inbox.take_keys(content)
+            self.inbox.fetcher.take_keys(content)
         return 0
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
@@ -452,8 +449,8 @@ cdef class Session(FrameHandler):
         }
         if inbox is not None:  # it is not closed
             figures["arrived"] = inbox.incoming.size()
-            figures["unread"] = inbox.unread.size()
-            figures["read_ahead"] = inbox.bytes_ahead
+            figures["unread"] = inbox.fetcher.unread.size()
+            figures["read_ahead"] = inbox.fetcher.bytes_ahead
             figures["receivers"] = inbox.receivers.size()
             figures["receive_size"] = self.sizes.size
             figures["receives"] = receives.posted - self.sizes.used_up
@@ -538,7 +535,7 @@ cdef class Session(FrameHandler):
         self.controls.release_spare_blocks()
         # The parts let go of each other, so that they need no cycle collector.
         self.owner.on_early = None
-        self.receives.source = self.inbox.source = None
+        self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
         self.receives = self.inbox = self.controls.session = None
         if code:
             raise failure("ibv_dereg_mr", code)
