@@ -16,7 +16,7 @@ from ..config import Config
 from ..errors import AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
-from .endpoint import RailEndpoint, make_hello
+from .endpoint import RailEndpoint, make_hello, most_rails
 from .lifecycle import ControlChannel, Link, NoLink, weakly
 from .tcp_link import TCPLink
 
@@ -38,7 +38,7 @@ class Target:
     @property
     def rails(self) -> bool:
         """Whether the connection is to have several rails."""
-        return len(self.devices) > 1
+        return len(self.devices) > 1 < most_rails(self.config, self.devices)
 
 
 class ConnectAttempt(Generic[E]):

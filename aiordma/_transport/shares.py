@@ -70,7 +70,7 @@ class Share:
         """Calls it when the key works, or has been revoked before."""
         self._key.on_ready(callback)
 
-    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+    def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
         """Opens the memory by a further rail; where that cannot be, the lead alone has it."""
         rights = self.rights & (Rights.READ | Rights.WRITE)
         if self.revoked or not rights or not self.told:
@@ -84,18 +84,18 @@ class Share:
         if rail in self._others and not self.revoked:
             self._sharing.notify(protocol.RegionKey(0, self.region_id, rail.number, key.rkey))
 
-    def remove_rail(self, rail: SendQueue) -> None:
+    def _remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
-        key = self._others.pop(rail, None)
-        if key is None:
+        if rail not in self._others:
             return
         deadline = self._deadline
         if deadline is not None:
             deadline.cancel()  # a key is not ended beside its thread
         if self._grace is not None:
-            self._grace.cancel()
-        key.close()
-        if deadline is not None and not self._key.closed and self._grace is None:
+            self._expired()  # the others have that time as well
+            return
+        self._others.pop(rail).close()
+        if deadline is not None and not self._key.closed:
             try:
                 self._deadline = lease_thread.at(deadline.when, self._expire)
             except RDMAError:

@@ -178,13 +178,13 @@ class Sharing:
         """A further rail is up: what the peer knows it can use by that one as well."""
         self._rails[rail] = pool
         for share in list(self._shares.values()):
-            share.add_rail(rail, pool)
+            share._add_rail(rail, pool)
 
     def remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
         del self._rails[rail]
         for share in list(self._shares.values()):
-            share.remove_rail(rail)
+            share._remove_rail(rail)
         for region in list(self._used.values()):
             if region._keys is not None:
                 region._keys.pop(rail.number, None)
@@ -193,7 +193,7 @@ class Sharing:
         """The peer knows the region when it gets what is sent after this."""
         share.told = True
         for rail, pool in self._rails.items():
-            share.add_rail(rail, pool)
+            share._add_rail(rail, pool)
 
     def forget(self, share: Share) -> None:
         known = self._shares.pop(share.region_id, None)
