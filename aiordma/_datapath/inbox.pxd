@@ -3,12 +3,14 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
+from .controls cimport Controls
 from .futures cimport OpFuture, Wakeups
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
+from .outbox cimport Outbox
 from .rail cimport SendQueue
-from .session cimport Session
-from .stripes cimport Lane, Striped, Stripes
+from .receives cimport Receives
+from .stripes cimport Lane, Striped
 
 
 cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
@@ -84,7 +86,8 @@ cdef class RecvOperation:
 
 cdef class Inbox:
     cdef object __weakref__
-    cdef Session session
+    cdef Outbox outbox
+    cdef Receives receives
     cdef Wakeups wakeups
     cdef readonly Fetcher fetcher
     cdef Fifo incoming, receivers
@@ -100,6 +103,7 @@ cdef class Inbox:
     cdef int offered(self, PendingRendezvous pending) except -1
     cdef Message take(self)
     cdef int take_landed(self, PendingRendezvous pending) except -1
+    cdef void count(self, uint64_t length) noexcept
     cdef int after_dequeue(self, bint last) except -1
     cdef object next_for(self, RecvOperation operation, bint waited)
     cdef object refusal(self, object item, ReceiveTarget target)
@@ -108,8 +112,8 @@ cdef class Inbox:
 
 cdef class Fetcher:
     cdef Inbox inbox
-    cdef Session session
-    cdef Stripes stripes               # None: there has been one rail alone
+    cdef Outbox outbox
+    cdef Controls controls
     cdef Fifo unread                   # those in `incoming` that are not being read
     cdef object memory, source, pool
     cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
@@ -132,6 +136,7 @@ cdef class Fetcher:
                           uint32_t lkey) except -1
     cdef int take_keys(self, bytes content) except -1
     cdef int drop_keys(self, uint32_t rail) except -1
+    cdef int acknowledge(self, PendingRendezvous pending) except -1
     cdef bint opens(self, PendingRendezvous pending) except -1
     cdef int not_fetched(self, PendingRendezvous pending) except -1
     cdef int drop(self, PendingRendezvous pending) except -1

@@ -35,6 +35,7 @@ from .futures cimport DONE, PENDING, never_awaited
 from .memory cimport BlockCache, Local, PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
+from .outbox cimport ENDED
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
 from .stripes cimport order
@@ -249,7 +250,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
             if not self.inbox.wakeups.is_of_this_task():
-                self.inbox.session.owner.check_loop()
+                self.inbox.outbox.owner.check_loop()
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.fetcher.reads_ahead:
@@ -429,7 +430,7 @@ cdef class RendezvousRead(WorkRequest):
         fetcher.progress += self.length
         if lane is not None:
             (<SendQueue> lane.rail).bytes_read += self.length
-            fetcher.stripes.finished(lane, self.length)
+            fetcher.outbox.stripes.finished(lane, self.length)
         return fetcher.read_done(self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
@@ -488,7 +489,7 @@ cdef class StripedRead(Striped):
             return 0
         if rail.number and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
-        if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.stripes.lanes):
+        if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
         return le64toh(pieces[i].length) - start
 
@@ -543,11 +544,14 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
-        self.session = session
-        self.wakeups = session.outbox.lead.table.wakeups
+    def __init__(
+        self, Outbox outbox not None, Controls controls not None, Receives receives not None,
+        memory: Memory, max_bytes_ahead: int,
+    ):
+        self.outbox, self.receives = outbox, receives
+        self.wakeups = outbox.lead.table.wakeups
         self.incoming, self.receivers = Fifo(), Fifo()
-        self.fetcher = Fetcher(self, memory, max_bytes_ahead)
+        self.fetcher = Fetcher(self, controls, memory, max_bytes_ahead)
 
     # ---- arriving ----
 
@@ -606,7 +610,7 @@ cdef class Inbox:
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
-            raise self.session.owner.error_for(self.ended)
+            raise self.outbox.owner.error_for(self.ended)
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
@@ -639,7 +643,7 @@ cdef class Inbox:
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
-        self.session.received_message(message.length)
+        self.count(message.length)
         if message.fetched:
             self.fetcher.bytes_ahead -= message.length
         self.after_dequeue(message.last)
@@ -647,14 +651,18 @@ cdef class Inbox:
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
-        self.session.received_message(pending.length)
+        self.count(pending.length)
         self.fetcher.bytes_ahead -= pending.length
         self.after_dequeue(True)
-        return self.session.acknowledge(pending)
+        return self.fetcher.acknowledge(pending)
+
+    cdef void count(self, uint64_t length) noexcept:
+        self.outbox.counts.messages_received += 1
+        self.outbox.counts.bytes_received += length
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
-            self.session.receives.frame_taken()
+            self.receives.frame_taken()
         if self.fetcher.unread.size():
             self.fetcher.fetch_ahead()
         return self.wake_if_ready()
@@ -697,8 +705,10 @@ cdef class Inbox:
 cdef class Fetcher:
     """Reads the messages of an inbox that are too long for a frame."""
 
-    def __init__(self, Inbox inbox not None, memory: Memory, max_bytes_ahead: int):
-        self.inbox, self.session = inbox, inbox.session
+    def __init__(
+        self, Inbox inbox not None, Controls controls not None, memory: Memory, max_bytes_ahead: int
+    ):
+        self.inbox, self.outbox, self.controls = inbox, inbox.outbox, controls
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
@@ -740,7 +750,7 @@ cdef class Fetcher:
         return 0
 
     cdef uint32_t rails(self) noexcept:
-        return 1 if self.stripes is None else <uint32_t> len(self.stripes.lanes)
+        return 1 if self.outbox.stripes is None else <uint32_t> len(self.outbox.stripes.lanes)
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """Begins to read a message into the pool; False: this one and those behind it must wait."""
@@ -781,11 +791,11 @@ cdef class Fetcher:
         if self.probing:
             return 0
         self.probing = True
-        return self.session.outbox.lead.post_or_wait(new_read(self, pending))
+        return self.outbox.lead.post_or_wait(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
-        self.session.outbox.lead.connection_broke(
+        self.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
                 f"seconds, while others waited for memory of the pool"
@@ -831,7 +841,7 @@ cdef class Fetcher:
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
         pending.unread = pending.length
-        if self.stripes is not None and len(order(self.stripes.lanes, pending.length)) > 1:
+        if self.outbox.stripes is not None and len(order(self.outbox.stripes.lanes, pending.length)) > 1:
             return self.read_striped(pending, pinned, address, lkey)
         piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
         for i in range(count):
@@ -847,7 +857,7 @@ cdef class Fetcher:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.session.outbox.lead.post_or_wait(read)
+                self.outbox.lead.post_or_wait(read)
         return 0
 
     cdef int read_striped(
@@ -858,11 +868,11 @@ cdef class Fetcher:
         cdef Lane lane
         striped.fetcher, striped.pending, striped.pinned = self, pending, pinned
         pinned.pins += 1
-        striped.address, striped.lkeys = address, {self.session.outbox.lead.number: lkey}
+        striped.address, striped.lkeys = address, {self.outbox.lead.number: lkey}
         pending.striped = striped
-        for lane in self.stripes.lanes:
+        for lane in self.outbox.stripes.lanes:
             striped.use(<SendQueue> lane.rail)
-        return self.stripes.begin(striped)
+        return self.outbox.stripes.begin(striped)
 
     cdef int take_keys(self, bytes content) except -1:
         """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
@@ -884,9 +894,9 @@ cdef class Fetcher:
             if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
                 raise ProtocolError("the peer sent keys with stray bytes")
         rail = le32toh(frame.rail)
-        if rail == self.session.outbox.lead.number:
+        if rail == self.outbox.lead.number:
             raise ProtocolError("the peer sent keys of the rail that has them")
-        for lane in self.stripes.lanes:
+        for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
             for item in self.inbox.incoming.all():
@@ -907,7 +917,7 @@ cdef class Fetcher:
                 pending.keys[rail] = known + content[sizeof(RendezvousKeys):]
                 if pending.striped is not None:
                     pending.striped.use(<SendQueue> lane.rail)
-                    self.stripes.serve()
+                    self.outbox.stripes.serve()
                 return 0
         return 0
 
@@ -929,7 +939,7 @@ cdef class Fetcher:
             return 0
         if pending.striped.dropped:
             return self.read_done(pending, length)
-        return self.stripes.give_back(lane, pending.striped, start, length)
+        return self.outbox.stripes.give_back(lane, pending.striped, start, length)
 
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
         pending.unread -= length
@@ -950,12 +960,19 @@ cdef class Fetcher:
             return self.inbox.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
-        self.session.acknowledge(pending)
+        self.acknowledge(pending)
         pending.message.fetched = True
         self.inbox.incoming.replace(pending, pending.message)
         if self.unread.size():
             self.fetch_ahead()
         return self.inbox.wake_if_ready()
+
+    cdef int acknowledge(self, PendingRendezvous pending) except -1:
+        if self.outbox.flags & ENDED:
+            return 0
+        return self.controls.acknowledge(
+            pending.request_id, pending.window_key if self.outbox.pool.has_windows else 0
+        )
 
     cdef bint opens(self, PendingRendezvous pending) except -1:
         """Opens a sealed message where it was read to; False if that ends the connection."""
@@ -966,10 +983,10 @@ cdef class Fetcher:
             bytes = pending.message.block.bytes()
         try:
             if bytes != NULL:  # else its receiver is gone
-                self.session.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
+                self.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
             pending.unread = 1  # it is never complete
-            self.session.owner.violated(error)
+            self.outbox.owner.violated(error)
             return False
         return True
 
@@ -985,14 +1002,14 @@ cdef class Fetcher:
         if not pending.unread:
             return self.not_fetched(pending)
         if pending.striped is not None:
-            return self.read_done(pending, self.stripes.drop(pending.striped))
+            return self.read_done(pending, self.outbox.stripes.drop(pending.striped))
         return 0
 
     cdef int end(self) except -1:
         self.pool._stalled_reads.end(self)
         self.unread.take_all()
-        if self.stripes is not None:
-            self.stripes.close()
+        if self.outbox.stripes is not None:
+            self.outbox.stripes.close()
             for item in self.inbox.incoming.all():
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()

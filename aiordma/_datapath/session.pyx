@@ -29,7 +29,7 @@ from .frames cimport (
     validate_bundle,
 )
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
-from .message cimport Message, new_message
+from .message cimport Counts, Message, new_message
 from .outbox cimport CLOSING, ENDED, NOT_STARTED
 from .rail cimport SendQueue
 from .rendezvous cimport Opening
@@ -165,11 +165,10 @@ cdef class Session(FrameHandler):
         self.rails, self.config, self.owner = [queue], config, owner
         self.outbox = Outbox(queue, self, memory, owner)
         self.controls = Controls(self.outbox, self)
-        self.counts = self.outbox.counts
         self.early_frames, self.drain_waiters = [], []
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
         self.receives = Receives(queue, self.sizes, memory, config)
-        self.inbox = Inbox(self, memory, config.fetch_ahead)
+        self.inbox = Inbox(self.outbox, self.controls, self.receives, memory, config.fetch_ahead)
 
     # ---- bring-up ----
 
@@ -209,7 +208,7 @@ cdef class Session(FrameHandler):
     def add_rail(self, SendQueue rail not None, number: int):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
-            self.outbox.lead.stripes = self.outbox.stripes = self.inbox.fetcher.stripes = Stripes()
+            self.outbox.lead.stripes = self.outbox.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
         rail.number, rail.frame_handler = number, self
         self.rails.append(rail)
@@ -266,13 +265,6 @@ cdef class Session(FrameHandler):
                 break
             opening.told_to(most)
         return 0
-
-    cdef int acknowledge(self, PendingRendezvous pending) except -1:
-        if self.outbox.flags & ENDED:
-            return 0
-        return self.controls.acknowledge(
-            pending.request_id, pending.window_key if self.outbox.pool.has_windows else 0
-        )
 
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
         return self.controls.send_now(protocol.ReceiveSize(0, first, size))
@@ -464,11 +456,7 @@ cdef class Session(FrameHandler):
             self.inbox.end_iteration()
 
     def count_in(self, Counts counts not None):
-        self.counts = self.outbox.counts = counts
-
-    cdef void received_message(self, uint64_t length) noexcept:
-        self.counts.messages_received += 1
-        self.counts.bytes_received += length
+        self.outbox.counts = counts
 
     # ---- the end ----
 
