@@ -330,6 +330,18 @@ def receiving(rails: Rails, into: bytearray | None = None) -> asyncio.Task[Any]:
     return task
 
 
+def read_by_both(
+    rails: Rails, offer: Callable[..., Offer], into: bytearray | None = None
+) -> tuple[Offer, asyncio.Task[Any]]:
+    """A message, and its receiver while both rails read it."""
+    it = offer(4 * LONG)
+    it.send()
+    it.tell()
+    task = receiving(rails, into)
+    assert begun(rails.other) == 2
+    return it, task
+
+
 def ends(rails: Rails, task: asyncio.Task[Any]) -> Any:
     def turn() -> bool:
         rails.lead.turn()
@@ -387,11 +399,7 @@ def test_what_a_broken_rail_has_not_read_the_lead_reads(
     rails: Rails, offer: Callable[..., Offer], flushed: bool
 ) -> None:
     """When the device has let go of the memory: it flushes, or the queue pair is destroyed."""
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    task = receiving(rails)
-    assert begun(rails.other) == 2
+    it, task = read_by_both(rails, offer)
     rails.other.queue.rail_broke(ConnectionError("cut"))
     rails.channel.remove_rail(rails.other.queue)
     if flushed:
@@ -409,11 +417,7 @@ def test_a_receiver_that_is_cancelled_has_its_memory(
 ) -> None:
     """As soon as what is under way has ended; the next receiver gets the message."""
     memory = bytearray(4 * LONG)
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    task = receiving(rails, memory)
-    assert begun(rails.other) == 2
+    it, task = read_by_both(rails, offer, memory)
     task.cancel()
     rails.lead.turn()
     assert task.cancelled()
@@ -429,10 +433,8 @@ def test_a_receiver_is_cancelled_and_a_rail_breaks(
 ) -> None:
     """Nothing is read again into memory that is the receiver's."""
     memory = bytearray(4 * LONG)
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    receiving(rails, memory).cancel()
+    it, task = read_by_both(rails, offer, memory)
+    task.cancel()
     rails.lead.turn()
     rails.until(lambda: not begun(rails.lead), rails.lead)
     assert is_pinned(memory)
@@ -446,10 +448,7 @@ def test_a_receiver_is_cancelled_and_a_rail_breaks(
 
 def test_the_end_in_the_middle_leaves_no_garbage(rails: Rails, offer: Callable[..., Offer]) -> None:
     memory = bytearray(4 * LONG)
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    task = receiving(rails, memory)
+    _, task = read_by_both(rails, offer, memory)
     gc.collect()
     gc.disable()
     try:
