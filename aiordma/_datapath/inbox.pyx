@@ -937,17 +937,16 @@ cdef class Inbox:
         return self.fetch_ahead()
 
     cdef int put_back(self, ReceiveTarget target) except -1:
-        """Puts back the message that is being read into a target whose receiver is gone."""
+        """Puts back the message that is being read into a target whose receiver is gone: the first."""
         cdef PendingRendezvous pending
-        for item in self.incoming.all():
-            if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
-                pending = <PendingRendezvous> item
-                pending.target = None
-                if not pending.unread:
-                    self.not_fetched(pending)
-                elif pending.striped is not None:
-                    self.read_done(pending, self.stripes.drop(pending.striped))
-                break
+        cdef object first = self.incoming.first()
+        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
+            pending = <PendingRendezvous> first
+            pending.target = None
+            if not pending.unread:
+                self.not_fetched(pending)
+            elif pending.striped is not None:
+                self.read_done(pending, self.stripes.drop(pending.striped))
         return 0
 
     # ---- the end ----
