@@ -668,15 +668,12 @@ cdef class Inbox:
         return self.wake_if_ready()
 
     cdef int put_back(self, ReceiveTarget target) except -1:
-        """Puts back the message that is being read into a target whose receiver is gone."""
-        cdef PendingRendezvous pending
-        for item in self.incoming.all():
-            if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
-                pending = <PendingRendezvous> item
-                pending.target = None
-                if self.ended is None:
-                    self.fetcher.drop(pending)
-                break
+        """Puts back the message that is being read into a target whose receiver is gone: the first."""
+        cdef object first = self.incoming.first()
+        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
+            (<PendingRendezvous> first).target = None
+            if self.ended is None:
+                self.fetcher.drop(<PendingRendezvous> first)
         return 0
 
     # ---- the end ----
