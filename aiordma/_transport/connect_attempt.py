@@ -99,7 +99,7 @@ class ConnectAttempt(Generic[E]):
 
     def begin_proof(self, link: TCPLink, *, client: bool) -> KeyProof:
         """Begins to prove the key on the socket; the peer's queue pair need not be known yet."""
-        proof = self.connection._make_key_proof(link.send_control, client=client)
+        proof = self.connection._handshake.make_proof(link.send_control, client=client)
         proof.begin()
         return proof
 
@@ -108,7 +108,7 @@ class ConnectAttempt(Generic[E]):
 
         AuthenticationError if one of them has not the same.
         """
-        self.connection._bind_key_proof(peer, peer_qp_num)
+        self.connection._handshake.bind_proof(peer, peer_qp_num)
         try:
             while not proof.done.done():
                 message = await link.read_control()

@@ -72,7 +72,7 @@ async def test_with_one_device_all_is_as_ever(way: str) -> None:
         for conn in conns:
             assert conn._rails is None
             assert shown(conn) == [("embedded0", "lead")]
-        assert way == "out of band" or not conns[1]._hello.rails
+        assert way == "out of band" or not conns[1]._handshake.hello.rails
         await check_alive(*conns)
 
 
@@ -95,7 +95,7 @@ async def test_no_more_than_a_side_allows(
         await until_rails(conns[1:], states[:2])
         for conn in conns:
             assert (conn._rails is not None) == (len(states) > 1)
-        assert [conn._hello.rails for conn in conns] == [most != 1, len(states) > 1]
+        assert [conn._handshake.hello.rails for conn in conns] == [most != 1, len(states) > 1]
         await check_alive(*conns)
 
 
