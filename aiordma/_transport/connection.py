@@ -185,8 +185,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
     @property
     def max_message(self) -> int:
         """The longest message that the peer takes, in bytes."""
-        assert self._peer is not None
-        return self._peer.max_message
+        assert self._handshake.peer is not None
+        return self._handshake.peer.max_message
 
     def statistics(self) -> Statistics:
         """Counts of messages, bytes and operations so far; the object goes on counting."""

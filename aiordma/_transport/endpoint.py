@@ -81,6 +81,11 @@ def make_hello(
     )
 
 
+def most_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
+    """The rails that a connection may have, of a side that was given these devices."""
+    return config.max_rails or len(devices)
+
+
 # What the verbs report of a route that does not work now: a port that is not active, or a GID from
 # which the peer cannot be reached.
 _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}

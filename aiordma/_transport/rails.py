@@ -48,7 +48,7 @@ from ..errors import (
 )
 from .admission_control import Bucket
 from .auth import Security
-from .endpoint import AddressedEndpoint, driver_at, host_part
+from .endpoint import AddressedEndpoint, driver_at, host_part, most_rails
 from .keep_alive import KeepAlive, Probe, keep_alive_of
 from .sharing import Sharing
 
@@ -289,11 +289,16 @@ class Rails:
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
     """The number of the latest rail that was offered."""
+    most: int = field(init=False)
+    """Rails at a time, the lead among them."""
     offers: Bucket = field(init=False)
     berths: dict[str, Berth] = field(default_factory=dict)
     """Of the connecting side, by the name of the device."""
+    crowded: list[Berth] = field(default_factory=list)
+    """Of these, those that the peer has no room for, until another rail is over."""
 
     def __post_init__(self) -> None:
+        self.most = most_rails(self.config, self.devices)
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
         self._loop = asyncio.get_running_loop()
 
@@ -436,8 +441,14 @@ class Rails:
         self.messages.rail_over(rail.number)
         if tells:
             self._tell(protocol.RailDown(0, rail.number))
-        if not self._over and (berth := self.berths.get(rail.device)) is not None:
-            berth.empty(self.clock())
+        if self._over or (berth := self.berths.get(rail.device)) is None:
+            return
+        self.crowded.append(berth)
+        refusal = rail.error if isinstance(rail.error, RequestRefusedError) else None
+        if refusal is None or refusal.code != protocol.ErrorCode.QUOTA:
+            crowded, self.crowded = self.crowded, []
+            for it in crowded:
+                it.empty(self.clock())
 
     def _release(self, rail: Rail) -> None:
         """Gives it back, not from within a drain.
@@ -485,10 +496,10 @@ class Rails:
         """The connection is open, and its user gets it: offers a rail for each further device."""
         if not self.client:
             return
-        for device in self.devices:
-            if device.name != self.lead:
-                self.berths[device.name] = berth = Berth(device, self._offer, self.later)
-                self._offer(berth)
+        others = [device for device in self.devices if device.name != self.lead]
+        for device in others[: self.most - 1]:
+            self.berths[device.name] = berth = Berth(device, self._offer, self.later)
+            self._offer(berth)
 
     def _offer(self, berth: Berth) -> None:
         if self._over:
@@ -578,8 +589,9 @@ class Rails:
         alive = [rail for rail in self.rails if rail.state is not _S.DOWN]
         if self._over:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
-        elif len(alive) + 1 >= protocol.MAX_RAILS:
-            self._refuse(offer, protocol.ErrorCode.QUOTA, f"there are {len(alive) + 1} rails")
+        elif len(alive) + 1 >= self.most:
+            text = f"there are {len(alive) + 1} rails already (Config.max_rails there)"
+            self._refuse(offer, protocol.ErrorCode.QUOTA, text)
         else:
             try:
                 endpoint = self._partner(remote, {self.lead, *(rail.device for rail in alive)})

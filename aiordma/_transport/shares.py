@@ -86,16 +86,16 @@ class Share:
 
     def _remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
-        key = self._others.pop(rail, None)
-        if key is None:
+        if rail not in self._others:
             return
         deadline = self._deadline
         if deadline is not None:
             deadline.cancel()  # a key is not ended beside its thread
         if self._grace is not None:
-            self._grace.cancel()
-        key.close()
-        if deadline is not None and not self._key.closed and self._grace is None:
+            self._expired()  # the others have that time as well
+            return
+        self._others.pop(rail).close()
+        if deadline is not None and not self._key.closed:
             try:
                 self._deadline = lease_thread.at(deadline.when, self._expire)
             except RDMAError:

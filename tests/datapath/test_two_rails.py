@@ -24,7 +24,6 @@ from tests.transport.raw_peer import Piece, acknowledgement, control, read_reque
 
 from . import bare_channel
 from .bare_channel import CAPABILITIES, RIGHTS, BareChannel, Room, Wire, frame
-from .test_rendezvous import is_pinned
 
 LONG = 1 << 20
 PEER = Room(eager_size=4096, control_receives=8)
@@ -188,42 +187,6 @@ def test_keys_do_not_overtake_a_control_message(rails: Rails) -> None:
     assert rails.kinds == [FrameKind.RNDV_RTS, FrameKind.CONTROL, FrameKind.RNDV_KEYS]
 
 
-def test_it_is_over_when_no_rail_can_read_any_more(rails: Rails) -> None:
-    """The acknowledgement comes before the other rail has bound its windows."""
-    data = bytearray(pattern(LONG))
-    future = rails.bare.send(data)
-    ((_, _, content),) = rails.lead.peer_got(1)[:1]
-    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
-    if rails.other.pool.has_windows:
-        assert not future.done()
-        assert is_pinned(data)
-        assert not rails.channel.drained().done()
-    rails.until(future.done)
-    assert not is_pinned(data)
-    future.result()
-    if rails.other.pool.has_windows:
-        assert not rails.kinds  # the keys are of no use any more
-
-
-@pytest.mark.parametrize("bound", [False, True])
-def test_a_rail_that_breaks_delays_nothing(rails: Rails, bound: bool) -> None:
-    data = bytearray(pattern(LONG))
-    future = rails.bare.send(data)
-    ((_, _, content),) = rails.lead.peer_got(1)[:1]
-    if bound:
-        rails.until(lambda: rails.other.queue.free == rails.other.queue.capacity)
-    rails.other.queue.rail_broke(ConnectionError("cut"))
-    rails.channel.remove_rail(rails.other.queue)
-    rails.other.queue.close()
-    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
-    rails.until(future.done, rails.lead)
-    future.result()
-    assert not is_pinned(data)
-    assert set(rails.kinds) <= {FrameKind.RNDV_KEYS}
-    rails.bare.send(bytes(LONG))  # by the lead alone
-    assert rails.kinds == [FrameKind.RNDV_RTS]
-
-
 def test_a_rail_that_cannot_register_is_left_out(
     rails: Rails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,25 +201,6 @@ def test_a_rail_that_cannot_register_is_left_out(
     ((_, _, content),) = rails.lead.peer_got(1)
     rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
     assert future.done()
-
-
-def test_the_end_of_the_connection_releases_all(rails: Rails) -> None:
-    data, read = bytearray(pattern(LONG)), bytearray(pattern(LONG))
-    future = rails.bare.send(data)
-    offered(rails)
-    over = rails.bare.send(read)
-    ((_, _, content),) = rails.lead.peer_got(1)[:1]
-    rails.lead.peer_sends(acknowledgement(read_request(content)[0]))
-    rails.channel.end(ConnectionError("over"))
-    with pytest.raises(ConnectionError, match="over"):
-        future.result()
-    over.result()  # the peer had read it
-    rails.other.queue.fail(ConnectionError("over"))
-    rails.channel.remove_rail(rails.other.queue)
-    rails.other.queue.close()
-    rails.bare.close()
-    assert not is_pinned(data)
-    assert not is_pinned(read)
 
 
 # ---- receiving -----------------------------------------------------------------------------------
@@ -348,18 +292,6 @@ def gets(rails: Rails, task: asyncio.Task[Any], data: bytes) -> None:
     assert rails.kinds.count(FrameKind.RNDV_ACK) == 1
 
 
-@pytest.mark.parametrize("pieces", [1, 3, 100])
-def test_both_rails_read(rails: Rails, offer: Callable[..., Offer], pieces: int) -> None:
-    it = offer(4 * LONG, pieces)
-    it.send()
-    task = receiving(rails)
-    assert (begun(rails.lead), begun(rails.other)) == (2, 0)
-    it.tell()
-    assert (begun(rails.lead), begun(rails.other)) == (2, 2)
-    gets(rails, task, it.data)
-    assert rails.other.queue.completions > 2
-
-
 def test_keys_come_in_parts_before_it_is_read(rails: Rails, offer: Callable[..., Offer]) -> None:
     """What has no key yet is for the lead."""
     it = offer(4 * LONG, 8)
@@ -371,99 +303,6 @@ def test_keys_come_in_parts_before_it_is_read(rails: Rails, offer: Callable[...,
     it.tell(2)
     assert begun(rails.other) == 2
     gets(rails, task, it.data)
-
-
-def test_a_short_message_is_the_leads(rails: Rails, offer: Callable[..., Offer]) -> None:
-    it = offer((512 << 10) - 1)
-    it.send()
-    it.tell()
-    task = receiving(rails)
-    assert (begun(rails.lead), begun(rails.other)) == (1, 0)
-    gets(rails, task, it.data)
-
-
-@pytest.mark.parametrize("flushed", [False, True])
-def test_what_a_broken_rail_has_not_read_the_lead_reads(
-    rails: Rails, offer: Callable[..., Offer], flushed: bool
-) -> None:
-    """When the device has let go of the memory: it flushes, or the queue pair is destroyed."""
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    task = receiving(rails)
-    assert begun(rails.other) == 2
-    rails.other.queue.rail_broke(ConnectionError("cut"))
-    rails.channel.remove_rail(rails.other.queue)
-    if flushed:
-        rails.other.qp.to_error()
-        rails.until(lambda: not begun(rails.other), rails.other)
-    else:
-        rails.until(lambda: not begun(rails.lead), rails.lead)
-        rails.other.queue.close()
-        assert begun(rails.lead)
-    gets(rails, task, it.data)
-
-
-def test_a_receiver_that_is_cancelled_has_its_memory(
-    rails: Rails, offer: Callable[..., Offer]
-) -> None:
-    """As soon as what is under way has ended; the next receiver gets the message."""
-    memory = bytearray(4 * LONG)
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    task = receiving(rails, memory)
-    assert begun(rails.other) == 2
-    task.cancel()
-    rails.lead.turn()
-    assert task.cancelled()
-    assert is_pinned(memory)
-    rails.until(lambda: not is_pinned(memory))
-    found = bytes(memory)
-    gets(rails, receiving(rails), it.data)
-    assert memory == found
-
-
-def test_a_receiver_is_cancelled_and_a_rail_breaks(
-    rails: Rails, offer: Callable[..., Offer]
-) -> None:
-    """Nothing is read again into memory that is the receiver's."""
-    memory = bytearray(4 * LONG)
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    receiving(rails, memory).cancel()
-    rails.lead.turn()
-    rails.until(lambda: not begun(rails.lead), rails.lead)
-    assert is_pinned(memory)
-    rails.other.queue.rail_broke(ConnectionError("cut"))
-    rails.channel.remove_rail(rails.other.queue)
-    rails.other.queue.close()
-    assert not begun(rails.lead)
-    assert not is_pinned(memory)
-    gets(rails, receiving(rails), it.data)
-
-
-def test_the_end_in_the_middle_leaves_no_garbage(rails: Rails, offer: Callable[..., Offer]) -> None:
-    memory = bytearray(4 * LONG)
-    it = offer(4 * LONG)
-    it.send()
-    it.tell()
-    task = receiving(rails, memory)
-    gc.collect()
-    gc.disable()
-    try:
-        rails.channel.end(ConnectionError("over"))
-        rails.lead.turn()
-        with pytest.raises(ConnectionError, match="over"):
-            task.result()
-        assert is_pinned(memory)
-        rails.until(lambda: not begun(rails.lead) and not begun(rails.other))
-        del task
-        assert not is_pinned(memory)
-        rails.bare.close()
-    finally:
-        gc.enable()
 
 
 # ---- keys that cannot be ------------------------------------------------------------------------

@@ -8,7 +8,6 @@ was asked for after it.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import mmap
 import random
@@ -147,24 +146,19 @@ class Lane:
 
     async def run(self) -> list[int]:
         """The bounds of the lane's counter."""
-        steps = {**self._verified, self._wake: 2, self._borrow: 1, self._cancelled: 4}
+        steps: Steps = {
+            self._write_and_read: 5,
+            self._batch: 2,
+            self._add: 3,
+            self._swap: 2,
+            self._wake: 2,
+            self._borrow: 1,
+            self._cancelled: 4,
+        }
         for step in range(self._chance.randint(1, self._plan.count)):
-            await self._one_of(steps, step)
+            (some,) = self._chance.choices(list(steps), list(steps.values()))
+            await some(step)
         return [self._least, self._most]
-
-    async def until_refused(self) -> None:
-        """Run operations without the owner's program until one fails."""
-        for step in itertools.count():
-            await self._one_of(self._verified, step)
-
-    async def _one_of(self, steps: Steps, step: int) -> None:
-        (some,) = self._chance.choices(list(steps), list(steps.values()))
-        await some(step)
-
-    @property
-    def _verified(self) -> Steps:
-        """The operations whose result can be checked at once, with their weights."""
-        return {self._write_and_read: 5, self._batch: 2, self._add: 3, self._swap: 2}
 
     def _source(self, stack: ExitStack, data: memoryview) -> LocalMemory | memoryview:
         kind = self._chance.random()

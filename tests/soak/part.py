@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from .pattern import Patterns
 from .plan import CLIENT, SERVER, Plan
@@ -14,14 +14,13 @@ C = TypeVar("C")
 
 @dataclass
 class Part(Generic[C]):
-    """The part of one end.  `breaks`: the connection breaks at the end."""
+    """The part of one end."""
 
     conn: C
     plan: Plan
     side: str
     patterns: Patterns
     tally: Tally
-    breaks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """What a kind of part has beside."""

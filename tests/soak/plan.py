@@ -11,7 +11,7 @@ from aiordma import Config
 
 from .pattern import LARGEST
 
-KINDS = {"messages": 8, "memory": 6, "leases": 1}  # or "stream", which has servers of its own
+KINDS = {"messages": 4, "memory": 3}  # or "stream", which has servers of its own
 
 CLIENT, SERVER = "client", "server"
 # Ways to end, with their weights. `leaves`: the client's task is cancelled at a random moment.

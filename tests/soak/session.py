@@ -13,7 +13,6 @@ from aiordma import (
     WorkCompletionError,
 )
 
-from .leases import Leases
 from .memory import Memory
 from .messages import LAST, Messages
 from .part import Part
@@ -24,20 +23,12 @@ from .tally import Tally
 
 # An owner that leaves takes back what it shared.
 ENDS = (ConnectionBrokenError, ConnectionClosedError, LeaseEndedError, WorkCompletionError)
-PARTS: dict[str, type[Part[Connection]]] = {
-    "messages": Messages,
-    "memory": Memory,
-    "leases": Leases,
-}
+PARTS: dict[str, type[Part[Connection]]] = {"messages": Messages, "memory": Memory}
 
 
 async def talk(conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally) -> None:
     """Run this side's part of the plan, with its end."""
-    part = PARTS[plan.kind](conn, plan, side, patterns, tally)
-    await part.run()
-    if part.breaks:
-        tally.count("ended: broken by a lease")
-        return
+    await PARTS[plan.kind](conn, plan, side, patterns, tally).run()
     await finish(conn, plan, side)
     tally.count(f"ended: {plan.ending}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
@@ -15,22 +14,17 @@ from aiordma import (
     ConnectionBrokenError,
     ConnectionClosedError,
     start_server,
-    testing,
 )
 from aiordma.errors import RemoteAccessError
 from tests.conftest import EMBEDDED
 
 from . import stranger
 from .kept import PER_LOCAL_PEER, Kept
-from .leases import HOW, Leases, how_it_ends
 from .pattern import Patterns, Wrong, write_patterns
-from .plan import CLIENT, KEY, SERVER, Plan
+from .plan import KEY, SERVER, Plan
 from .session import as_planned
-from .tally import Tally
 
-SEEDS = range(2000)
 TWO = {kind: 2 * count for kind, count in PER_LOCAL_PEER.items()}
-PLANS = [Plan.of(seed, "default", strict=True) for seed in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +47,6 @@ def test_a_wrong_byte_is_seen(patterns: Patterns) -> None:
         data[place] ^= 1
     with pytest.raises(Wrong):
         patterns.check("message", 6, memoryview(data))
-
-
-@pytest.mark.parametrize("how", HOW)
-async def test_a_lease_ends_during_use(patterns: Patterns, how: str) -> None:
-    plan = next(plan for plan in PLANS if plan.largest < 100_000 and how_it_ends(plan) == how)
-    tally = Tally()
-    async with (
-        asyncio.timeout(100),
-        testing.connected_pair(device=EMBEDDED) as ends,
-        asyncio.TaskGroup() as tasks,
-    ):
-        for conn, side in zip(ends, (CLIENT, SERVER), strict=True):
-            tasks.create_task(Leases(conn, plan, side, patterns, tally).run())
-    assert tally.done[f"ended during use: {how}"] == 1
 
 
 async def test_a_stranger_that_gets_in_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ cancelled.  When a message is received, what was written before it has to be the
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Coroutine, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,10 +28,20 @@ from aiordma import (
     Share,
 )
 from aiordma._core.frames import HEADER_SIZE
-from aiordma.errors import LeaseEndedError, RequestRefusedError, WorkCompletionError
+from aiordma.errors import LeaseEndedError, QuotaError, RequestRefusedError, WorkCompletionError
 from aiordma.mr_pool import Region
 
-from .connection_factory import ALL, ALONE, SMALL, ConnectionFactory, pattern, yield_loop
+from .connection_factory import (
+    ALL,
+    ALONE,
+    SMALL,
+    ConnectionFactory,
+    pattern,
+    pool_statistics,
+    take_all,
+    yield_loop,
+)
+from .inside import figures
 
 EAGER = SMALL.eager_size - HEADER_SIZE
 STAGED = 64 << 10
@@ -44,25 +55,46 @@ ENDED = (ConnectionClosedError, ConnectionBrokenError)
 UNKNOWN = -1
 UNCHANGED = pattern(STAGED + 1)
 LAST = 0xFFFFFFFF  # immediate data of the last message of each side
+SMALL_POOL = 4 << 20
 
 SIDES = (0, 1)
 CELL_SIZES = (0, 1, 8, 1000, 5000, STAGED, STAGED + 1)
 IMMS = (None, None, 0, 7, 0xFFFFFFFE)
 COUNTS = range(100)
 PIECES = (100, 5000)  # bytes; of the longer ones each is read by itself
+SOURCES = ("bytes", "bytearray", "pool", "registered", "received")
+CUT = (
+    ("send", 100, None),
+    ("send", 200_000, None, "bytearray"),
+    ("recv",),
+    ("recv_into", 200_000),
+    ("recv_with", 200_000),
+    ("write", STAGED + 1, False),
+    ("write", 1000, True),
+    ("read", STAGED + 1),
+    ("fetch_and_add",),
+    ("borrow", 5000, True),
+)
+HOLD = ("no", "no", "message", "view", "forgotten")
 TURNS = (1, 1, 2, 3, 5, 10, 20)
 
 # Each step, as often as it is here, and what its arguments are drawn from; a list, as many as that.
 STEPS: tuple[tuple[Any, ...], ...] = (
-    ("send", SIZES, IMMS),
+    ("send", SIZES, IMMS, SOURCES),
     ("send_nowait", SIZES, IMMS),
     ("send_pieces", range(2, 24), PIECES),
-    ("recv", (False, True)),
+    ("recv", HOLD),
     ("take", range(8)),
     ("recv_into", SIZES),
+    ("recv_with", SIZES),
+    ("iterate",),
+    ("lease", (1, 5000, 100_000)),
+    ("exhaust", TURNS),
     ("release",),
     ("cancel", COUNTS),
     ("cancel", COUNTS),
+    ("cut", CUT, TURNS),
+    ("cut", CUT, TURNS),
     ("recv_and_cancel", COUNTS),
     ("rest",),
     ("write", CELL_SIZES, (False, False, True)),
@@ -80,7 +112,7 @@ STEPS: tuple[tuple[Any, ...], ...] = (
 )
 LONG = (700_001, 2 << 20, 3 << 20)
 STRIPED: tuple[tuple[Any, ...], ...] = (
-    ("send", LONG, IMMS),
+    ("send", LONG, IMMS, SOURCES[:2]),
     ("send_nowait", LONG, (None,)),
     ("send_pieces", (3, 20), (100_000,)),
     ("recv_into", LONG),
@@ -110,7 +142,7 @@ def crossing(chance: random.Random) -> Program:
         size, asked = chance.choice((ALONE, 5000)), chance.randrange(4)
         program += [("send_nowait", side, size, None) for side in SIDES for _ in range(count)]
         at_once: Program = [("borrow", side, 1, False) for side in SIDES for _ in range(asked)]
-        at_once += [("recv", side, False) for side in SIDES for _ in range(taken)]
+        at_once += [("recv", side, "no") for side in SIDES for _ in range(taken)]
         if chance.random() < 0.5:
             chance.shuffle(at_once)
         program += [("rest", 0), *at_once, ("rest", 0)]
@@ -200,7 +232,9 @@ class End:
         self.sent: list[Sent] = []
         self.got: list[Got] = []
         self.got_last = asyncio.Event()
-        self.held: list[tuple[Message, bytes]] = []
+        self.held: list[tuple[Message | memoryview, bytes]] = []
+        self.own: list[bytearray] = []
+        """Memory of the user's, which nothing keeps in the end."""
         self.cells: list[Cell] = []
         self.next_cell = CELLS
         self.behind: dict[tuple[bytes, int | None], int] = {}
@@ -236,8 +270,7 @@ class End:
 
     async def empty(self) -> None:
         """After the end: takes what was not taken, and gives back all."""
-        while self.held:
-            self.release()
+        self.release_all()
         with suppress(*ENDED):
             while True:
                 await self.recv()
@@ -246,12 +279,37 @@ class End:
                 (await self.conn.recv_buffer()).release()
         if self.region is not None:
             self.region.close()
+        for memory in self.own:
+            memory.clear()  # BufferError while something holds it
 
     # ---- messages --------------------------------------------------------------------------------
 
-    async def send(self, size: int, imm: int | None) -> None:
-        sent = self._new(pattern(size, self.model.number()), imm)
-        await self._ending(sent, self.conn.send(sent.data, imm=imm))
+    async def send(self, size: int, imm: int | None, source: str = "bytes") -> None:
+        data = pattern(size, self.model.number())
+        memory: Any = nullcontext(data)
+        if source == "received" and self.held:
+            memory, data = self.held.pop(0)
+        elif source == "bytearray":
+            memory = nullcontext(self.lent(data))
+        elif source == "registered" and size:
+            memory = self.conn.register(self.lent(data))
+        elif source == "pool" and size:
+            try:
+                memory = self.conn.alloc(size)
+            except QuotaError:
+                return
+            memory.view[:] = data
+        with memory as it:  # which ends before the message has been sent
+            send = self.conn.send if source in SOURCES[:2] else self.conn.send_nowait
+            sending = send(it, imm=imm)
+            sent = self._new(data, imm)
+        await self._ending(sent, sending)
+        if source == "bytearray":
+            it.clear()
+
+    def lent(self, data: bytes | int) -> bytearray:
+        self.own.append(bytearray(data))
+        return self.own[-1]
 
     def _new(self, data: bytes, imm: int | None, written: int | None = None) -> Sent:
         sent = Sent(data, imm, written)
@@ -260,9 +318,11 @@ class End:
         return sent
 
     async def send_pieces(self, count: int, size: int) -> None:
-        pieces = [pattern(size, self.model.number()) for _ in range(count)]
+        pieces = [self.lent(pattern(size, self.model.number())) for _ in range(count)]
         sent = self._new(b"".join(pieces), None)
         await self._ending(sent, self.conn.send(pieces))
+        for piece in pieces:
+            piece.clear()
 
     def send_nowait(self, size: int, imm: int | None) -> None:
         data = pattern(size, self.model.number())
@@ -284,7 +344,7 @@ class End:
         for size in lengths:
             self.send_nowait(size, None)
 
-    async def _ending(self, sent: Sent, awaited: Coroutine[Any, Any, None]) -> None:
+    async def _ending(self, sent: Sent, awaited: Awaitable[None]) -> None:
         try:
             await awaited
             sent.end = "sent"
@@ -296,7 +356,8 @@ class End:
             raise
 
     def _received(self, got: Got) -> None:
-        if self.conn._config.lease is None:  # else a write may be refused
+        config = self.conn._config  # else a write may be refused, or wait for memory by itself
+        if config.lease is None and config.pool_limit != SMALL_POOL:
             behind = self.peer.behind.get((got.data, got.imm), 0)
             for cell in self.peer.cells[self.seen : behind]:
                 assert cell.is_in(self.arena) or not cell.is_wanted, "came before a write"
@@ -306,13 +367,23 @@ class End:
         else:
             self.got.append(got)
 
-    async def recv(self, hold: bool = False) -> None:
-        message = await self.conn.recv()
+    async def recv(self, hold: str = "no") -> None:
+        self._take(await self.conn.recv(), hold)
+
+    async def iterate(self) -> None:
+        async for message in self.conn:
+            self._take(message, "no")
+            return
+
+    def _take(self, message: Message, hold: str) -> None:
         content = bytes(message)
         self._received(Got(content, message.imm, message.written))
-        if hold:
+        if hold == "message":
             self.held.append((message, content))
-        else:
+            return
+        if hold == "view":
+            self.held.append((message.data, content))
+        if hold != "forgotten":
             message.release()
 
     async def recv_and_cancel(self, number: int) -> None:
@@ -326,18 +397,45 @@ class End:
             running[number % len(running)].cancel()
 
     async def recv_into(self, size: int) -> None:
-        target = bytearray(size)
+        target = self.lent(size)
         try:
             length, imm = await self.conn.recv_into(target)
         except MessageTooLongError:
             return  # it stays for the next
         self._received(Got(bytes(target[:length]), imm, UNKNOWN))
 
+    async def recv_with(self, size: int) -> None:
+        def allocate(length: int) -> bytearray:
+            if length > size:
+                raise LookupError(length)
+            return self.lent(length)
+
+        with suppress(LookupError):  # it stays for the next
+            target, _, imm = await self.conn.recv_with(allocate)
+            self._received(Got(bytes(target), imm, UNKNOWN))
+
+    async def lease(self, size: int) -> None:
+        with await self.conn.lease(size):
+            await yield_loop(1)
+
+    async def exhaust(self, turns: int) -> None:
+        """All that is left of the pool, for so many iterations."""
+        held = take_all(self.conn) if self.conn._config.pool_limit == SMALL_POOL else []
+        try:
+            await yield_loop(turns)
+        finally:
+            for buffer in held:
+                buffer.release()
+
     def release(self) -> None:
         if self.held:
-            message, content = self.held.pop(0)
-            assert message == content, "the memory of a message changed while it was held"
-            message.release()
+            memory, content = self.held.pop(0)
+            assert memory == content, "the memory of a message changed while it was held"
+            memory.release()
+
+    def release_all(self) -> None:
+        while self.held:
+            self.release()
 
     # ---- the other's memory ----------------------------------------------------------------------
 
@@ -360,15 +458,16 @@ class End:
         try:
             if told:
                 sent = self._new(b"", self.model.number(), size)
-                await self._ending(sent, self.conn.write(cell.data, target, imm=sent.imm))
+                writing = self.conn.write(self.lent(cell.data), target, imm=sent.imm)
+                await self._ending(sent, writing)
             else:
-                await self.conn.write(cell.data, target)
+                await self.conn.write(self.lent(cell.data), target)
             sure = "written"
         finally:
             cell.state = sure
 
     async def read(self, size: int) -> None:
-        target = bytearray(size)
+        target = self.lent(size)
         await self.conn.read(self.there[CONSTANT : CONSTANT + size], target)
         assert target == UNCHANGED[:size]
 
@@ -394,7 +493,7 @@ class End:
 
     async def batch(self, lengths: list[int]) -> None:
         """Writes, a read and an addition at once."""
-        read = bytearray(100)
+        read = self.lent(100)
         cells = [self.cell(size) for size in lengths]
         bit = 1 << len(self.model.added + self.model.maybe_added)
         self.model.maybe_added.append(bit)
@@ -402,10 +501,14 @@ class End:
         try:
             async with self.conn.batch() as batch:
                 for cell in cells:
-                    batch.write(cell.data, self.there[cell.start : cell.start + len(cell.data)])
+                    batch.write(
+                        self.lent(cell.data), self.there[cell.start : cell.start + len(cell.data)]
+                    )
                 batch.read(self.there[CONSTANT : CONSTANT + 100], read)
                 old = batch.fetch_and_add(self.there[SUM : SUM + 8], bit)
             sure = "written"
+        except QuotaError:  # of the pool's memory for the sum
+            return
         finally:
             for cell in cells:
                 cell.state = sure
@@ -417,14 +520,19 @@ class End:
     async def lend(self, size: int) -> None:
         """A share of its own, which the other may read when it takes it."""
         content = pattern(size, self.model.number())
-        with self.conn.alloc(size) as buffer:
+        with suppress(QuotaError), self.conn.alloc(size) as buffer:
             buffer.view[:] = content
             self.shared.add(content)
             await self.conn.send_region(buffer, access=Rights.READ)
 
     async def borrow(self, size: int, hand_over: bool) -> None:
         """The other's memory: written, read again, and given back or handed over."""
-        region = await self.conn.request_region(size)
+        try:
+            region = await self.conn.request_region(size)
+        except RequestRefusedError:
+            if self.conn._config.pool_limit == SMALL_POOL:
+                return
+            raise
         content = pattern(size, self.model.number())
         await self.conn.write(content, region[:])
         again = bytearray(size)
@@ -491,6 +599,11 @@ class End:
         assert word in (0, *(desired for _, desired in done), *self.model.maybe_swapped)
 
 
+async def cancel_after(turns: int, task: asyncio.Future[None]) -> None:
+    await yield_loop(turns)
+    task.cancel()
+
+
 async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Program) -> None:
     """Starts every step in order.  Only "turns" lets anything happen in between."""
     for name, side, *arguments in program:
@@ -505,10 +618,15 @@ async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Progr
             case "take":
                 for _ in range(arguments[0]):
                     end.start_receiving(end.recv())
-            case "recv" | "recv_and_cancel" | "recv_into" | "recv_region" | "recv_buffer":
+            case name if name.startswith(("recv", "iterate")):
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
                 end.start_steady(end.lend(*arguments))
+            case "cut":
+                (kind, *more), turns = arguments
+                start = end.start_receiving if kind.startswith("recv") else end.start
+                start(getattr(end, kind)(*more))
+                end.start_steady(cancel_after(turns, end.tasks[-1]))
             case "close":
                 end.start_steady(end.conn.close())
             case "abort":
@@ -538,7 +656,13 @@ async def run_seed(
         fetch_ahead=chance.choice((0, 64 << 10)),
         max_regions=64,
         lease=chance.choice((None, None, None, 0.003, 0.03)),
+        pool_limit=SMALL.pool_limit if more else chance.choice((SMALL.pool_limit, SMALL_POOL)),
         close_timeout=0.3 * factory.slow,
+    )
+    server = replace(
+        config,
+        max_eager_size=chance.choice((SMALL.eager_size, 8 << 10)),
+        data_receives=chance.choice((1, 4, 32)),
     )
     # Few kinds of steps go deeper than all kinds at once.
     steps = chance.sample(STEPS, chance.choice((4, 6, 8, len(STEPS))))
@@ -550,25 +674,32 @@ async def run_seed(
         program += [ending, *drawn(chance, 8, STEPS + ENDINGS)]
     if seed % 8 == 5:
         complete, program, config = False, racing(chance), replace(config, lease=None)
-    await run_program(factory, config, program, complete=complete)
+    await run_program(factory, config, program, complete=complete, server=server)
 
 
 async def run_program(
-    factory: ConnectionFactory, config: Config, program: Program, *, complete: bool
+    factory: ConnectionFactory,
+    config: Config,
+    program: Program,
+    *,
+    complete: bool,
+    server: Config | None = None,
 ) -> None:
-    async with factory.pair(config) as (client, server):
-        first, second = ends = End(client), End(server)
+    async with factory.pair(config, server=server) as conns:
+        first, second = ends = End(conns[0]), End(conns[1])
         drivers = {end.conn._endpoint.driver for end in ends}
         await asyncio.gather(first.open(second), second.open(first))
         try:
             async with factory.within(10):
                 await play(factory, ends, program)
-                await factory.rest(client, server)
+                await factory.rest(*conns)
                 if complete:
                     await settle(first, second)
                 if tasks := tasks_of(ends):
                     await asyncio.wait(tasks)
-                await factory.rest(client, server)
+                await factory.rest(*conns)
+                if complete:
+                    check_pool(*ends)
         finally:  # of a test that fails
             for task in tasks_of(ends):
                 task.cancel()
@@ -590,8 +721,22 @@ def tasks_of(ends: tuple[End, End]) -> list[asyncio.Future[None]]:
     return [task for end in ends for task in end.tasks]
 
 
+def check_pool(*ends: End) -> None:
+    """Nothing is leased but the receives, larger ones to take their place, and spare blocks; and
+    memory of the other side that was not taken, if there was any."""
+    for end in ends:
+        end.release_all()
+    gc.collect()
+    names = ("receives", "larger_blocks", "spare_blocks")
+    kept = sum(figures(end.conn)[name] for end in ends for name in names)
+    pools = {end.conn._endpoint.driver: pool_statistics(end.conn) for end in ends}
+    leases = sum(pool.leases for pool in pools.values())
+    assert leases == kept or any(end.shared or end.handed for end in ends), f"{leases}, not {kept}"
+
+
 async def settle(first: End, second: End) -> None:
     """Both send a last message, and receive all until that of the other."""
     for end in (first, second):
+        end.release_all()
         end.start_steady(end.conn.send(b"", imm=LAST))
     await asyncio.gather(first.drain(), second.drain())

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from aiordma import Connection, ConnectionClosedError
+from aiordma import Connection
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
 from tests.model.test_frames import packed_bundle, unpacked_bundle
 
-from .connection_factory import (
-    ALONE,
-    BUSY,
-    SMALL,
-    ConnectionFactory,
-    at_rest,
-    barrier,
-    ends,
-    pattern,
-    pool_statistics,
-    yield_loop,
-)
+from .connection_factory import ALONE, BUSY, SMALL, ConnectionFactory, pattern
 from .marks import on_pair
 from .raw_peer import RawPeer, frame
 from .test_hostile import victim
@@ -76,36 +63,6 @@ async def test_no_more_in_one_bundle_than_is_allowed(factory: ConnectionFactory)
         await asyncio.gather(*sends)
 
 
-async def test_cancelled_before_its_turn_ends(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        sends = [client.send_nowait(b"%d" % n) for n in range(10)]
-        for n in (1, 4, 9):
-            sends[n].cancel()
-        for n in (0, 2, 3, 5, 6, 7, 8):
-            assert bytes(await server.recv()) == b"%d" % n
-        await asyncio.gather(*sends, return_exceptions=True)
-
-
-async def test_the_memory_goes_with_the_last_that_looks(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        await at_rest(client, server)
-        before = pool_statistics(server).leased_bytes
-        sends = [client.send_nowait(b"%d" % n) for n in range(5)]
-        received = [await server.recv() for _ in sends]
-        await asyncio.gather(*sends)
-        await barrier(client)
-        view = received[2].data
-        for message in received[:-1]:
-            message.release()
-        assert pool_statistics(server).leased_bytes > before
-        assert bytes(received[-1]) == b"4"
-        received[-1].release()
-        assert bytes(view) == b"2"
-        del view
-        await at_rest(client, server)
-        assert pool_statistics(server).leased_bytes == before
-
-
 async def taken(conn: Connection, count: int) -> None:
     for _ in range(count):
         (await conn.recv()).release()
@@ -131,19 +88,3 @@ async def barrier_of(peer: RawPeer, factory: ConnectionFactory) -> None:
     """Whatever was sent before has been dealt with."""
     peer.send_control(protocol.Ping(1))
     assert isinstance(await peer.control(factory.slow), protocol.Pong)
-
-
-@pytest.mark.parametrize("count", [1, 5])
-async def test_the_connection_ends_with_messages_collected(
-    factory: ConnectionFactory, count: int
-) -> None:
-    async with factory.pair() as (client, _):
-        sends = [client.send_nowait(b"x") for _ in range(count)]
-        client.abort()
-        for send in sends:
-            await ends(outcome(send), ConnectionClosedError)
-        await yield_loop(2)
-
-
-async def outcome(future: asyncio.Future[None]) -> None:
-    await future

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import asyncio
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -75,20 +74,6 @@ async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) 
             memory.append(0)
 
 
-async def test_memory_of_the_pool_is_leased_until_it_is_sent(factory: ConnectionFactory) -> None:
-    async with factory.pair(Config()) as (client, server):
-        copies = not client._endpoint.driver.pool.local_dma_lkey
-        with client.alloc(EAGER) as buffer:
-            address = buffer.address
-            buffer.view[:] = pattern(EAGER)
-            sending = client.send_nowait(buffer)
-        with client.alloc(EAGER) as other:
-            assert (other.address == address) == copies
-        with await server.recv() as message:
-            assert message == pattern(EAGER)
-        await sending
-
-
 async def test_memory_is_let_go_of_when_the_connection_breaks(factory: ConnectionFactory) -> None:
     async with factory.pair(Config()) as (client, server):
         memory = bytearray(EAGER)
@@ -98,18 +83,6 @@ async def test_memory_is_let_go_of_when_the_connection_breaks(factory: Connectio
         assert any(isinstance(outcome, ConnectionBrokenError) for outcome in outcomes)
         await client.close()
         memory.append(0)
-
-
-@pytest.mark.parametrize("size", [0, 1, EAGER, EAGER + 1, 1 << 20])
-async def test_immediate_data(factory: ConnectionFactory, size: int) -> None:
-    async with factory.pair(Config()) as (client, server):
-        data = pattern(size)
-        for imm in (None, 0, 1, 0x01020304, 0xFFFFFFFF):
-            receiving = asyncio.create_task(server.recv())
-            await client.send(data, imm=imm)
-            with await receiving as message:
-                assert message.imm == imm
-                assert message == data
 
 
 @pytest.mark.parametrize("imm", [-1, 1 << 32])
@@ -132,15 +105,6 @@ async def test_first_message_right_after_connecting(factory: ConnectionFactory) 
             async with await accepting as server:
                 for n in range(SMALL.data_receives):
                     assert bytes(await server.recv()) == bytes([n])
-
-
-async def test_each_side_keeps_to_the_receives_of_the_other(factory: ConnectionFactory) -> None:
-    small = Config(eager_size=1024, data_receives=2, control_receives=4)
-    large = Config(eager_size=64 << 10, data_receives=50, control_receives=20)
-    async with factory.pair(small, server=large) as (client, server):
-        for size in (0, 1015, 1016, 1017, 60_000, 70_000):
-            await exchange(client, server, pattern(size))
-            await exchange(server, client, pattern(size, 1))
 
 
 # ---- what can be sent ----------------------------------------------------------------------------
@@ -167,31 +131,6 @@ async def test_every_kind_of_buffer(factory: ConnectionFactory, kind: str) -> No
             assert message == expected
 
 
-async def test_sender_may_change_its_buffer_afterwards(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        for size in (500, 5000):
-            buffer = bytearray(pattern(size))
-            receiving = asyncio.create_task(server.recv())
-            await client.send(buffer)
-            buffer[:] = bytes(size)
-            buffer.extend(b"and it is not pinned any more")
-            with await receiving as message:
-                assert message == pattern(size)
-
-
-@pytest.mark.parametrize("size", [100, 5000, 300_000])
-async def test_sending_a_received_message_back(factory: ConnectionFactory, size: int) -> None:
-    async with factory.pair() as (client, server):
-        await_there = asyncio.create_task(server.recv())
-        await client.send(pattern(size))
-        there = await await_there
-        await_back = asyncio.create_task(client.recv())
-        await server.send(there)
-        there.release()
-        with await await_back as back:
-            assert back == pattern(size)
-
-
 async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
     limited = Config(max_message=10_000)
     async with factory.pair(SMALL, server=limited) as (client, server):
@@ -204,37 +143,13 @@ async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
-# ---- order ---------------------------------------------------------------------------------------
-
-
-def mixed(count: int, seed: int, largest: int = 40_000) -> list[bytes]:
-    """Messages short and long, in a random order."""
-    generator = random.Random(seed)
-    sizes = [0, 1, 100, 1015, 1016, 1017, 5000, largest]
-    return [pattern(generator.choice(sizes), n) for n in range(count)]
+# ---- bounds --------------------------------------------------------------------------------------
 
 
 async def receive_all(conn: Connection, expected: list[bytes]) -> None:
     for number, data in enumerate(expected):
         with await conn.recv() as message:
             assert message == data, f"message {number} is not the one that was sent"
-
-
-async def test_order_of_concurrent_sends(factory: ConnectionFactory) -> None:
-    """Many more than there are credits and entries of the send queue."""
-    async with factory.pair() as (client, server):
-        messages = mixed(200, seed=1)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(receive_all(server, messages))
-            for number, data in enumerate(messages):
-                group.create_task(client.send(data), name=f"send {number}")
-        assert client.statistics().messages_sent == 200
-        assert client.statistics().bytes_sent == sum(map(len, messages))
-        assert server.statistics().messages_received == 200
-        assert server.statistics().bytes_received == sum(map(len, messages))
-
-
-# ---- bounds --------------------------------------------------------------------------------------
 
 
 async def test_slow_reader_slows_its_writer(factory: ConnectionFactory) -> None:
@@ -246,18 +161,6 @@ async def test_slow_reader_slows_its_writer(factory: ConnectionFactory) -> None:
         await barrier(client)
         assert not any(send.done() for send in sends[SMALL.data_receives :])
         assert pool_statistics(client).leased_bytes <= before + 2 * SMALL.eager_size
-        await receive_all(server, messages)
-        await asyncio.gather(*sends)
-
-
-async def test_message_larger_than_fetch_ahead(factory: ConnectionFactory) -> None:
-    """It is read when a task waits for it, also behind others."""
-    async with factory.pair() as (client, server):
-        messages = [b"first", pattern(3 * SMALL.fetch_ahead), b"last", pattern(SMALL.fetch_ahead)]
-        sends = [asyncio.create_task(client.send(data)) for data in messages]
-        await sends[0]
-        await barrier(client)
-        assert not sends[1].done()
         await receive_all(server, messages)
         await asyncio.gather(*sends)
 

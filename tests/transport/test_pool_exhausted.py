@@ -82,40 +82,6 @@ async def test_messages_wait_and_keep_their_order(factory: ConnectionFactory) ->
         assert client.pool_statistics().waiting == 0
 
 
-async def test_cancelled_while_it_waits_a_message_is_not_sent(factory: ConnectionFactory) -> None:
-    async with exhausted(factory) as (client, server, held):
-        sending = [asyncio.create_task(client.send(b"%d" % n)) for n in range(4)]
-        await held.until_waiting(1)
-        for n in (0, 2):
-            sending[n].cancel()
-        await asyncio.wait([sending[0], sending[2]])
-        held.release()
-        for n in (1, 3):
-            with await server.recv() as message:
-                assert message == b"%d" % n
-            await sending[n]
-
-
-@pytest.mark.parametrize("also_gone", [False, True])
-async def test_fetching_waits(factory: ConnectionFactory, also_gone: bool) -> None:
-    """And goes on for the next `recv` when the first one is gone."""
-    async with factory.pair(CONFIG) as (client, server):
-        sending = asyncio.create_task(client.send(pattern(LONG)))
-        await yield_loop(1)
-        held = Held(client)  # the offer is on its way with what it needs
-        receiving = asyncio.create_task(server.recv())
-        await held.until_waiting(1)
-        assert not receiving.done()
-        if also_gone:
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            receiving = asyncio.create_task(server.recv())
-        held.release()
-        with await receiving as message:
-            assert message == pattern(LONG)
-        await sending
-
-
 async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> None:
     async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))
@@ -129,29 +95,6 @@ async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> N
         held.release()
         while client.pool_statistics().waiting:  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0)
-
-
-async def test_one_sided_operations_wait(factory: ConnectionFactory) -> None:
-    async with factory.sharing(64, config=CONFIG) as (client, _, buffer, remote):
-        held = Held(client)
-        data, target = pattern(56), bytearray(56)
-        tasks: list[asyncio.Task[object]] = [
-            asyncio.create_task(client.write(data, remote[:56])),
-            asyncio.create_task(client.fetch_and_add(remote[56:64], 7)),
-            asyncio.create_task(client.compare_and_swap(remote[56:64], 7, 8)),
-        ]
-        await held.until_waiting(len(tasks))
-        tasks.pop().cancel()
-        assert not any(task.done() for task in tasks)
-        held.release()
-        assert await asyncio.gather(*tasks) == [None, 0]
-        held = Held(client)
-        reading = asyncio.create_task(client.read(remote[:56], target))
-        await held.until_waiting(1)
-        held.release()
-        await reading
-        assert target == data
-        assert int.from_bytes(buffer.view[56:], "little") == 7
 
 
 async def test_leases_wait(factory: ConnectionFactory) -> None:
@@ -225,26 +168,3 @@ async def test_what_the_pool_can_never_hold(factory: ConnectionFactory, fetch_ah
         await asyncio.gather(sending, behind)
         with pytest.raises(QuotaError, match="pool_limit"):
             await client.lease(size)
-
-
-async def test_receives_are_posted_when_memory_comes_back(factory: ConnectionFactory) -> None:
-    """Also when the receiver has long been waiting."""
-    async with factory.pair(CONFIG) as (client, server):
-        for n in range(CONFIG.data_receives):
-            await client.send(b"%d" % n)
-        held = Held(client)
-        kept = [await server.recv() for _ in range(CONFIG.data_receives)]
-        receiving = asyncio.create_task(server.recv())
-        await held.until_waiting(1)
-        for message in kept:
-            message.release()
-        while client.pool_statistics().waiting:  # noqa: ASYNC110 - nothing tells it
-            await asyncio.sleep(0)
-        held.release()
-        for n in range(2 * CONFIG.data_receives):
-            await client.send(b"again %d" % n)
-            with await receiving as message:
-                assert message == b"again %d" % n
-            receiving = asyncio.create_task(server.recv())
-        receiving.cancel()
-        await asyncio.wait([receiving])

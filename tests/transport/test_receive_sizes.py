@@ -77,24 +77,6 @@ async def test_when_they_change(factory: ConnectionFactory) -> None:
             assert figures(server)["receive_size"] == after
 
 
-async def test_in_both_directions_with_all_that_travels(factory: ConnectionFactory) -> None:
-    sizes = (0, 10, 1000, 1020, 5000, MEDIUM, MEDIUM + 1, 70_000)
-    async with factory.pair(GROWING) as (client, server):
-
-        async def send(conn: Connection) -> None:
-            await asyncio.gather(
-                *(conn.send(pattern(sizes[n * 7 % 8], n), imm=n) for n in range(200))
-            )
-
-        async def receive(conn: Connection) -> None:
-            for n in range(200):
-                with await conn.recv() as message:
-                    assert message == pattern(sizes[n * 7 % 8], n)
-                    assert message.imm == n
-
-        await asyncio.gather(send(client), send(server), receive(client), receive(server))
-
-
 async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -> None:
     """They would not share a frame.  Of the shorter ones of a turn only the first is posted."""
     async with factory.pair(replace(GROWING, max_eager_size=64 << 10)) as (client, server):
@@ -141,16 +123,6 @@ async def test_not_where_the_pool_has_no_room(factory: ConnectionFactory) -> Non
             await several(client, server, 5 * GROW_AFTER, MEDIUM)
             await barrier(client)
             assert await leased(client, server) <= before + 4 * SMALL.eager_size
-
-
-async def test_messages_that_are_held_while_they_grow(factory: ConnectionFactory) -> None:
-    async with factory.pair(GROWING) as (client, server):
-        sends = [client.send_nowait(pattern(MEDIUM, n)) for n in range(30)]
-        held = [await server.recv() for _ in sends]
-        await asyncio.gather(*sends)
-        for n, message in enumerate(held):
-            assert message == pattern(MEDIUM, n)
-            message.release()
 
 
 @pytest.mark.parametrize(("first", "text"), [(1, "which has been used"), (1 << 40, "all the time")])

@@ -1,19 +1,13 @@
-"""`reconnect` and a server that dies at any moment: the client comes back, and repeats nothing."""
+"""What `reconnect` tries again after.  Servers that die at any moment: tests/simulation."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from aiordma import Config, RDMAError, reconnect
+from aiordma import RDMAError
 from aiordma.errors import (
     AddressError,
     AuthenticationError,
@@ -32,15 +26,9 @@ from aiordma.errors import (
 from aiordma.reconnecting import is_temporary
 from aiordma.verbs import QPState, QueuePair
 from aiordma.verbs._qp.qp_attributes import QPChanges
-from tests.conftest import every_combination
 
 from .connection_factory import ConnectionFactory
 from .marks import by_tcp, one_loop
-from .restarting import KEY
-
-ROOT = Path(__file__).parents[2]
-CLIENTS = 4
-CONFIG = Config(close_timeout=0.2, connect_timeout=30, eager_size=1024, max_eager_size=1024)
 
 
 @pytest.mark.parametrize(
@@ -99,85 +87,3 @@ async def test_a_queue_pair_that_ends_while_it_is_brought_up(
     else:
         assert type(caught.value) is VerbsError
     assert is_temporary(caught.value) is (dies == "the peer")
-
-
-class Restarting:
-    """`tests.transport.restarting`, with its log."""
-
-    def __init__(self, factory: ConnectionFactory, kills: int, log: Path) -> None:
-        self._log = log
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.transport.restarting", factory.device,
-             factory.via, factory.host, str(kills), "7", str(log)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-
-    async def number(self) -> int:
-        """The next number that it prints."""
-        assert self._process.stdout is not None
-        return int(await asyncio.to_thread(self._process.stdout.readline))
-
-    def executed(self) -> Counter[bytes]:
-        return Counter(self._log.read_bytes().split())
-
-    def end(self) -> None:
-        self._process.communicate(timeout=60)
-
-
-@pytest.mark.time_limit(900)
-@pytest.mark.timeout(1000)
-async def test_restarts_under_load(
-    factory: ConnectionFactory, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
-    """Every client comes back each time; what it sent once is executed at most once."""
-    kills = 200 if every_combination(pytestconfig) else 30
-    server = Restarting(factory, kills, tmp_path / "log")
-    confirmed: set[bytes] = set()
-    last_is_up = asyncio.Event()
-    try:
-        port = await server.number()
-
-        async def client(name: int) -> int:
-            numbers: Iterator[int] = itertools.count()
-            connections = 0
-            async for conn in reconnect(
-                factory.host,
-                port,
-                first_delay=0.01,
-                longest_delay=0.1,
-                config=CONFIG,
-                auth=KEY,
-                **factory.where,
-            ):
-                connections += 1
-                try:
-                    while True:
-                        last = last_is_up.is_set()
-                        data = b"%d.%d" % (name, next(numbers))  # never the same twice
-                        await conn.send(data)
-                        with await conn.recv() as answer:
-                            assert answer == data
-                        confirmed.add(data)
-                        if last:
-                            return connections
-                except (ConnectionError, RDMAError):
-                    continue
-            raise AssertionError("reconnect ended without an error")
-
-        clients = [asyncio.create_task(client(name)) for name in range(CLIENTS)]
-        hits = asyncio.create_task(server.number())
-        await asyncio.wait([hits, *clients], return_when=asyncio.FIRST_COMPLETED)
-        for task in clients:
-            if task.done():
-                task.result()
-        assert hits.result() >= kills // 3, "no test of handshakes"
-        last_is_up.set()
-        for connections in await asyncio.gather(*clients):
-            assert connections > 1
-    finally:
-        server.end()
-    executed = server.executed()
-    assert max(executed.values()) == 1
-    assert confirmed <= executed.keys()

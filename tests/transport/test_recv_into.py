@@ -116,23 +116,6 @@ async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory
             assert await late[0] == b"the next"
 
 
-async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
-    """Whatever had come of it: the memory is the caller's again when the connection has gone."""
-    for count in factory.cancel_points:
-        async with factory.pair(Config()) as (client, server):
-            memory = bytearray(16 << 20)
-            receiving = asyncio.create_task(server.recv_into(memory))
-            sending = asyncio.create_task(client.send(bytes(16 << 20)))
-            await yield_loop(count)
-            client.abort()
-            await asyncio.wait([receiving, sending])
-            await server.wait_closed()
-            memory.clear()
-            if not receiving.cancelled() and receiving.exception() is not None:
-                assert isinstance(receiving.exception(), ConnectionError)
-            sending.exception()
-
-
 async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> None:
     """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
     async with factory.pair() as (client, server):

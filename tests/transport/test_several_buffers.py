@@ -16,16 +16,7 @@ import pytest
 from aiordma import Config, Connection, Message, MessageTooLongError
 from aiordma.errors import BufferStateError
 
-from .connection_factory import (
-    ALONE,
-    SMALL,
-    ConnectionFactory,
-    barrier,
-    check_alive,
-    ends,
-    pattern,
-    yield_loop,
-)
+from .connection_factory import ALONE, SMALL, ConnectionFactory, check_alive, ends, pattern
 from .marks import on_pair
 
 pytestmark = on_pair
@@ -111,21 +102,6 @@ async def received(conn: Connection, peer: Connection, data: bytes) -> Message:
     return message
 
 
-@pytest.mark.parametrize("length", [100, 300 * KIB])
-async def test_they_are_the_senders_again_when_it_is_sent(
-    factory: ConnectionFactory, length: int
-) -> None:
-    async with factory.pair() as (client, server):
-        buffers = [bytearray(pattern(length)) for _ in range(3)]
-        sending = client.send_nowait(buffers)
-        (await server.recv()).release()
-        await sending
-        for buffer in buffers:
-            buffer.clear()  # BufferError while it is held
-        del buffers[:]
-        await check_alive(client, server)
-
-
 async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(SMALL, max_message=100_000)) as (client, server):
         held = bytearray(60_000)
@@ -185,29 +161,6 @@ def no_more_memory(margin: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.mark.parametrize("length", [100, 300 * KIB])
-async def test_cancelled_at_any_moment(factory: ConnectionFactory, length: int) -> None:
-    """It comes whole or not at all, and its buffers are free soon."""
-    async with factory.pair() as (client, server):
-        for turns in factory.cancel_points:
-            buffers = [bytearray(pattern(length)) for _ in range(3)]
-            sending = asyncio.create_task(client.send(list(buffers)))
-            await yield_loop(turns)
-            sending.cancel()
-            last = asyncio.create_task(client.send(b"last"))
-            with await server.recv() as message:
-                came = len(message)
-                assert message == (b"last" if came == 4 else pattern(length) * 3)
-            if came != 4:
-                with await server.recv() as message:
-                    assert message == b"last"
-            await last
-            await asyncio.wait([sending])
-            await barrier(client)
-            for buffer in buffers:
-                buffer.clear()
-
-
 # ---- memory that the receiver supplies ----------------------------------------------------------
 
 
@@ -245,31 +198,6 @@ async def test_allocate_may_end_the_connection(factory: ConnectionFactory) -> No
         await ends(server.recv_with(end), Exception)
         await asyncio.wait([sending])
         assert sending.exception() is not None
-
-
-async def test_supplied_memory_is_the_callers_after_a_cancellation(
-    factory: ConnectionFactory,
-) -> None:
-    async with factory.pair() as (client, server):
-        data = pattern(300 * KIB)
-        for turns in factory.cancel_points:
-            made: list[bytearray] = []
-
-            def allocate(length: int, made: list[bytearray] = made) -> bytearray:
-                made.append(bytearray(length))
-                return made[-1]
-
-            sending = asyncio.create_task(client.send(data))
-            receiving = asyncio.create_task(server.recv_with(allocate))
-            await yield_loop(turns)
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            if receiving.cancelled():
-                with await server.recv() as message:
-                    assert message == data
-            await sending
-            for memory in made:
-                memory.clear()
 
 
 # ---- never awaited -----------------------------------------------------------------------------

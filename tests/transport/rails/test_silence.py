@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -81,7 +82,7 @@ async def test_an_offer_is_not_answered(
 
 async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Later) -> None:
     """A peer that answers nothing more keeps no queue pair, and a late answer is none too late."""
-    async with victim(factory) as (conn, peer):
+    async with victim(factory, config=replace(SMALL, max_rails=4)) as (conn, peer):
         for number in range(1, 4):
             answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
             assert isinstance(answer, RailAnswer)
