@@ -440,10 +440,12 @@ async def plans(world: testing.World, *, strict: bool) -> None:
 # ---- two cables ----------------------------------------------------------------------------------
 
 
-async def cables(world: testing.World, *, cut: Sequence[int]) -> None:
+async def cables(
+    world: testing.World, via: Literal["cm", "tcp"] = "cm", *, cut: Sequence[int]
+) -> None:
     """Long messages go on over one cable while the other one is cut, and both carry them later."""
     end = world.now + world.random.uniform(1, 4)
-    options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS}
+    options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
     conns: list[aiordma.Connection] = []
 
     async def answer(conn: aiordma.Connection) -> None:
