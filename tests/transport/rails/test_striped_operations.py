@@ -46,7 +46,7 @@ async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
 
 def second(conn: Connection) -> SendQueue:
     assert conn._rails is not None
-    (rail,) = conn._rails.rails
+    _, rail = conn._rails.rails
     assert rail.queue is not None
     return rail.queue
 
@@ -320,7 +320,7 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
             while len(remote._keys or {}) < 2:
                 await yield_loop(1)
             (share,) = conns[1]._sharing._shares.values()
-            (gone, _), (_, late) = share._others.items()
+            _, (gone, _), (_, late) = share._keys.items()
             with monkeypatch.context() as patch:
                 patch.setattr(late, "_under_way", {object()})
                 share._expire()
