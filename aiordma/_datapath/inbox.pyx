@@ -36,6 +36,7 @@ from .futures cimport DONE, PENDING, never_awaited
 from .memory cimport BlockCache, Local, PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
+from .outbox cimport ENDED
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
 from .stripes cimport order
@@ -228,7 +229,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         if waiter is not None:
             if not waiter.unregister() and waiter.state == DONE:  # it was told of a message
                 inbox.notified -= 1
-                inbox.fetch_ahead()
+                inbox.fetcher.fetch_ahead()
             inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
         if not self.over:
             self.over = True
@@ -250,10 +251,10 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
             if not self.inbox.wakeups.is_of_this_task():
-                self.inbox.session.owner.check_loop()
-            self.inbox.reads_ahead = self.memory is None and self.allocate is None
+                self.inbox.outbox.owner.check_loop()
+            self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
-            if not waited and not self.inbox.reads_ahead:
+            if not waited and not self.inbox.fetcher.reads_ahead:
                 self.target = ReceiveTarget.__new__(ReceiveTarget)
                 self.target.allocate = self.allocate
                 if self.allocate is None:
@@ -415,20 +416,20 @@ cdef class RendezvousRead(WorkRequest):
     which needs no memory and no key (IBTA 9.4.4, C9-88)."""
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
-        cdef Inbox inbox = self.inbox
+        cdef Fetcher fetcher = self.fetcher
         cdef Lane lane = self.lane
         cdef Pinned pinned = self.pinned
         self.lane = self.pinned = None
         if pinned is not None:
             pinned.unpin_now()
         if not self.length:
-            inbox.probing, self.pending.answered = False, True
-            return inbox.fetch_ahead()
-        inbox.progress += self.length
+            fetcher.probing, self.pending.answered = False, True
+            return fetcher.fetch_ahead()
+        fetcher.progress += self.length
         if lane is not None:
             (<SendQueue> lane.rail).bytes_read += self.length
-            inbox.stripes.finished(lane, self.length)
-        return inbox.read_done(self.pending, self.length)
+            fetcher.outbox.stripes.finished(lane, self.length)
+        return fetcher.read_done(self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the queue pair has failed, and with it each receiver; or another rail reads it
@@ -441,9 +442,9 @@ cdef class RendezvousRead(WorkRequest):
         cdef Lane lane = self.lane
         if lane is not None:
             self.pinned = self.lane = None
-            self.inbox.read_failed(self.pending, lane, self.start, self.length)
-        elif self.inbox.session.outbox.journal is not None:
-            self.inbox.read_again(self)
+            self.fetcher.read_failed(self.pending, lane, self.start, self.length)
+        elif self.fetcher.outbox.journal is not None:
+            self.fetcher.read_again(self)
             self.pinned = None
         else:
             self.pinned = None
@@ -493,14 +494,14 @@ cdef class StripedRead(Striped):
             return 0
         if rail.number != self.pending.rail and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
-        if first and len(self.pending.keys or ()) + 1 < len(self.inbox.stripes.lanes):
+        if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
         return le64toh(pieces[i].length) - start
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef PendingRendezvous pending = self.pending
-        cdef RendezvousRead read = new_read(self.inbox, pending)
+        cdef RendezvousRead read = new_read(self.fetcher, pending)
         cdef bytes keys = pending.keys_of(rail.number)
         read.lane, read.start = lane, start
         read.address, read.lkey = self.address + start, self.lkeys[rail.number]
@@ -531,10 +532,10 @@ cdef class StripedRead(Striped):
             self.pinned.unpin_now()
 
 
-cdef RendezvousRead new_read(Inbox inbox, PendingRendezvous pending):
+cdef RendezvousRead new_read(Fetcher fetcher, PendingRendezvous pending):
     cdef RendezvousRead read = RendezvousRead.__new__(RendezvousRead)
     read.kind, read.opcode = KIND_READ, IBV_WR_RDMA_READ
-    read.inbox, read.pending = inbox, pending
+    read.fetcher, read.pending = fetcher, pending
     return read
 
 
@@ -548,16 +549,14 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
-        self.session = session
-        self.wakeups = session.outbox.lead.table.wakeups
-        self.memory, self.pool = memory, memory.pool
-        self.source = memory.block_source(self.on_memory, internal=False)
-        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
-        self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
-
-    def on_memory(self):
-        self.fetch_ahead()
+    def __init__(
+        self, Outbox outbox not None, Controls controls not None, Receives receives not None,
+        memory: Memory, max_bytes_ahead: int,
+    ):
+        self.outbox, self.receives = outbox, receives
+        self.wakeups = outbox.lead.table.wakeups
+        self.incoming, self.receivers = Fifo(), Fifo()
+        self.fetcher = Fetcher(self, controls, memory, max_bytes_ahead)
 
     # ---- arriving ----
 
@@ -587,6 +586,11 @@ cdef class Inbox:
         self.incoming.append(item)
         return self.wake_if_ready()
 
+    cdef int offered(self, PendingRendezvous pending) except -1:
+        self.incoming.append(pending)
+        self.fetcher.unread.append(pending)
+        return self.fetcher.fetch_ahead()
+
     # ---- taking ----
 
     cdef object next_for(self, RecvOperation operation, bint waited):
@@ -606,12 +610,12 @@ cdef class Inbox:
             if refusal is None and is_complete(first):
                 return first
             if refusal is not None:
-                self.fetch_ahead()
+                self.fetcher.fetch_ahead()
                 self.wake_if_ready()  # it stays for the next in line
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
-            raise self.session.owner.error_for(self.ended)
+            raise self.outbox.owner.error_for(self.ended)
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
@@ -623,8 +627,8 @@ cdef class Inbox:
             self.receivers.appendleft(waiter)
         else:
             self.receivers.append(waiter)
-        if self.unread.size():
-            self.fetch_ahead()
+        if self.fetcher.unread.size():
+            self.fetcher.fetch_ahead()
         return None
 
     cdef object refusal(self, object item, ReceiveTarget target):
@@ -640,44 +644,92 @@ cdef class Inbox:
                 self.allocating -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
             return None
-        return quota_error(self.pool, len(item))
+        return quota_error(self.fetcher.pool, len(item))
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
-        self.session.received_message(message.length)
+        self.count(message.length)
         if message.fetched:
-            self.bytes_ahead -= message.length
+            self.fetcher.bytes_ahead -= message.length
         self.after_dequeue(message.last)
         return message
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
-        self.session.received_message(pending.length)
-        self.rendezvous -= 1
-        self.bytes_ahead -= pending.length
+        self.count(pending.length)
+        self.fetcher.bytes_ahead -= pending.length
         self.after_dequeue(True)
-        return self.session.acknowledge(pending)
+        return self.fetcher.acknowledge(pending)
+
+    cdef void count(self, uint64_t length) noexcept:
+        self.outbox.counts.messages_received += 1
+        self.outbox.counts.bytes_received += length
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
-            self.session.receives.frame_taken()
-        if self.unread.size():
-            self.fetch_ahead()
+            self.receives.frame_taken()
+        if self.fetcher.unread.size():
+            self.fetcher.fetch_ahead()
         return self.wake_if_ready()
 
-    # ---- reading messages that are too long for a frame ----
+    cdef int put_back(self, ReceiveTarget target) except -1:
+        """Puts back the message that is being read into a target whose receiver is gone: the first."""
+        cdef object first = self.incoming.first()
+        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
+            (<PendingRendezvous> first).target = None
+            if self.ended is None:
+                self.fetcher.drop(<PendingRendezvous> first)
+        return 0
+
+    # ---- the end ----
+
+    cdef int end_iteration(self) except -1:
+        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
+        self.iteration_ends = True
+        return self.wake_if_ready()
+
+    def end(self, error: BaseException):
+        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
+        self.ended = error
+        self.fetcher.end()
+        items = self.incoming.take_all()
+        for item in items:
+            if not is_complete(item):
+                break  # what stands behind it cannot be had in its turn
+            self.incoming.append(item)
+        while self.receivers.size():
+            self.wake_first()
+
+
+# ---- reading messages that are too long for a frame --------------------------------------------------
+
+@cython.final
+cdef class Fetcher:
+    """Reads the messages of an inbox that are too long for a frame."""
+
+    def __init__(
+        self, Inbox inbox not None, Controls controls not None, memory: Memory, max_bytes_ahead: int
+    ):
+        self.inbox, self.outbox, self.controls = inbox, inbox.outbox, controls
+        self.memory, self.pool = memory, memory.pool
+        self.source = memory.block_source(self.on_memory, internal=False)
+        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
+        self.unread = Fifo()
+
+    def on_memory(self):
+        self.fetch_ahead()
 
     cdef int fetch_ahead(self) except -1:
         """Starts reading: the first if a receiver waits, others within `fetch_ahead`."""
         cdef PendingRendezvous pending
         cdef RecvFuture wanted
-        while self.unread.size() and self.ended is None and not self.allocating:
+        while self.unread.size() and self.inbox.ended is None and not self.inbox.allocating:
             pending = <PendingRendezvous> self.unread.first()
             wanted = None
-            if self.incoming.first() is pending:
-                if self.notified:
+            if self.inbox.incoming.first() is pending:
+                if self.inbox.notified:
                     return 0  # a receiver that has been told looks before others get it
-                wanted = <RecvFuture> self.receivers.first()
+                wanted = <RecvFuture> self.inbox.receivers.first()
             if wanted is None:
                 # A receiver that brings memory has it filled directly, not from a copy.
                 if (
@@ -687,11 +739,11 @@ cdef class Inbox:
                 ):
                     return 0
             else:
-                refusal = self.refusal(pending, wanted.target)
-                if self.receivers.first() is not wanted:  # the caller's `allocate` has ended it
+                refusal = self.inbox.refusal(pending, wanted.target)
+                if self.inbox.receivers.first() is not wanted:  # the caller's `allocate` has ended it
                     continue
                 if refusal is not None:
-                    return self.wake_first()  # to be told
+                    return self.inbox.wake_first()  # to be told
             if wanted is not None and wanted.target is not None:
                 if not self.fetch_into(pending, wanted.target):
                     return 0
@@ -700,7 +752,7 @@ cdef class Inbox:
         return 0
 
     cdef uint32_t rails(self) noexcept:
-        return 1 if self.stripes is None else <uint32_t> len(self.stripes.lanes)
+        return 1 if self.outbox.stripes is None else <uint32_t> len(self.outbox.stripes.lanes)
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """Begins to read a message into the pool; False: this one and those behind it must wait."""
@@ -718,9 +770,9 @@ cdef class Inbox:
                 return False
             except (RDMAError, OSError, MemoryError) as error:
                 # This side's failure: its receiver is told, and the message stays for the next.
-                if self.incoming.first() is pending and self.receivers.size():
+                if self.inbox.incoming.first() is pending and self.inbox.receivers.size():
                     pending.refused = error
-                    self.wake_first()
+                    self.inbox.wake_first()
                 return False
         if block is None:
             return False
@@ -741,11 +793,11 @@ cdef class Inbox:
         if self.probing:
             return 0
         self.probing = True
-        return self.session.outbox.lead.post_or_wait(new_read(self, pending))
+        return self.outbox.lead.post_or_wait(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
-        self.session.outbox.lead.connection_broke(
+        self.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
                 f"seconds, while others waited for memory of the pool"
@@ -768,7 +820,7 @@ cdef class Inbox:
                 if quota_error(self.pool, pending.length) is None:
                     return self.fetch(pending)  # the pool's memory will do
                 target.refused = error
-                self.wake_first()
+                self.inbox.wake_first()
                 return False
             local = target.local = target.registration
         pending.target = target
@@ -791,10 +843,10 @@ cdef class Inbox:
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
         pending.unread = pending.length
-        if self.stripes is not None and (
-            self.session.outbox.lead.foreign
-            or pending.rail != self.session.outbox.lead.number
-            or len(order(self.stripes.lanes, pending.length)) > 1
+        if self.outbox.stripes is not None and (
+            self.outbox.lead.foreign
+            or pending.rail != self.outbox.lead.number
+            or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):
             return self.read_striped(pending, pinned, address)
         piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
@@ -813,25 +865,25 @@ cdef class Inbox:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.session.outbox.lead.post_or_wait(read)
+                self.outbox.lead.post_or_wait(read)
         return 0
 
     cdef int read_striped(
         self, PendingRendezvous pending, Pinned pinned, uint64_t address
     ) except -1:
         """As `read`, by each rail that the peer has given keys for, or gives later."""
-        return self.stripes.begin(self.striped_read(pending, pinned, address))
+        return self.outbox.stripes.begin(self.striped_read(pending, pinned, address))
 
     cdef StripedRead striped_read(
         self, PendingRendezvous pending, Pinned pinned, uint64_t address
     ):
         cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
         cdef Lane lane
-        striped.inbox, striped.pending, striped.pinned = self, pending, pinned
+        striped.fetcher, striped.pending, striped.pinned = self, pending, pinned
         pinned.pins += 1
         striped.address, striped.lkeys = address, {}
         pending.striped = striped
-        for lane in self.stripes.lanes:
+        for lane in self.outbox.stripes.lanes:
             striped.use(<SendQueue> lane.rail)
         return striped
 
@@ -842,7 +894,7 @@ cdef class Inbox:
         if not read.length:
             self.probing = False
             return 0
-        if self.ended is not None or self.stripes is None:
+        if self.inbox.ended is not None or self.outbox.stripes is None:
             return 0
         if pending.target is None and pending.message is None:
             return self.read_done(pending, read.length)
@@ -850,7 +902,7 @@ cdef class Inbox:
             striped = self.striped_read(pending, read.pinned, read.address - read.start)
             striped.ranges.clear()
             striped.rest = 0
-        return self.stripes.give_back(None, striped, read.start, read.length)
+        return self.outbox.stripes.give_back(None, striped, read.start, read.length)
 
     cdef int take_keys(self, bytes content) except -1:
         """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
@@ -872,10 +924,10 @@ cdef class Inbox:
             if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
                 raise ProtocolError("the peer sent keys with stray bytes")
         rail = le32toh(frame.rail)
-        for lane in self.stripes.lanes:
+        for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for item in self.incoming.all():
+            for item in self.inbox.incoming.all():
                 if type(item) is not PendingRendezvous:
                     continue
                 pending = <PendingRendezvous> item
@@ -895,14 +947,14 @@ cdef class Inbox:
                 pending.keys[rail] = known + content[sizeof(RendezvousKeys):]
                 if pending.striped is not None:
                     pending.striped.use(<SendQueue> lane.rail)
-                    self.stripes.serve()
+                    self.outbox.stripes.serve()
                 return 0
         return 0
 
     cdef int drop_keys(self, uint32_t rail) except -1:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
-        for item in self.incoming.all():
+        for item in self.inbox.incoming.all():
             if type(item) is PendingRendezvous:
                 pending = <PendingRendezvous> item
                 if pending.keys is not None:
@@ -913,16 +965,16 @@ cdef class Inbox:
         self, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
     ) except -1:
         """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
-        if self.ended is not None:
+        if self.inbox.ended is not None:
             return 0
         if pending.striped.dropped:
             return self.read_done(pending, length)
-        return self.stripes.give_back(lane, pending.striped, start, length)
+        return self.outbox.stripes.give_back(lane, pending.striped, start, length)
 
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
         pending.unread -= length
         self.bytes_reading -= length
-        if self.ended is not None:
+        if self.inbox.ended is not None:
             return 0
         if pending.unread:
             return self.fetch_ahead() if self.unread.size() else 0
@@ -935,16 +987,25 @@ cdef class Inbox:
         if pending.seal is not None and not self.opens(pending):
             return 0
         if pending.target is not None:
-            return self.wake_if_ready()
+            return self.inbox.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
-        self.session.acknowledge(pending)
+        self.acknowledge(pending)
         pending.message.fetched = True
-        self.rendezvous -= 1
-        self.incoming.replace(pending, pending.message)
+        self.inbox.incoming.replace(pending, pending.message)
         if self.unread.size():
             self.fetch_ahead()
-        return self.wake_if_ready()
+        return self.inbox.wake_if_ready()
+
+    cdef int acknowledge(self, PendingRendezvous pending) except -1:
+        if self.outbox.flags & ENDED:
+            return 0
+        return self.controls.acknowledge(
+            pending.request_id,
+            pending.window_key
+            if self.outbox.pool.has_windows and pending.rail == self.outbox.lead.number
+            else 0,
+        )
 
     cdef bint opens(self, PendingRendezvous pending) except -1:
         """Opens a sealed message where it was read to; False if that ends the connection."""
@@ -955,10 +1016,10 @@ cdef class Inbox:
             bytes = pending.message.block.bytes()
         try:
             if bytes != NULL:  # else its receiver is gone
-                self.session.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
+                self.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
             pending.unread = 1  # it is never complete
-            self.session.owner.violated(error)
+            self.outbox.owner.violated(error)
             return False
         return True
 
@@ -969,42 +1030,20 @@ cdef class Inbox:
         self.bytes_ahead -= pending.length
         return self.fetch_ahead()
 
-    cdef int put_back(self, ReceiveTarget target) except -1:
-        """Puts back the message that is being read into a target whose receiver is gone."""
-        cdef PendingRendezvous pending
-        for item in self.incoming.all():
-            if type(item) is PendingRendezvous and (<PendingRendezvous> item).target is target:
-                pending = <PendingRendezvous> item
-                pending.target = None
-                if not pending.unread:
-                    self.not_fetched(pending)
-                elif pending.striped is not None:
-                    self.read_done(pending, self.stripes.drop(pending.striped))
-                break
+    cdef int drop(self, PendingRendezvous pending) except -1:
+        """The message is not read into its target any more, whose receiver is gone."""
+        if not pending.unread:
+            return self.not_fetched(pending)
+        if pending.striped is not None:
+            return self.read_done(pending, self.outbox.stripes.drop(pending.striped))
         return 0
 
-    # ---- the end ----
-
-    cdef int end_iteration(self) except -1:
-        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
-        self.iteration_ends = True
-        return self.wake_if_ready()
-
-    def end(self, error: BaseException):
-        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
-        self.ended = error
+    cdef int end(self) except -1:
         self.pool._stalled_reads.end(self)
-        self.rendezvous = 0
         self.unread.take_all()
-        items = self.incoming.take_all()
-        if self.stripes is not None:
-            self.stripes.close()
-            for item in items:
+        if self.outbox.stripes is not None:
+            self.outbox.stripes.close()
+            for item in self.inbox.incoming.all():
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()
-        for item in items:
-            if not is_complete(item):
-                break  # what stands behind it cannot be had in its turn
-            self.incoming.append(item)
-        while self.receivers.size():
-            self.wake_first()
+        return 0

@@ -31,7 +31,7 @@ from .frames cimport (
 )
 from .journal cimport Journal
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
-from .message cimport Message, new_message
+from .message cimport Counts, Message, new_message
 from .outbox cimport CLOSING, ENDED, NOT_STARTED, SWITCHING
 from .receives cimport release_all
 from .rendezvous cimport Opening
@@ -171,11 +171,10 @@ cdef class Session(FrameHandler):
         self.rails, self.config, self.owner = [queue], config, owner
         self.outbox = Outbox(queue, self, memory, owner)
         self.controls = Controls(self.outbox, self)
-        self.counts = self.outbox.counts
         self.early_frames, self.drain_waiters = [], []
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
         self.receives = Receives(queue, self.sizes, memory, config)
-        self.inbox = Inbox(self, memory, config.fetch_ahead)
+        self.inbox = Inbox(self.outbox, self.controls, self.receives, memory, config.fetch_ahead)
 
     # ---- bring-up ----
 
@@ -232,7 +231,7 @@ cdef class Session(FrameHandler):
     def add_rail(self, SendQueue rail not None, number: int):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
-            self.outbox.lead.stripes = self.outbox.stripes = self.inbox.stripes = Stripes()
+            self.outbox.lead.stripes = self.outbox.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
         rail.number = number
         if rail.frame_handler is None:
@@ -249,7 +248,7 @@ cdef class Session(FrameHandler):
         if self.outbox.stripes is not None:
             self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
-        self.inbox.drop_keys(rail.number)
+        self.inbox.fetcher.drop_keys(rail.number)
 
     def rail_over(self, number: int):
         """The peer has stopped a rail that is gone here: what was written by it is written again."""
@@ -299,7 +298,7 @@ cdef class Session(FrameHandler):
         outbox.lead.frame_handler = self
         outbox.offers.left = list(outbox.offers.messages.values())
         outbox.resumed(frames)
-        self.inbox.fetch_ahead()
+        self.inbox.fetcher.fetch_ahead()
 
     # ---- sending ----
 
@@ -337,16 +336,6 @@ cdef class Session(FrameHandler):
                 break
             opening.told_to(most)
         return 0
-
-    cdef int acknowledge(self, PendingRendezvous pending) except -1:
-        if self.outbox.flags & ENDED:
-            return 0
-        return self.controls.acknowledge(
-            pending.request_id,
-            pending.window_key
-            if self.outbox.pool.has_windows and pending.rail == self.outbox.lead.number
-            else 0,
-        )
 
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
         return self.controls.send_now(protocol.ReceiveSize(0, first, size))
@@ -455,10 +444,7 @@ cdef class Session(FrameHandler):
         finally:
             block.end_lease()
         self.sizes.used(HEADER + pending.length + self.outbox.room.tag_size)
-        self.inbox.rendezvous += 1
-        self.inbox.unread.append(pending)
-        self.inbox.incoming.append(pending)
-        return self.inbox.fetch_ahead()
+        return self.inbox.offered(pending)
 
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1:
         cdef bytes content = PyBytes_FromStringAndSize(
@@ -488,7 +474,7 @@ cdef class Session(FrameHandler):
         elif kind == RNDV_KEYS:
             if self.outbox.stripes is None:
                 raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
-            self.inbox.take_keys(content)
+            self.inbox.fetcher.take_keys(content)
         return 0
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
@@ -552,8 +538,8 @@ cdef class Session(FrameHandler):
         }
         if inbox is not None:  # it is not closed
             figures["arrived"] = inbox.incoming.size()
-            figures["unread"] = inbox.unread.size()
-            figures["read_ahead"] = inbox.bytes_ahead
+            figures["unread"] = inbox.fetcher.unread.size()
+            figures["read_ahead"] = inbox.fetcher.bytes_ahead
             figures["receivers"] = inbox.receivers.size()
             figures["receive_size"] = self.sizes.size
             figures["receives"] = receives.posted - self.sizes.used_up
@@ -566,12 +552,12 @@ cdef class Session(FrameHandler):
         if self.inbox is not None:  # it is not closed
             self.inbox.end_iteration()
 
-    def count_in(self, Counts counts not None):
-        self.counts = self.outbox.counts = counts
+    @property
+    def counts(self) -> Counts:
+        return self.outbox.counts
 
-    cdef void received_message(self, uint64_t length) noexcept:
-        self.counts.messages_received += 1
-        self.counts.bytes_received += length
+    def count_in(self, Counts counts not None):
+        self.outbox.counts = counts
 
     # ---- the end ----
 
@@ -640,7 +626,7 @@ cdef class Session(FrameHandler):
         self.controls.release_spare_blocks()
         # The parts let go of each other, so that they need no cycle collector.
         self.owner.on_early = self.failover = None
-        self.receives.source = self.inbox.source = None
+        self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
         self.receives = self.inbox = self.controls.session = None
         if code:
             raise failure("ibv_dereg_mr", code)
