@@ -326,7 +326,9 @@ class End:
         pieces = [self.lent(pattern(size, self.model.number())) for _ in range(count)]
         sent = self._new(b"".join(pieces), None)
         await self._ending(sent, self.conn.send(pieces))
-        for piece in pieces:
+        # A message that the peer has taken as the connection ends, by other rails too, is held for
+        # one iteration more.
+        for piece in pieces if not self.conn.closed else ():
             piece.clear()
 
     def send_nowait(self, size: int, imm: int | None) -> None:
