@@ -107,6 +107,10 @@ class Config:
     """Whether the embedded device may connect to an address that a peer names as its own, though it
     came from another one (`via="tcp"`): as behind address translation or a load balancer.  Only for
     peers that are trusted, since they can have this side connect to any address."""
+    max_rails: int | None = _ranged(None, 1, 8)
+    """Rails of a connection at most: queue pairs on several devices, the lead among them.  None: as
+    many as `device=` names here, so one where it names none.  A side with fewer devices than its
+    peer uses them again with a higher limit."""
     keep_alive: float | None = 15.0
     """Idle seconds before the peer's device is probed (keep-alive); None: never."""
     keep_alive_timeout: float = 30.0

@@ -109,6 +109,69 @@ def block_size(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
+class RegisteredMemory:
+    """The memory regions of one pool, for local access alone: `limit` bytes in all, at most."""
+
+    def __init__(
+        self, pd: verbs.ProtectionDomain, limit: int, access: verbs.AccessFlags, *, huge_pages: bool
+    ) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self.regions: set[verbs.MemoryRegion] = set()
+        """Those of all blocks: a region must not be garbage before its blocks are."""
+        self._pd = pd
+        self._access = access
+        self._huge_pages = huge_pages
+
+    def has_room(self, size: int) -> bool:
+        return self.bytes + size <= self.limit
+
+    def register(self, size: int) -> verbs.MemoryRegion:
+        region = self._pd.reg_mr(size, self._access, huge_pages=self._huge_pages)
+        self.bytes += region.length
+        self.regions.add(region)
+        return region
+
+    def deregister(self, region: verbs.MemoryRegion) -> None:
+        self.bytes -= region.length
+        self.regions.discard(region)
+        region.close()
+
+
+class LargeBlocks:
+    """Blocks larger than a slab, each a region of its own, which are kept for the next use."""
+
+    def __init__(self, registered: RegisteredMemory) -> None:
+        self._registered = registered
+        self._kept: dict[int, list[Block]] = {}
+        self._kept_bytes = 0
+
+    def take(self, size: int) -> Block | None:
+        kept = self._kept.get(size)
+        if not kept:
+            return None
+        self._kept_bytes -= size
+        return kept.pop()
+
+    def give_back(self, block: Block) -> None:
+        if self._kept_bytes + block.size <= LARGE_READY_BYTES:
+            self._kept.setdefault(block.size, []).append(block)
+            self._kept_bytes += block.size
+        else:
+            self._close(block)
+
+    def drop(self) -> None:
+        """Deregisters those that are not in use."""
+        for kept in self._kept.values():
+            while kept:
+                self._close(kept.pop())
+        self._kept_bytes = 0
+
+    def _close(self, block: Block) -> None:
+        self._registered.deregister(block.region)
+        block.retire()
+
+
 class MemoryPool(BlockCache):
     """Leases of registered memory, for local access, within one protection domain.
 
@@ -119,20 +182,16 @@ class MemoryPool(BlockCache):
     def __init__(self, pd: verbs.ProtectionDomain, *, limit: int, huge_pages: bool = False) -> None:
         self.pd = pd
         self.limit = limit
-        self._huge_pages = huge_pages
         self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
         self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
-        self._large_ready: dict[int, list[Block]] = {}
-        self._large_ready_bytes = 0
-        self._registered = 0
-        # The regions of large blocks: theirs, not to be garbage before the block is.
-        self._large: set[verbs.MemoryRegion] = set()
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST
         self.has_windows: bool = offers_windows(pd.context, verbs.MWType.TYPE_2)
-        self._access = verbs.AccessFlags.LOCAL_WRITE
+        access = verbs.AccessFlags.LOCAL_WRITE
         if self.has_windows:
-            self._access |= verbs.AccessFlags.MW_BIND
+            access |= verbs.AccessFlags.MW_BIND
+        self._registered = RegisteredMemory(pd, limit, access, huge_pages=huge_pages)
+        self._large = LargeBlocks(self._registered)
         self._local_dma = reg_local_dma(pd)
         if self._local_dma is not None:
             self.local_dma_lkey = self._local_dma.lkey
@@ -225,9 +284,9 @@ class MemoryPool(BlockCache):
     def statistics(self) -> PoolStatistics:
         """Counts of the memory that is registered and leased now.  Any thread may ask."""
         self._waiters.count_wait()
-        regions = [region for region, _ in list(self._regions.values())] + list(self._large)
+        regions = list(self._registered.regions)
         return PoolStatistics(
-            registered_bytes=self._registered,
+            registered_bytes=self._registered.bytes,
             leased_bytes=self.leased_bytes,
             leases=self.leases,
             regions=len(regions),
@@ -237,11 +296,12 @@ class MemoryPool(BlockCache):
         )
 
     def _exhausted(self, size: int) -> QuotaError:
+        registered = self._registered.bytes
         return QuotaError(
-            f"the memory pool is limited to {self.limit} bytes, {self._registered} are registered "
+            f"the memory pool is limited to {self.limit} bytes, {registered} are registered "
             f"and {len(self._waiters)} wait for some; release buffers and messages, wait with "
             f"`lease`, or raise Config.pool_limit",
-            amount=self._registered + max(SLAB_SIZE, block_size(size)),
+            amount=registered + max(SLAB_SIZE, block_size(size)),
             limit=self.limit,
         )
 
@@ -261,24 +321,21 @@ class MemoryPool(BlockCache):
         return Block(self, *self._regions[slab], slab, offset, size)
 
     def _make_large(self, size: int) -> Block:
-        ready = self._large_ready.get(size)
-        if ready:
-            self._large_ready_bytes -= size
-            return ready.pop()
+        block = self._large.take(size)
+        if block is not None:
+            return block
         region = self._register(size)
-        self._large.add(region)
         return Block(self, region, region.buf, -1, 0, size)
 
     def _register(self, size: int) -> verbs.MemoryRegion:
-        if self._registered + size > self.limit:
-            self._drop_large()
-        if self._registered + size > self.limit:
+        registered = self._registered
+        if not registered.has_room(size):
+            self._large.drop()
+        if not registered.has_room(size):
             self._drop_slabs(keep=0)
-        if self._registered + size > self.limit:
+        if not registered.has_room(size):
             raise self._exhausted(size)
-        region = self.pd.reg_mr(size, self._access, huge_pages=self._huge_pages)
-        self._registered += size
-        return region
+        return registered.register(size)
 
     def _reclaim(self) -> None:
         """Blocks that are kept ready go back to their slabs, where they can be joined."""
@@ -303,36 +360,19 @@ class MemoryPool(BlockCache):
         """Deregisters slabs of which nothing is leased, but for some."""
         self._reclaim()
         for slab in self._slabs.trim(keep=keep):
-            self._regions.pop(slab)[0].close()
-            self._registered -= SLAB_SIZE
-
-    def _drop_large(self) -> None:
-        for ready in self._large_ready.values():
-            while ready:
-                self._close_large(ready.pop())
-        self._large_ready_bytes = 0
-
-    def _close_large(self, block: Block) -> None:
-        self._registered -= block.size
-        self._large.discard(block.region)
-        block.region.close()
-        block.retire()
+            self._registered.deregister(self._regions.pop(slab)[0])
 
     def _returned(self, block: Block) -> None:
         """A block that the cache does not keep by itself: it is the last, or others wait."""
-        size = block.size
         if self.closed:
             block.retire()  # the region went with the pool
             return
-        if size <= SLAB_SIZE:
+        if block.size <= SLAB_SIZE:
             if not self.keep(block):
                 self._free(block)
             self._trim()
-        elif self._large_ready_bytes + size <= LARGE_READY_BYTES:
-            self._large_ready.setdefault(size, []).append(block)
-            self._large_ready_bytes += size
         else:
-            self._close_large(block)
+            self._large.give_back(block)
         self._waiters.returned(block)
 
     def close(self) -> None:
@@ -342,7 +382,7 @@ class MemoryPool(BlockCache):
         self.local_dma_lkey: int = 0
         if self._local_dma is not None:
             self._local_dma.close()
-        self._drop_large()
+        self._large.drop()
         for block in self.clear_ready():
             block.retire()
         for slab, (region, _) in self._regions.items():

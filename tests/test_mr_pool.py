@@ -254,12 +254,16 @@ def test_large_blocks(pool: MemoryPool) -> None:
 
 
 def test_large_blocks_kept_ready_are_limited(make_pool: MakePool) -> None:
-    pool = make_pool(1 << 40)
+    pool = make_pool(2 * LARGE_READY_BYTES)
     size = LARGE_READY_BYTES // 2
-    buffers = [pool.alloc(size) for _ in range(4)]
-    for buffer in buffers:
-        buffer.release()
-    assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+    for replaced in (False, True, False):  # else those that are kept are used again
+        buffers = [pool.alloc(size) for _ in range(4)]
+        for buffer in buffers:
+            buffer.release()
+        assert pool.statistics().registered_bytes == LARGE_READY_BYTES
+        if replaced:
+            pool.alloc(4 * size).release()  # too large to be kept
+            assert pool.statistics().registered_bytes == 0
 
 
 # ---- the end -------------------------------------------------------------------------------------
@@ -443,7 +447,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool._slabs.check()
         for region, _ in list(self.pool._regions.values()):
             region.close()
-        self.pool._drop_large()
+        self.pool._large.drop()
         self.pool.close()
 
 

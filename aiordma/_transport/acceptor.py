@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from .. import verbs
+from .._core.handshake import Hello
 from .._core.refusal import pack_refusal
 from .._loop.shutdown import background
 from ..cm.address import Address
@@ -27,6 +28,7 @@ from . import observation
 from .admission_control import FailureLimit, FairShare, NoRoomError, networks_of, places, setting
 from .auth import Security, new_ticket_office
 from .connection import Connection
+from .endpoint import most_rails
 from .inspection import OnRequest, Way, admits, refuse
 
 if TYPE_CHECKING:
@@ -211,6 +213,10 @@ class Acceptor:
         handshake.task = task = background(self._loop, self._serve(handshake))
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
+
+    def takes_rails(self, peer: Hello) -> bool:
+        """Whether the connection is to have several rails."""
+        return peer.rails and most_rails(self.config, self.devices) > 1
 
     @property
     def handshakes(self) -> int:

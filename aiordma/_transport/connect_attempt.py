@@ -16,7 +16,7 @@ from ..config import Config
 from ..errors import AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
-from .endpoint import RailEndpoint, make_hello
+from .endpoint import RailEndpoint, make_hello, most_rails
 from .lifecycle import ControlChannel, Link, NoLink, weakly
 from .tcp_link import TCPLink
 
@@ -38,7 +38,7 @@ class Target:
     @property
     def rails(self) -> bool:
         """Whether the connection is to have several rails."""
-        return len(self.devices) > 1
+        return len(self.devices) > 1 < most_rails(self.config, self.devices)
 
 
 class ConnectAttempt(Generic[E]):
@@ -99,7 +99,7 @@ class ConnectAttempt(Generic[E]):
 
     def begin_proof(self, link: TCPLink, *, client: bool) -> KeyProof:
         """Begins to prove the key on the socket; the peer's queue pair need not be known yet."""
-        proof = self.connection._make_key_proof(link.send_control, client=client)
+        proof = self.connection._handshake.make_proof(link.send_control, client=client)
         proof.begin()
         return proof
 
@@ -108,7 +108,7 @@ class ConnectAttempt(Generic[E]):
 
         AuthenticationError if one of them has not the same.
         """
-        self.connection._bind_key_proof(peer, peer_qp_num)
+        self.connection._handshake.bind_proof(peer, peer_qp_num)
         try:
             while not proof.done.done():
                 message = await link.read_control()

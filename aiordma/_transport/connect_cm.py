@@ -318,7 +318,9 @@ class CMRequest(Request):
         attempt.link = link = CMLink(EventDriver.for_library(id.channel.library), id)
         check_device(id, self._listener.only, self._listener.address)
         when_closed = acceptor.take_place()
-        attempt.take_over(make_endpoint(id, acceptor.config, acceptor.security), rails=peer.rails)
+        attempt.take_over(
+            make_endpoint(id, acceptor.config, acceptor.security), rails=acceptor.takes_rails(peer)
+        )
         attempt.make(when_closed)
         attempt.post_receives()
         id.accept(parameters(attempt.endpoint, attempt.hello, peer))

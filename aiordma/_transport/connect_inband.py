@@ -338,7 +338,7 @@ class InbandRequest(Request):
         attempt.take_over(
             AddressedEndpoint(devices, config, security, member.local_address),
             in_band=True,
-            rails=self._peer.rails,
+            rails=acceptor.takes_rails(self._peer),
         )
         attempt.make(when_closed)
         channel = attempt.control_channel

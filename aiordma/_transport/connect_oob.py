@@ -13,7 +13,7 @@ from . import observation
 from .auth import Security
 from .connect_attempt import ConnectAttempt
 from .connection import Connection
-from .endpoint import AddressedEndpoint
+from .endpoint import AddressedEndpoint, most_rails
 
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
@@ -45,7 +45,8 @@ class PendingConnection:
         self._started = False
         with self._attempt:
             self._attempt.take_over(
-                AddressedEndpoint(devices, config, security, address), rails=len(devices) > 1
+                AddressedEndpoint(devices, config, security, address),
+                rails=most_rails(config, devices) > 1,
             )
             self._attempt.make()
         self.endpoint: bytes = self._attempt.endpoint.packed(self._attempt.hello)

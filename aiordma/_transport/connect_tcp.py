@@ -285,7 +285,7 @@ class TCPRequest(Request):
         attempt.take_over(
             AddressedEndpoint(devices, config, security, tcp.local_address),
             in_band=in_band,
-            rails=peer.rails,
+            rails=acceptor.takes_rails(peer),
         )
         attempt.make(when_closed)
         if security.auth is not None:

@@ -62,11 +62,11 @@ async def introduce(connection: Connection, data: bytes) -> Connection:
 
     RejectedError with its reason otherwise.
     """
-    if connection._inspection is None:
+    if connection._handshake.inspection is None:
         return connection
     try:
         connection._messages.controls.send(protocol.ConnectData(0, data))
-        await connection._inspection.message()
+        await connection._handshake.inspection.message()
     except BaseException:
         connection.abort()
         raise
@@ -81,8 +81,8 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
     """
     try:
         async with asyncio.timeout_at(limit) as deadline:
-            assert connection._inspection is not None
-            message = await connection._inspection.message()
+            assert connection._handshake.inspection is not None
+            message = await connection._handshake.inspection.message()
             assert isinstance(message, protocol.ConnectData)
             connection._request_data = message.data
             refusal = await _decide(

@@ -47,14 +47,15 @@ from ..errors import (
     host_port,
     in_short,
 )
-from .auth import NOT_THE_SAME_KEY, KeyProof
+from .auth import NOT_THE_SAME_KEY
+from .failover import Failover
+from .handshake_parts import HandshakeParts, Inspection
 from .keep_alive import KeepAlive, keep_alive_of
 from .memory import Memory
-from .rails import Rails
+from .rails import Rail, Rails
 from .sharing import Sharing
 
 if TYPE_CHECKING:
-    from .encryption import KeyExchange
     from .endpoint import RailEndpoint
 
 logger = logging.getLogger("aiordma.connection")
@@ -106,36 +107,6 @@ def rejected_by_application(text: str) -> RejectedError:
         event="",
         by_application=True,
     )
-
-
-class Inspection:
-    """The wait of a handshake's last step (inspection.py): for data, or for the acceptance."""
-
-    def __init__(self, *, client: bool) -> None:
-        self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
-        self._came: asyncio.Future[protocol.Message | None]
-        self._came = asyncio.get_running_loop().create_future()
-        self._error: Callable[[], BaseException] | None = None
-
-    def control(self, message: protocol.Message) -> None:
-        """ProtocolError for the other message, or for a second one."""
-        if self._came.done() or not isinstance(message, self._awaited):
-            raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
-        self._came.set_result(message)
-
-    def end(self, error: Callable[[], BaseException]) -> None:
-        """Has `message` raise an error: a new one, whose frames may have the connection."""
-        if not self._came.done():
-            self._error = error
-            self._came.set_result(None)
-
-    async def message(self) -> protocol.Message:
-        """Raises what the connection has ended with."""
-        message = await self._came
-        if message is None:
-            assert self._error is not None
-            raise self._error()
-        return message
 
 
 class InbandHandler(Protocol):
@@ -217,8 +188,8 @@ class ConnectionLifecycle:
         """Takes over `endpoint`, which has its queue pair; `hello` is this side's."""
         config = endpoint.config
         self._endpoint = endpoint
-        self._hello = hello
-        self._key_proof: KeyProof | None = None
+        assert endpoint.qp is not None
+        self._handshake = HandshakeParts(endpoint.security, hello, endpoint.qp.qp_num)
         self._keep_alive: KeepAlive | None = None
         self._config = config
         self._affinity = LoopAffinity()
@@ -226,9 +197,8 @@ class ConnectionLifecycle:
         self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
         self._inband: InbandHandler | None = None
-        self._inspection: Inspection | None = None
-        self._peer: Hello | None = None
-        self._rails: Rails | None = None  # besides the lead
+        self._rails: Rails | None = None
+        self._failover: Failover | None = None
         self._state = ConnectionState.CONNECTING
         self._close_cause: BaseException | None = None
         self._peer_close_error: RDMAError | None = None
@@ -246,13 +216,8 @@ class ConnectionLifecycle:
             queue=self._queue, memory=self._memory, config=config, owner=self._owner
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
-        self._key_exchange: KeyExchange | None = None
         if endpoint.security.encrypt:
-            from . import encryption  # noqa: PLC0415 - it needs a package
-
-            sealing = encryption.new_sealing(memory_in_clear=endpoint.security.memory_in_clear)
-            self._messages.seal_with(sealing)
-            self._key_exchange = encryption.KeyExchange(sealing)
+            self._messages.seal_with(self._handshake.new_sealing())
         self._queue.frame_handler = self._messages
         self._sharing = Sharing(
             driver.pool, config, self._messages, self._queue, self._owner.error_for
@@ -284,20 +249,6 @@ class ConnectionLifecycle:
             )
         return True
 
-    def _make_key_proof(
-        self, send: Callable[[protocol.Message], None], *, client: bool
-    ) -> KeyProof:
-        """This side's part of the proof of the key; `send` takes its messages to the peer."""
-        key = self._endpoint.security.auth
-        assert key is not None
-        self._key_proof = KeyProof(key, send, client=client, exchange=self._key_exchange)
-        return self._key_proof
-
-    def _bind_key_proof(self, peer: Hello, peer_qp_num: int) -> None:
-        assert self._key_proof is not None
-        assert self._endpoint.qp is not None
-        self._key_proof.bind((self._hello, peer), (self._endpoint.qp.qp_num, peer_qp_num))
-
     async def _start(
         self, link: Link, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> None:
@@ -312,8 +263,8 @@ class ConnectionLifecycle:
         self._owner.peer = link.peer_address
         if link.peer_address is not None:
             self._queue.peer = self._sharing.peer = host_port(link.peer_address)
-        self._peer = peer
-        if peer.rails and self._hello.rails:
+        self._handshake.peer = peer
+        if peer.rails and self._handshake.hello.rails:
             self._rails = Rails(
                 self._owner,
                 self._messages,
@@ -322,33 +273,43 @@ class ConnectionLifecycle:
                 self._endpoint.security,
                 devices,
                 self._endpoint.driver.context.name,
+                self._queue,
                 link.peer_address,
                 client,
                 self._loop.time,
                 self._loop.call_later,
             )
+            if self._endpoint.may_be_left:
+                self._failover = Failover(
+                    self._rails,
+                    self._messages,
+                    self._config,
+                    weakly(self._moved),
+                    weakly(self._end),
+                )
+                self._messages.failover = self._failover
         if peer.inspects if client else self._endpoint.security.inspects:
-            self._inspection = Inspection(client=client)
+            self._handshake.inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
         timers = self._endpoint.driver.timers
         self._keep_alive = keep_alive_of(self._queue, timers, self._config)
-        if self._endpoint.security.auth is None or self._key_proof is not None:
+        if self._endpoint.security.auth is None or self._handshake.proof is not None:
             self._messages.awaiting_auth = False
             if self._messages.sealing is not None:
                 self._messages.sealing.seal_first()
             self._advance(LifecycleEvent.ESTABLISHED)
-            self._messages.start(peer)
+            self._messages.start(peer, rails=self._failover is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         assert self._endpoint.qp is not None
-        proof = self._make_key_proof(weakly(self._send_proof), client=client)
-        self._bind_key_proof(peer, self._endpoint.qp.query().dest_qp_num)
-        self._messages.start(peer)
+        proof = self._handshake.make_proof(weakly(self._send_proof), client=client)
+        self._handshake.bind_proof(peer, self._endpoint.qp.query().dest_qp_num)
+        self._messages.start(peer, rails=self._failover is not None)
         proof.begin()
         try:
             await proof.done
         except BaseException:
-            self._key_proof = None  # the frames of its error have this connection
+            self._handshake.proof = None  # the frames of its error have this connection
             raise
         finally:
             del proof
@@ -386,10 +347,10 @@ class ConnectionLifecycle:
     @property
     def _is_ending(self) -> bool:
         """Whether it has ended, or the peer has said goodbye."""
-        return self._queue.failed or self._state in LIMITED
+        return (self._queue.failed and not self._queue.suspended) or self._state in LIMITED
 
     def _take_control(self, message: protocol.Message) -> None:
-        proof = self._key_proof
+        proof = self._handshake.proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if proof is None:
                 raise ProtocolError("the peer sent a proof that it has a key; none was given here")
@@ -427,8 +388,8 @@ class ConnectionLifecycle:
                 )
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
-            case protocol.ConnectData() | protocol.ConnectAccepted() if self._inspection:
-                self._inspection.control(message)
+            case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
+                self._handshake.inspection.control(message)
             case _ if self._inband is not None and self._inband.control(message):
                 pass  # also now: a further connection is inspected like this one
             case _ if self._messages.awaiting_admission:
@@ -478,7 +439,7 @@ class ConnectionLifecycle:
 
     def _hear(self) -> None:
         """Ends the connection if its queue pair has failed, unless it has ended."""
-        if self._queue.failed and self._queue.error is not None:
+        if self._queue.failed and not self._queue.suspended and self._queue.error is not None:
             self._end(self._queue.error)
 
     def _hear_rails(self) -> None:
@@ -486,13 +447,29 @@ class ConnectionLifecycle:
         self._hear()
         if self._rails is not None and self._close_cause is None:
             self._rails.hear()
+            if self._queue.suspended and self._failover is not None:
+                try:
+                    self._failover.go_on(self._queue)
+                except ProtocolError as error:
+                    self._protocol_error(error)
+
+    def _moved(self, rail: Rail) -> None:
+        """The rail is the lead from now on."""
+        assert rail.queue is not None
+        assert rail.endpoint is not None
+        rail.queue.peer = self._queue.peer
+        self._queue = rail.queue
+        self._sharing.moved(rail.queue)
+        rail.queue.user = self._sharing
+        if self._keep_alive is not None:
+            self._keep_alive.stop()  # the rail has one
 
     def _end(self, error: BaseException) -> None:
         """Ends the connection for this reason, unless it has ended.
 
         If its queue pair has failed, that came first, and is the reason.
         """
-        if self._queue.failed:
+        if self._queue.failed and not self._queue.suspended:
             error = self._queue.error or error
         broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
         if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
@@ -519,14 +496,12 @@ class ConnectionLifecycle:
             self._close_timer.cancel()
         if self._keep_alive is not None:
             self._keep_alive.stop()
-        if self._key_proof is not None and not self._key_proof.done.done():
-            self._key_proof.done.set_exception(self._owner.error_for(root))
-            self._key_proof.done.exception()  # retrieved, also if it is not awaited yet
-        if self._inspection is not None:
-            self._inspection.end(partial(self._owner.error_for, root))
+        self._handshake.end(partial(self._owner.error_for, root))
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)
+        if self._failover is not None:
+            self._failover.stop()
         if self._rails is not None:
             self._rails.end(root)
         self._memory.end(root)

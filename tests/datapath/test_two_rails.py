@@ -261,10 +261,9 @@ def begun(wire: Wire) -> int:
     return wire.queue.capacity - wire.queue.free
 
 
-def receiving(rails: Rails, into: bytearray | None = None) -> asyncio.Task[Any]:
+def receiving(rails: Rails) -> asyncio.Task[Any]:
     """A receiver, which has begun."""
-    methods = rails.bare.methods
-    call: Any = methods.recv() if into is None else methods.recv_into(into)
+    call: Any = rails.bare.methods.recv()
 
     async def receive() -> object:
         return await call

@@ -64,7 +64,7 @@ def test_it_goes_with_the_memory(pools: tuple[MemoryPool, MemoryPool]) -> None:
     large.release()
     home._drop_slabs(keep=0)
     assert registered(other.pd) == 1
-    home._drop_large()
+    home._large.drop()
     assert registered(other.pd) == 0
 
 

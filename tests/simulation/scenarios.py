@@ -5,21 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import logging
+import os
+import random
 import runpy
 import struct
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 from unittest.mock import patch
 
+import numpy as np
+
 import aiordma
-from aiordma import testing
+from aiordma import arrays, testing
+from tests.soak.pattern import STARTS, Patterns
+from tests.soak.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
+from tests.soak.session import as_planned, causes, talk
+from tests.soak.tally import Tally
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PORT = 7471
@@ -30,6 +39,7 @@ BROKEN = (aiordma.RDMAError, ConnectionError)
 # Programs bear what the network does; without hosts that stop, connections survive it.
 LOSSY = testing.Link(loss=0.005, duplicate=0.005, reorder=0.02, jitter=50e-6)
 ROUGH = testing.FaultPlan(LOSSY, partitions=0.3, pauses=0.3, kills=0.3, until=6)
+FAR = replace(LOSSY, latency=0.005)  # so there is time for faults
 CALM = testing.FaultPlan(LOSSY)
 
 Main = Callable[[testing.World], Coroutine[Any, Any, None]]
@@ -74,6 +84,18 @@ async def handled(
             await handler(conn)
 
 
+async def on_two_hosts(
+    world: testing.World, program: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Whose end is that of its host, or its own."""
+
+    async def run(host: testing.Host) -> None:
+        with contextlib.suppress(testing.KilledError):
+            await host.run(program)
+
+    await asyncio.gather(*(run(world.host(f"client{i}")) for i in range(2)))
+
+
 # ---- the examples --------------------------------------------------------------------------------
 
 
@@ -111,6 +133,26 @@ async def examples(world: testing.World) -> None:
     assert lines.count("stored") == 3
     assert {f"{key}: {'x' * 500}" for key in keys} | {"none: not in the cache"} <= {*lines}
     assert {"squares: [0, 1, 4, 9, 16]", "the server has given up waiting"} <= {*lines}
+
+
+async def more_examples(world: testing.World) -> None:
+    fd = os.memfd_create("model.safetensors")
+    os.writev(fd, arrays.pack({"sevens": np.full(2000, 7.0)}))
+    client, other = world.host("client"), world.host("other")
+    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.closing(os.fdopen(fd)):
+        world.host("echo").serve(example_of("echo_server"))
+        world.host("tensors").serve(example_of("tensors", "serve", f"/proc/self/fd/{fd}"))
+        await asyncio.sleep(1)
+        await asyncio.gather(
+            client.run(example_of("echo_client", "echo", "7471")),
+            client.run(example_of("tensors", "list", "tensors", "7472")),
+            other.run(example_of("tensors", "fetch", "tensors", "7472", "sevens")),
+            other.run(example_of("lent_memory")),
+        )
+    lines = told.getvalue().splitlines()
+    assert sum(line.endswith("bytes: the same came back") for line in lines) == 5
+    assert {"sevens: F64 [2000]", "sevens: 2000 values, mean 7"} <= {*lines}
+    assert "the client left 00 00 00 00 01 01 01 01" in lines
 
 
 def example_of(*command: str) -> Callable[[], Coroutine[Any, Any, Any]]:
@@ -210,9 +252,7 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
             except BROKEN:
                 continue
 
-    clients = [world.host(f"client{i}") for i in range(2)]
-    with contextlib.suppress(testing.KilledError):
-        await asyncio.gather(*(client.run(ask, 7) for client in clients))
+    await on_two_hosts(world, partial(ask, 7))
     await asyncio.sleep(max(0, 10 - world.now))
     await ask(0)
     assert max(EXECUTED.values()) == 1
@@ -249,7 +289,7 @@ async def leases(world: testing.World) -> None:
                             await asyncio.sleep(0.001)
 
     world.host("server").serve(serve, lend)
-    await asyncio.gather(*(world.host(f"client{i}").run(use) for i in range(2)))
+    await on_two_hosts(world, use)
 
 
 # ---- random traffic ------------------------------------------------------------------------------
@@ -299,7 +339,7 @@ async def traffic(world: testing.World) -> None:
             await talk(conn, 2)
 
     world.host("server").serve(serve, answer)
-    await asyncio.gather(*(world.host(f"client{i}").run(call) for i in range(2)))
+    await on_two_hosts(world, call)
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -330,13 +370,83 @@ async def streams(world: testing.World) -> None:
     await writer.wait_closed()
 
 
+# ---- the plans of the soak -----------------------------------------------------------------------
+
+
+class Known(Patterns):
+    """Without a file."""
+
+    def __init__(self) -> None:
+        self._bytes = memoryview(random.Random(1).randbytes(STARTS + LARGEST))
+
+
+LARGEST = 1 << 16
+KNOWN = Known()
+
+
+def last_is_lost(error: Exception, plan: Plan, side: str) -> bool:
+    """The peer closes when it has all, and the acknowledgement of the last message is lost."""
+    closed = [one for one in causes(error) if isinstance(one, aiordma.ConnectionClosedError)]
+    peer_closes = plan.ending.endswith("closes") and not plan.ending.startswith(side)
+    return peer_closes and all(one.by_peer for one in closed) and [*causes(error)] == closed
+
+
+async def plans(world: testing.World, *, strict: bool) -> None:
+    """Short ones: messages, memory and leases, with all that is cancelled, aborted or left."""
+    draw = world.random
+    via, config = draw.choice(("cm", "tcp")), draw.choice([*CONFIGS])
+    options: dict[str, Any] = {"via": via, "config": CONFIGS[config], **SECURITY[config]}
+
+    async def play(conn: aiordma.Connection, seed: int, side: str) -> None:
+        plan = Plan.of(seed, config, strict=strict)
+        plan = replace(plan, largest=min(plan.largest, LARGEST), count=min(plan.count, 8))
+        try:
+            async with asyncio.timeout(100):
+                await talk(conn, plan, side, KNOWN, Tally())
+        except Exception as error:
+            if not (as_planned(error, plan, side) or last_is_lost(error, plan, side)):
+                raise AssertionError(f"{side} of {plan}") from error
+
+    async def answer(conn: aiordma.Connection) -> None:
+        with await conn.recv() as message:
+            seed = int(bytes(message))
+        await play(conn, seed, SERVER)
+
+    async def call(seed: int) -> None:
+        leaves = Plan.of(seed, config, strict=strict).leaves
+        async with await aiordma.connect("server", PORT, **options) as conn:
+            await conn.send(b"%d" % seed)
+            playing = asyncio.ensure_future(play(conn, seed, CLIENT))
+            await asyncio.wait([playing], timeout=draw.random() ** 2 * 0.01 if leaves else None)
+            playing.cancel()
+            await asyncio.wait([playing])
+            if not playing.cancelled():
+                playing.result()
+            elif draw.random() < 0.5:
+                conn.abort()
+
+    async def call_again_and_again() -> None:
+        for _ in range(4):
+            try:
+                await call(draw.getrandbits(48))
+            except BROKEN:
+                if strict:
+                    raise
+
+    world.host("server").serve(partial(serve, answer, **options))
+    await on_two_hosts(world, call_again_and_again)
+
+
 # ---- two cables ----------------------------------------------------------------------------------
 
 
-async def cables(world: testing.World) -> None:
+async def cables(
+    world: testing.World, via: Literal["cm", "tcp"] = "cm", *, cut: Sequence[int]
+) -> None:
     """Long messages go on over one cable while the other one is cut, and both carry them later."""
     end = world.now + world.random.uniform(1, 4)
-    options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS}
+    options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
+    conns: list[aiordma.Connection] = []
 
     async def answer(conn: aiordma.Connection) -> None:
         async for message in conn:
@@ -349,25 +459,35 @@ async def cables(world: testing.World) -> None:
         with await conn.recv() as message:
             assert bytes(message) == data
 
+    def whole() -> bool:
+        states = [rail.state for conn in conns for rail in conn.rails]
+        return sorted(states) == ["lead", "up"]
+
     async def call() -> None:
         async with await aiordma.connect("server", PORT, **options) as conn:
-            while world.now < end or conn.rails[-1].state != "up":
+            conns.append(conn)
+            while world.now < end or not whole():
                 await ask(conn)
                 await asyncio.sleep(world.random.uniform(0, 0.2))
-            await ask(conn)
+            before = [rail.bytes_received for rail in conn.rails]
+            while any(map(int.__ge__, before, (rail.bytes_received for rail in conn.rails))):
+                await ask(conn)
 
     world.host("server").serve(partial(serve, answer, **options))
     calling = asyncio.ensure_future(world.host("client").run(call))
-    while world.now < end:
+    while world.now < end and not calling.done():
         await asyncio.sleep(world.random.uniform(0, 0.5))
-        world.partition("server", network=1)
-        await asyncio.sleep(world.random.uniform(0, 1))
-        world.heal(network=1)
+        if whole():
+            network = world.random.choice(cut)
+            world.partition("server", network=network)
+            await asyncio.sleep(world.random.uniform(0, 1))
+            world.heal(network=network)
     await calling
 
 
 SCENARIOS = {
     "examples": Scenario(examples),
+    "more examples": Scenario(more_examples),
     "counting": Scenario(counting, {}, testing.FaultPlan(LOSSY, partitions=1, pauses=1, until=20)),
     "restarts": Scenario(restarts, {"server": echo}, ROUGH),
     "restarts over TCP": Scenario(
@@ -378,7 +498,11 @@ SCENARIOS = {
     ),
     "traffic": Scenario(traffic),
     "streams": Scenario(streams),
-    "cables": Scenario(cables, devices=2),
+    "plans": Scenario(partial(plans, strict=True)),
+    "broken plans": Scenario(
+        partial(plans, strict=False), {}, testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2)
+    ),
+    "cables": Scenario(partial(cables, cut=(1,)), devices=2),
 }
 
 
@@ -391,6 +515,7 @@ def of_seed(seed: int) -> tuple[str, Scenario]:
 def failure(seed: int) -> str:
     """Of the scenario of a seed; empty if there is none."""
     name, scenario = of_seed(seed)
+    logging.getLogger("aiordma").setLevel(logging.ERROR)  # what breaks is meant to
     try:
         scenario.run(seed)
     except Exception:

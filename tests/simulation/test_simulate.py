@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import random
 import time
@@ -69,6 +70,39 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert first == again
     assert first[0] != other[0]
     assert first[1] < 0.01
+
+
+def test_polling_takes_virtual_time() -> None:
+    async def main(world: testing.World) -> None:
+        with aiordma.verbs.open_device() as context, context.create_cq(16) as cq:
+            begun = world.now
+            assert not cq.wait(spin=math.inf, timeout=0.01)
+            assert 0.01 <= world.now - begun < 0.011
+
+    testing.simulate(main, seed=1)
+
+
+def test_the_direct_wake_up_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def client() -> None:
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon
+
+        def counted(callback: Any, *args: Any, **options: Any) -> asyncio.Handle:
+            if getattr(callback, "__name__", "") == "task_wakeup":
+                asked.append(args)
+            return call_soon(callback, *args, **options)
+
+        async with await aiordma.connect("server", PORT) as conn:
+            monkeypatch.setattr(loop, "call_soon", counted)
+            for _ in range(20):
+                conn.send_nowait(b"12345678")
+                (await conn.recv()).release()
+            monkeypatch.undo()
+
+    run(client)
+    assert len(asked) == (20 if os.environ.get("AIORDMA_NO_DIRECT_WAKE") else 0)
 
 
 def test_datagrams_wake_no_loop_but_completions_do() -> None:
@@ -382,6 +416,29 @@ def test_a_killed_host_says_nothing_and_boots_again() -> None:
         await asyncio.sleep(0.001)
         await ask(64, 1 << 20)
         await conn.close()
+
+    testing.simulate(main, seed=1, hosts={"server": serve})
+
+
+@pytest.mark.parametrize("boots", [True, False])
+def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
+    async def serve() -> None:
+        async with await asyncio.start_server(lambda *_: None, port=PORT) as server:
+            await server.serve_forever()
+
+    async def main(world: testing.World) -> None:
+        reader, writer = await asyncio.open_connection("server", PORT)
+        await asyncio.sleep(1)
+        world.host("server").kill()
+        writer.write(b"lost")
+        await asyncio.sleep(10)
+        assert not reader.at_eof()
+        if boots:
+            world.host("server").boot()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        assert world.now < (30 if boots else 300)
+        writer.close()
 
     testing.simulate(main, seed=1, hosts={"server": serve})
 

@@ -171,7 +171,7 @@ async def test_an_answer_is_good_for_its_own_connection_only(factory: Connection
         client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
             # What it said, said again: as an eavesdropper would.
-            handshake = client._key_proof
+            handshake = client._handshake.proof
             assert handshake is not None
             said: list[protocol.Message] = [
                 protocol.AuthHello(0, handshake._nonce),
@@ -382,7 +382,7 @@ async def test_a_wrong_proof_on_the_socket(factory: ConnectionFactory, said: str
     async with await listening(factory, KEY) as listener:
         client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
-            proof = client._key_proof
+            proof = client._handshake.proof
             assert proof is not None
             messages: list[protocol.Message] = [HELLO, PROOF]
             if said == "what another said":

@@ -251,7 +251,7 @@ async def test_with_a_key(factory: ConnectionFactory) -> None:
             other = replace(factory, auth=key)
             await ends(other.connect(listener.port), ConnectionRefusedError)
         for pair in pairs:
-            assert pair[0]._key_proof is not None
+            assert pair[0]._handshake.proof is not None
             await check_alive(*pair)
             await asyncio.gather(*(conn.close() for conn in pair))
 

@@ -210,7 +210,7 @@ async def test_it_breaks_while_it_sends_its_proof(factory: PairFactory, client: 
         made.first._client = client
         await made.happens(LifecycleEvent.KEY_REQUIRED)
         conn = made.conn
-        proof = conn._key_proof
+        proof = conn._handshake.proof
         assert proof is not None
         proof._send = lambda _: conn._disconnected("the peer is gone")
         nonce = bytes(32)

@@ -420,8 +420,8 @@ async def test_each_connection_has_keys_of_its_own(factory: ConnectionFactory) -
         for client, server in pairs:
             await check_alive(client, server)
             for conn in (client, server):
-                assert conn._key_exchange is not None
-                publics.add(conn._key_exchange.public)
+                assert conn._handshake.exchange is not None
+                publics.add(conn._handshake.exchange.public)
         assert len(publics) == 6
         for client, server in pairs:
             await asyncio.gather(client.close(), server.close())

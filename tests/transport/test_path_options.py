@@ -160,6 +160,7 @@ async def test_what_the_connection_manager_does_not_take(name: str, device_name:
         {"max_regions": 0},
         {"max_connections": 0},
         {"max_connections_per_host": 0},
+        {"max_rails": 9},
         {"connect_timeout": 0},
         {"close_timeout": -1},
         {"keep_alive": 0.0},

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from aiordma import Connection, Listener, connect, listen, prepare_connection
+from aiordma import Config, Connection, Listener, connect, listen, prepare_connection, verbs
 from aiordma._core import protocol
 from aiordma._options import Devices, Via
 from aiordma._transport.connection_group import GroupMember
 from aiordma._transport.rails import Rails
 from tests.transport.connection_factory import SMALL, yield_loop
 
-HOST = "127.0.0.1"  # of embedded0; that of embedded1 is 127.0.0.2
-TWO = ["embedded0", "embedded1"]
+TWO = os.environ.get("AIORDMA_RAILS", "embedded0,embedded1").split(",")
+with verbs.open_device(TWO[0]) as lead:
+    HOST = str(lead.choose_gid().gid.ip)
 WAYS = ("cm", "tcp", "in-band", "out of band")
 
 
@@ -48,21 +50,21 @@ class Later:
 
 @asynccontextmanager
 async def joined(
-    way: str, here: Devices = TWO, there: Devices = TWO, **options: Any
+    way: str, here: Devices = TWO, there: Devices = TWO, config: Config = SMALL, **options: Any
 ) -> AsyncIterator[tuple[Connection, Connection]]:
     """Both ends of a connection; the first one is that which offers the rails."""
     async with AsyncExitStack() as stack:
         if way == "out of band":
-            ends = await _joined_out_of_band(here, there, **options)
+            ends = await _joined_out_of_band(here, there, config, **options)
         else:
             via: Via = "cm" if way == "cm" else "tcp"
             listener = await stack.enter_async_context(
-                await listen(HOST, device=there, via=via, config=SMALL, **options)
+                await listen(HOST, device=there, via=via, config=config, **options)
             )
             if way == "in-band":
-                for end in await both(listener, device=here, via=via, **options):
+                for end in await both(listener, device=here, via=via, config=config, **options):
                     await stack.enter_async_context(end)
-            ends = await both(listener, device=here, via=via, **options)
+            ends = await both(listener, device=here, via=via, config=config, **options)
             if way == "in-band":
                 assert isinstance(link := ends[0]._link, GroupMember)
                 assert link.number
@@ -70,18 +72,20 @@ async def joined(
             yield ends
 
 
-async def both(listener: Listener, **options: Any) -> tuple[Connection, Connection]:
+async def both(
+    listener: Listener, config: Config = SMALL, **options: Any
+) -> tuple[Connection, Connection]:
     options.pop("on_request", None)
     accepting = asyncio.create_task(listener.accept())
-    client = await connect(HOST, listener.port, config=SMALL, **options)
+    client = await connect(HOST, listener.port, config=config, **options)
     return client, await accepting
 
 
 async def _joined_out_of_band(
-    here: Devices, there: Devices, **options: Any
+    here: Devices, there: Devices, config: Config, **options: Any
 ) -> tuple[Connection, Connection]:
-    first = await prepare_connection(device=here, config=SMALL, **options)
-    second = await prepare_connection(device=there, config=SMALL, **options)
+    first = await prepare_connection(device=here, config=config, **options)
+    second = await prepare_connection(device=there, config=config, **options)
     if first.endpoint > second.endpoint:  # else it is the first one that begins
         first, second = second, first
     async with first, second:

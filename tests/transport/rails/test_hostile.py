@@ -66,8 +66,8 @@ LIES: dict[str, tuple[protocol.Message, str]] = {
     "an answer without an offer": (RailAnswer(1, 1, ENDPOINT), "RailAnswer"),
     "an unknown one is ready": (RailReady(0, 1), "rail 1, which is none"),
     "an unknown one is down": (RailDown(0, 1), "rail 1, which is none"),
-    "the lead is ready": (RailReady(0, 0), "rail 0, which is none"),
-    "the lead is down": (RailDown(0, 0), "rail 0, which is none"),
+    "the lead is ready": (RailReady(0, 0), "rail 0 is UP, and the peer has READY"),
+    "the lead is down": (RailDown(0, 0), "stopped the rail of its messages"),
 }
 
 
@@ -84,10 +84,12 @@ async def test_the_connection_ends(factory: ConnectionFactory, lie: str) -> None
     [RailOffer(1, 1, ENDPOINT), RailAnswer(1, 1, ENDPOINT), RailReady(0, 1), RailDown(0, 1)],
     ids=lambda message: type(message).__name__,
 )
+@pytest.mark.parametrize("options", [{"rails": False}, {"device": "embedded0"}], ids=str)
 async def test_rails_were_not_agreed_on(
-    factory: ConnectionFactory, message: protocol.Message
+    factory: ConnectionFactory, message: protocol.Message, options: dict[str, Any]
 ) -> None:
-    async with victim(factory, rails=False) as (conn, peer):
+    """The peer has not said that it offers them, or this side has one device."""
+    async with victim(factory, **options) as (conn, peer):
         assert not peer.theirs.rails
         peer.send_control(message)
         assert type(message).__name__ in str(await ends(conn.recv(), ProtocolError))
@@ -110,7 +112,7 @@ async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
         assert conn._rails is not None
-        (rail,) = conn._rails.rails
+        _, rail = conn._rails.rails
         assert rail.queue is not None
         rail.queue.rail_broke(ConnectionBrokenError("its cable"))
         assert await peer.control(5 * factory.slow) == RailDown(0, 1)
@@ -132,9 +134,11 @@ async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:
         assert "before its connection was accepted" in goodbye.text
 
 
-async def test_no_more_than_so_many(factory: ConnectionFactory) -> None:
-    async with victim(factory) as (conn, peer):
-        most = protocol.MAX_RAILS - 1  # besides the lead
+@pytest.mark.parametrize("most", [1, protocol.MAX_RAILS - 1])
+async def test_no_more_than_so_many(factory: ConnectionFactory, most: int) -> None:
+    """Besides the lead: by default as many as there are devices."""
+    config = SMALL if most == 1 else replace(SMALL, max_rails=most + 1)
+    async with victim(factory, config=config) as (conn, peer):
         for number in range(1, most + 1):
             answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
             assert isinstance(answer, RailAnswer)
@@ -144,6 +148,7 @@ async def test_no_more_than_so_many(factory: ConnectionFactory) -> None:
         refusal = await asked(factory, peer, RailOffer(most + 1, most + 1, ENDPOINT))
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.QUOTA
+        assert "max_rails" in refusal.text
         with pytest.raises(ProtocolError):  # as no rail has it
             conn._owner.control(RailDown(0, most + 1))
 
@@ -198,7 +203,7 @@ async def test_a_rail_to_another_host(factory: ConnectionFactory, allowed: bool)
 @one_loop
 @by_tcp
 async def test_a_peer_with_the_key_may_name_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with joined("tcp", auth=KEY) as conns:
+    async with joined("tcp", auth=KEY, config=replace(SMALL, max_rails=3)) as conns:
         await until_rails(conns)
         monkeypatch.setattr(Rails, "_tell", lambda *_: None)
         conns[1]._owner.control(RailOffer(99, 2, endpoint_at(FOREIGN)))
@@ -212,7 +217,7 @@ async def test_a_listener_that_lies(factory: ConnectionFactory) -> None:
     async with joined(factory.via) as conns:
         await until_rails(conns)
         assert conns[0]._rails is not None
-        (rail,) = conns[0]._rails.rails
+        _, rail = conns[0]._rails.rails
         for lie in (
             RailOffer(1, 2, ENDPOINT),
             RailReady(0, 1),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -23,6 +24,7 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._native import lib
+from aiordma._options import Devices
 from aiordma._transport.rails import TRANSITIONS, Rail, Rails, RailState
 from aiordma.errors import ConnectionManagerError, DeviceNotFoundError, RejectedError, RouteError
 from aiordma.verbs import EventType
@@ -70,13 +72,37 @@ async def test_with_one_device_all_is_as_ever(way: str) -> None:
         for conn in conns:
             assert conn._rails is None
             assert shown(conn) == [("embedded0", "lead")]
-        assert way == "out of band" or not conns[1]._hello.rails
+        assert way == "out of band" or not conns[1]._handshake.hello.rails
+        await check_alive(*conns)
+
+
+@pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
+@pytest.mark.parametrize(
+    ("here", "there", "most", "states"),
+    [
+        ("all", "embedded0", None, ["lead"]),
+        ("all", TWO, None, ["lead", "up", "down"]),
+        ("all", "all", 2, ["lead", "up"]),
+        (TWO, TWO, 1, ["lead"]),
+    ],
+)
+async def test_no_more_than_a_side_allows(
+    way: str, here: Devices, there: Devices, most: int | None, states: list[str]
+) -> None:
+    """A listener: as many as it names devices, so that with one device it allows none."""
+    async with joined(way, here, there, replace(SMALL, max_rails=most)) as conns:
+        await until_rails(conns[:1], states)
+        await until_rails(conns[1:], states[:2])
+        for conn in conns:
+            assert (conn._rails is not None) == (len(states) > 1)
+        assert [conn._handshake.hello.rails for conn in conns] == [most != 1, len(states) > 1]
         await check_alive(*conns)
 
 
 @pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
 async def test_a_side_with_fewer_devices_uses_them_again(way: str) -> None:
-    async with joined(way, here="all", there="embedded0") as conns:
+    config = replace(SMALL, max_rails=3)
+    async with joined(way, here="all", there="embedded0", config=config) as conns:
         await until_rails(conns, ["lead", "up", "up"])
         assert [device for device, _ in shown(conns[0])] == ["embedded0", "embedded1", "embedded2"]
         assert [device for device, _ in shown(conns[1])] == ["embedded0"] * 3
@@ -170,6 +196,10 @@ async def test_a_rail_that_breaks_costs_the_connection_nothing(
             given_back(conn)
 
 
+def no_partner(*_: object) -> NoReturn:
+    raise RouteError("there is no way")
+
+
 def at_the_offer(
     monkeypatch: pytest.MonkeyPatch, happens: Callable[[Rails, Rail], object], *, lost: bool
 ) -> None:
@@ -192,7 +222,7 @@ async def test_a_rail_that_breaks_before_the_answer(
 ) -> None:
     at_the_offer(monkeypatch, lambda rails, rail: rails._broke(rail, WITHOUT), lost=False)
     if refused:
-        monkeypatch.setattr(protocol, "MAX_RAILS", 1)
+        monkeypatch.setattr(Rails, "_partner", no_partner)
     async with joined(factory.via) as conns:
         while further(conns[0]).state is not RailState.DOWN:
             assert further(conns[0]).state.shown == "down"
@@ -267,11 +297,11 @@ async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
 async def test_a_rail_that_is_refused(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "MAX_RAILS", 1)
+    monkeypatch.setattr(Rails, "_partner", no_partner)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1], ("lead", "down"))
         assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)
-        assert error.code == protocol.ErrorCode.QUOTA
+        assert error.code == protocol.ErrorCode.INTERNAL
         assert shown(conns[1]) == [("embedded0", "lead")]
         await yield_loop(1)
         given_back(conns[0])

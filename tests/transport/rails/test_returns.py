@@ -26,7 +26,6 @@ from aiordma import (
     listen,
     transport,
 )
-from aiordma._core import protocol
 from aiordma._loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
@@ -47,7 +46,6 @@ from tests.transport.connection_factory import (
 )
 from tests.transport.marks import by_tcp, one_loop
 
-from . import joining
 from .joining import HOST, TWO, Later, both, joined, lose_ready, until_rails
 
 CABLE = ConnectionBrokenError("its cable")
@@ -198,12 +196,17 @@ async def test_a_port_goes_before_the_rail_is_up(
 
 @one_loop
 async def test_the_leads_port_goes_and_comes(factory: ConnectionFactory) -> None:
-    """It waits, as with one rail."""
+    """Another rail becomes the lead at once; with the connection manager it waits."""
     async with joined(factory.via) as conns:
         await until_rails(conns)
         with port_down(b"embedded0"):
-            await yield_loop(20)
-            assert [rail.state for rail in conns[0].rails] == ["lead", "up"]
+            if factory.via == "cm":
+                await yield_loop(20)
+                assert [rail.state for rail in conns[0].rails] == ["lead", "up"]
+            else:
+                await until_rails(conns, ("down", "lead"))
+                await check_alive(*conns)
+        await until_rails(conns, ("lead", "up") if factory.via == "cm" else ("up", "lead"))
         await check_alive(*conns)
 
 
@@ -247,15 +250,23 @@ async def test_a_device_that_has_failed_is_opened_anew(
 
 
 async def test_a_rail_that_was_refused_is_offered_again(
-    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, later: Later
 ) -> None:
-    most = protocol.MAX_RAILS
-    monkeypatch.setattr(protocol, "MAX_RAILS", 1)
-    async with joined(factory.via) as conns:
-        await until_waiting(later)
-        monkeypatch.setattr(protocol, "MAX_RAILS", most)
+    """Where there was no room, once another one is over."""
+    async with joined(factory.via, here="all") as conns:
+        await until_rails(conns[:1], ["lead", "up", "down"])
+        await yield_loop(3)
+        assert not later.waiting
+        assert conns[0]._rails is not None
+        first = conns[0]._rails.rails[1].queue
+        assert first is not None
+        first.rail_broke(CABLE)
+        while later.waiting < 2:
+            await yield_loop(1)
         later.fire()
-        await until_rails(conns)
+        await until_rails(conns[1:])
+        while sorted(rail.state for rail in conns[0].rails) != ["down", "lead", "up"]:
+            await yield_loop(1)
 
 
 async def test_a_rail_comes_back_on_its_own_device(
@@ -307,12 +318,9 @@ async def test_none_is_offered_by_a_connection_that_ends(
 # ---- a rail without traffic ----------------------------------------------------------------------
 
 
-async def test_a_path_that_is_dead_is_found(
-    factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_path_that_is_dead_is_found(factory: ConnectionFactory, later: Later) -> None:
     """By each side that has `Config.keep_alive`, on each of its rails; and the others go on."""
-    monkeypatch.setattr(joining, "SMALL", replace(SMALL, keep_alive=1000.0))
-    async with joined(factory.via) as conns:
+    async with joined(factory.via, config=replace(SMALL, keep_alive=1000.0)) as conns:
         await until_rails(conns)
         for conn in conns:
             asked, rail = further(conn).keep_alive, further(conn)

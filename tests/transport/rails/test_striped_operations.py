@@ -13,6 +13,7 @@ import pytest
 from aiordma import Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
 from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
+from aiordma._transport import share_keys
 from aiordma._transport.rails import Rail, Rails
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
@@ -45,7 +46,7 @@ async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
 
 def second(conn: Connection) -> SendQueue:
     assert conn._rails is not None
-    (rail,) = conn._rails.rails
+    _, rail = conn._rails.rails
     assert rail.queue is not None
     return rail.queue
 
@@ -307,3 +308,19 @@ async def test_memory_that_was_shared_before_there_was_the_rail(
         await until_rails(conns)
         await yield_loop(20)
         assert list(remote._keys or ()) == [1]
+
+
+async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key whose bind is under way does not outlive the lease for it: here before the loop, which
+    computes, has heard of the end."""
+    monkeypatch.setattr(share_keys, "GRACE", 1e6)
+    async with sharing(MB) as (_, server, _, _):
+        (share,) = server._sharing._shares.values()
+        (_, late), (gone, _) = share._keys.items()
+        with monkeypatch.context() as patch:
+            patch.setattr(late, "_under_way", {object()})
+            share._expire()
+        assert not late.closed
+        share._remove_rail(gone)
+        assert late.closed
+        assert not server._sharing.shared
