@@ -171,7 +171,7 @@ def main(wanted: str = "") -> None:
             path.write_text(source)
         print(f"{name}: {'not found' if seed is None else f'found by seed {seed}'}", flush=True)
         left += [name] if seed is None else []
-    sys.exit(", ".join(left))
+    sys.exit(", ".join(left) or 0)
 
 
 if __name__ == "__main__":
