@@ -503,6 +503,7 @@ SCENARIOS = {
         partial(plans, strict=False), {}, testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2)
     ),
     "cables": Scenario(partial(cables, cut=(1,)), devices=2),
+    "cables over TCP": Scenario(partial(cables, via="tcp", cut=(0, 1)), devices=2),
 }
 
 
