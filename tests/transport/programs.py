@@ -63,7 +63,7 @@ CELL_SIZES = (0, 1, 8, 1000, 5000, STAGED, STAGED + 1)
 IMMS = (None, None, 0, 7, 0xFFFFFFFE)
 COUNTS = range(100)
 PIECES = (100, 5000)  # bytes; of the longer ones each is read by itself
-SOURCES = ("bytes", "bytearray", "pool", "registered", "received")
+SOURCES = ("bytes", "bytearray", "pool", "registered")
 CUT = (
     ("send", 100, None),
     ("send", 200_000, None, "bytearray"),
@@ -88,6 +88,7 @@ STEPS: tuple[tuple[Any, ...], ...] = (
     ("take", range(8)),
     ("recv_into", SIZES),
     ("recv_with", SIZES),
+    ("forward",),
     ("iterate",),
     ("lease", (1, 5000, 100_000)),
     ("exhaust", TURNS),
@@ -235,7 +236,10 @@ class End:
         self.sent: list[Sent] = []
         self.got: list[Got] = []
         self.got_last = asyncio.Event()
+        self.has_sent_all = False
         self.held: list[tuple[Message | memoryview, bytes]] = []
+        self.may_wait = conn._config.pool_limit == SMALL_POOL
+        """Operations wait for memory, and messages and writes pass them."""
         self.own: list[bytearray] = []
         """Memory of the user's, which nothing keeps in the end."""
         self.cells: list[Cell] = []
@@ -290,9 +294,7 @@ class End:
     async def send(self, size: int, imm: int | None, source: str = "bytes") -> None:
         data = pattern(size, self.model.number())
         memory: Any = nullcontext(data)
-        if source == "received" and self.held:
-            memory, data = self.held.pop(0)
-        elif source == "bytearray":
+        if source == "bytearray":
             memory = nullcontext(self.lent(data))
         elif source == "registered" and size:
             memory = self.conn.register(self.lent(data))
@@ -362,8 +364,7 @@ class End:
             raise
 
     def _received(self, got: Got) -> None:
-        config = self.conn._config  # else a write may be refused, or wait for memory by itself
-        if config.lease is None and config.pool_limit != SMALL_POOL:
+        if self.conn._config.lease is None and not self.may_wait:  # else a write may be refused
             behind = self.peer.behind.get((got.data, got.imm), 0)
             for cell in self.peer.cells[self.seen : behind]:
                 assert cell.is_in(self.arena) or not cell.is_wanted, "came before a write"
@@ -375,6 +376,17 @@ class End:
 
     async def recv(self, hold: str = "no") -> None:
         self._take(await self.conn.recv(), hold)
+
+    async def forward(self) -> None:
+        """Sends a message back, and releases it before that has been sent."""
+        with await self.conn.recv() as message:
+            data = bytes(message)
+            self._received(Got(data, message.imm, message.written))
+            if self.has_sent_all:
+                return
+            sending = self.conn.send_nowait(message)
+            sent = self._new(data, None)
+        await self._ending(sent, sending)
 
     async def iterate(self) -> None:
         async for message in self.conn:
@@ -426,7 +438,7 @@ class End:
 
     async def exhaust(self, turns: int) -> None:
         """All that is left of the pool, for so many iterations."""
-        held = take_all(self.conn) if self.conn._config.pool_limit == SMALL_POOL else []
+        held = take_all(self.conn) if self.may_wait else []
         try:
             await yield_loop(turns)
         finally:
@@ -462,7 +474,7 @@ class End:
         target = self.there[cell.start : cell.start + size]
         sure = "maybe"
         try:
-            if told:
+            if told and not self.may_wait:
                 sent = self._new(b"", self.model.number(), size)
                 writing = self.conn.write(self.lent(cell.data), target, imm=sent.imm)
                 await self._ending(sent, writing)
@@ -542,7 +554,7 @@ class End:
         try:
             region = await self.conn.request_region(size)
         except RequestRefusedError:
-            if self.conn._config.pool_limit == SMALL_POOL:
+            if self.may_wait:
                 return
             raise
         content = pattern(size, self.model.number())
@@ -632,13 +644,16 @@ async def play(factory: ConnectionFactory, ends: tuple[End, End], program: Progr
             case "take":
                 for _ in range(arguments[0]):
                     end.start_receiving(end.recv())
-            case name if name.startswith(("recv", "iterate")):
+            case name if name.startswith(("recv", "iterate", "forward")):
                 end.start_receiving(getattr(end, name)(*arguments))
             case "share":
                 end.start_steady(end.lend(*arguments))
             case "cut":
                 (kind, *more), turns = arguments
-                start = end.start_receiving if kind.startswith("recv") else end.start
+                start = end.start
+                if kind.startswith("recv"):
+                    start = end.start_receiving
+                    end.peer.send_nowait((more or [100])[0], None)
                 start(getattr(end, kind)(*more))
                 end.start_steady(cancel_after(turns, end.tasks[-1]))
             case "close":
@@ -760,5 +775,6 @@ async def settle(first: End, second: End) -> None:
     """Both send a last message, and receive all until that of the other."""
     for end in (first, second):
         end.release_all()
+        end.has_sent_all = True
         end.start_steady(end.conn.send(b"", imm=LAST))
     await asyncio.gather(first.drain(), second.drain())
