@@ -178,6 +178,8 @@ class Rail:
     """While it was the lead, of one that was."""
     keep_alive: KeepAlive | None = None
     """Since it was up, if the connection has one."""
+    ready_comes: bool = False
+    """It was up by the peer's Resume before the peer's RailReady has come."""
     limit: asyncio.Handle | None = None
     """The timer for what the peer is to do (AWAITED)."""
 
@@ -410,7 +412,10 @@ class Rails:
             case protocol.RailAnswer() if self.client:
                 self._answered(message)
             case protocol.RailReady() if not self.client:
-                self._advance(self._rail(message.rail), _E.READY)
+                rail = self._rail(message.rail)
+                comes, rail.ready_comes = rail.ready_comes, False
+                if not comes:
+                    self._advance(rail, _E.READY)
             case protocol.RailDown():
                 self._told_down(self._rail(message.rail))
             case protocol.Error():
@@ -462,6 +467,7 @@ class Rails:
         """The rail is the lead from now on."""
         if rail.state is _S.CONNECTING:  # the peer has found that it works
             self._advance(rail, _E.READY)
+            rail.ready_comes = True
         self.lead, self.lead_is_down, rail.since = rail, False, self.clock()
 
     def _told_down(self, rail: Rail) -> None:

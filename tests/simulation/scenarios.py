@@ -449,6 +449,7 @@ async def cables(
     conns: list[aiordma.Connection] = []
 
     async def answer(conn: aiordma.Connection) -> None:
+        conns.append(conn)
         async for message in conn:
             with message:
                 await conn.send(bytes(message))
@@ -460,8 +461,9 @@ async def cables(
             assert bytes(message) == data
 
     def whole() -> bool:
-        states = [rail.state for conn in conns for rail in conn.rails]
-        return sorted(states) == ["lead", "up"]
+        """At both sides: one may know of a rail that broke, and the other one not yet."""
+        states = sorted(rail.state for conn in conns for rail in conn.rails)
+        return states == ["lead", "lead", "up", "up"]
 
     async def call() -> None:
         async with await aiordma.connect("server", PORT, **options) as conn:
@@ -503,6 +505,7 @@ SCENARIOS = {
         partial(plans, strict=False), {}, testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2)
     ),
     "cables": Scenario(partial(cables, cut=(1,)), devices=2),
+    "cables over TCP": Scenario(partial(cables, via="tcp", cut=(0, 1)), devices=2),
 }
 
 

@@ -309,7 +309,7 @@ class End:
             sending = send(it, imm=imm)
             sent = self._new(data, imm)
         await self._ending(sent, sending)
-        if source == "bytearray" and self.conn._rails is None:
+        if source == "bytearray":
             it.clear()
 
     def lent(self, data: bytes | int) -> bytearray:

@@ -9,7 +9,9 @@ import re
 import pytest
 
 from aiordma import Connection, ConnectionBrokenError, OutcomeUnknownError, ProtocolError
+from aiordma._core.protocol import Message, RailReady
 from aiordma._native import lib
+from aiordma._transport.rails import Rails
 from aiordma.verbs import EventType
 from tests.transport.connection_factory import ALL, pattern, yield_loop
 from tests.transport.marks import by_tcp, one_loop
@@ -63,6 +65,29 @@ async def test_messages_go_on(which: tuple[int, ...]) -> None:
             assert conn.device == "embedded1"
             assert conn.rails[0].error is not None
         await both_ways(conns, [bytes([number]) for number in range(100)])
+
+
+@by_tcp
+@one_loop
+async def test_ready_comes_behind_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead breaks before it has brought RailReady, which the next one brings, once."""
+    tell = Rails._tell
+    broken: list[Rails] = []
+
+    def cut_before_ready(rails: Rails, message: Message) -> None:
+        if isinstance(message, RailReady) and not broken:
+            broken.append(rails)
+            rails.messages.lead.rail_broke(ConnectionBrokenError(CABLE))
+        tell(rails, message)
+
+    monkeypatch.setattr(Rails, "_tell", cut_before_ready)
+    async with joined("tcp") as conns:
+        await until_moved(*conns)
+        await both_ways(conns, [b"after", pattern(100)])
+        [other] = [conn._rails for conn in conns if conn._rails not in broken]
+        assert other is not None
+        with pytest.raises(ProtocolError, match="UP, and the peer has READY"):
+            other.control(RailReady(0, other.lead.number))
 
 
 @pytest.mark.parametrize("seed", range(60))
