@@ -827,6 +827,7 @@ cdef class Inbox:
         cdef PendingRendezvous pending
         cdef Lane lane
         cdef bytes known
+        cdef Py_ssize_t at
         cdef uint32_t rail, count = 0, i
         if len(content) >= sizeof(RendezvousKeys):
             count = le32toh(frame.count)
@@ -844,7 +845,8 @@ cdef class Inbox:
         for lane in self.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for item in self.incoming.all():
+            for at in range(self.incoming.size()):
+                item = self.incoming.at(at)
                 if type(item) is not PendingRendezvous:
                     continue
                 pending = <PendingRendezvous> item
@@ -869,7 +871,9 @@ cdef class Inbox:
     cdef int drop_keys(self, uint32_t rail) except -1:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
-        for item in self.incoming.all():
+        cdef Py_ssize_t i
+        for i in range(self.incoming.size()):
+            item = self.incoming.at(i)
             if type(item) is PendingRendezvous:
                 pending = <PendingRendezvous> item
                 if pending.keys is not None:
