@@ -3,20 +3,24 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint32_t, uint64_t
 
+from .controls cimport Controls
 from .futures cimport OpFuture, Wakeups
 from .memory cimport Local, Pinned
 from .message cimport Fifo, Message
+from .outbox cimport Outbox
 from .rail cimport SendQueue
-from .session cimport Session
-from .stripes cimport Lane, Striped, Stripes
+from .receives cimport Receives
+from .stripes cimport Lane, Striped
+from .work_queue cimport WorkRequest
 
 
 cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
-                                          uint64_t longest, bint sealed)
+                                          uint64_t longest, bint sealed, bint rails)
 
 
 cdef class PendingRendezvous:
     cdef uint32_t request_id, imm
+    cdef uint32_t rail                 # of the keys in `pieces`
     cdef uint32_t window_key           # that its acknowledgement ends; 0: none
     cdef uint64_t length
     cdef bytes pieces                  # RendezvousPiece structures, checked
@@ -36,8 +40,16 @@ cdef class PendingRendezvous:
     cdef int end_striping(self) except -1
 
 
+cdef class RendezvousRead(WorkRequest):
+    cdef Fetcher fetcher
+    cdef PendingRendezvous pending
+    cdef Pinned pinned
+    cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
+    cdef uint64_t start                # of its bytes in the message
+
+
 cdef class StripedRead(Striped):
-    cdef Inbox inbox
+    cdef Fetcher fetcher
     cdef PendingRendezvous pending
     cdef Pinned pinned                 # None: it is over
     cdef uint64_t address
@@ -84,20 +96,12 @@ cdef class RecvOperation:
 
 cdef class Inbox:
     cdef object __weakref__
-    cdef Session session
+    cdef Outbox outbox
+    cdef Receives receives
     cdef Wakeups wakeups
+    cdef readonly Fetcher fetcher
     cdef Fifo incoming, receivers
-    cdef Stripes stripes               # None: there has been one rail alone
-    cdef Fifo unread                   # those in `incoming` that are not being read
-    cdef object memory, source, pool
     cdef uint32_t notified             # receivers that have been told and have not taken yet
-    cdef uint32_t rendezvous           # in `incoming`
-    cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
-    cdef uint64_t bytes_reading        # of READs under way
-    cdef bint probing                  # whether the peer's device answers
-    cdef uint32_t large                # messages being read into large blocks of the pool
-    cdef readonly uint64_t progress    # bytes of READs that have completed
-    cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
     cdef bint iteration_ends           # of `async for`, where no message is left
     cdef object ended
@@ -106,11 +110,28 @@ cdef class Inbox:
     cdef int wake_first(self) except -1
     cdef int wake_if_ready(self) except -1
     cdef int arrived(self, object item) except -1
+    cdef int offered(self, PendingRendezvous pending) except -1
     cdef Message take(self)
     cdef int take_landed(self, PendingRendezvous pending) except -1
+    cdef void count(self, uint64_t length) noexcept
     cdef int after_dequeue(self, bint last) except -1
     cdef object next_for(self, RecvOperation operation, bint waited)
     cdef object refusal(self, object item, ReceiveTarget target)
+    cdef int put_back(self, ReceiveTarget target) except -1
+
+
+cdef class Fetcher:
+    cdef Inbox inbox
+    cdef Outbox outbox
+    cdef Controls controls
+    cdef Fifo unread                   # those in `incoming` that are not being read
+    cdef object memory, source, pool
+    cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
+    cdef uint64_t bytes_reading        # of READs under way
+    cdef bint probing                  # whether the peer's device answers
+    cdef uint32_t large                # messages being read into large blocks of the pool
+    cdef readonly uint64_t progress    # bytes of READs that have completed
+    cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef int fetch_ahead(self) except -1
     cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1
@@ -121,13 +142,16 @@ cdef class Inbox:
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1
     cdef int read_failed(self, PendingRendezvous pending, Lane lane, uint64_t start,
                          uint64_t length) except -1
-    cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
-                          uint32_t lkey) except -1
+    cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address) except -1
+    cdef StripedRead striped_read(self, PendingRendezvous pending, Pinned pinned, uint64_t address)
+    cdef int read_again(self, RendezvousRead read) except -1
     cdef int take_keys(self, bytes content) except -1
     cdef int drop_keys(self, uint32_t rail) except -1
+    cdef int acknowledge(self, PendingRendezvous pending) except -1
     cdef bint opens(self, PendingRendezvous pending) except -1
     cdef int not_fetched(self, PendingRendezvous pending) except -1
-    cdef int put_back(self, ReceiveTarget target) except -1
+    cdef int drop(self, PendingRendezvous pending) except -1
+    cdef int end(self) except -1
 
 
 cdef class MessageIterator:

@@ -26,6 +26,7 @@ from .frames cimport (
     HEADER,
     FrameHeader,
     IS_WINDOW,
+    RAIL_SHIFT,
     RendezvousKey,
     RendezvousKeys,
     RendezvousPiece,
@@ -35,6 +36,7 @@ from .futures cimport DONE, PENDING, never_awaited
 from .memory cimport BlockCache, Local, PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
+from .outbox cimport ENDED
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
 from .stripes cimport order
@@ -227,7 +229,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
         if waiter is not None:
             if not waiter.unregister() and waiter.state == DONE:  # it was told of a message
                 inbox.notified -= 1
-                inbox.fetch_ahead()
+                inbox.fetcher.fetch_ahead()
             inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
         if not self.over:
             self.over = True
@@ -249,10 +251,10 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 raise RuntimeError("cannot reuse already awaited receive operation")
             self.begun = True
             if not self.inbox.wakeups.is_of_this_task():
-                self.inbox.session.owner.check_loop()
-            self.inbox.reads_ahead = self.memory is None and self.allocate is None
+                self.inbox.outbox.owner.check_loop()
+            self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
-            if not waited and not self.inbox.reads_ahead:
+            if not waited and not self.inbox.fetcher.reads_ahead:
                 self.target = ReceiveTarget.__new__(ReceiveTarget)
                 self.target.allocate = self.allocate
                 if self.allocate is None:
@@ -364,7 +366,7 @@ cdef class PendingRendezvous:
 
 
 cdef PendingRendezvous pending_rendezvous(
-    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed
+    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed, bint rails
 ):
     """The request of an RNDV_RTS frame; ProtocolError for what this side does not read."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
@@ -384,6 +386,7 @@ cdef PendingRendezvous pending_rendezvous(
             f"the peer sent a rendezvous request of {length} bytes for {count} pieces"
         )
     piece = <const RendezvousPiece *> (request + 1)
+    pending.rail = le32toh(piece.flags) >> RAIL_SHIFT if rails else 0
     for i in range(count):
         if not le64toh(piece[i].length):
             raise ProtocolError("the peer offers a message of no bytes")
@@ -394,7 +397,7 @@ cdef PendingRendezvous pending_rendezvous(
             )
         if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
             raise ProtocolError("the message goes beyond the end of the address space")
-        if le32toh(piece[i].flags) & ~<uint32_t> IS_WINDOW:
+        if le32toh(piece[i].flags) & ~<uint32_t> IS_WINDOW != pending.rail << RAIL_SHIFT:
             raise ProtocolError("the peer sent a rendezvous request with stray bytes")
         pending.length += le64toh(piece[i].length)
     pending.pieces = PyBytes_FromStringAndSize(<const char *> piece, size)
@@ -412,25 +415,21 @@ cdef class RendezvousRead(WorkRequest):
     """One RDMA READ of a rendezvous message; or of no bytes, to see whether the peer's device answers,
     which needs no memory and no key (IBTA 9.4.4, C9-88)."""
 
-    cdef Inbox inbox
-    cdef PendingRendezvous pending
-    cdef Pinned pinned
-    cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
-    cdef uint64_t start
-
     cdef int on_completion(self, uint32_t byte_len) except -1:
-        cdef Inbox inbox = self.inbox
+        cdef Fetcher fetcher = self.fetcher
         cdef Lane lane = self.lane
-        self.lane = None
-        self.free_memory()
+        cdef Pinned pinned = self.pinned
+        self.lane = self.pinned = None
+        if pinned is not None:
+            pinned.unpin_now()
         if not self.length:
-            inbox.probing, self.pending.answered = False, True
-            return inbox.fetch_ahead()
-        inbox.progress += self.length
+            fetcher.probing, self.pending.answered = False, True
+            return fetcher.fetch_ahead()
+        fetcher.progress += self.length
         if lane is not None:
             (<SendQueue> lane.rail).bytes_read += self.length
-            inbox.stripes.finished(lane, self.length)
-        return inbox.read_done(self.pending, self.length)
+            fetcher.outbox.stripes.finished(lane, self.length)
+        return fetcher.read_done(self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the queue pair has failed, and with it each receiver; or another rail reads it
@@ -441,9 +440,14 @@ cdef class RendezvousRead(WorkRequest):
     cdef int free_memory(self) except -1:
         cdef Pinned pinned = self.pinned
         cdef Lane lane = self.lane
-        self.pinned = self.lane = None
         if lane is not None:
-            self.inbox.read_failed(self.pending, lane, self.start, self.length)
+            self.pinned = self.lane = None
+            self.fetcher.read_failed(self.pending, lane, self.start, self.length)
+        elif self.fetcher.outbox.journal is not None:
+            self.fetcher.read_again(self)
+            self.pinned = None
+        else:
+            self.pinned = None
         if pinned is not None:
             pinned.unpin_now()
         return 0
@@ -457,7 +461,9 @@ cdef class StripedRead(Striped):
 
     cdef int use(self, SendQueue rail) except -1:
         """Has the memory registered with the rail, if it has keys; one that cannot reads nothing."""
-        if rail.number in self.lkeys or not self.pending.keys_of(rail.number):
+        if rail.number in self.lkeys or (
+            rail.number != self.pending.rail and not self.pending.keys_of(rail.number)
+        ):
             return 0
         try:
             lkey = rail.keys.local_key(self.pinned)
@@ -486,16 +492,16 @@ cdef class StripedRead(Striped):
         cdef uint32_t i = self.piece_at(&start)
         if rail.error is not None or not self.lkeys.get(rail.number):
             return 0
-        if rail.number and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
+        if rail.number != self.pending.rail and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
-        if first and len(self.pending.keys or ()) + 1 < len(self.inbox.stripes.lanes):
+        if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
         return le64toh(pieces[i].length) - start
 
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef PendingRendezvous pending = self.pending
-        cdef RendezvousRead read = new_read(self.inbox, pending)
+        cdef RendezvousRead read = new_read(self.fetcher, pending)
         cdef bytes keys = pending.keys_of(rail.number)
         read.lane, read.start = lane, start
         read.address, read.lkey = self.address + start, self.lkeys[rail.number]
@@ -505,7 +511,7 @@ cdef class StripedRead(Striped):
             pending.pieces
         )
         read.remote_address = le64toh(pieces[i].address) + start
-        if rail.number:
+        if rail.number != pending.rail:
             read.rkey = le32toh((<const RendezvousKey *> PyBytes_AS_STRING(keys))[i].rkey)
         else:
             read.rkey = le32toh(pieces[i].rkey)
@@ -526,10 +532,10 @@ cdef class StripedRead(Striped):
             self.pinned.unpin_now()
 
 
-cdef RendezvousRead new_read(Inbox inbox, PendingRendezvous pending):
+cdef RendezvousRead new_read(Fetcher fetcher, PendingRendezvous pending):
     cdef RendezvousRead read = RendezvousRead.__new__(RendezvousRead)
     read.kind, read.opcode = KIND_READ, IBV_WR_RDMA_READ
-    read.inbox, read.pending = inbox, pending
+    read.fetcher, read.pending = fetcher, pending
     return read
 
 
@@ -543,16 +549,14 @@ cdef bint is_complete(object item) noexcept:
 cdef class Inbox:
     """Messages that have arrived, and those that wait for them."""
 
-    def __init__(self, Session session not None, memory: Memory, max_bytes_ahead: int):
-        self.session = session
-        self.wakeups = session.outbox.lead.table.wakeups
-        self.memory, self.pool = memory, memory.pool
-        self.source = memory.block_source(self.on_memory, internal=False)
-        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
-        self.incoming, self.receivers, self.unread = Fifo(), Fifo(), Fifo()
-
-    def on_memory(self):
-        self.fetch_ahead()
+    def __init__(
+        self, Outbox outbox not None, Controls controls not None, Receives receives not None,
+        memory: Memory, max_bytes_ahead: int,
+    ):
+        self.outbox, self.receives = outbox, receives
+        self.wakeups = outbox.lead.table.wakeups
+        self.incoming, self.receivers = Fifo(), Fifo()
+        self.fetcher = Fetcher(self, controls, memory, max_bytes_ahead)
 
     # ---- arriving ----
 
@@ -582,6 +586,11 @@ cdef class Inbox:
         self.incoming.append(item)
         return self.wake_if_ready()
 
+    cdef int offered(self, PendingRendezvous pending) except -1:
+        self.incoming.append(pending)
+        self.fetcher.unread.append(pending)
+        return self.fetcher.fetch_ahead()
+
     # ---- taking ----
 
     cdef object next_for(self, RecvOperation operation, bint waited):
@@ -601,12 +610,12 @@ cdef class Inbox:
             if refusal is None and is_complete(first):
                 return first
             if refusal is not None:
-                self.fetch_ahead()
+                self.fetcher.fetch_ahead()
                 self.wake_if_ready()  # it stays for the next in line
                 raise refusal
         if self.ended is not None and (in_turn or not self.incoming.size()):
             self.wake_if_ready()
-            raise self.session.owner.error_for(self.ended)
+            raise self.outbox.owner.error_for(self.ended)
         if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
             self.wake_if_ready()
             raise ConnectionClosedError()
@@ -618,8 +627,8 @@ cdef class Inbox:
             self.receivers.appendleft(waiter)
         else:
             self.receivers.append(waiter)
-        if self.unread.size():
-            self.fetch_ahead()
+        if self.fetcher.unread.size():
+            self.fetcher.fetch_ahead()
         return None
 
     cdef object refusal(self, object item, ReceiveTarget target):
@@ -635,44 +644,92 @@ cdef class Inbox:
                 self.allocating -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
             return None
-        return quota_error(self.pool, len(item))
+        return quota_error(self.fetcher.pool, len(item))
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
-        self.session.received_message(message.length)
+        self.count(message.length)
         if message.fetched:
-            self.bytes_ahead -= message.length
+            self.fetcher.bytes_ahead -= message.length
         self.after_dequeue(message.last)
         return message
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
-        self.session.received_message(pending.length)
-        self.rendezvous -= 1
-        self.bytes_ahead -= pending.length
+        self.count(pending.length)
+        self.fetcher.bytes_ahead -= pending.length
         self.after_dequeue(True)
-        return self.session.acknowledge(pending)
+        return self.fetcher.acknowledge(pending)
+
+    cdef void count(self, uint64_t length) noexcept:
+        self.outbox.counts.messages_received += 1
+        self.outbox.counts.bytes_received += length
 
     cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
-            self.session.receives.frame_taken()
-        if self.unread.size():
-            self.fetch_ahead()
+            self.receives.frame_taken()
+        if self.fetcher.unread.size():
+            self.fetcher.fetch_ahead()
         return self.wake_if_ready()
 
-    # ---- reading messages that are too long for a frame ----
+    cdef int put_back(self, ReceiveTarget target) except -1:
+        """Puts back the message that is being read into a target whose receiver is gone: the first."""
+        cdef object first = self.incoming.first()
+        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
+            (<PendingRendezvous> first).target = None
+            if self.ended is None:
+                self.fetcher.drop(<PendingRendezvous> first)
+        return 0
+
+    # ---- the end ----
+
+    cdef int end_iteration(self) except -1:
+        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
+        self.iteration_ends = True
+        return self.wake_if_ready()
+
+    def end(self, error: BaseException):
+        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
+        self.ended = error
+        self.fetcher.end()
+        items = self.incoming.take_all()
+        for item in items:
+            if not is_complete(item):
+                break  # what stands behind it cannot be had in its turn
+            self.incoming.append(item)
+        while self.receivers.size():
+            self.wake_first()
+
+
+# ---- reading messages that are too long for a frame --------------------------------------------------
+
+@cython.final
+cdef class Fetcher:
+    """Reads the messages of an inbox that are too long for a frame."""
+
+    def __init__(
+        self, Inbox inbox not None, Controls controls not None, memory: Memory, max_bytes_ahead: int
+    ):
+        self.inbox, self.outbox, self.controls = inbox, inbox.outbox, controls
+        self.memory, self.pool = memory, memory.pool
+        self.source = memory.block_source(self.on_memory, internal=False)
+        self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
+        self.unread = Fifo()
+
+    def on_memory(self):
+        self.fetch_ahead()
 
     cdef int fetch_ahead(self) except -1:
         """Starts reading: the first if a receiver waits, others within `fetch_ahead`."""
         cdef PendingRendezvous pending
         cdef RecvFuture wanted
-        while self.unread.size() and self.ended is None and not self.allocating:
+        while self.unread.size() and self.inbox.ended is None and not self.inbox.allocating:
             pending = <PendingRendezvous> self.unread.first()
             wanted = None
-            if self.incoming.first() is pending:
-                if self.notified:
+            if self.inbox.incoming.first() is pending:
+                if self.inbox.notified:
                     return 0  # a receiver that has been told looks before others get it
-                wanted = <RecvFuture> self.receivers.first()
+                wanted = <RecvFuture> self.inbox.receivers.first()
             if wanted is None:
                 # A receiver that brings memory has it filled directly, not from a copy.
                 if (
@@ -682,11 +739,11 @@ cdef class Inbox:
                 ):
                     return 0
             else:
-                refusal = self.refusal(pending, wanted.target)
-                if self.receivers.first() is not wanted:  # the caller's `allocate` has ended it
+                refusal = self.inbox.refusal(pending, wanted.target)
+                if self.inbox.receivers.first() is not wanted:  # the caller's `allocate` has ended it
                     continue
                 if refusal is not None:
-                    return self.wake_first()  # to be told
+                    return self.inbox.wake_first()  # to be told
             if wanted is not None and wanted.target is not None:
                 if not self.fetch_into(pending, wanted.target):
                     return 0
@@ -695,7 +752,7 @@ cdef class Inbox:
         return 0
 
     cdef uint32_t rails(self) noexcept:
-        return 1 if self.stripes is None else <uint32_t> len(self.stripes.lanes)
+        return 1 if self.outbox.stripes is None else <uint32_t> len(self.outbox.stripes.lanes)
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """Begins to read a message into the pool; False: this one and those behind it must wait."""
@@ -713,9 +770,9 @@ cdef class Inbox:
                 return False
             except (RDMAError, OSError, MemoryError) as error:
                 # This side's failure: its receiver is told, and the message stays for the next.
-                if self.incoming.first() is pending and self.receivers.size():
+                if self.inbox.incoming.first() is pending and self.inbox.receivers.size():
                     pending.refused = error
-                    self.wake_first()
+                    self.inbox.wake_first()
                 return False
         if block is None:
             return False
@@ -736,11 +793,11 @@ cdef class Inbox:
         if self.probing:
             return 0
         self.probing = True
-        return self.session.outbox.lead.post_or_wait(new_read(self, pending))
+        return self.outbox.lead.post_or_wait(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
-        self.session.outbox.lead.connection_broke(
+        self.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
                 f"seconds, while others waited for memory of the pool"
@@ -763,7 +820,7 @@ cdef class Inbox:
                 if quota_error(self.pool, pending.length) is None:
                     return self.fetch(pending)  # the pool's memory will do
                 target.refused = error
-                self.wake_first()
+                self.inbox.wake_first()
                 return False
             local = target.local = target.registration
         pending.target = target
@@ -777,7 +834,7 @@ cdef class Inbox:
     ) except -1:
         """Posts READs of its pieces, one behind another from `address`, which `pinned` holds."""
         cdef const RendezvousPiece *piece
-        cdef uint64_t offset, length
+        cdef uint64_t offset, length, start = 0
         cdef uint32_t i, count = pending.count()
         cdef RendezvousRead read
         pending.started = True
@@ -786,8 +843,12 @@ cdef class Inbox:
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
         pending.unread = pending.length
-        if self.stripes is not None and len(order(self.stripes.lanes, pending.length)) > 1:
-            return self.read_striped(pending, pinned, address, lkey)
+        if self.outbox.stripes is not None and (
+            self.outbox.lead.foreign
+            or pending.rail != self.outbox.lead.number
+            or len(order(self.outbox.stripes.lanes, pending.length)) > 1
+        ):
+            return self.read_striped(pending, pinned, address)
         piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
         for i in range(count):
             offset = 0
@@ -799,25 +860,49 @@ cdef class Inbox:
                 read.remote_address = le64toh(piece[i].address) + offset
                 read.rkey = le32toh(piece[i].rkey)
                 read.pinned = pinned
+                read.start = start
+                start += read.length
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.session.outbox.lead.post_or_wait(read)
+                self.outbox.lead.post_or_wait(read)
         return 0
 
     cdef int read_striped(
-        self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
+        self, PendingRendezvous pending, Pinned pinned, uint64_t address
     ) except -1:
         """As `read`, by each rail that the peer has given keys for, or gives later."""
+        return self.outbox.stripes.begin(self.striped_read(pending, pinned, address))
+
+    cdef StripedRead striped_read(
+        self, PendingRendezvous pending, Pinned pinned, uint64_t address
+    ):
         cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
         cdef Lane lane
-        striped.inbox, striped.pending, striped.pinned = self, pending, pinned
+        striped.fetcher, striped.pending, striped.pinned = self, pending, pinned
         pinned.pins += 1
-        striped.address, striped.lkeys = address, {self.session.outbox.lead.number: lkey}
+        striped.address, striped.lkeys = address, {}
         pending.striped = striped
-        for lane in self.stripes.lanes:
+        for lane in self.outbox.stripes.lanes:
             striped.use(<SendQueue> lane.rail)
-        return self.stripes.begin(striped)
+        return striped
+
+    cdef int read_again(self, RendezvousRead read) except -1:
+        """The lead has broken, and let go of the memory: other rails read the bytes if that is wanted."""
+        cdef PendingRendezvous pending = read.pending
+        cdef StripedRead striped = pending.striped
+        if not read.length:
+            self.probing = False
+            return 0
+        if self.inbox.ended is not None or self.outbox.stripes is None:
+            return 0
+        if pending.target is None and pending.message is None:
+            return self.read_done(pending, read.length)
+        if striped is None:
+            striped = self.striped_read(pending, read.pinned, read.address - read.start)
+            striped.ranges.clear()
+            striped.rest = 0
+        return self.outbox.stripes.give_back(None, striped, read.start, read.length)
 
     cdef int take_keys(self, bytes content) except -1:
         """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
@@ -840,18 +925,18 @@ cdef class Inbox:
             if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
                 raise ProtocolError("the peer sent keys with stray bytes")
         rail = le32toh(frame.rail)
-        if rail == self.session.outbox.lead.number:
-            raise ProtocolError("the peer sent keys of the rail that has them")
-        for lane in self.stripes.lanes:
+        for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for at in range(self.incoming.size()):
-                item = self.incoming.at(at)
+            for at in range(self.inbox.incoming.size()):
+                item = self.inbox.incoming.at(at)
                 if type(item) is not PendingRendezvous:
                     continue
                 pending = <PendingRendezvous> item
                 if pending.request_id != le32toh(frame.request_id):
                     continue
+                if rail == pending.rail:
+                    raise ProtocolError("the peer sent keys of the rail that has them")
                 known = pending.keys_of(rail)
                 i = len(known) // sizeof(RendezvousKey)
                 if le32toh(frame.first) != i or count > pending.count() - i:
@@ -864,7 +949,7 @@ cdef class Inbox:
                 pending.keys[rail] = known + content[sizeof(RendezvousKeys):]
                 if pending.striped is not None:
                     pending.striped.use(<SendQueue> lane.rail)
-                    self.stripes.serve()
+                    self.outbox.stripes.serve()
                 return 0
         return 0
 
@@ -872,8 +957,8 @@ cdef class Inbox:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
         cdef Py_ssize_t i
-        for i in range(self.incoming.size()):
-            item = self.incoming.at(i)
+        for i in range(self.inbox.incoming.size()):
+            item = self.inbox.incoming.at(i)
             if type(item) is PendingRendezvous:
                 pending = <PendingRendezvous> item
                 if pending.keys is not None:
@@ -884,16 +969,16 @@ cdef class Inbox:
         self, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
     ) except -1:
         """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
-        if self.ended is not None:
+        if self.inbox.ended is not None:
             return 0
         if pending.striped.dropped:
             return self.read_done(pending, length)
-        return self.stripes.give_back(lane, pending.striped, start, length)
+        return self.outbox.stripes.give_back(lane, pending.striped, start, length)
 
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
         pending.unread -= length
         self.bytes_reading -= length
-        if self.ended is not None:
+        if self.inbox.ended is not None:
             return 0
         if pending.unread:
             return self.fetch_ahead() if self.unread.size() else 0
@@ -906,16 +991,25 @@ cdef class Inbox:
         if pending.seal is not None and not self.opens(pending):
             return 0
         if pending.target is not None:
-            return self.wake_if_ready()
+            return self.inbox.wake_if_ready()
         if pending.message is None:  # its receiver is gone: once more
             return self.not_fetched(pending)
-        self.session.acknowledge(pending)
+        self.acknowledge(pending)
         pending.message.fetched = True
-        self.rendezvous -= 1
-        self.incoming.replace(pending, pending.message)
+        self.inbox.incoming.replace(pending, pending.message)
         if self.unread.size():
             self.fetch_ahead()
-        return self.wake_if_ready()
+        return self.inbox.wake_if_ready()
+
+    cdef int acknowledge(self, PendingRendezvous pending) except -1:
+        if self.outbox.flags & ENDED:
+            return 0
+        return self.controls.acknowledge(
+            pending.request_id,
+            pending.window_key
+            if self.outbox.pool.has_windows and pending.rail == self.outbox.lead.number
+            else 0,
+        )
 
     cdef bint opens(self, PendingRendezvous pending) except -1:
         """Opens a sealed message where it was read to; False if that ends the connection."""
@@ -926,10 +1020,10 @@ cdef class Inbox:
             bytes = pending.message.block.bytes()
         try:
             if bytes != NULL:  # else its receiver is gone
-                self.session.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
+                self.outbox.sealing.open_payload(bytes, pending.length, pending.seal)
         except ProtocolError as error:
             pending.unread = 1  # it is never complete
-            self.session.owner.violated(error)
+            self.outbox.owner.violated(error)
             return False
         return True
 
@@ -940,41 +1034,20 @@ cdef class Inbox:
         self.bytes_ahead -= pending.length
         return self.fetch_ahead()
 
-    cdef int put_back(self, ReceiveTarget target) except -1:
-        """Puts back the message that is being read into a target whose receiver is gone: the first."""
-        cdef PendingRendezvous pending
-        cdef object first = self.incoming.first()
-        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
-            pending = <PendingRendezvous> first
-            pending.target = None
-            if not pending.unread:
-                self.not_fetched(pending)
-            elif pending.striped is not None:
-                self.read_done(pending, self.stripes.drop(pending.striped))
+    cdef int drop(self, PendingRendezvous pending) except -1:
+        """The message is not read into its target any more, whose receiver is gone."""
+        if not pending.unread:
+            return self.not_fetched(pending)
+        if pending.striped is not None:
+            return self.read_done(pending, self.outbox.stripes.drop(pending.striped))
         return 0
 
-    # ---- the end ----
-
-    cdef int end_iteration(self) except -1:
-        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
-        self.iteration_ends = True
-        return self.wake_if_ready()
-
-    def end(self, error: BaseException):
-        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
-        self.ended = error
+    cdef int end(self) except -1:
         self.pool._stalled_reads.end(self)
-        self.rendezvous = 0
         self.unread.take_all()
-        items = self.incoming.take_all()
-        if self.stripes is not None:
-            self.stripes.close()
-            for item in items:
+        if self.outbox.stripes is not None:
+            self.outbox.stripes.close()
+            for item in self.inbox.incoming.all():
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()
-        for item in items:
-            if not is_complete(item):
-                break  # what stands behind it cannot be had in its turn
-            self.incoming.append(item)
-        while self.receivers.size():
-            self.wake_first()
+        return 0

@@ -91,7 +91,7 @@ def silence(wire: Wire) -> None:
 
 def stalled_reads(wire: Wire) -> None:
     bare = BareChannel(wire)
-    bare.channel.inbox.stalled(1)
+    bare.channel.inbox.fetcher.stalled(1)
     bare.close()
 
 

@@ -142,4 +142,4 @@ async def test_a_message_that_goes_to_other_memory_than_it_waited_for(
             assert message == data
         await sending
         assert not server._memory.pool._stalled_reads._readers
-        assert server._messages.inbox.progress == 2 * LENGTH
+        assert server._messages.inbox.fetcher.progress == 2 * LENGTH

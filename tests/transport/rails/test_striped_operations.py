@@ -46,7 +46,7 @@ async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
 
 def second(conn: Connection) -> SendQueue:
     assert conn._rails is not None
-    (rail,) = conn._rails.rails
+    _, rail = conn._rails.rails
     assert rail.queue is not None
     return rail.queue
 
@@ -316,11 +316,11 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(share_keys, "GRACE", 1e6)
     async with sharing(MB) as (_, server, _, _):
         (share,) = server._sharing._shares.values()
-        (gone,) = share._others
-        monkeypatch.setattr(share._key, "_under_way", {bind := object()})
-        share._expire()
-        assert not share._key.closed
-        share._key._under_way.remove(bind)  # type: ignore[attr-defined]
+        (_, late), (gone, _) = share._keys.items()
+        with monkeypatch.context() as patch:
+            patch.setattr(late, "_under_way", {object()})
+            share._expire()
+        assert not late.closed
         share._remove_rail(gone)
-        assert share._key.closed
+        assert late.closed
         assert not server._sharing.shared
