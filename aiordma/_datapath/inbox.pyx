@@ -912,6 +912,7 @@ cdef class Fetcher:
         cdef PendingRendezvous pending
         cdef Lane lane
         cdef bytes known
+        cdef Py_ssize_t at
         cdef uint32_t rail, count = 0, i
         if len(content) >= sizeof(RendezvousKeys):
             count = le32toh(frame.count)
@@ -927,7 +928,8 @@ cdef class Fetcher:
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for item in self.inbox.incoming.all():
+            for at in range(self.inbox.incoming.size()):
+                item = self.inbox.incoming.at(at)
                 if type(item) is not PendingRendezvous:
                     continue
                 pending = <PendingRendezvous> item
@@ -954,7 +956,9 @@ cdef class Fetcher:
     cdef int drop_keys(self, uint32_t rail) except -1:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
-        for item in self.inbox.incoming.all():
+        cdef Py_ssize_t i
+        for i in range(self.inbox.incoming.size()):
+            item = self.inbox.incoming.at(i)
             if type(item) is PendingRendezvous:
                 pending = <PendingRendezvous> item
                 if pending.keys is not None:
