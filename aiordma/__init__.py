@@ -24,8 +24,8 @@ else:
             ".dmabuf": "DmabufRegion",
             ".errors": "AuthenticationError BufferStateError ConnectionBrokenError "
             "ConnectionClosedError ConnectionManagerError DeviceEventError "
-            "LeaseEndedError MessageTooLongError ProtocolError RDMAError RemoteRangeError "
-            "RequestRefusedError VerbsError WorkCompletionError WrongLoopError",
+            "LeaseEndedError MessageTooLongError OutcomeUnknownError ProtocolError RDMAError "
+            "RemoteRangeError RequestRefusedError VerbsError WorkCompletionError WrongLoopError",
             ".events": "DeviceEvents device_events",
             ".monitoring": "ConnectionChange add_connection_hook remove_connection_hook snapshot",
             ".mr_pool": "Buffer MemoryPool Region",

@@ -580,6 +580,13 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
         super().__init__(message)
 
 
+class OutcomeUnknownError(RDMAError):
+    """The rail of an operation broke: it may have been carried out, once, or not.
+
+    The connection goes on by another rail.
+    """
+
+
 class ProtocolError(RDMAError):
     """The peer violated the protocol; the connection has been ended."""
 

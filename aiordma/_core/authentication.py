@@ -98,6 +98,11 @@ def traffic_secrets(
     return _expand(secret, b"client" + said), _expand(secret, b"server" + said)
 
 
+def resume_key(secret: bytes) -> bytes:
+    """The key of the Resume frames of that direction, by the first secret."""
+    return _expand(secret, b"resume")
+
+
 def next_key(secret: bytes) -> tuple[bytes, bytes]:
     """A key of 32 bytes, and the secret that the key after it comes of."""
     return _expand(secret, b"key"), _expand(secret, b"next")

@@ -2,7 +2,7 @@
 
 The compiled `_datapath/frames.pyx` reads and writes frames; this is what both ends agree on::
 
-    offset 0  u8   kind (bits 0..6), bit 7: immediate data present (DATA and RNDV_RTS only)
+    offset 0  u8   kind (bits 0..6), bit 7: immediate data present (DATA, RNDV_RTS and WRITTEN only)
     offset 1  u8   control credits returned
     offset 2  u16  data credits returned
     offset 4  u32  immediate data, 0 if absent
@@ -24,7 +24,8 @@ reads it with RDMA, piece by piece, and answers by RNDV_ACK. The memory stays as
     offset 0  u64  address
     offset 8  u64  length
     offset 16 u32  rkey
-    offset 20 u32  1: a memory window, which the acknowledgement may end (SEND_WITH_INV); else 0
+    offset 20 u32  1: a memory window, which the acknowledgement may end (SEND_WITH_INV); else 0.
+                   Bits 8..31: the rail of the key, the same for all pieces
 
 RNDV_ACK: the message has been read, or will not be::
 
@@ -42,6 +43,12 @@ ignores them::
 
     offset 0  u32  rkey
     offset 4  u32  1: a memory window; else 0
+
+WRITTEN: a write to the receiver's memory was posted before it, with the immediate data of the
+header. Where the connection may go on by another rail it stands for a write that brings the data
+itself, which would be in no journal::
+
+    offset 0  u32  bytes of the last piece of the write
 
 On a connection that encrypts, the first frame of each side is as above if it is one of the proof of
 the key (AuthHello, AuthAnswer), which the TCP bootstrap has on its socket.  All others are
@@ -86,3 +93,4 @@ class FrameKind(IntEnum):
     BUNDLE = 5
     RNDV_ACK = 6
     RNDV_KEYS = 7
+    WRITTEN = 8

@@ -277,10 +277,22 @@ class RailDown(NamedTuple):
     rail: U32
 
 
+class Resume(NamedTuple):
+    """First frame on a rail that becomes the lead: so many frames have been handled here.
+
+    It takes no credit, and does not count itself.
+    """
+
+    request_id: U32
+    rail: U32
+    frames: U64
+
+
 class RegionKey(NamedTuple):
-    """Rail ``rail`` can use the region too, with this ``rkey``, but for atomic operations.
+    """Rail ``rail`` can use the region too, with this ``rkey``.
 
     Ignored for a region that was not granted on this connection, and for a rail that is not up.
+    The token of a region has the key of rail 0; where another one is the lead this follows it.
     """
 
     request_id: U32
@@ -314,6 +326,7 @@ Message: TypeAlias = (
     | RailAnswer
     | RailReady
     | RailDown
+    | Resume
     | RegionKey
 )
 """Any control message; its request id stands first."""
@@ -347,6 +360,7 @@ NUMBERS: Mapping[type[Message], int] = MappingProxyType(
         RailAnswer: 24,
         RailReady: 25,
         RailDown: 26,
+        Resume: 27,
         RegionKey: 28,
     }
 )

@@ -1,12 +1,13 @@
 # Control messages that this side sends.
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 cimport cython
 
 from .message cimport Fifo
 from .outbox cimport Outbox
-from .rail cimport FrameHandler
+from .rail cimport FrameHandler, SendQueue
+from .sealing cimport Sealing
 
 
 @cython.final
@@ -20,6 +21,8 @@ cdef class Controls:
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
     cdef bint can_send(self) noexcept
+    cdef int rail_gone(self) except -1
+    cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1
     cdef int flush(self) except -1
     cdef object first_answer(self)
     cdef bint send_frame(

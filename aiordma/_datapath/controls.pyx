@@ -8,11 +8,19 @@ from libc.string cimport memcpy
 
 cimport cython
 
-from .frames cimport CONTROL, HEADER, RNDV_ACK, RendezvousAck, htole32, next_number
+from .frames cimport (
+    CONTROL,
+    HEADER,
+    RNDV_ACK,
+    RendezvousAck,
+    htole32,
+    next_number,
+)
 from .futures cimport complete_waiter
 from .memory cimport PoolBlock
-from .outbox cimport ENDED, NOT_STARTED
+from .outbox cimport ENDED, NOT_STARTED, SWITCHING
 from .receives cimport release_all
+from .sealing cimport Sealing
 from .sends cimport Frame, new_frame
 from .work_queue cimport IBV_WR_SEND_WITH_INV
 
@@ -32,8 +40,8 @@ cdef class Controls:
         self.waiting, self.spare_blocks = Fifo(), []
         self.max_answers = 4 * protocol.MAX_UNANSWERED  # a peer that keeps to the limits causes fewer
 
-    def take_spare_blocks(self, pool: Pool):
-        for _ in range(SPARE_BLOCKS):
+    def take_spare_blocks(self, pool: Pool, count: int = SPARE_BLOCKS):
+        for _ in range(count):
             self.spare_blocks.append(pool._block(protocol.MIN_RECEIVE))
 
     def release_spare_blocks(self):
@@ -84,6 +92,25 @@ cdef class Controls:
         ):
             return 0
         return self.answer(RNDV_ACK, content, window_key, False)
+
+    cdef int rail_gone(self) except -1:
+        """What waits goes by another rail, where windows of this one have no key."""
+        for kind, content, future, _, _ in self.waiting.take_all():
+            self.waiting.append((kind, content, future, 0, 0))
+        return 0
+
+    cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1:
+        """Says, as the first frame on a rail, how many have been handled here."""
+        cdef PoolBlock block = self.spare_blocks.pop()
+        cdef bytes content = bytes([CONTROL]) + bytes(HEADER - 1)
+        cdef Frame frame
+        content += protocol.encode(protocol.Resume(0, rail.number, frames))
+        if sealing is not None:
+            content = sealing.seal_resume(rail.number, content)
+        frame = new_frame(block, <uint32_t> len(content))
+        memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
+        frame.spare_blocks, frame.lkey = self.spare_blocks, rail.lkey_of(block)
+        return rail.post_checked(frame)
 
     def end(self, error: BaseException):
         """Nothing is sent any more: every waiter gets an error of that cause."""
@@ -150,7 +177,11 @@ cdef class Controls:
 
     cdef bint can_send(self) noexcept:
         """Whether there is a credit for a control message, and an entry of the send queue."""
-        return self.outbox.credits.may_send_control() and self.outbox.lead.free > 0
+        return (
+            self.outbox.credits.may_send_control()
+            and self.outbox.lead.free > 0
+            and not self.outbox.flags & SWITCHING
+        )
 
     @property
     def can_send_now(self) -> bool:

@@ -16,6 +16,7 @@ cdef enum:
     BUNDLE = 5
     RNDV_ACK = 6
     RNDV_KEYS = 7
+    WRITTEN = 8
     HAS_IMM = 0x80
 
 cdef enum:
@@ -41,6 +42,7 @@ cdef struct RendezvousPiece:
     uint32_t rkey, flags
 
 cdef enum:
+    RAIL_SHIFT = 8  # of the number of the rail, in flags
     IS_WINDOW = 1  # the acknowledgement may end the key: IBV_WR_SEND_WITH_INV
 
 cdef struct RendezvousAck:

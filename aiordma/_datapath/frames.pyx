@@ -18,7 +18,7 @@ cdef str frame_name(int kind):
 
 cdef bint carries_message(int kind) noexcept:
     """Whether it needs a data credit."""
-    return kind == DATA or kind == BUNDLE or kind == RNDV_RTS
+    return kind == DATA or kind == BUNDLE or kind == RNDV_RTS or kind == WRITTEN
 
 
 cdef uint64_t bundled_size(uint64_t length) noexcept:
@@ -71,13 +71,13 @@ cdef class Credits:
 
     def __cinit__(
         self, data_receives: int, control_receives: int, peer_data_receives: int,
-        peer_control_receives: int,
+        peer_control_receives: int, data_threshold: int = 0,
     ):
         self.data_receives = data_receives
         self.control_receives = control_receives
         self.data = self.data_limit = peer_data_receives
         self.control = self.control_limit = peer_control_receives
-        self.data_threshold = max(1, data_receives // 2)
+        self.data_threshold = data_threshold or max(1, data_receives // 2)
 
     cdef bint may_send_control(self) noexcept:
         return self.control > RESERVE

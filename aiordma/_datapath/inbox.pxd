@@ -11,14 +11,16 @@ from .outbox cimport Outbox
 from .rail cimport SendQueue
 from .receives cimport Receives
 from .stripes cimport Lane, Striped
+from .work_queue cimport WorkRequest
 
 
 cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t length,
-                                          uint64_t longest, bint sealed)
+                                          uint64_t longest, bint sealed, bint rails)
 
 
 cdef class PendingRendezvous:
     cdef uint32_t request_id, imm
+    cdef uint32_t rail                 # of the keys in `pieces`
     cdef uint32_t window_key           # that its acknowledgement ends; 0: none
     cdef uint64_t length
     cdef bytes pieces                  # RendezvousPiece structures, checked
@@ -36,6 +38,14 @@ cdef class PendingRendezvous:
     cdef uint32_t count(self) noexcept
     cdef bytes keys_of(self, uint32_t rail)
     cdef int end_striping(self) except -1
+
+
+cdef class RendezvousRead(WorkRequest):
+    cdef Fetcher fetcher
+    cdef PendingRendezvous pending
+    cdef Pinned pinned
+    cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
+    cdef uint64_t start                # of its bytes in the message
 
 
 cdef class StripedRead(Striped):
@@ -132,8 +142,9 @@ cdef class Fetcher:
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1
     cdef int read_failed(self, PendingRendezvous pending, Lane lane, uint64_t start,
                          uint64_t length) except -1
-    cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
-                          uint32_t lkey) except -1
+    cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address) except -1
+    cdef StripedRead striped_read(self, PendingRendezvous pending, Pinned pinned, uint64_t address)
+    cdef int read_again(self, RendezvousRead read) except -1
     cdef int take_keys(self, bytes content) except -1
     cdef int drop_keys(self, uint32_t rail) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1

@@ -26,6 +26,7 @@ from .frames cimport (
     HEADER,
     FrameHeader,
     IS_WINDOW,
+    RAIL_SHIFT,
     RendezvousKey,
     RendezvousKeys,
     RendezvousPiece,
@@ -365,7 +366,7 @@ cdef class PendingRendezvous:
 
 
 cdef PendingRendezvous pending_rendezvous(
-    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed
+    const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed, bint rails
 ):
     """The request of an RNDV_RTS frame; ProtocolError for what this side does not read."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
@@ -385,6 +386,7 @@ cdef PendingRendezvous pending_rendezvous(
             f"the peer sent a rendezvous request of {length} bytes for {count} pieces"
         )
     piece = <const RendezvousPiece *> (request + 1)
+    pending.rail = le32toh(piece.flags) >> RAIL_SHIFT if rails else 0
     for i in range(count):
         if not le64toh(piece[i].length):
             raise ProtocolError("the peer offers a message of no bytes")
@@ -395,7 +397,7 @@ cdef PendingRendezvous pending_rendezvous(
             )
         if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
             raise ProtocolError("the message goes beyond the end of the address space")
-        if le32toh(piece[i].flags) & ~<uint32_t> IS_WINDOW:
+        if le32toh(piece[i].flags) & ~<uint32_t> IS_WINDOW != pending.rail << RAIL_SHIFT:
             raise ProtocolError("the peer sent a rendezvous request with stray bytes")
         pending.length += le64toh(piece[i].length)
     pending.pieces = PyBytes_FromStringAndSize(<const char *> piece, size)
@@ -413,17 +415,13 @@ cdef class RendezvousRead(WorkRequest):
     """One RDMA READ of a rendezvous message; or of no bytes, to see whether the peer's device answers,
     which needs no memory and no key (IBTA 9.4.4, C9-88)."""
 
-    cdef Fetcher fetcher
-    cdef PendingRendezvous pending
-    cdef Pinned pinned
-    cdef Lane lane                     # None: it is no chunk of a StripedRead, or is over
-    cdef uint64_t start
-
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef Fetcher fetcher = self.fetcher
         cdef Lane lane = self.lane
-        self.lane = None
-        self.free_memory()
+        cdef Pinned pinned = self.pinned
+        self.lane = self.pinned = None
+        if pinned is not None:
+            pinned.unpin_now()
         if not self.length:
             fetcher.probing, self.pending.answered = False, True
             return fetcher.fetch_ahead()
@@ -442,9 +440,14 @@ cdef class RendezvousRead(WorkRequest):
     cdef int free_memory(self) except -1:
         cdef Pinned pinned = self.pinned
         cdef Lane lane = self.lane
-        self.pinned = self.lane = None
         if lane is not None:
+            self.pinned = self.lane = None
             self.fetcher.read_failed(self.pending, lane, self.start, self.length)
+        elif self.fetcher.outbox.journal is not None:
+            self.fetcher.read_again(self)
+            self.pinned = None
+        else:
+            self.pinned = None
         if pinned is not None:
             pinned.unpin_now()
         return 0
@@ -458,7 +461,9 @@ cdef class StripedRead(Striped):
 
     cdef int use(self, SendQueue rail) except -1:
         """Has the memory registered with the rail, if it has keys; one that cannot reads nothing."""
-        if rail.number in self.lkeys or not self.pending.keys_of(rail.number):
+        if rail.number in self.lkeys or (
+            rail.number != self.pending.rail and not self.pending.keys_of(rail.number)
+        ):
             return 0
         try:
             lkey = rail.keys.local_key(self.pinned)
@@ -487,7 +492,7 @@ cdef class StripedRead(Striped):
         cdef uint32_t i = self.piece_at(&start)
         if rail.error is not None or not self.lkeys.get(rail.number):
             return 0
-        if rail.number and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
+        if rail.number != self.pending.rail and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
         if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
@@ -506,7 +511,7 @@ cdef class StripedRead(Striped):
             pending.pieces
         )
         read.remote_address = le64toh(pieces[i].address) + start
-        if rail.number:
+        if rail.number != pending.rail:
             read.rkey = le32toh((<const RendezvousKey *> PyBytes_AS_STRING(keys))[i].rkey)
         else:
             read.rkey = le32toh(pieces[i].rkey)
@@ -829,7 +834,7 @@ cdef class Fetcher:
     ) except -1:
         """Posts READs of its pieces, one behind another from `address`, which `pinned` holds."""
         cdef const RendezvousPiece *piece
-        cdef uint64_t offset, length
+        cdef uint64_t offset, length, start = 0
         cdef uint32_t i, count = pending.count()
         cdef RendezvousRead read
         pending.started = True
@@ -838,8 +843,12 @@ cdef class Fetcher:
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
         pending.unread = pending.length
-        if self.outbox.stripes is not None and len(order(self.outbox.stripes.lanes, pending.length)) > 1:
-            return self.read_striped(pending, pinned, address, lkey)
+        if self.outbox.stripes is not None and (
+            self.outbox.lead.foreign
+            or pending.rail != self.outbox.lead.number
+            or len(order(self.outbox.stripes.lanes, pending.length)) > 1
+        ):
+            return self.read_striped(pending, pinned, address)
         piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
         for i in range(count):
             offset = 0
@@ -851,6 +860,8 @@ cdef class Fetcher:
                 read.remote_address = le64toh(piece[i].address) + offset
                 read.rkey = le32toh(piece[i].rkey)
                 read.pinned = pinned
+                read.start = start
+                start += read.length
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
@@ -858,18 +869,40 @@ cdef class Fetcher:
         return 0
 
     cdef int read_striped(
-        self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
+        self, PendingRendezvous pending, Pinned pinned, uint64_t address
     ) except -1:
         """As `read`, by each rail that the peer has given keys for, or gives later."""
+        return self.outbox.stripes.begin(self.striped_read(pending, pinned, address))
+
+    cdef StripedRead striped_read(
+        self, PendingRendezvous pending, Pinned pinned, uint64_t address
+    ):
         cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
         cdef Lane lane
         striped.fetcher, striped.pending, striped.pinned = self, pending, pinned
         pinned.pins += 1
-        striped.address, striped.lkeys = address, {self.outbox.lead.number: lkey}
+        striped.address, striped.lkeys = address, {}
         pending.striped = striped
         for lane in self.outbox.stripes.lanes:
             striped.use(<SendQueue> lane.rail)
-        return self.outbox.stripes.begin(striped)
+        return striped
+
+    cdef int read_again(self, RendezvousRead read) except -1:
+        """The lead has broken, and let go of the memory: other rails read the bytes if that is wanted."""
+        cdef PendingRendezvous pending = read.pending
+        cdef StripedRead striped = pending.striped
+        if not read.length:
+            self.probing = False
+            return 0
+        if self.inbox.ended is not None or self.outbox.stripes is None:
+            return 0
+        if pending.target is None and pending.message is None:
+            return self.read_done(pending, read.length)
+        if striped is None:
+            striped = self.striped_read(pending, read.pinned, read.address - read.start)
+            striped.ranges.clear()
+            striped.rest = 0
+        return self.outbox.stripes.give_back(None, striped, read.start, read.length)
 
     cdef int take_keys(self, bytes content) except -1:
         """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
@@ -891,8 +924,6 @@ cdef class Fetcher:
             if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
                 raise ProtocolError("the peer sent keys with stray bytes")
         rail = le32toh(frame.rail)
-        if rail == self.outbox.lead.number:
-            raise ProtocolError("the peer sent keys of the rail that has them")
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
@@ -902,6 +933,8 @@ cdef class Fetcher:
                 pending = <PendingRendezvous> item
                 if pending.request_id != le32toh(frame.request_id):
                     continue
+                if rail == pending.rail:
+                    raise ProtocolError("the peer sent keys of the rail that has them")
                 known = pending.keys_of(rail)
                 i = len(known) // sizeof(RendezvousKey)
                 if le32toh(frame.first) != i or count > pending.count() - i:
@@ -968,7 +1001,10 @@ cdef class Fetcher:
         if self.outbox.flags & ENDED:
             return 0
         return self.controls.acknowledge(
-            pending.request_id, pending.window_key if self.outbox.pool.has_windows else 0
+            pending.request_id,
+            pending.window_key
+            if self.outbox.pool.has_windows and pending.rail == self.outbox.lead.number
+            else 0,
         )
 
     cdef bint opens(self, PendingRendezvous pending) except -1:

@@ -30,6 +30,9 @@ cdef class WRChain(WorkRequest):
                               uint32_t lkey) except NULL
     cdef int aim_at(self, Remote region) except -1
     cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0
+    cdef int use_keys_of(self, SendQueue queue) except -1
+    cdef bint move(self, SendQueue lead) except -1
+    cdef uint32_t count_of(self, uint32_t opcode) noexcept
     cdef dict keys_for(self, uint32_t rkey)
     cdef aiordma_send *add(self, uint32_t opcode, Local local, Remote remote,
                            uint32_t right) except? NULL

@@ -60,6 +60,7 @@ cdef class WRChain(WorkRequest):
         return self.entries
 
     def __dealloc__(self):
+        self.kept = False
         self.free_memory()  # of one that was never posted
         if self.sends != &self.one_send:
             PyMem_Free(self.sends)
@@ -138,7 +139,7 @@ cdef class WRChain(WorkRequest):
             length = min(local.length - start, MAX_TRANSFER)
             send = self.append(owner.pinned, local.address + start, <uint32_t> length, local.lkey)
             send.opcode = opcode
-            send.remote_addr, send.rkey = remote.address + start, remote.rkey
+            send.remote_addr, send.rkey = remote.address + start, region.rkey
             start += length
             if start == local.length:
                 break
@@ -147,6 +148,45 @@ cdef class WRChain(WorkRequest):
         if send != NULL and self.region is not region:
             self.aim_at(region)
         return send
+
+    cdef int use_keys_of(self, SendQueue queue) except -1:
+        """For another device than the one whose pool has the memory here."""
+        cdef uint32_t i
+        for i in range(self.entries):
+            self.sges[i].lkey = queue.keys.local_key(<Pinned> self.pins[i])
+        return 0
+
+    cdef uint32_t count_of(self, uint32_t opcode) noexcept:
+        cdef uint32_t i, count = 0
+        for i in range(self.entries):
+            count += self.sends[i].opcode == opcode
+        return count
+
+    cdef bint can_move(self, bint posted) noexcept:
+        # One that several rails carry is not: a late chunk could undo what is written next.
+        return self.striped is None and not (
+            posted
+            and self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) < self.entries
+        )
+
+    cdef bint move(self, SendQueue lead) except -1:
+        """Aims it at the next lead, whose keys the regions have besides; False: one has none."""
+        cdef uint32_t i
+        cdef list keys = []
+        for i in range(self.entries):
+            of_rails = self.keys_for(self.sends[i].rkey)
+            if of_rails is None or lead.number not in of_rails:
+                return False
+            keys.append(of_rails[lead.number])
+        try:
+            self.use_keys_of(lead)
+        except (RDMAError, OSError, MemoryError):
+            return False
+        for i in range(self.entries):
+            self.sends[i].rkey = keys[i]
+        if self.waiter is not None:
+            self.waiter.queue = lead
+        return True
 
     cdef dict keys_for(self, uint32_t rkey):
         """The keys of other rails for the region with that of the lead."""
@@ -265,6 +305,8 @@ cdef class WRChain(WorkRequest):
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
         cdef list pins = self.pins
+        if self.kept:
+            return 0
         self.region = self.regions = self.striped = None
         if pins is not None:
             self.pins = None
@@ -514,6 +556,8 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
+    if queue.foreign:
+        chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
     if queue.stripes is not None and sender is None and post_long(queue, chain):

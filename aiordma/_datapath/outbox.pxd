@@ -6,7 +6,9 @@ cimport cython
 
 from .frames cimport Credits, PeerRoom
 from .memory cimport BlockCache, PoolBlock
+from .journal cimport Journal
 from .message cimport Fifo
+from .one_sided cimport WRChain
 from .rail cimport FrameHandler, SendQueue
 from .rendezvous cimport Offers
 from .sealing cimport Sealing
@@ -22,7 +24,8 @@ cdef enum:  # what holds messages back, and what does not
     SENDING = 4
     AWAITS_MEMORY = 8  # `on_memory` will be called
     OFFERS_FULL = 16
-    BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | OFFERS_FULL
+    SWITCHING = 128  # from a lead that broke to another rail
+    BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | OFFERS_FULL | SWITCHING
     CLOSING = 32
     COLLECTING = 64  # `collect` will be called
 
@@ -37,6 +40,9 @@ cdef class Outbox(Sender):
     cdef PeerRoom room                 # None before the start, as the credits
     cdef Sealing sealing               # None: frames travel in clear
     cdef readonly Offers offers
+    cdef readonly Journal journal      # None: the connection has one rail for ever
+    cdef list moved                    # work of a lead that broke, until the peer says what has arrived
+    cdef list again                    # of it, what is to be posted once more; None: that is not known
     cdef Stripes stripes               # None: there has been one rail alone
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
@@ -58,6 +64,11 @@ cdef class Outbox(Sender):
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1
     cdef bint send_first(self) except -1
+    cdef bint send_written(self, WRChain write) except -1
+    cdef int move(self, SendQueue rail) except -1
+    cdef int resumed(self, uint64_t frames) except -1
+    cdef int post_again(self) except -1
+    cdef int frame_again(self, Frame frame) except -1
     cdef int flush(self) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
     cdef object send_error(self, SendFuture message)

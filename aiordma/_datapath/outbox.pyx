@@ -22,23 +22,30 @@ from .frames cimport (
     HEADER,
     MAX_BUNDLE,
     RNDV_RTS,
+    WRITTEN,
     BundleEntry,
     FrameHeader,
     RendezvousPiece,
     RendezvousRequest,
     bundled_size,
+    carries_message,
     htole32,
     write_header,
 )
 from .futures cimport DONE, FAILED, PENDING
 from .message cimport Counts
-from .one_sided cimport WRChain
 from .rail cimport CONTROL_ENTRIES
 from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, imm_of, new_frame, new_rendezvous_frame
 from .stripes cimport order
-from .work_queue cimport FOR_CREDITS, FOR_NOTHING, FOR_SEND_QUEUE, WorkRequest
+from .work_queue cimport (
+    FOR_CREDITS,
+    FOR_NOTHING,
+    FOR_SEND_QUEUE,
+    IBV_WR_RDMA_WRITE,
+    WorkRequest,
+)
 
 from aiordma._core import protocol
 from aiordma._native import failure
@@ -64,7 +71,7 @@ cdef class Outbox(Sender):
         self.offers = Offers(
             session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )
-        self.flags = NOT_STARTED
+        self.flags, self.moved = NOT_STARTED, []
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
@@ -187,9 +194,14 @@ cdef class Outbox(Sender):
         return True
 
     cdef bint send_eager(self, SendFuture message) except -1:
-        # Its last piece is sent from where it lies if that is quicker than a copy.
+        # Its last piece is sent from where it lies if that is quicker than a copy, and it need not stay.
         cdef Piece in_place = message.last()
-        if not self.pool.local_dma_lkey or in_place.length < COPIED_BELOW or self.room.tag_size:
+        if (
+            not self.pool.local_dma_lkey
+            or in_place.length < COPIED_BELOW
+            or self.room.tag_size
+            or self.journal is not None
+        ):
             in_place = None
         cdef uint64_t length = HEADER + message.length - (
             0 if in_place is None else in_place.length
@@ -269,6 +281,7 @@ cdef class Outbox(Sender):
             if self.sealing is not None:
                 seal = self.seal_message(message)
             open_message(message, self.lead.keys)
+            message.rail = self.lead.number
             if not self.lead.has_room_for(entries) and not self.lead.failed:
                 close_message(message, 0)
                 raise RDMAError(
@@ -362,6 +375,8 @@ cdef class Outbox(Sender):
                     write.free_memory()
                 elif error is not None:
                     write.refused(error)
+                elif self.journal is not None:
+                    return self.send_written(write)
                 else:
                     self.credits.data -= 1
                     self.room.count_sent()
@@ -386,6 +401,106 @@ cdef class Outbox(Sender):
             self.waiting.appendleft(message)
         return False
 
+    cdef bint send_written(self, WRChain write) except -1:
+        """A write with immediate data: a write, and behind it a frame that the journal can have."""
+        cdef PoolBlock block = None
+        cdef Frame frame
+        cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
+        if self.lead.has_room_for(2):
+            block = self.frame_block(HEADER + sizeof(length) + self.room.tag_size)
+        if block is None:
+            self.waiting.appendleft(write)
+            return False
+        write.sends[0].opcode = IBV_WR_RDMA_WRITE
+        self.lead.post_checked(write)
+        (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
+        frame = new_frame(block, HEADER + sizeof(length))
+        self.post_frame(frame, WRITTEN, True, imm)
+        return True
+
+    # ---- another lead ----
+
+    cdef int move(self, SendQueue rail) except -1:
+        """The rail is the lead from now on: what the one before had not done waits for the peer's Resume."""
+        cdef SendQueue before = self.lead
+        cdef list works = before.take_works(self.moved if self.again is None else self.again)
+        self.moved, self.again = [], None
+        self.lead = rail
+        rail.latest_backlogged = max(rail.latest_backlogged, before.latest_backlogged)
+        rail.hold_back(True)
+        for work in works:
+            if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
+                (<WRChain> work).kept = False
+                (<WRChain> work).refused(before.error_of(<WRChain> work))
+            else:
+                self.moved.append(work)
+        for item in self.waiting.all():
+            if type(item) is not SendFuture:
+                (<WRChain> item).move(rail)  # else it is refused, as its region is lost
+        return 0
+
+    cdef int resumed(self, uint64_t frames) except -1:
+        """So many frames have arrived at the peer, and with them the writes before each."""
+        cdef WRChain chain
+        cdef Frame frame
+        cdef list works = self.moved, missing = self.journal.after(frames)
+        cdef Py_ssize_t i, arrived = -1
+        for i, work in enumerate(works):
+            if isinstance(work, Frame) and (<Frame> work).number < frames:
+                arrived = i
+        self.moved = []
+        # Frames that the device had done went before all of these.
+        self.again = [frame for frame in missing if frame not in works]
+        for i, work in enumerate(works):
+            if isinstance(work, Frame):
+                if (<Frame> work).number >= frames:
+                    self.again.append(work)
+                continue
+            chain = <WRChain> work
+            if i > arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
+                self.again.append(chain)
+                continue
+            chain.kept = False
+            if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
+                chain.on_completion(0)
+            else:  # it must not be written again
+                chain.refused(self.lead.unknown_outcome(chain))
+        return self.post_again()
+
+    cdef int post_again(self) except -1:
+        """Posts it once more, as there is room; then what is new may follow."""
+        cdef WRChain chain
+        if self.again is None:  # the peer has not said what it needs
+            return 0
+        while self.again and self.lead.free and not self.lead.failed:
+            if isinstance(self.again[0], Frame):
+                self.frame_again(<Frame> self.again.pop(0))
+                continue
+            chain = <WRChain> self.again[0]
+            error = chain.refusal()
+            if error is None and not self.lead.has_room():
+                break
+            if error is None and not self.lead.has_room_for(chain.entries):
+                self.lead.post_checked(chain.part(self.lead.free - CONTROL_ENTRIES))
+                continue
+            del self.again[0]
+            chain.kept = False
+            if error is None:
+                self.lead.post_checked(chain)
+            else:
+                chain.refused(error)
+        if not self.again and not self.lead.failed:
+            self.again = None
+            self.flags &= ~SWITCHING
+            self.lead.hold_back(False)
+            return self.session.flush()
+        return 0
+
+    cdef int frame_again(self, Frame frame) except -1:
+        frame.prepare_again()
+        frame.lkey = self.lead.lkey_of(frame.block)
+        return self.lead.post_checked(frame)
+
     cdef int flush(self) except -1:
         """Sends what waits and can be sent now."""
         cdef bint sent = True
@@ -405,6 +520,10 @@ cdef class Outbox(Sender):
             if not frame.length:
                 return frame.free_memory()
         self.room.count_sent()
+        if self.journal is not None:
+            self.journal.add(frame, carries_message(kind))
+        if self.lead.foreign:
+            frame.lkey = self.lead.lkey_of(frame.block)
         return self.lead.post_checked(frame)
 
     # ---- the end ----
@@ -422,6 +541,17 @@ cdef class Outbox(Sender):
             else:
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
+        if self.journal is not None:
+            self.moved = self.lead.take_works(self.moved if self.again is None else self.again)
+            self.again = None
+            for chain in self.moved:
+                if isinstance(chain, WRChain):
+                    text = (<WRChain> chain).text(self.lead.peer)
+                    (<WRChain> chain).on_error(self.owner.error_for(error, text))
+            for frame in self.journal.all():  # also those that no device has
+                (<Frame> frame).on_error(
+                    self.owner.error_for(error, (<Frame> frame).text(self.lead.peer))
+                )
         for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
         for message in self.offers.ending:  # the peer has had its say
@@ -439,5 +569,12 @@ cdef class Outbox(Sender):
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
+        if self.journal is not None:
+            for chain in self.lead.take_works(self.moved if self.again is None else self.again):
+                if isinstance(chain, WRChain):
+                    (<WRChain> chain).kept = False
+                    (<WRChain> chain).free_memory()
+            self.moved, self.again = [], None
+            self.journal.close()
         self.session = self.source = None
         return code

@@ -32,6 +32,7 @@ cdef class FrameHandler:
     cdef int reposted(self, uint32_t count) except -1
     cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
     cdef int check_drained(self) except -1
+    cdef bint goes_on(self, SendQueue rail, bint elsewhere=*) except -1
 
 
 cdef class SendQueue:
@@ -55,6 +56,12 @@ cdef class SendQueue:
     cdef readonly uint64_t bytes_read  # of striped messages
     cdef SlotList sends, receives
     cdef public bint failed
+    cdef readonly bint suspended       # it has failed, and the session goes on by another rail
+    cdef list returned, late           # receives of before that, and of since then; None: it is not
+    cdef list posted, unposted         # work that can go on elsewhere, in its order; None: as above
+    cdef bint holds_back               # it becomes the lead: what is new waits behind what is moved
+    cdef bint expects_resume           # its first receive is for that, and not of the lead's
+    cdef public bint foreign           # the pool of its messages is another device's
     cdef bint leaving                  # entries that become free are not for the messages
     cdef bint stopped                  # this side has taken the queue pair to ERR
     cdef readonly bint backlogged
@@ -76,9 +83,18 @@ cdef class SendQueue:
     cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,
                               uint32_t length) except? 0xFFFFFFFF
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1
+    cdef bint suspend(self, object error, WorkRequest failed=*) except -1
+    cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=*) except -1
+    cdef int hold_back(self, bint holds_back) except -1
+    cdef list take_works(self, list between)
+    cdef int take_back(self, PoolBlock block) except -1
+    cdef list take_receives(self)
+    cdef int drain_receives(self) except -1
+    cdef uint32_t lkey_of(self, PoolBlock block) except? 0
     cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
                                  bint before_last) except -1
     cdef object error_of(self, WorkRequest work)
+    cdef object unknown_outcome(self, WorkRequest work)
     cdef object take_first(self, SlotList *order)
     cdef int use_room(self) except -1
     cdef int give_room_to_messages(self) except -1

@@ -21,7 +21,13 @@ import copy
 
 from aiordma._core.operations import OperationKind
 from aiordma._native.calls import shortage_hint
-from aiordma.errors import BufferStateError, RDMAError, work_completion_error
+from aiordma.errors import (
+    BufferStateError,
+    OutcomeUnknownError,
+    RDMAError,
+    in_short,
+    work_completion_error,
+)
 from aiordma.verbs._device.context import event_error
 from aiordma.verbs._device.enums import EventType, WCStatus
 
@@ -55,6 +61,11 @@ cdef class FrameHandler:
         """Less waits to be sent than before."""
         raise NotImplementedError
 
+    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
+        """The rail has broken: whether another one, `elsewhere` on another device, takes over what it
+        had, and its receives."""
+        return False
+
 
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.
@@ -78,7 +89,10 @@ cdef class SendQueue:
        device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
        when the device has.
     3. A write that was posted before a frame is in the peer's memory before that frame arrives.
-    4. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
+    4. If the FrameHandler goes on without it, it is `suspended` instead.  `take_works` has what can be
+       posted to another rail, frames among it, and other work ends by OutcomeUnknownError.
+       `take_receives` has the blocks of the receives, in their order.
+    5. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
 
     It calls a FrameHandler: `received` and `received_write`, which take over the lease, and `flush`,
     once in a drain that has freed entries; Receives call the others.  When the queue pair fails every
@@ -142,6 +156,8 @@ cdef class SendQueue:
     cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
+        if self.suspended and self.unposted is not None:
+            return self.set_aside(work, False)
         work.on_error(self.error_of(work))
         work.free_memory()
         return 0
@@ -161,6 +177,8 @@ cdef class SendQueue:
             if not posted:
                 table.free_slot(index)
             error = self.qp._post_error("ibv_post_send", code, posted)
+            if self.suspend(error):
+                return 0 if posted else self.set_aside(work, False, True)
             self.error = self.error or error
             work.on_error(error)
             if not posted:  # else the device has its memory until the queue pair is gone
@@ -170,7 +188,7 @@ cdef class SendQueue:
 
     cdef int post_backlog(self) except -1:
         cdef WorkRequest first
-        while self.backlog and self.has_room():
+        while self.backlog and self.has_room() and not self.holds_back:
             first = next(iter(self.backlog))
             turn = first.take_turn()
             if turn == STAYS:
@@ -189,7 +207,7 @@ cdef class SendQueue:
         return self.note_backlog()
 
     cdef int note_backlog(self) except -1:
-        self.backlogged = bool(self.backlog)
+        self.backlogged = self.holds_back or bool(self.backlog)
         self.wait.note(FOR_SEND_QUEUE if self.backlogged else FOR_NOTHING)
         return 0
 
@@ -206,7 +224,7 @@ cdef class SendQueue:
 
     cdef bint has_posted(self, uint64_t number) except -1:
         """Whether all work of the backlog up to that number has been posted, or withdrawn."""
-        return not self.backlogged or next(iter(self.backlog.values())) > number
+        return not self.backlogged or next(iter(self.backlog.values()), number + 1) > number
 
     # ---- receives ----
 
@@ -220,16 +238,23 @@ cdef class SendQueue:
         for i in range(count):
             block = <PoolBlock> blocks[i]
             indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
-            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, block.lkey
+            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, self.lkey_of(block)
             receives[i].wr_id = self.table.wr_id(indices[i])
             receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
         cdef int code = post_recvs(self, receives, count, sges, &posted)
         for i in range(posted, count):
             self.table.free_slot(indices[i])
-            (<PoolBlock> blocks[i]).end_lease()
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
+        for i in range(posted, count):
+            if self.suspended:
+                self.late.append(blocks[i])
+            else:
+                (<PoolBlock> blocks[i]).end_lease()
         return posted
+
+    cdef uint32_t lkey_of(self, PoolBlock block) except? 0:
+        return self.keys.local_key(block) if self.foreign else block.lkey
 
     cdef uint32_t post_cached(
         self, BlockCache pool, uint32_t most, uint32_t length
@@ -252,7 +277,9 @@ cdef class SendQueue:
 
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1:
         """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
-        if self.error is not None or self.native_qp == NULL:
+        if self.suspended:
+            self.late.append(block)
+        elif self.error is not None or self.native_qp == NULL:
             block.end_lease()
         else:
             self.post_receives([block], length)
@@ -272,6 +299,10 @@ cdef class SendQueue:
                 request.on_error(self.owner.error_for(self.error))
         if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # what put the queue pair into this state
+            if self.suspended:
+                already_failed = True
+                if request is not None and not before_last:
+                    self.set_aside(request, True, True)
         if not already_failed:
             error = work_completion_error(
                 wc.status,
@@ -282,7 +313,13 @@ cdef class SendQueue:
                 detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
                 what=request.text(self.peer) if request is not None else "",
             )
-            if request is not None:
+            if (
+                self.error is None
+                and wc.status in OF_THE_RAIL
+                and self.suspend(error, None if before_last else request)
+            ):
+                pass  # the request is set aside, or has got its error
+            elif request is not None:
                 if self.error is not None:
                     request.on_error(self.error_of(request))
                 elif wc.status in OF_THE_RAIL:
@@ -297,12 +334,28 @@ cdef class SendQueue:
             return 0
         if request is not None:
             return request.free_memory()
-        (<PoolBlock> work).end_lease()
+        return self.take_back(<PoolBlock> work)
+
+    cdef int take_back(self, PoolBlock block) except -1:
+        """The device has let go of a receive without a frame that counts."""
+        if self.suspended:
+            self.returned.append(block)
+        else:
+            block.end_lease()
         return 0
 
     cdef object error_of(self, WorkRequest work):
         """The error of work that did not fail itself: `error` is the cause."""
+        if self.suspended:
+            return self.unknown_outcome(work)
         return self.owner.error_for(self.error, work.text(self.peer))
+
+    cdef object unknown_outcome(self, WorkRequest work):
+        why = "" if self.error is None else f": {in_short(self.error)}"
+        return OutcomeUnknownError(
+            f"{work.text(self.peer)} may have been done or not: its rail broke, and the connection "
+            f"goes on by another one{why}"
+        )
 
     cdef int use_room(self) except -1:
         """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
@@ -330,6 +383,13 @@ cdef class SendQueue:
             self.connection_broke(event_error(event, self.qp.context))
         elif event.type in FATAL_EVENTS:
             self.rail_broke(event_error(event, self.qp.context))
+        elif event.type is EventType.PORT_ERR:
+            error = event_error(event, self.qp.context)
+            if self.number and self.stripes is None:
+                self.rail_broke(error)
+            elif self.frame_handler is not None and self.frame_handler.goes_on(self, True):
+                # Else the lead waits: a card goes on when the port is back in time.
+                self.suspend(error)
 
     # ---- the end ----
 
@@ -344,13 +404,68 @@ cdef class SendQueue:
 
     def rail_broke(self, error: BaseException):
         """This queue pair, its device or the way to the peer is gone: another one might do."""
-        if not self.failed:
+        if not self.failed and not self.suspend(error):
             self.fail(error)
             self.owner.broken(self.error)
 
+    cdef bint suspend(self, object error, WorkRequest failed=None) except -1:
+        """As `rail_broke`, if the session goes on by another rail; else False, and nothing is done.
+
+        `failed` is work that the device has not any more.
+        """
+        cdef WorkRequest work
+        if self.failed or self.error is not None or self.frame_handler is None:
+            return False
+        if not self.frame_handler.goes_on(self):
+            return False
+        self.error, self.failed, self.suspended = error, True, True
+        self.returned, self.late, self.posted, self.unposted = [], [], [], []
+        backlog, self.backlog = self.backlog, collections.OrderedDict()
+        self.note_backlog()
+        if failed is not None:
+            self.set_aside(failed, True)
+        for work in self.under_way():
+            self.set_aside(work, True)
+        for work in backlog:
+            self.set_aside(work, False)
+        self.owner.broken(error)
+        return True
+
+    cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=False) except -1:
+        """Keeps it for another rail, or it ends; `is_first`: before what waited for room."""
+        if not work.can_move(was_posted):
+            self.fail_work(work)
+        else:
+            work.kept = True
+            works = self.posted if was_posted else self.unposted
+            works.insert(0 if is_first else len(works), work)
+        return 0 if was_posted else work.free_memory()
+
+    cdef list take_works(self, list between):
+        """The work of a suspended rail that can go on elsewhere, in its order; `between` it was to post
+        before what waited for room."""
+        works = [*(self.posted or ()), *between, *(self.unposted or ())]
+        self.posted = self.unposted = None
+        return works
+
+    cdef int hold_back(self, bint holds_back) except -1:
+        """What is posted by `post_or_wait` waits from now on; or goes on."""
+        self.holds_back = holds_back
+        return self.note_backlog() if holds_back else self.post_backlog()
+
+    cdef list take_receives(self):
+        """The blocks of the receives of a suspended rail that is closed, in their order."""
+        blocks = [*(self.returned or ()), *(self.late or ())]
+        self.returned, self.late = [], []
+        if self.expects_resume and blocks:
+            (<PoolBlock> blocks.pop(0)).end_lease()
+        return blocks
+
     def connection_broke(self, error: BaseException):
-        """As `rail_broke`, for an error that would break any other queue pair as well."""
-        self.rail_broke(error)
+        """What would break any other queue pair of the connection as well."""
+        if not self.failed:
+            self.fail(error)
+            self.owner.broken(self.error)
 
     def fail(self, error: BaseException):
         """Fails all work and posts nothing more, for this reason, which the owner knows or is told.
@@ -397,13 +512,17 @@ cdef class SendQueue:
             return
         self.refuse(error)
         self.stopped = True
+        self.drain_receives()
+
+    cdef int drain_receives(self) except -1:
         try:
             self.qp.to_error()
         except (RDMAError, OSError):
-            return  # the device has failed
+            return 0  # the device has failed
         # Not every driver flushes: it is over when there is nothing more, too.
         while self.receives.first != NO_SLOT and self.driver.poll():
             pass
+        return 0
 
     cdef object take_first(self, SlotList *order):
         work = self.table.works[order.first]
@@ -412,7 +531,11 @@ cdef class SendQueue:
 
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""
+        if self.native_qp == NULL:
+            return
         self.fail(BufferStateError("the queue pair was closed"))
+        if self.suspended:
+            self.drain_receives()  # in their order
         self.driver.detach(self.qp)
         self.keys.close_windows()
         self.qp.close()
@@ -420,7 +543,7 @@ cdef class SendQueue:
         while self.sends.first != NO_SLOT:
             (<WorkRequest> self.take_first(&self.sends)).free_memory()
         while self.receives.first != NO_SLOT:
-            (<PoolBlock> self.take_first(&self.receives)).end_lease()
+            self.take_back(<PoolBlock> self.take_first(&self.receives))
         self.user = self.frame_handler = self.stripes = None
 
 
@@ -436,7 +559,6 @@ FATAL_EVENTS: frozenset[EventType] = frozenset(
         EventType.CQ_ERR,
         EventType.SRQ_ERR,
         EventType.DEVICE_FATAL,
-        EventType.PORT_ERR,  # of a rail beside the lead
     }
 )
 REFUSALS: frozenset[EventType] = frozenset(  # of a request of the peer's

@@ -47,6 +47,7 @@ cdef class Receives:
     cdef int repost(self) except -1
     cdef int retry_later(self) except -1
     cdef int change_if_due(self) except -1
+    cdef int move(self, SendQueue rail) except -1
 
     cdef inline int frame_taken(self) except -1:
         """The messages of a frame are the user's."""

@@ -7,6 +7,7 @@ cimport cython
 from .keys cimport ReadKeys
 from .rail cimport FrameHandler, SendQueue
 from .sends cimport SendFuture
+from .stripes cimport Lane
 from .work_queue cimport WorkRequest
 
 cdef uint32_t rendezvous_size(SendFuture message) noexcept
@@ -36,11 +37,13 @@ cdef class Offers:
     cdef dict messages                 # by request
     cdef dict ending                   # acknowledged, and still open to other rails: status and key
     cdef list unsent                   # Openings whose keys the peer has not been told
+    cdef list left                     # by a lead that broke, to be opened to the next one; None: none
     cdef Py_ssize_t most               # at a time
     cdef uint32_t max_pieces           # of a message
     cdef uint32_t latest               # request
     cdef int join_pieces(self, SendFuture message, uint32_t longest) except -1
     cdef int open_elsewhere(self, SendFuture message, list lanes) except -1
+    cdef int open_left(self, Lane lead) except -1
     cdef int opened(self, Opening opening) except -1
     cdef bint end_elsewhere(self, SendFuture message, uint32_t status,
                             uint32_t invalidated_key) except -1

@@ -9,6 +9,7 @@ cimport cython
 
 from .frames cimport (
     HEADER,
+    RAIL_SHIFT,
     RNDV_KEYS,
     RendezvousKey,
     RendezvousKeys,
@@ -55,13 +56,14 @@ cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexc
     cdef RendezvousRequest *request = <RendezvousRequest *> to
     cdef RendezvousPiece *described = <RendezvousPiece *> (request + 1)
     cdef Piece piece = message.first
+    cdef uint32_t rail = message.rail << RAIL_SHIFT
     request.request_id = htole32(message.request_id)
     request.count = htole32(message.count())
     while piece is not None:
         described.address = htole64(<uintptr_t> piece.bytes)
         described.length = htole64(piece.length)
         described.rkey, described.flags = (
-            htole32(piece.key.next_number()), htole32(piece.key.flags())
+            htole32(piece.key.next_number()), htole32(piece.key.flags() | rail)
         )
         described += 1
         piece = piece.next
@@ -276,6 +278,8 @@ cdef class Offers:
             rail = <SendQueue> lane.rail
             if rail.error is not None or not rail.has_room_for(message.count()):
                 continue
+            if message.first.key_of(rail.keys) is not None:
+                continue
             try:
                 open_message(message, rail.keys)
             except (RDMAError, OSError, MemoryError):
@@ -286,6 +290,22 @@ cdef class Offers:
                 message.openings = []
             message.openings.append(opening)
             opening.begin()
+        return 0
+
+    cdef int open_left(self, Lane lead) except -1:
+        """Opens to the lead what the one before had the keys of, as there is room."""
+        cdef SendFuture message
+        cdef SendQueue rail = <SendQueue> lead.rail
+        while self.left:
+            message = self.left[0]
+            if self.messages.get(message.request_id) is message:
+                if not rail.has_room_for(message.count()):
+                    return 0
+                self.open_elsewhere(message, [lead])
+                if message.first.key_of(rail.keys) is None:
+                    return (<object> rail).rail_broke(RDMAError("it takes no memory of messages"))
+            self.left.pop(0)
+        self.left = None
         return 0
 
     cdef int opened(self, Opening opening) except -1:
@@ -321,6 +341,8 @@ cdef class Offers:
         """The peer reads nothing more by that rail, whose queue pair goes after this."""
         cdef Opening opening
         for message in [*self.messages.values(), *self.ending]:
+            if (<SendFuture> message).rail == rail.number:  # it was the lead
+                end_windows(<SendFuture> message, rail.keys)
             for opening in list((<SendFuture> message).openings or ()):
                 if opening.rail is not rail:
                     continue

@@ -21,9 +21,12 @@ cdef class Direction:
 
 cdef class Sealing:
     cdef object suite
+    cdef object seal_of_resume, open_of_resume  # ciphers
     cdef readonly Direction sending, receiving
     cdef readonly bint memory_in_clear
     cdef uint32_t seal(self, unsigned char *bytes, uint32_t length) except? 0
     cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0
+    cdef bytes seal_resume(self, uint32_t rail, bytes frame)
+    cdef bytes open_resume(self, uint32_t rail, bytes frame)
     cdef object seal_payload(self, SendFuture message, unsigned char *to)
     cdef int open_payload(self, unsigned char *bytes, uint64_t length, bytes seal) except -1

@@ -26,6 +26,14 @@ cdef enum:
     KEY = 32
 
 
+cdef bytes nonce_of(uint64_t number):
+    cdef char[NONCE] nonce
+    number = htole64(number)
+    memset(nonce, 0, NONCE)
+    memcpy(nonce, &number, sizeof(number))
+    return PyBytes_FromStringAndSize(nonce, NONCE)
+
+
 @cython.final
 cdef class Direction:
     """The keys of what one side sends, and how far they have been used."""
@@ -41,15 +49,10 @@ cdef class Direction:
 
     cdef object apply(self, unsigned char *bytes, uint32_t source, uint32_t result):
         """Seals or opens in place: `source` bytes become `result`."""
-        cdef char[NONCE] nonce
-        cdef uint64_t number
         if self.frames >= self.max_frames or self.bytes >= self.max_bytes:
             self.next_key()
-        number = htole64(self.frames)
-        memset(nonce, 0, NONCE)
-        memcpy(nonce, &number, sizeof(number))
         self.cipher(
-            PyBytes_FromStringAndSize(nonce, NONCE),
+            nonce_of(self.frames),
             PyMemoryView_FromMemory(<char *> bytes, source, PyBUF_READ),
             None,
             PyMemoryView_FromMemory(<char *> bytes, result, PyBUF_WRITE),
@@ -70,8 +73,9 @@ cdef class Sealing:
         self.sending, self.receiving = Direction("encrypt_into"), Direction("decrypt_into")
 
     def start(self, sending: Keys, receiving: Keys):
-        """The keys of both directions are known: objects with a method `next_cipher`."""
+        """The keys of both directions are known: objects with the methods of `Keys`."""
         self.sending.keys, self.receiving.keys = sending, receiving
+        self.seal_of_resume, self.open_of_resume = sending.resume_cipher(), receiving.resume_cipher()
         self.sending.next_key()
         self.receiving.next_key()
 
@@ -104,6 +108,16 @@ cdef class Sealing:
         except self.suite.InvalidTag:
             raise IntegrityError(CHANGED_FRAME) from None
         return length - TAG
+
+    cdef bytes seal_resume(self, uint32_t rail, bytes frame):
+        """Seals the Resume of that rail: it has a key of its own, since it is not counted."""
+        return self.seal_of_resume.encrypt(nonce_of(rail), frame, None)
+
+    cdef bytes open_resume(self, uint32_t rail, bytes frame):
+        try:
+            return self.open_of_resume.decrypt(nonce_of(rail), frame, None)
+        except (self.suite.InvalidTag, ValueError):
+            raise IntegrityError(CHANGED_FRAME) from None
 
     cdef object seal_payload(self, SendFuture message, unsigned char *to):
         """Seals a message to another place; the key and the tag."""

@@ -55,6 +55,7 @@ cdef class SendFuture(OpFuture):
     cdef uint32_t imm
     cdef uint64_t behind               # the latest work in the backlog when it was queued
     cdef uint32_t request_id           # of a rendezvous
+    cdef uint32_t rail                 # whose keys the offer has
     cdef list openings                 # of other rails than the lead; None: there are none
     cdef int open(self, object data) except -1
     cdef int open_all(self, object buffers) except -1
@@ -66,13 +67,19 @@ cdef class SendFuture(OpFuture):
 
 
 cdef class Frame(WorkRequest):
-    cdef PoolBlock block
+    cdef PoolBlock block               # None: it has gone back
+    cdef bint on_device                # which has not let go of the block
+    cdef uint64_t number               # in the journal
     cdef Sender sender                 # None: there are no messages in it
     cdef SendFuture message            # the only one
     cdef list messages                 # several
     cdef list spare_blocks             # the block goes back there; None: to the pool
     cdef object waiter                 # of a control message
     cdef void detach(self) noexcept
+    cdef void give_back(self) noexcept
+    cdef void let_go(self) noexcept
+    cdef int arrived(self) except -1
+    cdef int prepare_again(self) except -1
 
 
 cdef class SendOperation:

@@ -239,31 +239,58 @@ cdef class Frame(WorkRequest):
 
     cdef void detach(self) noexcept:
         """The device has let go of its memory."""
-        cdef PoolBlock block = self.block
-        if block is None:
+        if not self.on_device:
             return
-        self.block = None
+        self.on_device = False
         if self.sender is not None:
             self.sender.frames_under_way -= 1
+        if not self.kept:
+            self.give_back()
+
+    cdef void let_go(self) noexcept:
+        """The journal needs it no longer."""
+        self.kept = False
+        if not self.on_device:
+            self.give_back()
+
+    cdef void give_back(self) noexcept:
+        cdef PoolBlock block = self.block
+        self.block = None
+        if block is None:
+            return
         if self.spare_blocks is None:
             block.end_lease()
         else:
             self.spare_blocks.append(block)
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
-        cdef SendFuture message
         self.detach()
-        if self.message is not None:
-            message = self.message
+        return self.arrived()
+
+    cdef int arrived(self) except -1:
+        """The peer has it, or its device; again does nothing."""
+        cdef SendFuture message = self.message
+        cdef list messages = self.messages
+        cdef object waiter = self.waiter
+        self.message = self.messages = self.waiter = None
+        if message is not None:
             self.sender.delivered(message)
             message.close_payload()
             message.settle(DONE, None)
-        elif self.messages is not None:
-            for message in self.messages:
+        elif messages is not None:
+            for message in messages:
                 self.sender.delivered(message)
                 message.settle(DONE, None)
-        elif self.waiter is not None:
-            complete_waiter(self.waiter, None)
+        elif waiter is not None:
+            complete_waiter(waiter, None)
+        return 0
+
+    cdef int prepare_again(self) except -1:
+        """It is posted again, on another rail, where the keys of this one are not known."""
+        self.on_device = True
+        self.opcode, self.imm, self.entries = IBV_WR_SEND, 0, 1
+        if self.sender is not None:
+            self.sender.frames_under_way += 1
         return 0
 
     cdef int on_error(self, object error) except -1:
@@ -337,7 +364,13 @@ cdef class RendezvousFrame(Frame):
 
     cdef SendFuture offered
 
+    cdef int prepare_again(self) except -1:
+        self.offered = None
+        return Frame.prepare_again(self)
+
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+        if self.offered is None:
+            return Frame.post_to(self, queue, wr_id, posted)
         cdef aiordma_send[MAX_PIECES + 1] sends
         cdef aiordma_send *send = prepare_binds(self.offered, queue.keys, sends, wr_id)
         cdef ibv_sge sge
@@ -365,7 +398,7 @@ cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture mes
 
 cdef inline Frame describe(Frame frame, PoolBlock block, uint32_t length):
     frame.kind, frame.opcode = KIND_SEND, IBV_WR_SEND
-    frame.block = block
+    frame.block, frame.on_device = block, True
     frame.address, frame.length, frame.lkey = block.address, length, block.lkey
     return frame
 

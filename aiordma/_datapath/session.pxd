@@ -8,7 +8,7 @@ from .controls cimport Controls
 from .inbox cimport Inbox
 from .memory cimport PoolBlock
 from .outbox cimport Outbox
-from .rail cimport FrameHandler
+from .rail cimport FrameHandler, SendQueue
 from .receives cimport Receives, ReceiveSizes
 
 
@@ -23,6 +23,7 @@ cdef class Session(FrameHandler):
     cdef Receives receives             # of the lead
     cdef object owner, config
     cdef list early_frames, drain_waiters
+    cdef public object failover  # type: Any
     cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
     cdef public bint awaiting_auth     # of the peer's key: it may send no message
     cdef public bint awaiting_admission  # by this side's application: neither
@@ -32,4 +33,11 @@ cdef class Session(FrameHandler):
     cdef int take_rendezvous(self, PoolBlock block, uint32_t length) except -1
     cdef int take_control(self, PoolBlock block, int kind, uint32_t length) except -1
     cdef str too_early(self)
+    cdef int take_written(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
+    cdef int tell_of_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int send_keys(self) except -1
+
+
+cdef class RailFrames(FrameHandler):
+    cdef Session session
+    cdef SendQueue rail

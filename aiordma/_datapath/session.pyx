@@ -18,6 +18,7 @@ from .frames cimport (
     RNDV_ACK,
     RNDV_KEYS,
     RNDV_RTS,
+    WRITTEN,
     BundleEntry,
     FrameHeader,
     RendezvousAck,
@@ -28,14 +29,15 @@ from .frames cimport (
     frame_name,
     validate_bundle,
 )
+from .journal cimport Journal
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Counts, Message, new_message
-from .outbox cimport CLOSING, ENDED, NOT_STARTED
-from .rail cimport SendQueue
+from .outbox cimport CLOSING, ENDED, NOT_STARTED, SWITCHING
+from .receives cimport release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
 from .sends cimport SendOperation
-from .stripes cimport Stripes
+from .stripes cimport Lane, Stripes
 
 from aiordma._core import protocol
 from aiordma._native import failure
@@ -153,6 +155,10 @@ cdef class MessageMethods:
         return MessageIterator(self.inbox)
 
 
+cdef enum:
+    FEWEST_FRAMES = 8  # a peer with rails has credits for so many, if this side has the receives
+
+
 @cython.no_gc_clear
 @cython.final
 cdef class Session(FrameHandler):
@@ -184,18 +190,29 @@ cdef class Session(FrameHandler):
         self.controls.take_spare_blocks(self.outbox.pool)
         self.receives.post_all()
 
-    def start(self, peer: Room):
+    def start(self, peer: Room, *, rails: bool = False):
+        """The peer may send from now on; `rails`: both sides know them, so frames can go by another."""
+        cdef uint32_t most = peer.data_receives, threshold = 0
         self.outbox.room = PeerRoom(
             peer.eager_size,
             max(self.config.eager_size, self.config.max_eager_size),
             0 if self.outbox.sealing is None else TAG,
             peer.max_message,
         )
+        if rails:
+            self.outbox.journal = Journal()
+            self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
+            # The journal holds no more frames than Config promises; and the peer, which has no more
+            # credits than that either, gets them back before it waits for them.
+            most = min(most, self.config.send_queue)
+            threshold = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 2)
+            self.receives.refill = max(1, min(FEWEST_FRAMES, self.config.data_receives) // 4)
         self.outbox.credits = Credits(
             self.config.data_receives,
             self.config.control_receives,
-            peer.data_receives,
+            most,
             peer.control_receives,
+            threshold,
         )
         self.outbox.flags &= ~NOT_STARTED
         early_frames, self.early_frames = self.early_frames, []
@@ -205,19 +222,31 @@ cdef class Session(FrameHandler):
             else:
                 self.received_write(block, length, imm)
 
+    def prepare_rail(self, SendQueue rail not None):
+        """Its queue pair is connected: posts the receive for the peer's Resume."""
+        rail.foreign = rail.keys.pool is not self.outbox.pool
+        rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
+        rail.post_block(self.outbox.pool._block(protocol.MIN_RECEIVE), protocol.MIN_RECEIVE)
+
     def add_rail(self, SendQueue rail not None, number: int):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
             self.outbox.lead.stripes = self.outbox.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
-        rail.number, rail.frame_handler = number, self
+        rail.number = number
+        if rail.frame_handler is None:
+            rail.frame_handler = self
         self.rails.append(rail)
         self.outbox.stripes.add(rail)
 
     def remove_rail(self, SendQueue rail not None):
-        """A rail is gone, and its queue pair goes after this: others read what it has not."""
+        """A rail is gone, and its queue pair goes after this: others read what it has not.  Nothing
+        happens for one that was not up."""
+        if rail not in self.rails:
+            return
         self.rails.remove(rail)
-        self.outbox.stripes.remove(rail)
+        if self.outbox.stripes is not None:
+            self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
         self.inbox.fetcher.drop_keys(rail.number)
 
@@ -231,17 +260,59 @@ cdef class Session(FrameHandler):
         if self.outbox.stripes is not None and self.outbox.stripes.holds(number):
             self.outbox.lead.connection_broke(error)
 
+    # ---- another lead ----
+
+    @property
+    def lead(self) -> SendQueue:
+        return self.outbox.lead
+
+    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
+        cdef Outbox outbox = self.outbox
+        if (
+            rail is not outbox.lead
+            or outbox.journal is None
+            or outbox.flags & (NOT_STARTED | ENDED)
+            or self.peer_has_left
+            or self.failover is None
+            or not self.failover.may_go_on(elsewhere)
+        ):
+            return False
+        outbox.flags |= SWITCHING
+        return True
+
+    def lead_on(self, SendQueue rail not None):
+        """The rail, which is up, is the lead from now on, in place of one that broke and is closed: it
+        gets its receives, and then the peer is told of what has arrived."""
+        cdef Outbox outbox = self.outbox
+        outbox.move(rail)
+        rail.stripes = outbox.stripes
+        self.rails.sort(key=lambda other: other is not rail)
+        outbox.stripes.lead(rail)
+        self.controls.rail_gone()
+        self.receives.move(rail)
+        self.controls.resume(rail, outbox.journal.received, outbox.sealing)
+
+    def resumed(self, frames: int):
+        """The peer goes on by the lead, and has got so many frames; ProtocolError if that cannot be."""
+        cdef Outbox outbox = self.outbox
+        outbox.lead.frame_handler = self
+        outbox.offers.left = list(outbox.offers.messages.values())
+        outbox.resumed(frames)
+        self.inbox.fetcher.fetch_ahead()
+
     # ---- sending ----
 
     cdef int flush(self) except -1:
         cdef Outbox outbox = self.outbox
-        if outbox.flags & (NOT_STARTED | ENDED):
-            return 0
+        if outbox.flags & (NOT_STARTED | ENDED | SWITCHING):
+            return 0 if outbox.flags & ENDED else outbox.post_again()
         if self.controls.waiting.size():
             if outbox.credits.may_send_control():
                 # Before the answers, which else would take every credit that comes.
                 self.receives.change_if_due()
             self.controls.flush()
+        if outbox.offers.left is not None:
+            outbox.offers.open_left(<Lane> outbox.stripes.lanes[0])
         # Not before a RailReady that waits: the peer does not know the rail yet.
         if outbox.offers.unsent and not self.controls.waiting.size():
             self.send_keys()
@@ -290,6 +361,8 @@ cdef class Session(FrameHandler):
         """A frame has arrived in `block`, of which this takes over the lease."""
         if not self.takes_now(block, length, None):
             return 0
+        if self.outbox.journal is not None:
+            self.outbox.journal.received += 1
         try:
             self.take_frame(block, length)
         except ProtocolError as error:
@@ -311,13 +384,18 @@ cdef class Session(FrameHandler):
                 raise ProtocolError(
                     "the peer sent a message shorter than its header of 8 bytes"
                 )
-            if not DATA <= kind <= RNDV_KEYS or (has_imm and kind != DATA and kind != RNDV_RTS):
+            if (
+                not DATA <= kind <= (RNDV_KEYS if self.outbox.journal is None else WRITTEN)
+                or (has_imm and kind != DATA and kind != RNDV_RTS and kind != WRITTEN)
+            ):
                 raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
             if imm and not has_imm:
                 raise ProtocolError(
                     f"the peer sent a {frame_name(kind)} frame with stray immediate data"
                 )
             self.outbox.credits.received(kind, header.control, le16toh(header.data))
+            if self.outbox.journal is not None:
+                self.outbox.journal.credited(header.control, le16toh(header.data))
             if (self.awaiting_auth or self.awaiting_admission) and (
                 carries_message(kind) or kind >= RNDV_ACK
             ):
@@ -336,6 +414,8 @@ cdef class Session(FrameHandler):
             return self.inbox.arrived(message)
         if kind == BUNDLE:
             return self.take_bundle(block, count)
+        if kind == WRITTEN:
+            return self.take_written(block, length, imm)
         return self.take_control(block, kind, length)
 
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1:
@@ -358,7 +438,8 @@ cdef class Session(FrameHandler):
         cdef PendingRendezvous pending
         try:
             pending = pending_rendezvous(
-                block.bytes(), length, self.config.max_message, self.outbox.sealing is not None
+                block.bytes(), length, self.config.max_message, self.outbox.sealing is not None,
+                self.outbox.journal is not None,
             )
         finally:
             block.end_lease()
@@ -398,10 +479,11 @@ cdef class Session(FrameHandler):
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """The peer has written to memory of this side, and says so with immediate data."""
-        cdef Message message
         if not self.takes_now(block, length, imm):
             return 0
         try:
+            if self.outbox.journal is not None:
+                raise ProtocolError("the peer wrote with immediate data, past the frames of its rails")
             if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
                 raise ProtocolError(WRITTEN_IN_CLEAR)
             self.outbox.credits.received(DATA, 0, 0)
@@ -412,11 +494,26 @@ cdef class Session(FrameHandler):
             self.owner.violated(error)
             return 0
         self.sizes.used(0)
-        message = new_message(block, 0, 0)
+        self.tell_of_write(block, length, imm)
+        return self.flush()
+
+    cdef int take_written(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
+        cdef uint32_t written
+        if length != HEADER + sizeof(written) or not header.kind & HAS_IMM:
+            block.end_lease()
+            raise ProtocolError(f"the peer tells of a write in a frame of {length} bytes")
+        if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
+            block.end_lease()
+            raise ProtocolError(WRITTEN_IN_CLEAR)
+        written = le32toh((<const uint32_t *> (header + 1))[0])
+        return self.tell_of_write(block, written, imm)
+
+    cdef int tell_of_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        cdef Message message = new_message(block, 0, 0)
         message.number, message.has_imm = imm, True
         message.bytes_written, message.has_written = length, True
-        self.inbox.arrived(message)
-        return self.flush()
+        return self.inbox.arrived(message)
 
     cdef str too_early(self):
         return BEFORE_THE_KEY if self.awaiting_auth else BEFORE_ADMISSION
@@ -455,6 +552,10 @@ cdef class Session(FrameHandler):
         if self.inbox is not None:  # it is not closed
             self.inbox.end_iteration()
 
+    @property
+    def counts(self) -> Counts:
+        return self.outbox.counts
+
     def count_in(self, Counts counts not None):
         self.outbox.counts = counts
 
@@ -488,6 +589,7 @@ cdef class Session(FrameHandler):
                 or self.controls.waiting.size()
                 or self.outbox.offers.messages
                 or self.outbox.offers.ending
+                or self.outbox.flags & SWITCHING
             ):
                 return 0
             for rail in self.rails:
@@ -516,19 +618,69 @@ cdef class Session(FrameHandler):
             self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
             self.outbox.flags |= ENDED
             self.receives.end()
+        release_all(self.outbox.lead.take_receives())
         code = self.outbox.close()
         for block, _, _ in self.early_frames:
             (<PoolBlock> block).end_lease()
         self.early_frames.clear()
         self.controls.release_spare_blocks()
         # The parts let go of each other, so that they need no cycle collector.
-        self.owner.on_early = None
+        self.owner.on_early = self.failover = None
         self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
         self.receives = self.inbox = self.controls.session = None
         if code:
             raise failure("ibv_dereg_mr", code)
 
 
+@cython.no_gc_clear
+cdef class RailFrames(FrameHandler):
+    """Takes the one frame that may come on a rail which is not the lead: the peer's Resume."""
+
+    def __init__(self, Session session not None, SendQueue rail not None):
+        self.session, self.rail = session, rail
+
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        cdef Session session = self.session
+        cdef bytes frame = PyBytes_FromStringAndSize(<const char *> block.bytes(), length)
+        block.end_lease()
+        self.rail.expects_resume = False
+        if session.outbox.flags & ENDED or session.peer_has_left:
+            return 0
+        try:
+            if session.outbox.sealing is not None:
+                frame = session.outbox.sealing.open_resume(self.rail.number, frame)
+            if frame[:HEADER] != RESUME_HEADER:
+                raise ProtocolError(f"the peer sent a frame on rail {self.rail.number}, not the lead")
+            message = protocol.decode(frame[HEADER:])
+            if not isinstance(message, protocol.Resume) or message.rail != self.rail.number:
+                raise ProtocolError(f"the peer sent a {type(message).__name__} to resume a rail")
+            session.failover.resumed(self.rail, message.frames)
+        except ProtocolError as error:
+            session.owner.violated(error)
+        return 0
+
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        block.end_lease()
+        self.session.owner.violated(ProtocolError("the peer wrote with immediate data on a rail"))
+        return 0
+
+    cdef int flush(self) except -1:
+        return self.session.flush()
+
+    cdef int reposted(self, uint32_t count) except -1:
+        return self.session.reposted(count)
+
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
+        return self.session.tell_size(first, size)
+
+    cdef int check_drained(self) except -1:
+        return self.session.check_drained()
+
+    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
+        return self.session.goes_on(rail, elsewhere)
+
+
+RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
 BEFORE_ADMISSION = "the peer sent a message before its connection was accepted"
 WRITTEN_IN_CLEAR = "the peer wrote to memory, which an encrypted connection does not allow"

@@ -79,6 +79,10 @@ cdef class Stripes:
         """The rail takes nothing more."""
         self.lanes = [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
 
+    def lead(self, rail: object):
+        """The rail is the first that is asked from now on."""
+        self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
+
     cdef int begin(self, Striped operation) except -1:
         self.operations.append(operation)
         return self.serve()
@@ -97,7 +101,8 @@ cdef class Stripes:
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
         """The rail has broken and let go of the memory: others take the chunk."""
-        lane.under_way -= 1
+        if lane is not None:  # a lane had it
+            lane.under_way -= 1
         if not operation.rest:
             self.operations.insert(0, operation)
         operation.rest += length

@@ -129,12 +129,14 @@ cdef class WorkRequest:
     cdef public uint32_t kind, opcode, length, lkey, rkey, imm
     cdef public uint64_t address, remote_address
     cdef readonly uint32_t entries     # of the send queue
+    cdef readonly bint kept            # by the session, to post it again where the rail breaks
     cdef ibv_sge second                # a second piece, if it has a length
     cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
     cdef object refusal(self)
     cdef int take_turn(self) except -1
+    cdef bint can_move(self, bint posted) noexcept
     cdef int refused(self, object error) except -1
     cdef int free_memory(self) except -1
     cdef str text(self, str peer)

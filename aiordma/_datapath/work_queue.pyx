@@ -73,6 +73,10 @@ cdef class WorkRequest:
         """It is the first of the backlog: TO_POST, or it has posted itself.  Comes again if it STAYS."""
         return TO_POST
 
+    cdef bint can_move(self, bint posted) noexcept:
+        """Whether the session may post it to another rail where its own broke, once it was `posted` too."""
+        return self.kept
+
     cdef int refused(self, object error) except -1:
         """The work is not posted, for the reason in `error`."""
         self.on_error(error)

@@ -252,11 +252,10 @@ class Driver(PerLoopResource):
         elif isinstance(element, verbs.QueuePair):
             concerned = [self._sinks[element]] if element in self._sinks else []
         elif event.type is verbs.EventType.PORT_ERR:
-            # The lead of a connection waits: a card goes on when the port is back in time.
             concerned = [
                 sink
                 for qp, sink in self._sinks.items()
-                if sink.number and not sink.failed and qp.query().port_num == event.port_num
+                if not sink.failed and qp.query().port_num == event.port_num
             ]
         elif element is None:
             concerned = []

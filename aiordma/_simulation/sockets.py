@@ -2,9 +2,10 @@
 
 Each end is a socket of the kernel, of a pair whose other end the simulation has: what arrives is
 written there.  What an end sends arrives by a timer of the receiving host's loop, so it waits for
-a host that is paused, and is lost with one that is dead.  Behind a cut it is tried again.  An end
-takes no more bytes while `WINDOW` of them have not arrived: then the kernel's buffer of its socket
-is full, and the loop waits until it can be written again.
+a host that is paused.  Behind a cut it is tried again.  What is sent to a host that was killed
+resets the connection when that has booted.  An end takes no more bytes while `WINDOW` of them have
+not arrived: then the kernel's buffer of its socket is full, and the loop waits until it can be
+written again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 RETRY = 0.2  # seconds, as TCP's
+LONGEST_RETRY = 120.0
 ROUNDED = 1e-8  # seconds that a timer may be early
 WINDOW = 256 << 10  # bytes
 FULL = bytes(4096)  # fills the smallest buffer of a socket
@@ -88,18 +90,37 @@ class Stream(socket.socket):
 
     def close(self) -> None:
         if self.fileno() >= 0:
+            self._end()
             self.other._transmit(b"")
+        super().close()
+
+    def _end(self) -> None:
+        """Nothing comes from the network any more."""
+        if self._inner.fileno() >= 0:
             self._machine.loop.remove_writer(self._inner)
             self._inner.close()
-        super().close()
 
     def _transmit(self, data: bytes) -> None:
         """To this end; nothing is the end."""
         machine = self._machine
+        if not machine.alive:
+            self.other._retry(RETRY)
+            return
         delay = machine.world._latency(self.other._machine.host, machine.host)
         self._last = max(machine.now + delay, self._last)
         self._coming.append((self._last, data))
         machine.loop.call_at(self._last, self._take)
+
+    def _retry(self, after: float) -> None:
+        """Until the dead host has booted, and does not know the connection, or for minutes."""
+        if self._inner.fileno() < 0:  # it has been closed here
+            return
+        if after < LONGEST_RETRY and not self.other._machine.host.alive:
+            self._machine.loop.call_later(after, self._retry, 2 * after)
+            return
+        with suppress(BlockingIOError):
+            super().send(FULL)  # that, unread by the other end, has the kernel reset this one
+        self._end()
 
     def _take(self) -> None:
         machine = self._machine

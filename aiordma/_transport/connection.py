@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from .._core import connection_states, protocol
 from .._core.arguments import I32_MAX, choice, integer, truth
@@ -120,7 +120,12 @@ class Connection(ConnectionLifecycle, MessageMethods):
     @property
     def device(self) -> str:
         """The name of the device that carries it."""
-        return self._endpoint.driver.context.name
+        return self._of_lead.driver.context.name
+
+    @property
+    def _of_lead(self) -> RailEndpoint:
+        lead = self._rails.lead if self._rails is not None else None
+        return self._endpoint if lead is None or lead.endpoint is None else lead.endpoint
 
     @property
     def wire(self) -> str | None:
@@ -130,7 +135,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         None while the embedded device is still choosing, at most until the first message has
         arrived, and after the end.
         """
-        qp = self._endpoint.qp
+        qp = self._of_lead.qp
         return qp.wire if qp is not None and not qp.closed else None
 
     @property
@@ -149,33 +154,29 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
         What is posted or changed there breaks the connection: the connection keeps the account.
         """
-        assert self._endpoint.qp is not None
-        return self._endpoint.qp
+        assert self._of_lead.qp is not None
+        return self._of_lead.qp
 
     @property
     def rails(self) -> tuple[RailStatus, ...]:
-        """Its queue pairs on this side's devices, as they are now; the lead is the first.
+        """Its queue pairs on this side's devices, as they are now, first that of the handshake.
 
         Where `connect` was given several devices there are others, one for each.  `device`, `wire`
         and `queue_pair` are those of the lead.
         """
         assert self._begun is not None
-        others = self._rails.status() if self._rails is not None else ()
-        received = self._statistics.bytes_received - sum(rail.bytes_received for rail in others)
-        lead = RailStatus(
-            self.device,
-            "down" if self.closed else "lead",
-            self._begun.since,
-            self._close_cause,
-            self._statistics.bytes_sent,
-            max(0, received),  # messages count when they are taken
-        )
-        return (lead, *others)
+        if self._rails is not None:
+            return tuple(self._rails.status())
+        counts = self._statistics
+        state: Literal["down", "lead"] = "down" if self.closed else "lead"
+        since, error = self._begun.since, self._close_cause
+        sent, received = counts.bytes_sent, counts.bytes_received
+        return (RailStatus(self.device, state, since, error, sent, received),)
 
     @property
     def closed(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._close_cause is not None or self._queue.failed
+        return self._close_cause is not None or (self._queue.failed and not self._queue.suspended)
 
     @property
     def request_data(self) -> bytes:

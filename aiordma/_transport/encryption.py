@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
-from .._core.authentication import next_key, traffic_secrets
+from .._core.authentication import next_key, resume_key, traffic_secrets
 from .._datapath.sealing import Sealing
 from ..errors import AuthenticationError
 
@@ -47,6 +47,10 @@ class TrafficKeys:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+
+    def resume_cipher(self) -> AESGCM:
+        """That of the Resume frames, before `next_cipher`."""
+        return AESGCM(resume_key(self._secret))
 
     def next_cipher(self) -> AESGCM:
         key, self._secret = next_key(self._secret)

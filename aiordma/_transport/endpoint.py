@@ -123,8 +123,13 @@ class RailEndpoint:
     `close` gives back what there is.
     """
 
-    def __init__(self, driver: Driver, config: Config, security: Security) -> None:
-        """Takes over one use of `driver`."""
+    may_be_left = False
+    """Whether the connection can go on without it, by another rail."""
+
+    def __init__(
+        self, driver: Driver, config: Config, security: Security, more_receives: int = 0
+    ) -> None:
+        """Takes over one use of `driver`; `more_receives` than the config says."""
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
             tell_of_windows(driver.context.name, level)
@@ -134,7 +139,7 @@ class RailEndpoint:
         attributes = driver.context.query_device()
         self.max_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_init_rd_atom)
         self.max_dest_rd_atomic: int = min(RD_ATOMIC, attributes.max_qp_rd_atom)
-        receives = config.data_receives + config.control_receives
+        receives = config.data_receives + config.control_receives + more_receives
         self.capabilities: verbs.QPCapabilities = verbs.QPCapabilities(
             max_send_wr=min(config.send_queue + RESERVED_ENTRIES, attributes.max_qp_wr),
             max_recv_wr=receives,
@@ -237,6 +242,8 @@ def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Addres
 class AddressedEndpoint(RailEndpoint):
     """One whose address the peer is told without the connection manager: `endpoint`."""
 
+    may_be_left = True
+
     def __init__(
         self,
         devices: tuple[verbs.Device, ...],
@@ -244,12 +251,14 @@ class AddressedEndpoint(RailEndpoint):
         security: Security,
         address: Address | None,
         to: verbs.GID | None = None,
+        *,
+        more_receives: int = 0,
     ) -> None:
         """On the device that has `address`, or the first one.
 
         Uses the GID of `Config.gid_index`, of `address`, or the best one to reach `to`."""
         driver = driver_at(devices, config, address)
-        super().__init__(driver, config, security)
+        super().__init__(driver, config, security, more_receives)
         context = driver.context
         try:
             qp = self.create_qp(lambda cq, caps: driver.pd.create_qp(cq, cq, caps, reserved=True))

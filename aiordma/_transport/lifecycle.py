@@ -48,10 +48,11 @@ from ..errors import (
     in_short,
 )
 from .auth import NOT_THE_SAME_KEY
+from .failover import Failover
 from .handshake_parts import HandshakeParts, Inspection
 from .keep_alive import KeepAlive, keep_alive_of
 from .memory import Memory
-from .rails import Rails
+from .rails import Rail, Rails
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class ConnectionLifecycle:
         self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
         self._inband: InbandHandler | None = None
-        self._rails: Rails | None = None  # besides the lead
+        self._rails: Rails | None = None
+        self._failover: Failover | None = None
         self._state = ConnectionState.CONNECTING
         self._close_cause: BaseException | None = None
         self._peer_close_error: RDMAError | None = None
@@ -271,11 +273,21 @@ class ConnectionLifecycle:
                 self._endpoint.security,
                 devices,
                 self._endpoint.driver.context.name,
+                self._queue,
                 link.peer_address,
                 client,
                 self._loop.time,
                 self._loop.call_later,
             )
+            if self._endpoint.may_be_left:
+                self._failover = Failover(
+                    self._rails,
+                    self._messages,
+                    self._config,
+                    weakly(self._moved),
+                    weakly(self._end),
+                )
+                self._messages.failover = self._failover
         if peer.inspects if client else self._endpoint.security.inspects:
             self._handshake.inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
@@ -286,13 +298,13 @@ class ConnectionLifecycle:
             if self._messages.sealing is not None:
                 self._messages.sealing.seal_first()
             self._advance(LifecycleEvent.ESTABLISHED)
-            self._messages.start(peer)
+            self._messages.start(peer, rails=self._failover is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         assert self._endpoint.qp is not None
         proof = self._handshake.make_proof(weakly(self._send_proof), client=client)
         self._handshake.bind_proof(peer, self._endpoint.qp.query().dest_qp_num)
-        self._messages.start(peer)
+        self._messages.start(peer, rails=self._failover is not None)
         proof.begin()
         try:
             await proof.done
@@ -335,7 +347,7 @@ class ConnectionLifecycle:
     @property
     def _is_ending(self) -> bool:
         """Whether it has ended, or the peer has said goodbye."""
-        return self._queue.failed or self._state in LIMITED
+        return (self._queue.failed and not self._queue.suspended) or self._state in LIMITED
 
     def _take_control(self, message: protocol.Message) -> None:
         proof = self._handshake.proof
@@ -427,7 +439,7 @@ class ConnectionLifecycle:
 
     def _hear(self) -> None:
         """Ends the connection if its queue pair has failed, unless it has ended."""
-        if self._queue.failed and self._queue.error is not None:
+        if self._queue.failed and not self._queue.suspended and self._queue.error is not None:
             self._end(self._queue.error)
 
     def _hear_rails(self) -> None:
@@ -435,13 +447,29 @@ class ConnectionLifecycle:
         self._hear()
         if self._rails is not None and self._close_cause is None:
             self._rails.hear()
+            if self._queue.suspended and self._failover is not None:
+                try:
+                    self._failover.go_on(self._queue)
+                except ProtocolError as error:
+                    self._protocol_error(error)
+
+    def _moved(self, rail: Rail) -> None:
+        """The rail is the lead from now on."""
+        assert rail.queue is not None
+        assert rail.endpoint is not None
+        rail.queue.peer = self._queue.peer
+        self._queue = rail.queue
+        self._sharing.moved(rail.queue)
+        rail.queue.user = self._sharing
+        if self._keep_alive is not None:
+            self._keep_alive.stop()  # the rail has one
 
     def _end(self, error: BaseException) -> None:
         """Ends the connection for this reason, unless it has ended.
 
         If its queue pair has failed, that came first, and is the reason.
         """
-        if self._queue.failed:
+        if self._queue.failed and not self._queue.suspended:
             error = self._queue.error or error
         broken = isinstance(error, ConnectionBrokenError | WorkCompletionError)
         if self._advance(LifecycleEvent.BROKEN if broken else LifecycleEvent.ABORTED, error):
@@ -472,6 +500,8 @@ class ConnectionLifecycle:
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)
+        if self._failover is not None:
+            self._failover.stop()
         if self._rails is not None:
             self._rails.end(root)
         self._memory.end(root)

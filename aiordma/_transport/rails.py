@@ -10,9 +10,9 @@ are added to the open connection, each by control messages on the lead:
     connecting side -> other side   RailReady
 
 A rail that breaks is stopped, and the peer told by RailDown, which it answers by the same.  That
-costs the connection nothing; the end of the lead is the end of the connection.  The connecting side
-then offers another rail on that device: at once when its port becomes active, else after a
-while.
+costs the connection nothing; where the lead breaks another rail becomes it (failover.py).  The
+connecting side then offers another rail on that device: at once when its port becomes active, else
+after a while.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class RailStatus:
     state: Shown
     """"lead": carries the messages; "up", "connecting", or "down"."""
     since: float
-    """The time at which it came into that state, by `time.monotonic`; the lead: into "lead"."""
+    """The time at which it came into that state, by `time.monotonic`."""
     error: BaseException | None
     """The reason why it is down; of one that is not, why the latest before it was."""
     bytes_sent: int
-    """Bytes of messages to the peer: for the lead those of the connection, for others 0.  The peer
-    reads long messages, and by which rails is known there alone (`bytes_received`)."""
+    """Bytes of messages to the peer that were sent while this was the lead.  The peer reads long
+    ones, and by which rails is known there alone (`bytes_received`)."""
     bytes_received: int
     """Bytes of messages from the peer that rails on this device have carried."""
 
@@ -159,20 +159,23 @@ class RailStatus:
 
 @dataclass(eq=False, slots=True)
 class Rail:
-    """One queue pair of a connection, besides the lead."""
+    """One queue pair of a connection."""
 
     device: str
     state: RailState
     since: float
-    number: int = 0
-    """0: it was not even offered, and is down."""
+    number: int = -1
+    """-1: it was not even offered, and is down."""
     endpoint: AddressedEndpoint | None = None
+    """None: it is down, or that of the handshake, which the connection has."""
     queue: SendQueue | None = None
-    """None, as the endpoint: it is down."""
+    """None: it is down."""
     offer_id: int = 0
     """The request id of the offer of this side."""
     error: BaseException | None = None
     bytes_received: int = 0
+    bytes_sent: int = 0
+    """While it was the lead, of one that was."""
     keep_alive: KeepAlive | None = None
     """Since it was up, if the connection has one."""
     limit: asyncio.Handle | None = None
@@ -267,7 +270,7 @@ class Berth:
 
 @dataclass(eq=False)
 class Rails:
-    """The rails of a connection besides its lead.  `control` takes what the peer says of them.
+    """The rails of a connection.  `control` takes what the peer says of them.
 
     It does not know the connection, which ends it by `end` and then `close`.
     """
@@ -278,8 +281,10 @@ class Rails:
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
-    lead: str
-    """The name of the lead's device."""
+    device: str
+    """The name of the device of the handshake's queue pair, the first lead."""
+    queue: SendQueue
+    """That queue pair."""
     peer: Address | None
     client: bool
     """Whether this side connects, and so offers."""
@@ -296,11 +301,19 @@ class Rails:
     """Of the connecting side, by the name of the device."""
     crowded: list[Berth] = field(default_factory=list)
     """Of these, those that the peer has no room for, until another rail is over."""
+    lead: Rail = field(init=False)
+    """First that of the handshake, rail 0."""
+    lead_is_down: bool = False
+    """It broke, and no other one has become the lead."""
+    on_up: Callable[[], object] = lambda: None
+    """Called for a rail that has come up while there is no lead."""
 
     def __post_init__(self) -> None:
         self.most = most_rails(self.config, self.devices)
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.lead = Rail(self.device, _S.UP, self.clock(), 0, None, self.queue)
+        self.rails.append(self.lead)
 
     # ---- both sides ----------------------------------------------------------------------
 
@@ -362,28 +375,27 @@ class Rails:
 
     def _new(self, rail: Rail) -> None:
         """Takes it in, in place of one that is over on the same device: error and bytes stay."""
-        for it in self.rails:
+        for i, it in enumerate(self.rails):
             if it.device == rail.device and it.state is _S.DOWN:
-                self.rails.remove(it)
-                rail.error, rail.bytes_received = it.error, it.bytes_received
-                break
+                rail.error = it.error
+                rail.bytes_sent, rail.bytes_received = it.bytes_sent, it.bytes_received
+                self.rails[i] = rail
+                return
         self.rails.append(rail)
 
     def _take_in(
-        self,
-        device: str,
-        state: RailState,
-        number: int,
-        endpoint: AddressedEndpoint,
-        offer_id: int = 0,
-    ) -> None:
+        self, state: RailState, number: int, endpoint: AddressedEndpoint, offer_id: int = 0
+    ) -> Rail:
         queue = endpoint.make_queue(self.owner)
         queue.number = number
-        self._new(rail := Rail(device, state, self.clock(), number, endpoint, queue, offer_id))
+        device = endpoint.driver.context.name
+        rail = Rail(device, state, self.clock(), number, endpoint, queue, offer_id)
+        self._new(rail)
         self._limit(rail)
+        return rail
 
     def _make(self, device: verbs.Device, to: verbs.GID | None) -> AddressedEndpoint:
-        return AddressedEndpoint((device,), self.config, self.security, None, to)
+        return AddressedEndpoint((device,), self.config, self.security, None, to, more_receives=1)
 
     def _connect(self, endpoint: AddressedEndpoint, remote: Endpoint) -> None:
         # With a key the peer has proved it, and may name any address.
@@ -416,9 +428,11 @@ class Rails:
     def hear(self) -> None:
         """A queue pair has failed: stops the rails whose that is.  Not from within a drain."""
         for rail in self.rails:
-            if rail.queue is not None and rail.queue.failed and rail.state.shown != "down":
-                assert rail.queue.error is not None
-                self._broke(rail, rail.queue.error)
+            queue = rail.queue
+            if queue is None or not queue.failed or queue.suspended or rail.state.shown == "down":
+                continue
+            assert queue.error is not None
+            self._broke(rail, queue.error)
 
     def _broke(self, rail: Rail, error: BaseException) -> None:
         rail.error = error.with_traceback(None)  # whose frames have this
@@ -428,12 +442,36 @@ class Rails:
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
 
+    def lead_broke(self) -> None:
+        """The lead has broken, and another rail is to take over.  Not from within a drain."""
+        lead = self.lead
+        assert lead.queue is not None
+        assert lead.queue.error is not None
+        self.lead_is_down = True
+        lead.bytes_sent, received = self._of_lead()
+        lead.bytes_received = received - lead.queue.bytes_read
+        if self.client and lead.device not in self.berths:
+            for device in self.devices:
+                if device.name == lead.device:
+                    self.berths[device.name] = berth = Berth(device, self._offer, self.later)
+                    with suppress(RDMAError, OSError):  # it is tried again
+                        berth.watch(self.config)
+        self._broke(lead, lead.queue.error)
+
+    def lead_on(self, rail: Rail) -> None:
+        """The rail is the lead from now on."""
+        if rail.state is _S.CONNECTING:  # the peer has found that it works
+            self._advance(rail, _E.READY)
+        self.lead, self.lead_is_down, rail.since = rail, False, self.clock()
+
     def _told_down(self, rail: Rail) -> None:
+        if rail is self.lead and rail.state is _S.UP:
+            raise ProtocolError("the peer has stopped the rail of its messages")
         answers = rail.state is _S.STOPPED
         self._advance(rail, _E.TOLD_DOWN)
         if not answers:
             rail.error = ConnectionBrokenError("the peer has stopped this rail")
-        self._loop.call_soon(self._gone, rail, not answers)
+        self.loop.call_soon(self._gone, rail, not answers)
 
     def _gone(self, rail: Rail, tells: bool) -> None:
         """It is over at both sides."""
@@ -461,9 +499,8 @@ class Rails:
             queue.fail(rail.error)
             with suppress(RDMAError, OSError):  # the device has failed
                 queue.qp.to_error()
-            if queue.frame_handler is not None:  # it was up
-                self.sharing.remove_rail(queue)
-                self.messages.remove_rail(queue)
+            self.sharing.remove_rail(queue)
+            self.messages.remove_rail(queue)
         rail.release()
 
     def end(self, error: BaseException) -> None:
@@ -478,17 +515,39 @@ class Rails:
 
     def close(self) -> None:
         """Gives everything back."""
+        self.on_up = lambda: None  # which refers to this
         for rail in self.rails:
             rail.release()
         for berth in self.berths.values():
             berth.close()
 
+    def _of_lead(self) -> tuple[int, int]:
+        """Bytes of messages that the lead has carried: all but those of others."""
+        counts, others = self.messages.counts, [it for it in self.rails if it is not self.lead]
+        sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
+        # They count when they are taken.
+        received = counts.bytes_received - sum(rail.all_received for rail in others)
+        return sent, max(0, received)
+
     def status(self) -> list[RailStatus]:
         """Any thread may ask."""
+        lead, of_lead = self.lead, self._of_lead()
         return [
-            RailStatus(rail.device, rail.state.shown, rail.since, rail.error, 0, rail.all_received)
+            RailStatus(
+                rail.device,
+                "lead" if rail is lead and rail.state is _S.UP else rail.state.shown,
+                rail.since,
+                rail.error,
+                *(of_lead if rail is lead else (rail.bytes_sent, rail.all_received)),
+            )
             for rail in list(self.rails)
         ]
+
+    def _prepare(self, rail: Rail) -> None:
+        """Its queue pair is connected."""
+        if self.messages.failover is not None:
+            assert rail.queue is not None
+            self.messages.prepare_rail(rail.queue)
 
     # ---- the connecting side -------------------------------------------------------------
 
@@ -496,7 +555,7 @@ class Rails:
         """The connection is open, and its user gets it: offers a rail for each further device."""
         if not self.client:
             return
-        others = [device for device in self.devices if device.name != self.lead]
+        others = [device for device in self.devices if device.name != self.lead.device]
         for device in others[: self.most - 1]:
             self.berths[device.name] = berth = Berth(device, self._offer, self.later)
             self._offer(berth)
@@ -515,7 +574,7 @@ class Rails:
             return
         self.latest += 1
         offer_id = self.messages.controls.new_request_id()
-        self._take_in(name, _S.OFFERED, self.latest, endpoint, offer_id)
+        self._take_in(_S.OFFERED, self.latest, endpoint, offer_id)
         self._tell(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
 
     def _fruitless(self, device: str, error: Exception) -> None:
@@ -537,13 +596,14 @@ class Rails:
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
         else:
-            self._loop.call_soon(self._bring_up, rail, remote)
+            self.loop.call_soon(self._bring_up, rail, remote)
 
     def _bring_up(self, rail: Rail, remote: Endpoint) -> None:
         if rail.endpoint is None or rail.queue is None or rail.state is not _S.CONNECTING:
             return  # it has ended meanwhile
         try:
             self._connect(rail.endpoint, remote)
+            self._prepare(rail)
         except (RDMAError, OSError) as error:
             self._broke(rail, error)
         else:
@@ -555,6 +615,8 @@ class Rails:
             self._tell(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # else that has ended the connection
             self._advance(rail, _E.READY)
+            if self.lead_is_down:
+                self.on_up()
 
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:
@@ -563,7 +625,7 @@ class Rails:
                     peer = host_port(self.peer) if self.peer is not None else ""
                     rail.error = RequestRefusedError(error.code, error.text, peer=peer)
                 self._advance(rail, _E.REFUSED)
-                self._loop.call_soon(self._gone, rail, False)
+                self.loop.call_soon(self._gone, rail, False)
                 return True
         return False
 
@@ -580,7 +642,7 @@ class Rails:
             self._refuse(offer, protocol.ErrorCode.BUSY, "too many rails were offered of late")
             return
         self.offers.take(now)
-        self._loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
+        self.loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         self._tell(protocol.Error(offer.request_id, code, why))
@@ -589,17 +651,22 @@ class Rails:
         alive = [rail for rail in self.rails if rail.state is not _S.DOWN]
         if self._over:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
-        elif len(alive) + 1 >= self.most:
-            text = f"there are {len(alive) + 1} rails already (Config.max_rails there)"
+        elif len(alive) >= self.most:
+            text = f"there are {len(alive)} rails already (Config.max_rails there)"
             self._refuse(offer, protocol.ErrorCode.QUOTA, text)
         else:
             try:
-                endpoint = self._partner(remote, {self.lead, *(rail.device for rail in alive)})
+                endpoint = self._partner(remote, {rail.device for rail in alive})
+                try:
+                    rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
+                    self._prepare(rail)
+                except BaseException:
+                    endpoint.close()
+                    raise
             except (RDMAError, OSError, ValueError) as error:
                 logger.info("rail %d is refused: %s", offer.rail, cause_text(error))
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
-            self._take_in(endpoint.driver.context.name, _S.CONNECTING, offer.rail, endpoint)
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:

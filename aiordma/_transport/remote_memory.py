@@ -138,6 +138,19 @@ class RemoteRegion(RemoteMemory):
             self._deadline: float = PAST
             self._give_up()
 
+    def _move(self, lead: int) -> None:
+        """The rail of that number is the lead now; a region without a key there is lost."""
+        if (rkey := (self._keys or {}).get(lead)) is not None:
+            self.rkey = rkey
+            return
+        if self.ended:
+            return
+        self._why, self._deadline = "lost with the rail that had its key", PAST
+        if self._lent:
+            self._drop()
+        else:
+            self._give_up()
+
     def _unusable(self) -> BufferStateError:
         if self._usable:
             longer = (

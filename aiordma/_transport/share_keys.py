@@ -72,6 +72,18 @@ class ShareKey:
         else:
             self._on_ready = callback
 
+    def replace(self, key: ShareKey) -> None:
+        """That one has its place, and calls what was to be called."""
+        on_ready, self._on_ready = self._on_ready, None
+        if on_ready is not None:
+            key.on_ready(on_ready)
+
+    def give_up(self) -> None:
+        """The share has ended: calls what was to be called when the key works."""
+        on_ready, self._on_ready = self._on_ready, None
+        if on_ready is not None:
+            on_ready()
+
     @property
     def closed(self) -> bool:
         """Whether the key works no more."""
@@ -112,14 +124,12 @@ class WindowKey(ShareKey):
     def _end_wait(self, error: BaseException | None) -> None:
         if self.ready.done() or self.ready.get_loop().is_closed():
             return
-        on_ready, self._on_ready = self._on_ready, None
         if error is not None:
             self.ready.set_exception(error)
             self.ready.exception()  # retrieved, also if nothing awaits it
             return
         self.ready.set_result(None)
-        if on_ready is not None:
-            on_ready()
+        self.give_up()
 
     @property
     def closed(self) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
-from ..errors import BufferStateError, RDMAError
+from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 from . import lease_thread, share_keys
 from .lease_thread import Deadline, lease_seconds, milliseconds, now
@@ -35,8 +36,9 @@ class Share:
     ) -> None:
         self._sharing = sharing
         self._memory = memory
-        self._key = share_keys.make_key(sharing.pool, sharing.queue, memory, rights)
-        self._others: dict[SendQueue, share_keys.ShareKey] = {}  # of rails besides the lead
+        key = share_keys.make_key(sharing.pool, sharing.queue, memory, rights)
+        self._keys: dict[SendQueue, share_keys.ShareKey] = {sharing.queue: key}
+        self._replaced: share_keys.ShareKey | None = None  # by that of the next lead
         self.told = False
         """Whether the peer knows the region, and so is told of its keys by other rails."""
         memory._pin()
@@ -46,12 +48,7 @@ class Share:
         self.region_id = region_id
         self.rights = rights
         self.token: RegionToken = RegionToken(
-            region_id,
-            self._key.address,
-            self._key.length,
-            self._key.rkey,
-            rights,
-            milliseconds(lease),
+            region_id, key.address, key.length, key.rkey, rights, milliseconds(lease)
         )
 
     def __repr__(self) -> str:
@@ -64,29 +61,66 @@ class Share:
         `send_region` has waited, and messages of this connection arrive after that by themselves.
         Raises the error of a connection that ends before.
         """
-        await asyncio.shield(self._key.ready)
+        while True:
+            key = self._first
+            try:
+                await asyncio.shield(key.ready)
+            except OutcomeUnknownError:  # the key of another rail will take its place
+                if self._first is key:
+                    await self._sharing.switched()
+            else:
+                if self._replaced is None:
+                    return
+                await self._sharing.switched()
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
         """Calls it when the key works, or has been revoked before."""
-        self._key.on_ready(callback)
+        self._first.on_ready(callback)
+
+    @property
+    def _first(self) -> share_keys.ShareKey:
+        """The oldest of its keys; all end together."""
+        return next(iter(self._keys.values()))
 
     def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Opens the memory by a further rail; where that cannot be, the lead alone has it."""
-        rights = self.rights & (Rights.READ | Rights.WRITE)
-        if self.revoked or not rights or not self.told:
+        """Opens the memory by a further rail; where that cannot be, others have it."""
+        if rail in self._keys or self.revoked or not self.told:
             return
         with suppress(RDMAError, OSError):
-            key = share_keys.make_key(pool, rail, self._memory, rights)
-            self._others[rail] = key
-            key.on_ready(partial(self._tell_key, rail, key))
+            key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
+            key.on_ready(partial(self._tell_key, rail))
 
-    def _tell_key(self, rail: SendQueue, key: share_keys.ShareKey) -> None:
-        if rail in self._others and not self.revoked:
+    def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
+        """That rail is the lead from now on."""
+        before, self._replaced = self._replaced, None
+        if before is None or self._over:
+            self._add_rail(lead, pool)
+        else:
+            try:
+                key = share_keys.make_key(pool, lead, self._memory, self.rights)
+            except (RDMAError, OSError):
+                self._end(tells=False)
+                before.give_up()
+                return
+            self._keys = {lead: key}
+            before.replace(key)
+        if lead in self._keys:
+            self.token = replace(self.token, rkey=self._keys[lead].rkey)
+        elif self.told:
+            self._end(tells=True)
+
+    def _tell_key(self, rail: SendQueue) -> None:
+        """The peer knows that of rail 0 from the token."""
+        key = self._keys.get(rail)
+        if rail.number and key is not None and not self.revoked:
             self._sharing.notify(protocol.RegionKey(0, self.region_id, rail.number, key.rkey))
 
     def _remove_rail(self, rail: SendQueue) -> None:
-        """The rail is gone, and its queue pair goes after this."""
-        if rail not in self._others:
+        """The rail is gone, and its queue pair goes after this.
+
+        The share ends with the last key, if the peer knows that."""
+        key = self._keys.get(rail)
+        if key is None:
             return
         deadline = self._deadline
         if deadline is not None:
@@ -94,8 +128,15 @@ class Share:
         if self._grace is not None:
             self._expired()  # the others have that time as well
             return
-        self._others.pop(rail).close()
-        if deadline is not None and not self._key.closed:
+        if len(self._keys) > 1:
+            del self._keys[rail]
+        elif self.told:
+            self._end(tells=True)
+            return
+        else:
+            self._replaced = key
+        key.close()
+        if deadline is not None and (self._replaced is not None or not self._first.closed):
             try:
                 self._deadline = lease_thread.at(deadline.when, self._expire)
             except RDMAError:
@@ -106,7 +147,7 @@ class Share:
         """Whether the memory has been taken back: the peer's key does nothing any more."""
         if self._deadline is not None and not self._deadline.pending:
             self._deadline.cancel()  # it may be under way
-        return self._key.closed
+        return self._first.closed
 
     def revoke(self) -> None:
         """Takes the memory back: when this returns the key works no more.  Idempotent.
@@ -155,7 +196,7 @@ class Share:
     def _expire(self) -> None:
         """In the thread of leases: the key ends, the rest follows in the loop."""
         try:
-            late = [key for key in (self._key, *self._others.values()) if not key.end_now()]
+            late = [key for key in self._keys.values() if not key.end_now()]
             if late:
                 self._grace = lease_thread.at(now() + share_keys.GRACE, partial(end_all, late))
         finally:
@@ -173,7 +214,7 @@ class Share:
             self._deadline.cancel()
         if self._grace is not None:
             self._grace.cancel()
-        for key in (self._key, *self._others.values()):
+        for key in self._keys.values():
             key.close()
         self._memory._unpin()
         self._sharing.forget(self)

@@ -113,7 +113,10 @@ class Sharing:
         self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
+        self._switches = WaitQueue()
         self._rails: dict[SendQueue, MemoryPool] = {}  # those besides the lead that are up
+        self._keyless: dict[int, Callable[[], object]] = {}
+        """By region: hands out one whose key for the lead is still to come."""
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
@@ -182,16 +185,34 @@ class Sharing:
 
     def remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
-        del self._rails[rail]
+        self._rails.pop(rail, None)
         for share in list(self._shares.values()):
             share._remove_rail(rail)
         for region in list(self._used.values()):
             if region._keys is not None:
                 region._keys.pop(rail.number, None)
 
+    def moved(self, lead: SendQueue) -> None:
+        """That rail, which is up, is the lead now, and what works by it alone goes on."""
+        self.queue, self.pool = lead, self._rails.pop(lead)
+        for share in list(self._shares.values()):
+            share._move(lead, self.pool)
+        self._switches.wake_all()
+        for region_id, region in list(self._used.items()):
+            if region_id not in self._keyless:
+                region._move(lead.number)
+
+    async def switched(self) -> None:
+        """Waits until another rail is the lead; raises the end of the connection."""
+        if self._ended is None:
+            await self._switches.wait()
+        if self._ended is not None:
+            raise self._waiter_error(self._ended)
+
     def _granted_to_peer(self, share: Share) -> None:
         """The peer knows the region when it gets what is sent after this."""
         share.told = True
+        share._tell_key(self.queue)
         for rail, pool in self._rails.items():
             share._add_rail(rail, pool)
 
@@ -413,14 +434,12 @@ class Sharing:
             case protocol.RegionLease():
                 self._renewed(message)
             case protocol.RegionKey():
-                region = self._used.get(message.region_id)
-                known = any(rail.number == message.rail for rail in self._rails)
-                if known and region is not None and region._keys is not None:
-                    region._keys[message.rail] = message.rkey
+                self._take_key(message)
             case protocol.RegionEnd():
                 region = self._used.pop(message.region_id, None)
                 if region is not None:
                     region._take_back()
+                self._hand_out(message.region_id)
             case protocol.Error():
                 request = self._answered(message.request_id)
                 if request is None:
@@ -434,12 +453,12 @@ class Sharing:
 
     def _granted(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:
-            if len(self._arrived) >= self._config.max_regions:
+            if len(self._arrived) + len(self._keyless) >= self._config.max_regions:
                 raise ProtocolError(
                     f"the peer has shown more than {self._config.max_regions} regions "
                     f"(Config.max_regions) before one was received"
                 )
-            self._arrived.add(self._use(RemoteRegion(self, grant.token, lent=False)))
+            self._with_key(RemoteRegion(self, grant.token, lent=False), self._arrived.add)
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
@@ -449,12 +468,38 @@ class Sharing:
                 f"the peer grants {grant.token.length} bytes with {grant.token.access!r}, and was "
                 f"asked for {asked.length} with {asked.access!r}"
             )
-        self._answered(grant.request_id)
-        region = self._use(RemoteRegion(self, grant.token, lent=True, since=request.since))
+        region = RemoteRegion(self, grant.token, lent=True, since=request.since)
+        self._with_key(region, partial(self._lent, request, grant.request_id))
+
+    def _lent(self, request: Request, request_id: int, region: RemoteRegion) -> None:
+        self._answered(request_id)
         if request.answered.done():
             region._drop()
         else:
             request.answered.set_result(region)
+
+    def _with_key(self, region: RemoteRegion, take: Callable[[RemoteRegion], object]) -> None:
+        """Hands it out when its key for the lead is known: a token has that of rail 0, and where
+        another one is the lead a RegionKey follows."""
+        region_id = region.token.region_id
+        self._use(region)
+        self._keyless[region_id] = partial(take, region)
+        if not self.queue.number:
+            self._hand_out(region_id)
+
+    def _hand_out(self, region_id: int) -> None:
+        if (hand_out := self._keyless.pop(region_id, None)) is not None:
+            hand_out()
+
+    def _take_key(self, message: protocol.RegionKey) -> None:
+        region, lead = self._used.get(message.region_id), self.queue.number
+        known = (lead, *(rail.number for rail in self._rails))
+        if message.rail not in known or region is None or region._keys is None:
+            return
+        region._keys[message.rail] = message.rkey
+        if message.rail == lead:
+            region.rkey = message.rkey
+            self._hand_out(message.region_id)
 
     def _renewed(self, lease: protocol.RegionLease) -> None:
         since = now()
@@ -489,9 +534,11 @@ class Sharing:
             if not request.answered.done():
                 request.answered.set_exception(self._waiter_error(error))
         self._requests.clear()
+        self._keyless.clear()
         self._arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
         self._requesters.wake_all()
+        self._switches.wake_all()
 
     def end_keys(self) -> None:
         for share in list(self._shares.values()):

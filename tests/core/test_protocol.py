@@ -46,6 +46,7 @@ from aiordma._core.protocol import (
     RegionRenew,
     RegionRequest,
     RegionReturn,
+    Resume,
     decode,
     encode,
     failed,
@@ -89,6 +90,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     RailAnswer: st.builds(RailAnswer, u32, u32, bytes40),
     RailReady: st.builds(RailReady, u32, u32),
     RailDown: st.builds(RailDown, u32, u32),
+    Resume: st.builds(Resume, u32, u32, u64),
     RegionKey: st.builds(RegionKey, u32, u64, u32, u32),
 }
 messages = st.one_of(*MESSAGES.values())
@@ -129,7 +131,7 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
         "Error=10 AuthHello=11 AuthAnswer=12 AuthProof=13 ReceiveSize=14 ConnectRequest=15 "
         "ConnectReply=16 ReadyToUse=17 RegionEnd=18 RegionRenew=19 RegionLease=20 ConnectData=21 "
         "ConnectAccepted=22 RailOffer=23 RailAnswer=24 RailReady=25 RailDown=26 "
-        "RegionKey=28"
+        "Resume=27 RegionKey=28"
     )
     assert " ".join(f"{member.name}={member}" for member in ErrorCode) == (
         "OK=0 INTERNAL=1 UNSUPPORTED=2 QUOTA=3 UNKNOWN_REGION=4 ACCESS=5 TOO_LONG=6 BUSY=7 "

@@ -46,6 +46,7 @@ class Room:
     eager_size: int = 256
     max_eager_size: int = 0
     max_message: int = 1 << 40
+    send_queue: int = 64
     fetch_ahead: int = 0
 
 

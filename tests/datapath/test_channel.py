@@ -30,6 +30,8 @@ def specified(content: bytes) -> tuple[list[Received], list[protocol.Message], i
 
 
 def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
+    if len(content) >= HEADER_SIZE and content[0] & 0x7F == FrameKind.WRITTEN:  # with rails alone
+        raise ProtocolError(f"the peer sent a frame of unknown kind {content[0]:#04x}")
     kind, control, data, imm = unpack_header(content)
     Credits(
         HERE.data_receives, HERE.control_receives, THERE.data_receives, THERE.control_receives

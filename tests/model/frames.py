@@ -14,10 +14,10 @@ _IMMEDIATE = 0x80
 _ENTRY = struct.Struct("<II")
 _ENTRY_IMMEDIATE = 1 << 31
 
-MESSAGES = frozenset({FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE})
+MESSAGES = frozenset({FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.BUNDLE, FrameKind.WRITTEN})
 """The kinds that stand for messages of the user, and need a data credit."""
 
-_WITH_IMMEDIATE = (FrameKind.DATA, FrameKind.RNDV_RTS)
+_WITH_IMMEDIATE = (FrameKind.DATA, FrameKind.RNDV_RTS, FrameKind.WRITTEN)
 """The kinds that stand for one message of the user, which may have immediate data."""
 
 # The first byte decides both kind and flag; what is not here is not the protocol.

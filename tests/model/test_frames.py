@@ -37,6 +37,7 @@ def test_layout() -> None:
     assert packed(FrameKind.RNDV_RTS, 0, 1, 7).hex() == "8400010007000000"
     assert packed(FrameKind.RNDV_ACK, 1, 0).hex() == "0601000000000000"
     assert packed(FrameKind.RNDV_KEYS, 1, 0).hex() == "0701000000000000"
+    assert packed(FrameKind.WRITTEN, 1, 0, 5).hex() == "8801000005000000"
 
 
 def test_keys_in_bytes() -> None:
@@ -53,7 +54,7 @@ def test_keys_in_bytes() -> None:
         ("", "shorter than its header"),
         ("01000000000000", "shorter than its header"),
         ("0000000000000000", "unknown kind 0x00"),
-        ("0800000000000000", "unknown kind 0x08"),
+        ("0900000000000000", "unknown kind 0x09"),
         ("8200000000000000", "unknown kind 0x82"),
         ("8600000000000000", "unknown kind 0x86"),
         ("4100000000000000", "unknown kind 0x41"),

@@ -230,7 +230,7 @@ class Agent:
             await asyncio.sleep(0)
             states = {rail.state for rail in conn.rails}
         assert conn._rails is not None
-        (further,) = conn._rails.rails
+        _, further = conn._rails.rails
         assert further.endpoint is not None
         assert conn.local_address is not None
         addresses = conn.local_address[0], str(GID(further.endpoint.endpoint.gid).ip)

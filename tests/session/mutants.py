@@ -86,6 +86,26 @@ MUTANTS = {
         "return not self.backlogged or next(",
         "return True or next(",
     ),
+    "the journal forgets a frame early": (
+        "_datapath/journal.pyx",
+        "        return self.forget(self.data, data)",
+        "        return self.forget(self.data, data + (data > 0 and self.data.size() > data))",
+    ),
+    "Resume says one frame too few": (
+        "_datapath/session.pyx",
+        "self.controls.resume(rail, outbox.journal.received,",
+        "self.controls.resume(rail, max(outbox.journal.received, 1) - 1,",
+    ),
+    "a write is done again after a frame behind it has arrived": (
+        "_datapath/outbox.pyx",
+        "            if i > arrived or not",
+        "            if True or not",
+    ),
+    "new work goes before what the old lead had": (
+        "_datapath/outbox.pyx",
+        "        rail.hold_back(True)\n",
+        "",
+    ),
     "work overtakes a striped write": (
         "_datapath/one_sided.pyx",
         "return STAYS if self.writes() else BEGUN",

@@ -44,3 +44,11 @@ def test_whatever_is_done_nothing_is_lost_and_everything_ends(block: int) -> Non
 def test_a_rail_that_breaks_costs_nothing(block: int) -> None:
     factory = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(1,))
     run_block(factory, block, 120, *STRIPED)
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_another_rail_becomes_the_lead(block: int) -> None:
+    """The first one breaks; of three also the second, which may be the lead by then."""
+    rails, breaking = (3, (0, 1)) if block % 4 == 1 else (2, (0,))
+    factory = PairFactory("", "", "tcp", 1.0, rails=rails, breaking=breaking)
+    run_block(factory, block, 200, *STRIPED)

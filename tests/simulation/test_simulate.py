@@ -420,6 +420,29 @@ def test_a_killed_host_says_nothing_and_boots_again() -> None:
     testing.simulate(main, seed=1, hosts={"server": serve})
 
 
+@pytest.mark.parametrize("boots", [True, False])
+def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
+    async def serve() -> None:
+        async with await asyncio.start_server(lambda *_: None, port=PORT) as server:
+            await server.serve_forever()
+
+    async def main(world: testing.World) -> None:
+        reader, writer = await asyncio.open_connection("server", PORT)
+        await asyncio.sleep(1)
+        world.host("server").kill()
+        writer.write(b"lost")
+        await asyncio.sleep(10)
+        assert not reader.at_eof()
+        if boots:
+            world.host("server").boot()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        assert world.now < (30 if boots else 300)
+        writer.close()
+
+    testing.simulate(main, seed=1, hosts={"server": serve})
+
+
 def test_a_paused_host_stands_still() -> None:
     async def main(world: testing.World) -> None:
         server = world.host("server")

@@ -479,7 +479,7 @@ static void cut_after_bytes(void)
 	struct ibv_wc wc;
 	unsigned came = 0;
 
-	open_pair(&a, &b, (struct options){.ends_with_peer = true});
+	open_pair(&a, &b, (struct options){.ends_with_peer = true, .timeout = 15, .retry_cnt = 1});
 	spec("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
 	post_recvs(&b, 0, 20, MESSAGE);
 	for (unsigned i = 0; i < 20; i++)

@@ -134,6 +134,11 @@ class ConnectionFactory:
         return await connect(self.host, port, config=config, **self.where)
 
     @property
+    def loses_work(self) -> bool:
+        """Whether a connection goes on without having done what was asked for."""
+        return False
+
+    @property
     def cancel_points(self) -> list[int]:
         """Iterations of the loop before a cancellation: from "not even begun" to "long done"."""
         return [0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 40] if self.slow == 1 else [0, 1, 3, 8, 20]

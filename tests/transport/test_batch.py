@@ -262,45 +262,6 @@ async def test_a_write_with_immediate_data_wakes_the_peer(factory: ConnectionFac
         await exchange(client, server, b"after")
 
 
-async def test_such_writes_keep_their_place_among_messages(factory: ConnectionFactory) -> None:
-    async with factory.sharing(8) as (client, server, there, remote):
-        # Many more than the peer has receives: they wait for room, and so do messages behind them.
-        sending = [
-            asyncio.ensure_future(
-                client.write(number.to_bytes(8, "little"), remote, imm=number)
-                if number % 3
-                else client.send(b"message", imm=number)
-            )
-            for number in range(100)
-        ]
-        for number in range(100):
-            with await server.recv() as message:
-                assert message.imm == number
-                assert (message.written is None) == (number % 3 == 0)
-        await asyncio.gather(*sending)
-        assert int.from_bytes(there.view, "little") == 98
-
-
-@one_loop
-async def test_writes_that_wait_for_room_can_be_cancelled(factory: ConnectionFactory) -> None:
-    async with factory.sharing(8) as (client, server, there, remote):
-        waiting = [
-            asyncio.create_task(client.write(bytes([number]) * 8, remote, imm=number))
-            for number in range(20)
-        ]
-        await yield_loop(20)
-        for task in waiting:
-            task.cancel()
-        await asyncio.wait(waiting)
-        done = 0
-        while not done or there.view[0] != done - 1:
-            with await server.recv() as message:
-                assert message.imm == done
-                done += 1
-        assert done < 20
-        await check_alive(client, server)
-
-
 @one_loop
 async def test_writes_that_wait_fail_with_the_connection(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, server, _, remote):

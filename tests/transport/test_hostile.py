@@ -64,7 +64,7 @@ from .raw_peer import (
 
 pytestmark = on_pair
 
-DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK, RNDV_KEYS = map(int, FrameKind)
+DATA, CONTROL, CREDIT, RNDV_RTS, BUNDLE, RNDV_ACK, RNDV_KEYS, WRITTEN = map(int, FrameKind)
 IMMEDIATE = 0x80
 SLOW_PEER = replace(SMALL, close_timeout=0.2)
 REMOTE_READ = verbs.AccessFlags.REMOTE_READ
@@ -149,6 +149,7 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "acknowledgement of nothing": lambda: [frame(RNDV_ACK)],
     "acknowledgement cut short": lambda: [acknowledgement(7)[:-1]],
     "acknowledgement and more": lambda: [acknowledgement(7) + b"\0"],
+    "a write told of without rails": lambda: [frame(WRITTEN, bytes(4))],
     "keys of a rail that there is not": lambda: [frame(RNDV_KEYS, pack_keys(1, 1, 0, [(1, 0)]))],
     "acknowledgement with immediate data": lambda: [frame(RNDV_ACK | IMMEDIATE, bytes(8))],
     "many more acknowledgements than credits": lambda: [acknowledgement(7)] * 200,

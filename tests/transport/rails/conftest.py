@@ -8,9 +8,24 @@ import os
 
 import pytest
 
+from aiordma import verbs
 from aiordma._transport import rails
 
 collect_ignore_glob = [] if os.environ.get("AIORDMA_EMBEDDED_DEVICES") else ["test_*.py"]
+if os.environ.get("AIORDMA_RAILS"):  # by other devices
+    collect_ignore_glob = ["test_[!s]*.py", "test_silence.py"]
+
+
+@pytest.fixture(scope="session")
+def device_name() -> str:
+    from .joining import TWO  # noqa: PLC0415 - not where these tests are ignored
+
+    return TWO[0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def opened(device: verbs.Device) -> None:
+    """Before leaks are looked for."""
 
 
 @pytest.fixture(autouse=True)

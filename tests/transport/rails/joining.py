@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from aiordma import Config, Connection, Listener, connect, listen, prepare_connection
+from aiordma import Config, Connection, Listener, connect, listen, prepare_connection, verbs
 from aiordma._core import protocol
 from aiordma._options import Devices, Via
 from aiordma._transport.connection_group import GroupMember
 from aiordma._transport.rails import Rails
 from tests.transport.connection_factory import SMALL, yield_loop
 
-HOST = "127.0.0.1"  # of embedded0; that of embedded1 is 127.0.0.2
-TWO = ["embedded0", "embedded1"]
+TWO = os.environ.get("AIORDMA_RAILS", "embedded0,embedded1").split(",")
+with verbs.open_device(TWO[0]) as lead:
+    HOST = str(lead.choose_gid().gid.ip)
 WAYS = ("cm", "tcp", "in-band", "out of band")
 
 

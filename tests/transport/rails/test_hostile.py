@@ -66,8 +66,8 @@ LIES: dict[str, tuple[protocol.Message, str]] = {
     "an answer without an offer": (RailAnswer(1, 1, ENDPOINT), "RailAnswer"),
     "an unknown one is ready": (RailReady(0, 1), "rail 1, which is none"),
     "an unknown one is down": (RailDown(0, 1), "rail 1, which is none"),
-    "the lead is ready": (RailReady(0, 0), "rail 0, which is none"),
-    "the lead is down": (RailDown(0, 0), "rail 0, which is none"),
+    "the lead is ready": (RailReady(0, 0), "rail 0 is UP, and the peer has READY"),
+    "the lead is down": (RailDown(0, 0), "stopped the rail of its messages"),
 }
 
 
@@ -112,7 +112,7 @@ async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
         assert conn._rails is not None
-        (rail,) = conn._rails.rails
+        _, rail = conn._rails.rails
         assert rail.queue is not None
         rail.queue.rail_broke(ConnectionBrokenError("its cable"))
         assert await peer.control(5 * factory.slow) == RailDown(0, 1)
@@ -217,7 +217,7 @@ async def test_a_listener_that_lies(factory: ConnectionFactory) -> None:
     async with joined(factory.via) as conns:
         await until_rails(conns)
         assert conns[0]._rails is not None
-        (rail,) = conns[0]._rails.rails
+        _, rail = conns[0]._rails.rails
         for lie in (
             RailOffer(1, 2, ENDPOINT),
             RailReady(0, 1),

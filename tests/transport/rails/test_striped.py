@@ -82,7 +82,7 @@ async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
                 await yield_loop(chance.randrange(20))
                 rails = chance.choice(conns)._rails
                 assert rails is not None
-                (rail,) = rails.rails
+                _, rail = rails.rails
                 assert rail.queue is not None
                 rail.queue.rail_broke(ConnectionBrokenError("its cable"))
             with await receiving as message:

@@ -46,7 +46,7 @@ async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
 
 def second(conn: Connection) -> SendQueue:
     assert conn._rails is not None
-    (rail,) = conn._rails.rails
+    _, rail = conn._rails.rails
     assert rail.queue is not None
     return rail.queue
 
@@ -314,17 +314,13 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
     """A key whose bind is under way does not outlive the lease for it: here before the loop, which
     computes, has heard of the end."""
     monkeypatch.setattr(share_keys, "GRACE", 1e6)
-    async with joined("tcp", "all", "all") as conns:
-        await until_rails(conns, ["lead", "up", "up"])
-        async with shared(conns[1], conns[0], MB) as (_, remote):
-            while len(remote._keys or {}) < 2:
-                await yield_loop(1)
-            (share,) = conns[1]._sharing._shares.values()
-            (gone, _), (_, late) = share._others.items()
-            with monkeypatch.context() as patch:
-                patch.setattr(late, "_under_way", {object()})
-                share._expire()
-            assert not late.closed
-            share._remove_rail(gone)
-            assert late.closed
-            assert not conns[1]._sharing.shared
+    async with sharing(MB) as (_, server, _, _):
+        (share,) = server._sharing._shares.values()
+        (_, late), (gone, _) = share._keys.items()
+        with monkeypatch.context() as patch:
+            patch.setattr(late, "_under_way", {object()})
+            share._expire()
+        assert not late.closed
+        share._remove_rail(gone)
+        assert late.closed
+        assert not server._sharing.shared

@@ -1,0 +1,83 @@
+# Frames that the peer may not have: each stays in its block until the peer gives a credit back for it.
+#
+# The acknowledgement of a device says too little: the device can die before the peer has counted the
+# frame.  Control credits come back in the order of handling, data credits in that of taking, so they say
+# of which frames they are.
+
+cimport cython
+
+from aiordma.errors import ProtocolError
+
+
+cdef uint64_t number_of(object frame):
+    return (<Frame> frame).number
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class Journal:
+    """The frames of one connection that may have to be posted again, and how many went each way."""
+
+    def __cinit__(self):
+        self.data, self.control = Fifo(), Fifo()
+
+    def __len__(self) -> int:
+        return self.data.size() + self.control.size()
+
+    cdef int add(self, Frame frame, bint carries_message) except -1:
+        """A frame is about to be posted for the first time."""
+        frame.kept, frame.number = True, self.sent
+        self.sent += 1
+        return (self.data if carries_message else self.control).append(frame)
+
+    cdef int credited(self, uint32_t control, uint32_t data) except -1:
+        """So many credits came back, which are not more than there were frames."""
+        self.forget(self.control, control)
+        return self.forget(self.data, data)
+
+    cdef int forget(self, Fifo queue, uint32_t count) except -1:
+        cdef Frame frame
+        while count:
+            count -= 1
+            frame = <Frame> queue.popleft()
+            self.first = max(self.first, frame.number + 1)
+            frame.arrived()
+            frame.let_go()
+        return 0
+
+    cdef list all(self):
+        return sorted([*self.data.all(), *self.control.all()], key=number_of)
+
+    cdef list after(self, uint64_t arrived):
+        """The frames that the peer has not got, in their order, where so many have arrived there."""
+        cdef Frame frame
+        cdef list missing = []
+        if not self.first <= arrived <= self.sent:
+            raise ProtocolError(
+                f"the peer says that {arrived} frames have arrived: {self.sent} were sent, and it has "
+                f"given credits for {self.first}"
+            )
+        for frame in self.all():
+            if frame.number < arrived:
+                frame.arrived()
+            else:
+                missing.append(frame)
+        return missing
+
+    cdef int close(self) except -1:
+        """The connection is over, and no device has any of them."""
+        cdef Frame frame
+        for frame in [*self.data.take_all(), *self.control.take_all()]:
+            frame.let_go()
+        return 0
+
+    # For tests.
+
+    def send(self, Frame frame not None, bint carries_message):
+        self.add(frame, carries_message)
+
+    def credit(self, uint32_t control, uint32_t data):
+        self.credited(control, data)
+
+    def missing(self, uint64_t arrived) -> list[Frame]:
+        return self.after(arrived)

@@ -1,0 +1,146 @@
+"""What a connection does when its lead breaks: another rail becomes the lead.
+
+1. The queue pair is stopped and destroyed; what has arrived by then is final.
+2. The next lead is the oldest rail that is up here, or on which the peer's Resume has come.  It
+   gets the receives of the one before, and then this side's Resume, which says how many frames
+   have been handled.
+3. The peer's Resume on that rail says which frames are to be posted again.
+
+A side without such a rail waits for the peer's Resume as long as packets are sent again.  Rails
+only break, so both sides come to the same one, or the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from .._datapath.rail import SendQueue
+from .._datapath.session import Session
+from ..config import Config
+from ..errors import ConnectionBrokenError
+from .rails import Rail, Rails, RailState
+
+logger = logging.getLogger("aiordma.rails")
+
+ALIVE = (RailState.CONNECTING, RailState.UP)
+LEAST_WAIT = 1.0  # seconds, for the peer's Resume
+
+
+@dataclass(eq=False)
+class Failover:
+    """Chooses the lead of one connection.  It does not know the connection."""
+
+    rails: Rails
+    messages: Session
+    config: Config
+    moved: Callable[[Rail], object]
+    """A rail is the lead now."""
+    give_up: Callable[[BaseException], object]
+    """No rail is left."""
+    resumes: dict[int, int] = field(default_factory=dict)
+    """By rail: the frames that had arrived at the peer, which has not been heard on."""
+    waits: asyncio.TimerHandle | None = None
+    broken: SendQueue | None = None
+    """The latest lead that broke."""
+    error: BaseException | None = None
+    """Why it did."""
+
+    def __post_init__(self) -> None:
+        self.rails.on_up = self._look_again
+
+    def _look_again(self) -> None:
+        """There may be a lead, which this waits for."""
+        assert self.error is not None
+        self._end_wait()
+        self.rails.owner.broken(self.error)
+
+    def may_go_on(self, elsewhere: bool) -> bool:
+        """Whether there may be another lead, `elsewhere` on another device."""
+        lead = self.rails.lead
+        return any(
+            self._alive(rail) and not (elsewhere and rail.device == lead.device)
+            for rail in self.rails.rails
+            if rail is not lead
+        )
+
+    @staticmethod
+    def _alive(rail: Rail) -> bool:
+        return rail.state in ALIVE and rail.queue is not None and not rail.queue.failed
+
+    def go_on(self, lead: SendQueue) -> None:
+        """The lead has broken; again does nothing.  Not from within a drain."""
+        if self.broken is not lead:
+            self.broken, self.error = lead, lead.error
+            self._end_wait()
+            self.rails.lead_broke()
+        if self.waits is None:
+            self._choose()
+
+    def _choose(self) -> None:
+        self._end_wait()
+        alive = [rail for rail in self.rails.rails if self._alive(rail)]
+        resumed = [rail for rail in alive if rail.number in self.resumes]
+        up = [rail for rail in alive if rail.state is RailState.UP]
+        if resumed or up:
+            # The peer's choice is the later one: it has found those before broken.
+            number = attrgetter("number")
+            self._lead_on(max(resumed, key=number) if resumed else min(up, key=number))
+        elif alive:
+            self._wait()
+        else:
+            assert self.error is not None
+            self.give_up(self.error)
+
+    def _lead_on(self, rail: Rail) -> None:
+        assert rail.queue is not None
+        logger.warning("rail %d on %s is the lead now", rail.number, rail.device)
+        self._wait()
+        self.rails.lead_on(rail)
+        self.messages.lead_on(rail.queue)  # by the keys that its work has, so first
+        self.moved(rail)
+        self._accept(rail)
+
+    def _accept(self, rail: Rail) -> None:
+        frames = self.resumes.pop(rail.number, None)
+        if frames is not None and rail.queue is not None and not rail.queue.failed:
+            self._end_wait()
+            self.messages.resumed(frames)
+
+    def resumed(self, queue: SendQueue, frames: int) -> None:
+        """The peer's Resume has come by that rail; in a drain."""
+        self.resumes[queue.number] = frames
+        lead = self.rails.lead
+        if lead.queue is queue:
+            self._accept(lead)
+        elif self.waits is not None and self.rails.lead_is_down:
+            self._look_again()
+        else:  # the lead has broken at the peer
+            self.messages.lead.rail_broke(
+                ConnectionBrokenError("the peer goes on by another rail: this one broke there")
+            )
+
+    def _wait(self) -> None:
+        self._end_wait()
+        again = 4 * self.config.ack_timeout * (1 + self.config.retry_count)
+        self.waits = self.rails.loop.call_later(max(LEAST_WAIT, again), self._over)
+
+    def _end_wait(self) -> None:
+        if self.waits is not None:
+            self.waits.cancel()
+            self.waits = None
+
+    def _over(self) -> None:
+        self.waits = None
+        error = ConnectionBrokenError("the peer does not go on by another rail, after one broke")
+        if self.rails.lead_is_down:
+            self.give_up(self.error or error)
+        else:
+            self.messages.lead.rail_broke(error)
+
+    def stop(self) -> None:
+        """The connection has ended."""
+        self._end_wait()

@@ -1,0 +1,172 @@
+"""The lead breaks, and messages go on by another rail: none is lost, none comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+
+import pytest
+
+from aiordma import Connection, ConnectionBrokenError, OutcomeUnknownError, ProtocolError
+from aiordma._native import lib
+from aiordma.verbs import EventType
+from tests.transport.connection_factory import ALL, pattern, yield_loop
+from tests.transport.marks import by_tcp, one_loop
+
+from .joining import joined, shown, until_rails
+
+CABLE = "its cable was cut"
+THREE = ["embedded0", "embedded1", "embedded2"]
+MOVED = [("embedded0", "down"), ("embedded1", "lead")]
+
+
+def cut(*conns: Connection) -> None:
+    for conn in conns:
+        if not conn._queue.failed:
+            conn._queue.rail_broke(ConnectionBrokenError(CABLE))
+
+
+async def until_moved(*conns: Connection) -> None:
+    async with asyncio.timeout(20):
+        while any(shown(conn)[:2] != MOVED for conn in conns):
+            await yield_loop(1)
+
+
+async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes]) -> None:
+    """Sends the messages in each direction; each arrives in its turn, once."""
+
+    async def receive(conn: Connection) -> None:
+        for data in messages:
+            with await conn.recv() as message:
+                assert message == data
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        for conn in conns:
+            tasks.create_task(receive(conn))
+            for data in messages:
+                conn.send_nowait(data)
+                await yield_loop(0)
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
+@by_tcp
+@one_loop
+async def test_messages_go_on(which: tuple[int, ...]) -> None:
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        await both_ways(conns, [b"before"])
+        cut(*(conns[number] for number in which))
+        await both_ways(conns, [b"after", pattern(100)])
+        await until_moved(*conns)
+        for conn in conns:
+            assert conn.device == "embedded1"
+            assert conn.rails[0].error is not None
+        await both_ways(conns, [bytes([number]) for number in range(100)])
+
+
+@pytest.mark.parametrize("seed", range(60))
+@by_tcp
+@one_loop
+async def test_the_lead_breaks_in_the_middle(seed: int) -> None:
+    chance = random.Random(seed)
+    devices = THREE if seed % 2 else THREE[:2]
+    async with joined("tcp", devices, devices) as conns:
+        await until_rails(conns, ("lead", *["up"] * (len(devices) - 1)))
+        sizes = [10, 700, 3000] if seed % 4 < 2 else [10, 700, 9000, 100_000, 1 << 20]
+        messages = [pattern(chance.choice(sizes), n) for n in range(60)]
+
+        async def cuts() -> None:
+            for _ in devices[1:]:
+                await yield_loop(chance.randrange(60))
+                cut(*chance.choice([conns, conns[:1], conns[1:]]))
+                while any(conn._queue.suspended for conn in conns):
+                    await yield_loop(1)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(both_ways(conns, messages))
+            tasks.create_task(cuts())
+        await both_ways(conns, [b"after"])
+        await asyncio.gather(*(conn.close() for conn in conns))
+
+
+@by_tcp
+@one_loop
+async def test_a_port_or_a_device_that_fails() -> None:
+    """An event of the device breaks the lead of both sides, which are in this process."""
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        assert lib.aiordma_embedded_raise_on(b"embedded0", EventType.DEVICE_FATAL) == 0
+        await both_ways(conns, [b"after", pattern(1 << 20)])
+        await until_moved(*conns)
+
+
+@by_tcp
+@one_loop
+async def test_what_is_under_way_on_memory_of_the_peer() -> None:
+    async with joined("tcp") as (client, server):
+        await until_rails((client, server))
+        region = await client.request_region(4096)
+        await client.write(b"written", region[:7], imm=5)
+        with await server.recv() as message:
+            assert (message.imm, message.written, len(message)) == (5, 7, 0)
+        # The operations of 50 writes and additions begin, and most wait for room.
+        word = await client.request_region(8, access=ALL)
+        there = [region[number : number + 1] for number in range(50)]
+        writes = [
+            asyncio.ensure_future(client.write(bytes([number]), there[number]))
+            for number in range(50)
+        ]
+        adds = [asyncio.ensure_future(client.fetch_and_add(word, 1)) for _ in range(50)]
+        await asyncio.sleep(0)
+        cut(client)
+        await asyncio.gather(*writes)
+        added = await asyncio.gather(*adds, return_exceptions=True)
+        done = [old for old in added if isinstance(old, int)]
+        assert len(set(done)) == len(done), "added twice"
+        unknown = [error for error in added if isinstance(error, OutcomeUnknownError)]
+        assert len(done) + len(unknown) == 50
+        assert all(re.search(f"fetch and add of 8 bytes.*{CABLE}", str(it)) for it in unknown)
+        assert len(done) <= await client.fetch_and_add(word, 0) <= 50
+        for number in range(50):
+            byte = bytearray(1)
+            await client.read(there[number], byte)
+            assert byte[0] == number
+        await until_moved(client, server)
+        await client.write(b"again", region[:5])
+        again = bytearray(5)
+        await client.read(region[:5], again)
+        assert again == b"again"
+        for conn in (client, server):
+            async with await conn.request_region(8, access=ALL) as word:
+                assert await conn.fetch_and_add(word, 3) == 0
+                assert await conn.fetch_and_add(word, 1) == 3
+        await both_ways((client, server), [b"after"])
+
+
+@by_tcp
+@one_loop
+async def test_a_resume_that_cannot_be() -> None:
+    async with joined("tcp") as (client, server):
+        await until_rails((client, server))
+        cut(client)
+        await until_moved(client, server)
+        with pytest.raises(ProtocolError, match="says that 1000 frames have arrived"):
+            client._messages.resumed(1000)
+
+
+@by_tcp
+@one_loop
+async def test_no_rail_is_left() -> None:
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        for conn in conns:
+            rails = conn._rails
+            assert rails is not None
+            queue = rails.rails[1].queue
+            assert queue is not None
+            queue.rail_broke(ConnectionBrokenError("the second one"))
+        cut(conns[0])
+        for conn in conns:
+            with pytest.raises(ConnectionBrokenError):
+                await conn.recv()
