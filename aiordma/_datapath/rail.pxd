@@ -35,6 +35,15 @@ cdef class FrameHandler:
     cdef bint goes_on(self, SendQueue rail, bint elsewhere=*) except -1
 
 
+@cython.final
+cdef class Leftovers:
+    cdef list posted, unposted         # work that can go on elsewhere, in its order; None: it is taken
+    cdef list returned, late           # blocks of receives from before the rail broke, and since then
+    cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1
+    cdef list take_works(self, list between)
+    cdef list take_receives(self)
+
+
 cdef class SendQueue:
     cdef object __weakref__
     cdef public WorkRequestTable table
@@ -56,9 +65,7 @@ cdef class SendQueue:
     cdef readonly uint64_t bytes_read  # of striped messages
     cdef SlotList sends, receives
     cdef public bint failed
-    cdef readonly bint suspended       # it has failed, and the session goes on by another rail
-    cdef list returned, late           # receives of before that, and of since then; None: it is not
-    cdef list posted, unposted         # work that can go on elsewhere, in its order; None: as above
+    cdef Leftovers left                # None: it is not suspended
     cdef bint holds_back               # it becomes the lead: what is new waits behind what is moved
     cdef bint expects_resume           # its first receive is for that, and not of the lead's
     cdef public bint foreign           # the pool of its messages is another device's
@@ -86,8 +93,8 @@ cdef class SendQueue:
     cdef bint suspend(self, object error, WorkRequest failed=*) except -1
     cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=*) except -1
     cdef int hold_back(self, bint holds_back) except -1
-    cdef list take_works(self, list between)
     cdef int take_back(self, PoolBlock block) except -1
+    cdef list take_works(self, list between)
     cdef list take_receives(self)
     cdef int drain_receives(self) except -1
     cdef uint32_t lkey_of(self, PoolBlock block) except? 0

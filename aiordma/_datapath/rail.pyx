@@ -67,6 +67,30 @@ cdef class FrameHandler:
         return False
 
 
+@cython.final
+cdef class Leftovers:
+    """Work and receives of a rail that has broken, for the one by which its session goes on."""
+
+    def __cinit__(self):
+        self.posted, self.unposted, self.returned, self.late = [], [], [], []
+
+    cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
+        cdef list works = self.posted if was_posted else self.unposted
+        work.kept = True
+        works.insert(0 if is_first else len(works), work)
+        return 0
+
+    cdef list take_works(self, list between):
+        """The work, in its order, once; `between` it was to post before what waited for room."""
+        works = [*(self.posted or ()), *between, *(self.unposted or ())]
+        self.posted = self.unposted = None
+        return works
+
+    cdef list take_receives(self):
+        blocks, self.returned, self.late = self.returned + self.late, [], []
+        return blocks
+
+
 cdef class SendQueue:
     """A rail: the send and receive queue of one queue pair, on one event loop.
 
@@ -125,6 +149,11 @@ cdef class SendQueue:
         return self.free
 
     @property
+    def suspended(self) -> bool:
+        """Whether it has failed, and the session goes on by another rail."""
+        return self.left is not None
+
+    @property
     def outstanding(self) -> int:
         return self.capacity - self.free + len(self.backlog)
 
@@ -156,7 +185,7 @@ cdef class SendQueue:
     cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
-        if self.suspended and self.unposted is not None:
+        if self.left is not None and self.left.unposted is not None:
             return self.set_aside(work, False)
         work.on_error(self.error_of(work))
         work.free_memory()
@@ -247,8 +276,8 @@ cdef class SendQueue:
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
         for i in range(posted, count):
-            if self.suspended:
-                self.late.append(blocks[i])
+            if self.left is not None:
+                self.left.late.append(blocks[i])
             else:
                 (<PoolBlock> blocks[i]).end_lease()
         return posted
@@ -277,8 +306,8 @@ cdef class SendQueue:
 
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1:
         """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
-        if self.suspended:
-            self.late.append(block)
+        if self.left is not None:
+            self.left.late.append(block)
         elif self.error is not None or self.native_qp == NULL:
             block.end_lease()
         else:
@@ -299,7 +328,7 @@ cdef class SendQueue:
                 request.on_error(self.owner.error_for(self.error))
         if wc.status == FLUSHED and not already_failed:
             self.driver.take_device_events()  # what put the queue pair into this state
-            if self.suspended:
+            if self.left is not None:
                 already_failed = True
                 if request is not None and not before_last:
                     self.set_aside(request, True, True)
@@ -338,15 +367,15 @@ cdef class SendQueue:
 
     cdef int take_back(self, PoolBlock block) except -1:
         """The device has let go of a receive without a frame that counts."""
-        if self.suspended:
-            self.returned.append(block)
+        if self.left is not None:
+            self.left.returned.append(block)
         else:
             block.end_lease()
         return 0
 
     cdef object error_of(self, WorkRequest work):
         """The error of work that did not fail itself: `error` is the cause."""
-        if self.suspended:
+        if self.left is not None:
             return self.unknown_outcome(work)
         return self.owner.error_for(self.error, work.text(self.peer))
 
@@ -418,8 +447,7 @@ cdef class SendQueue:
             return False
         if not self.frame_handler.goes_on(self):
             return False
-        self.error, self.failed, self.suspended = error, True, True
-        self.returned, self.late, self.posted, self.unposted = [], [], [], []
+        self.error, self.failed, self.left = error, True, Leftovers()
         backlog, self.backlog = self.backlog, collections.OrderedDict()
         self.note_backlog()
         if failed is not None:
@@ -436,17 +464,12 @@ cdef class SendQueue:
         if not work.can_move(was_posted):
             self.fail_work(work)
         else:
-            work.kept = True
-            works = self.posted if was_posted else self.unposted
-            works.insert(0 if is_first else len(works), work)
+            self.left.keep(work, was_posted, is_first)
         return 0 if was_posted else work.free_memory()
 
     cdef list take_works(self, list between):
-        """The work of a suspended rail that can go on elsewhere, in its order; `between` it was to post
-        before what waited for room."""
-        works = [*(self.posted or ()), *between, *(self.unposted or ())]
-        self.posted = self.unposted = None
-        return works
+        """`between`, and what a suspended rail has besides."""
+        return list(between) if self.left is None else self.left.take_works(between)
 
     cdef int hold_back(self, bint holds_back) except -1:
         """What is posted by `post_or_wait` waits from now on; or goes on."""
@@ -455,8 +478,7 @@ cdef class SendQueue:
 
     cdef list take_receives(self):
         """The blocks of the receives of a suspended rail that is closed, in their order."""
-        blocks = [*(self.returned or ()), *(self.late or ())]
-        self.returned, self.late = [], []
+        cdef list blocks = [] if self.left is None else self.left.take_receives()
         if self.expects_resume and blocks:
             (<PoolBlock> blocks.pop(0)).end_lease()
         return blocks
@@ -534,7 +556,7 @@ cdef class SendQueue:
         if self.native_qp == NULL:
             return
         self.fail(BufferStateError("the queue pair was closed"))
-        if self.suspended:
+        if self.left is not None:
             self.drain_receives()  # in their order
         self.driver.detach(self.qp)
         self.keys.close_windows()
