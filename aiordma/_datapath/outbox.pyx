@@ -554,8 +554,7 @@ cdef class Outbox(Sender):
                 )
         for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
-        for message in self.offers.ending:  # the peer has had its say
-            message.settle(DONE, None)
+        # Those that the peer has acknowledged have their ends when the queue pairs are gone (Offers.close).
 
     cdef object send_error(self, SendFuture message):
         return self.owner.error_for(
@@ -564,7 +563,7 @@ cdef class Outbox(Sender):
 
     cdef int close(self) except -1:
         """The queue pair is destroyed: nothing touches the memory any more."""
-        cdef int code = self.offers.close()
+        cdef int code = self.offers.close(self.flags & ENDED != 0)
         for item in self.waiting.take_all():  # without `end`: the loop was closed
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it

@@ -50,7 +50,7 @@ cdef class Offers:
     cdef int closed(self, Opening opening) except -1
     cdef int rail_gone(self, SendQueue rail) except -1
     cdef int add(self, SendFuture message) except -1
-    cdef int close(self) except -1
+    cdef int close(self, bint ended) except -1
 
     cdef inline bint full(self) noexcept:
         return len(self.messages) >= self.most

@@ -359,13 +359,19 @@ cdef class Offers:
         for message in [*self.messages.values(), *self.ending]:
             end_windows(<SendFuture> message, None)
 
-    cdef int close(self) except -1:
-        """The queue pairs are gone: closes the memory of the messages that the peer has not read."""
+    cdef int close(self, bint ended) except -1:
+        """The queue pairs are gone: closes the memory of the messages that the peer has not read.
+
+        Not `ended`: the loop was closed, and nobody waits.
+        """
         cdef SendFuture message
         cdef int code = 0
         self.end_windows()
         messages, self.messages = [*self.messages.values(), *self.ending], {}
-        self.ending = {}
+        ending, self.ending = self.ending, {}
+        if ended:
+            for message, (status, invalidated_key) in ending.items():
+                message.sender.finish(message, status, invalidated_key)
         self.unsent.clear()
         for message in messages:
             message.openings = None  # which refer to this

@@ -79,7 +79,7 @@ class HandshakeParts:
         self.proof.bind((self.hello, peer), (self._qp_num, peer_qp_num))
 
     def end(self, error: Callable[[], BaseException]) -> None:
-        """The connection has ended: both waits for the peer get a new error each."""
+        """The connection has ended: each waiter for the peer here gets an error of its own."""
         if self.proof is not None and not self.proof.done.done():
             self.proof.done.set_exception(error())
             self.proof.done.exception()  # retrieved, also if it is not awaited yet

@@ -239,11 +239,14 @@ class Agent:
             for rail, address in zip(conn.rails, addresses, strict=True)
         ]
 
-    async def rail_becomes(self, state: str) -> None:
-        """Wait until the second rail has that state."""
-        conn = self.conn
-        while [rail.state for rail in conn.rails][1:] != [state]:
+    async def rails_become(self, states: list[str]) -> None:
+        """Wait until there are rails in these states."""
+        while sorted(rail.state for rail in self.conn.rails) != states:
             await yield_loop(1)
+
+    async def lead(self) -> str:
+        """The device of the rail that carries the messages."""
+        return self.conn.device
 
     async def echo(self, count: int, size: int, seed: int = 0) -> float:
         """Echo messages, as many outstanding as the connection allows; return the seconds."""

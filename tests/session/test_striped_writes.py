@@ -1,4 +1,4 @@
-"""Writes to overlapping bytes, by two rails of which one may break, with messages between them.
+"""Writes to overlapping bytes, by two rails of which either may break, with messages between them.
 
 Each writes its own number, so no byte may be less than what the last write before a message has put
 there.
@@ -14,20 +14,32 @@ import numpy as np
 import pytest
 
 from aiordma import Connection, Rights
-from tests.session.pair import PairFactory, new_loop
+from tests.session.pair import PairFactory, new_loop, provider
+from tests.session.provider import Break
 from tests.transport.connection_factory import SMALL, yield_loop
 
 SIZE = 5 << 20
+SHORT = (1, 100, 5000, 200_000)
 LENGTHS = (1, 5000, 600_001, 1 << 20, 3 << 20)
 SEEDS = 24
 
 
-async def writes(client: Connection, server: Connection, chance: random.Random) -> None:
+async def writes(
+    client: Connection,
+    server: Connection,
+    chance: random.Random,
+    lengths: tuple[int, ...] = LENGTHS,
+    breaking: tuple[int, ...] = (),
+) -> None:
+    """Rails of those numbers break when both know the region."""
     memory, expected = bytearray(SIZE), np.zeros(SIZE, np.uint8)
     found = np.frombuffer(memory, np.uint8)
     with server.register(memory) as region:
         await server.send_region(region, access=Rights.READ | Rights.WRITE)
         remote = await client.recv_region()
+        while breaking and not remote._keys:
+            await yield_loop(1)
+        provider().breaks += [Break.drawn(chance, rail) for rail in breaking]
         tasks: list[asyncio.Future[None]] = []
         at_message: list[np.ndarray] = []
 
@@ -37,8 +49,8 @@ async def writes(client: Connection, server: Connection, chance: random.Random) 
                     batch.write(data, remote[start : start + len(data)])
 
         def drawn(number: int) -> tuple[int, bytes]:
-            length = chance.choice(LENGTHS)
-            start = chance.randrange(SIZE - length)
+            length = chance.choice(lengths)
+            start = chance.randrange(min(SIZE, 2 * max(lengths)) - length)
             expected[start : start + length] = number
             return start, bytes([number]) * length
 
@@ -74,6 +86,20 @@ def test_they_keep_their_order(seed: int) -> None:
         factory = PairFactory("", "", "tcp", 1.0, rails=2, breaking=(1,) if seed % 2 else ())
         async with factory.pair(SMALL) as ends:
             await writes(*ends, random.Random(seed))
+
+    with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("seed", range(4 * SEEDS))
+def test_they_keep_their_order_by_the_next_lead(seed: int) -> None:
+    """Those that one rail carries are all done, whatever the old lead had of them."""
+
+    async def run() -> None:
+        async with PairFactory("", "", "tcp", 1.0, rails=2).pair(SMALL) as ends:
+            while any(len(conn.rails) < 2 or conn.rails[1].state != "up" for conn in ends):
+                await yield_loop(1)
+            await writes(*ends, random.Random(seed), SHORT, (0,))
 
     with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
         runner.run(run())
