@@ -110,7 +110,10 @@ def block_size(size: int) -> int:
 
 
 class RegisteredMemory:
-    """The memory regions of one pool, for local access alone: `limit` bytes in all, at most."""
+    """The memory regions of one pool, for local access alone: `limit` bytes in all, at most.
+
+    Internal to the library.
+    """
 
     def __init__(
         self, pd: verbs.ProtectionDomain, limit: int, access: verbs.AccessFlags, *, huge_pages: bool
@@ -139,7 +142,10 @@ class RegisteredMemory:
 
 
 class LargeBlocks:
-    """Blocks larger than a slab, each a region of its own, which are kept for the next use."""
+    """Blocks larger than a slab, each a region of its own, which are kept for the next use.
+
+    Internal to the library.
+    """
 
     def __init__(self, registered: RegisteredMemory) -> None:
         self._registered = registered

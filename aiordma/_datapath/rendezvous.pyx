@@ -362,7 +362,7 @@ cdef class Offers:
     cdef int close(self, bint ended) except -1:
         """The queue pairs are gone: closes the memory of the messages that the peer has not read.
 
-        Not `ended`: the loop was closed, and nobody waits.
+        Not `ended`: the loop was closed, so no future can end.
         """
         cdef SendFuture message
         cdef int code = 0
