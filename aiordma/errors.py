@@ -21,6 +21,7 @@
     │       └── ServiceRejectedError     rejected by a datagram service
     ├── ConnectionClosedError (ConnectionError)   closed by this side, or .by_peer
     ├── ConnectionBrokenError (ConnectionError)   the peer, its program or the link failed
+    ├── OutcomeUnknownError              the rail of an operation broke: it may have been done
     ├── ProtocolError                    the peer violated the protocol
     │   ├── HandshakeBrokenError (ConnectionError)    the peer ended the handshake in the middle
     │   └── IntegrityError               what is encrypted was changed on the way

@@ -327,6 +327,7 @@ NO_DECODERS = {
     "admission.TicketOffice.admits": "bytes of fixed sizes; what is wrong with them is its result",
     "authentication.check_key": "this side's own key",
     "authentication.next_key": "a secret of this side's",
+    "authentication.resume_key": "a secret of this side's",
     "authentication.proof": "bytes of fixed sizes that were decoded before",
     "authentication.proves": "compares",
     "authentication.ticket_key": "this side's own key",

@@ -37,7 +37,7 @@ def test_numbers_of_numpy(field: Field[Any]) -> None:
     kind: Any
     kind, value = (np.int64, 9) if str(field.type).startswith("int") else (np.float32, 0.5)
     value = {"path_mtu": 1024, "max_eager_size": 2048, "eager_size": 2048, "pool_limit": 1 << 30,
-             "retry_count": 5}.get(field.name, value)  # fmt: skip
+             "retry_count": 5, "max_rails": 5}.get(field.name, value)  # fmt: skip
     taken = getattr(Config(**{field.name: kind(value)}), field.name)
     assert (type(taken), taken) == (type(value), value)
     if kind is np.float32:

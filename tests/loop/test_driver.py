@@ -61,6 +61,8 @@ class Sink(SendQueue):
         """It goes on none the less."""
         self.failures.append(error)
 
+    connection_broke = rail_broke
+
     async def wait(self, count: int) -> None:
         """Until so many completions have been seen."""
         if len(self.completed) < count:

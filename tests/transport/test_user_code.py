@@ -450,7 +450,7 @@ async def test_a_message_whose_entries_are_taken_while_it_is_prepared(
             with monkeypatch.context() as patch:
                 patch.setattr(ProtectionDomain, "alloc_mw", write_first)
                 # No write completes before all are there, however the loop polls.
-                patch.setattr(client._endpoint.driver.table, "brief_spin", None)
+                patch.setattr(client._endpoint.driver.table.wakeups, "brief_spin", None)
                 with pytest.raises(RDMAError, match="filled the send queue"):
                     await client.send([pattern(LONG, n) for n in range(4)])
             async with factory.within(1):
