@@ -142,7 +142,7 @@ static void forked(void)
 	begin_connected(&end);
 	process_barrier(&process);
 	if (!process.child) {
-		pid_t child = fork();
+		pid_t child = fork_asleep();
 
 		CHECK(child >= 0);
 		if (child == 0) {

@@ -538,7 +538,7 @@ static void killed(int way)
 	process_barrier(&process);
 	if (!process.child) {
 		if (way == 3) {
-			pid_t child = fork();
+			pid_t child = fork_asleep();
 
 			CHECK(child >= 0);
 			if (child == 0) {

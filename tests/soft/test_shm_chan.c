@@ -108,8 +108,7 @@ static void forked_while_polling(void)
 	open_peers(&process, &side, (struct options){0}, 1, 64);
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .offset = 64, .length = 64);
 	expect_two(&side);
-	fflush(NULL);
-	pid_t child = fork(); /* right after the last poll that found something */
+	pid_t child = fork_asleep(); /* right after the last poll that found something */
 
 	CHECK(child >= 0);
 	if (!child) {

@@ -776,8 +776,7 @@ static inline int run_in_child(void (*run)(void))
 {
 	int status;
 
-	fflush(NULL);
-	pid_t child = fork();
+	pid_t child = fork_asleep();
 
 	CHECK(child >= 0);
 	if (!child) {
