@@ -335,7 +335,7 @@ pair: .venv/.test build ## two hosts over a network that loses, and two connecti
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants
-	AIORDMA_SEEDS=0:$(or $(SEEDS),1000) $(PYTEST) tests/session
+	AIORDMA_SEEDS=0:$(or $(SEEDS),400) $(PYTEST) tests/session
 
 .PHONY: mutants
 mutants: .venv/.test build ## mistakes planted in the data path, each of which some seed must find: builds each; ARGS='lease'
