@@ -438,16 +438,14 @@ cdef class RendezvousRead(WorkRequest):
         return f"read of a message of {self.pending.length} bytes from {peer}"
 
     cdef int free_memory(self) except -1:
-        cdef Pinned pinned = self.pinned
+        cdef Pinned pinned
         cdef Lane lane = self.lane
+        self.lane = None
         if lane is not None:
-            self.pinned = self.lane = None
             self.fetcher.read_failed(self.pending, lane, self.start, self.length)
         elif self.fetcher.outbox.journal is not None:
             self.fetcher.read_again(self)
-            self.pinned = None
-        else:
-            self.pinned = None
+        pinned, self.pinned = self.pinned, None
         if pinned is not None:
             pinned.unpin_now()
         return 0

@@ -66,6 +66,7 @@ cdef class Outbox(Sender):
     cdef bint send_first(self) except -1
     cdef bint send_written(self, WRChain write) except -1
     cdef int move(self, SendQueue rail) except -1
+    cdef list take_moved(self)
     cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
     cdef int frame_again(self, Frame frame) except -1

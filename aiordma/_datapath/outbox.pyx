@@ -423,8 +423,7 @@ cdef class Outbox(Sender):
     cdef int move(self, SendQueue rail) except -1:
         """The rail is the lead from now on: what the one before had not done waits for the peer's Resume."""
         cdef SendQueue before = self.lead
-        cdef list works = before.take_works(self.moved if self.again is None else self.again)
-        self.moved, self.again = [], None
+        cdef list works = self.take_moved()
         self.lead = rail
         rail.latest_backlogged = max(rail.latest_backlogged, before.latest_backlogged)
         rail.hold_back(True)
@@ -438,6 +437,12 @@ cdef class Outbox(Sender):
             if type(item) is not SendFuture:
                 (<WRChain> item).move(rail)  # else it is refused, as its region is lost
         return 0
+
+    cdef list take_moved(self):
+        """The work that no lead has done, in its order, once: that of leads before, and of this one."""
+        cdef list works = self.lead.take_works(self.moved if self.again is None else self.again)
+        self.moved, self.again = [], None
+        return works
 
     cdef int resumed(self, uint64_t frames) except -1:
         """So many frames have arrived at the peer, and with them the writes before each."""
@@ -542,8 +547,7 @@ cdef class Outbox(Sender):
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
         if self.journal is not None:
-            self.moved = self.lead.take_works(self.moved if self.again is None else self.again)
-            self.again = None
+            self.moved = self.take_moved()
             for chain in self.moved:
                 if isinstance(chain, WRChain):
                     text = (<WRChain> chain).text(self.lead.peer)
@@ -569,11 +573,10 @@ cdef class Outbox(Sender):
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
         if self.journal is not None:
-            for chain in self.lead.take_works(self.moved if self.again is None else self.again):
+            for chain in self.take_moved():
                 if isinstance(chain, WRChain):
                     (<WRChain> chain).kept = False
                     (<WRChain> chain).free_memory()
-            self.moved, self.again = [], None
             self.journal.close()
         self.session = self.source = None
         return code

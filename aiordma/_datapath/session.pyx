@@ -228,12 +228,11 @@ cdef class Session(FrameHandler):
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_block(self.outbox.pool._block(protocol.MIN_RECEIVE), protocol.MIN_RECEIVE)
 
-    def add_rail(self, SendQueue rail not None, number: int):
+    def add_rail(self, SendQueue rail not None):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
             self.outbox.lead.stripes = self.outbox.stripes = Stripes()
             self.outbox.stripes.add(self.outbox.lead)
-        rail.number = number
         if rail.frame_handler is None:
             rail.frame_handler = self
         self.rails.append(rail)

@@ -38,7 +38,7 @@ class Target:
     @property
     def rails(self) -> bool:
         """Whether the connection is to have several rails."""
-        return len(self.devices) > 1 < most_rails(self.config, self.devices)
+        return min(len(self.devices), most_rails(self.config, self.devices)) > 1
 
 
 class ConnectAttempt(Generic[E]):

@@ -43,7 +43,7 @@ class Failover:
     """No rail is left."""
     resumes: dict[int, int] = field(default_factory=dict)
     """By rail: the frames that had arrived at the peer, which has not been heard on."""
-    waits: asyncio.TimerHandle | None = None
+    waits: asyncio.Handle | None = None
     broken: SendQueue | None = None
     """The latest lead that broke."""
     error: BaseException | None = None
@@ -81,7 +81,6 @@ class Failover:
             self._choose()
 
     def _choose(self) -> None:
-        self._end_wait()
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if rail.number in self.resumes]
         up = [rail for rail in alive if rail.state is RailState.UP]
@@ -126,7 +125,7 @@ class Failover:
     def _wait(self) -> None:
         self._end_wait()
         again = 4 * self.config.ack_timeout * (1 + self.config.retry_count)
-        self.waits = self.rails.loop.call_later(max(LEAST_WAIT, again), self._over)
+        self.waits = self.rails.later(max(LEAST_WAIT, again), self._over)
 
     def _end_wait(self) -> None:
         if self.waits is not None:

@@ -313,7 +313,7 @@ class Rails:
     def __post_init__(self) -> None:
         self.most = most_rails(self.config, self.devices)
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self.lead = Rail(self.device, _S.UP, self.clock(), 0, None, self.queue)
         self.rails.append(self.lead)
 
@@ -369,7 +369,7 @@ class Rails:
     def _up(self, rail: Rail) -> None:
         assert rail.queue is not None
         assert rail.endpoint is not None
-        self.messages.add_rail(rail.queue, rail.number)
+        self.messages.add_rail(rail.queue)
         self.sharing.add_rail(rail.queue, rail.endpoint.driver.pool)
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
         if (berth := self.berths.get(rail.device)) is not None:
@@ -477,7 +477,7 @@ class Rails:
         self._advance(rail, _E.TOLD_DOWN)
         if not answers:
             rail.error = ConnectionBrokenError("the peer has stopped this rail")
-        self.loop.call_soon(self._gone, rail, not answers)
+        self._loop.call_soon(self._gone, rail, not answers)
 
     def _gone(self, rail: Rail, tells: bool) -> None:
         """It is over at both sides."""
@@ -602,7 +602,7 @@ class Rails:
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
         else:
-            self.loop.call_soon(self._bring_up, rail, remote)
+            self._loop.call_soon(self._bring_up, rail, remote)
 
     def _bring_up(self, rail: Rail, remote: Endpoint) -> None:
         if rail.endpoint is None or rail.queue is None or rail.state is not _S.CONNECTING:
@@ -631,7 +631,7 @@ class Rails:
                     peer = host_port(self.peer) if self.peer is not None else ""
                     rail.error = RequestRefusedError(error.code, error.text, peer=peer)
                 self._advance(rail, _E.REFUSED)
-                self.loop.call_soon(self._gone, rail, False)
+                self._loop.call_soon(self._gone, rail, False)
                 return True
         return False
 
@@ -648,7 +648,7 @@ class Rails:
             self._refuse(offer, protocol.ErrorCode.BUSY, "too many rails were offered of late")
             return
         self.offers.take(now)
-        self.loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
+        self._loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         self._tell(protocol.Error(offer.request_id, code, why))

@@ -77,7 +77,8 @@ def rails(
     other = Wire(context, lead=lead)
     bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER)
     lead.pool.has_windows = other.pool.has_windows = lead.pool.has_windows and request.param
-    bare.channel.add_rail(other.queue, OTHER)
+    other.queue.number = OTHER
+    bare.channel.add_rail(other.queue)
     yield Rails(lead, other, bare)
     if not bare.channel.ended:  # else by the test
         bare.close()
