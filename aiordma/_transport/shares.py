@@ -118,7 +118,9 @@ class Share:
     def _remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this.
 
-        The share ends with the last key, if the peer knows that."""
+        The share ends with its last key if the peer knows the region; else the key of the next lead
+        takes that one's place.
+        """
         key = self._keys.get(rail)
         if key is None:
             return
