@@ -119,7 +119,7 @@ class RegisteredMemory:
         self, pd: verbs.ProtectionDomain, limit: int, access: verbs.AccessFlags, *, huge_pages: bool
     ) -> None:
         self.limit = limit
-        self.bytes = 0
+        self.bytes: int = 0
         self.regions: set[verbs.MemoryRegion] = set()
         """Those of all blocks: a region must not be garbage before its blocks are."""
         self._pd = pd

@@ -95,10 +95,10 @@ class Sharing:
         queue: SendQueue,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
-        self.pool = pool
+        self.pool: MemoryPool = pool
         self._config = config
         self._controls = messages.controls
-        self.queue = queue
+        self.queue: SendQueue = queue
         self.peer = ""  # its name, for errors
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
