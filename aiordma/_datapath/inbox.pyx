@@ -1044,7 +1044,7 @@ cdef class Fetcher:
         self.pool._stalled_reads.end(self)
         self.unread.take_all()
         if self.outbox.stripes is not None:
-            self.outbox.stripes.close()
+            self.outbox.stripes.close(self.inbox.ended)
             for item in self.inbox.incoming.all():
                 if type(item) is PendingRendezvous:
                     (<PendingRendezvous> item).end_striping()

@@ -32,6 +32,7 @@ cdef class WRChain(WorkRequest):
     cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0
     cdef int use_keys_of(self, SendQueue queue) except -1
     cdef bint move(self, SendQueue lead) except -1
+    cdef int drop_writes(self) except -1
     cdef uint32_t count_of(self, uint32_t opcode) noexcept
     cdef dict keys_for(self, uint32_t rkey)
     cdef aiordma_send *add(self, uint32_t opcode, Local local, Remote remote,
@@ -53,7 +54,6 @@ cdef class TransferFuture(OpFuture):
 
 cdef class StripedTransfer(Striped):
     cdef WRChain chain
-    cdef SendQueue lead
     cdef Stripes stripes
     cdef Pinned pinned
     cdef dict keys, lkeys              # of both memories, by the number of the rail
@@ -61,6 +61,8 @@ cdef class StripedTransfer(Striped):
     cdef uint32_t under_way            # chunks
     cdef bint begun
     cdef bint writes(self) noexcept
+    cdef SendQueue lead(self)
+    cdef object error(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0
     cdef int completed(self, Lane lane, uint64_t length) except -1
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1

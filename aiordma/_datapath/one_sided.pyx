@@ -163,16 +163,18 @@ cdef class WRChain(WorkRequest):
         return count
 
     cdef bint can_move(self, bint posted) noexcept:
-        # One that several rails carry is not: a late chunk could undo what is written next.
-        return self.striped is None and not (
-            posted
-            and self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) < self.entries
+        return not posted or (
+            self.count_of(IBV_WR_RDMA_READ) + self.count_of(IBV_WR_RDMA_WRITE) == self.entries
         )
 
     cdef bint move(self, SendQueue lead) except -1:
         """Aims it at the next lead, whose keys the regions have besides; False: one has none."""
         cdef uint32_t i
         cdef list keys = []
+        if self.waiter is not None:
+            self.waiter.queue = lead
+        if self.striped is not None:
+            return True  # which has the keys of all rails
         for i in range(self.entries):
             of_rails = self.keys_for(self.sends[i].rkey)
             if of_rails is None or lead.number not in of_rails:
@@ -184,9 +186,21 @@ cdef class WRChain(WorkRequest):
             return False
         for i in range(self.entries):
             self.sends[i].rkey = keys[i]
-        if self.waiter is not None:
-            self.waiter.queue = lead
         return True
+
+    cdef int drop_writes(self) except -1:
+        """They are done, and only the reads are to be done once more."""
+        cdef uint32_t i, kept = 0
+        cdef list pins = []
+        for i in range(self.entries):
+            if self.sends[i].opcode == IBV_WR_RDMA_WRITE:
+                (<Pinned> self.pins[i]).unpin_now()
+                continue
+            self.sends[kept], self.sges[kept] = self.sends[i], self.sges[i]
+            pins.append(self.pins[i])
+            kept += 1
+        self.pins, self.entries = pins, kept
+        return 0
 
     cdef dict keys_for(self, uint32_t rkey):
         """The keys of other rails for the region with that of the lead."""
@@ -382,8 +396,8 @@ cdef class TransferChunk(WorkRequest):
         return self.transfer.completed(lane, self.length)
 
     cdef int on_error(self, object error) except -1:
-        cdef SendQueue lead = self.transfer.lead
-        if self.lane is None or (self.lane.rail is not lead and not lead.failed):
+        cdef SendQueue lead = self.transfer.lead()
+        if self.lane is None or lead.left is not None or (self.lane.rail is not lead and not lead.failed):
             return 0  # another rail does it
         return self.transfer.fail(error)
 
@@ -403,7 +417,8 @@ cdef class TransferChunk(WorkRequest):
 
 # The chain of a write stays in the backlog of the lead until all of it is there.  So what begins behind
 # it waits for its end, as it would on one rail: other work in the backlog, and frames by `has_posted`.
-# Other rails than the lead take part when the lead has done what was posted before.
+# That of a read is there while the lead has no room.  Other rails than the lead take part when the lead
+# has done what was posted before, and when it has just become it, what it had to do again.
 @cython.no_gc_clear
 @cython.final
 cdef class StripedTransfer(Striped):
@@ -412,14 +427,17 @@ cdef class StripedTransfer(Striped):
     cdef bint writes(self) noexcept:
         return self.chain.sends[0].opcode == IBV_WR_RDMA_WRITE
 
+    cdef SendQueue lead(self):
+        return <SendQueue> self.stripes.leading
+
     cdef int take_turn(self) except -1:
         if self.begun:
             self.stripes.serve()  # the lead has room, or has done what was before
-            return STAYS
-        if self.chain.refusal() is not None:
+        elif self.chain.refusal() is not None:
             return TO_POST  # which is refused
-        self.begun, self.after = True, self.lead.latest_posted()
-        self.stripes.begin(self)
+        else:
+            self.begun, self.after = True, self.lead().latest_posted()
+            self.stripes.begin(self)
         return STAYS if self.writes() else BEGUN
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
@@ -432,16 +450,22 @@ cdef class StripedTransfer(Striped):
         return self.lkeys[rail.number]
 
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
-        cdef SendQueue rail = <SendQueue> lane.rail
-        if rail.error is not None or not rail.has_room():
+        cdef SendQueue rail = <SendQueue> lane.rail, lead = self.lead()
+        if rail.error is not None or lead.failed:
             return 0
-        if rail is not self.lead and (
-            self.lead.table.holds(self.after)
-            or rail.number not in self.keys
-            or not self.lkey(rail)
+        if lead.holds_back or not rail.has_room():
+            if rail is lead:
+                lead.post_in_turn(self.chain)
+            return 0
+        if rail is not lead and (
+            lead.table.holds(self.after) or lead.table.holds(self.stripes.after)
         ):
             return 0
         error = self.chain.refusal()
+        if error is None and rail.number and not (rail.number in self.keys and self.lkey(rail)):
+            if rail is not lead:
+                return 0
+            error = lead.unknown_outcome(self.chain)
         if error is not None:
             self.fail(error)
             return 0
@@ -457,10 +481,10 @@ cdef class StripedTransfer(Striped):
         chunk.address, chunk.remote_address = (
             chain.sges[0].addr + start, chain.sends[0].remote_addr + start
         )
-        if rail is self.lead:
-            chunk.lkey, chunk.rkey = chain.sges[0].lkey, chain.sends[0].rkey
-        else:
+        if rail.number:
             chunk.lkey, chunk.rkey = self.lkey(rail), self.keys[rail.number]
+        else:  # the first lead
+            chunk.lkey, chunk.rkey = chain.sges[0].lkey, chain.sends[0].rkey
         chunk.pinned = self.pinned
         chunk.pinned.pins += 1
         self.under_way += 1
@@ -476,8 +500,8 @@ cdef class StripedTransfer(Striped):
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
         """The rail has broken, and has let go of the memory of a chunk."""
         self.under_way -= 1
-        if self.lead.failed or lane.rail is self.lead:  # the end of the connection
-            return self.end_if_over()
+        if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
+            return self.fail(self.error())
         if self.writes():
             return self.stripes.hold(lane, self, start, length)
         if self.dropped:
@@ -489,8 +513,15 @@ cdef class StripedTransfer(Striped):
         self.chain.on_error(error)
         return self.end_if_over()
 
+    cdef object error(self):
+        """That of the end of the connection."""
+        cdef SendQueue lead = self.lead()
+        if self.stripes.ended is None:
+            return lead.error_of(self.chain)
+        return lead.owner.error_for(self.stripes.ended, self.chain.text(lead.peer))
+
     cdef int connection_ended(self) except -1:
-        return self.fail(self.lead.error_of(self.chain))
+        return self.fail(self.error())
 
     cdef int end_if_over(self) except -1:
         """Ends it if nothing of it is under way, or left."""
@@ -501,7 +532,7 @@ cdef class StripedTransfer(Striped):
         chain.waiter = None
         if waiter is not None:
             waiter.part_over()
-        if self.writes() and self.lead.withdraw([chain]):
+        if self.lead().withdraw([chain]):
             return 0
         return chain.free_memory()
 
@@ -530,7 +561,7 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
         striped = StripedTransfer.__new__(
             StripedTransfer, part.sges[count - 1].addr + part.sges[count - 1].length - part.sges[0].addr
         )
-        striped.lead, striped.stripes, striped.chain = queue, queue.stripes, part
+        striped.stripes, striped.chain = queue.stripes, part
         striped.pinned, striped.lkeys = part.pins[0], {}
         striped.keys = part.keys_for(part.sends[0].rkey)
         part.striped = striped
@@ -556,7 +587,7 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    if queue.foreign:
+    if queue.foreign and not queue.failed:  # else the next lead has its own
         chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future

@@ -424,15 +424,17 @@ cdef class Outbox(Sender):
         """The rail is the lead from now on: what the one before had not done waits for the peer's Resume."""
         cdef SendQueue before = self.lead
         cdef list works = self.take_moved()
+        backlog = before.take_backlog()
         self.lead = rail
-        rail.latest_backlogged = max(rail.latest_backlogged, before.latest_backlogged)
         rail.hold_back(True)
-        for work in works:
+        for work in (*works, *backlog):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
+                backlog.pop(work, None)
                 (<WRChain> work).kept = False
                 (<WRChain> work).refused(before.error_of(<WRChain> work))
-            else:
+            elif work not in backlog:
                 self.moved.append(work)
+        rail.take_over(backlog, before.latest_backlogged)
         for item in self.waiting.all():
             if type(item) is not SendFuture:
                 (<WRChain> item).move(rail)  # else it is refused, as its region is lost
@@ -465,11 +467,12 @@ cdef class Outbox(Sender):
             if i > arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
                 self.again.append(chain)
                 continue
-            chain.kept = False
             if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
+                chain.kept = False
                 chain.on_completion(0)
             else:  # it must not be written again
-                chain.refused(self.lead.unknown_outcome(chain))
+                chain.drop_writes()
+                self.again.append(chain)
         return self.post_again()
 
     cdef int post_again(self) except -1:
@@ -497,6 +500,7 @@ cdef class Outbox(Sender):
         if not self.again and not self.lead.failed:
             self.again = None
             self.flags &= ~SWITCHING
+            self.stripes.after = self.lead.latest_posted()
             self.lead.hold_back(False)
             return self.session.flush()
         return 0
@@ -547,7 +551,7 @@ cdef class Outbox(Sender):
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
         if self.journal is not None:
-            self.moved = self.take_moved()
+            self.moved = [*self.take_moved(), *self.lead.take_backlog()]
             for chain in self.moved:
                 if isinstance(chain, WRChain):
                     text = (<WRChain> chain).text(self.lead.peer)

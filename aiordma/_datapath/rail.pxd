@@ -80,6 +80,7 @@ cdef class SendQueue:
     cdef bint has_posted(self, uint64_t number) except -1
     cdef int post_or_wait(self, WorkRequest work) except -1
     cdef int post_in_turn(self, WorkRequest work) except -1
+    cdef bint keeps_works(self) noexcept
     cdef uint64_t latest_posted(self) noexcept
     cdef int post_now(self, WorkRequest work) except -1
     cdef int post_checked(self, WorkRequest work) except -1
@@ -92,6 +93,8 @@ cdef class SendQueue:
     cdef int post_block(self, PoolBlock block, uint32_t length) except -1
     cdef bint suspend(self, object error, WorkRequest failed=*) except -1
     cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=*) except -1
+    cdef object take_backlog(self)
+    cdef int take_over(self, object backlog, uint64_t latest) except -1
     cdef int hold_back(self, bint holds_back) except -1
     cdef int take_back(self, PoolBlock block) except -1
     cdef list take_works(self, list between)

@@ -75,9 +75,9 @@ cdef class Leftovers:
         self.posted, self.unposted, self.returned, self.late = [], [], [], []
 
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
-        cdef list works = self.posted if was_posted else self.unposted
+        cdef list works = self.posted if was_posted or is_first else self.unposted
         work.kept = True
-        works.insert(0 if is_first else len(works), work)
+        works.insert(0 if was_posted and is_first else len(works), work)
         return 0
 
     cdef list take_works(self, list between):
@@ -168,11 +168,16 @@ cdef class SendQueue:
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
         """Puts `work` behind what waits for room."""
-        if self.error is not None:
+        if self.error is not None and not (self.keeps_works() and work.can_move(False)):
             return self.post_checked(work)
-        self.latest_backlogged += 1
-        self.backlog[work] = self.latest_backlogged
+        if work not in self.backlog:
+            self.latest_backlogged += 1
+            self.backlog[work] = self.latest_backlogged
         return self.post_backlog()
+
+    cdef bint keeps_works(self) noexcept:
+        """Whether it is suspended, and the next lead will take over what it is given."""
+        return self.left is not None and self.left.unposted is not None
 
     cdef uint64_t latest_posted(self) noexcept:
         """The wr_id of the work under way that was posted last; 0: there is none."""
@@ -185,7 +190,7 @@ cdef class SendQueue:
     cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
-        if self.left is not None and self.left.unposted is not None:
+        if self.keeps_works():
             return self.set_aside(work, False)
         work.on_error(self.error_of(work))
         work.free_memory()
@@ -448,19 +453,21 @@ cdef class SendQueue:
         if not self.frame_handler.goes_on(self):
             return False
         self.error, self.failed, self.left = error, True, Leftovers()
-        backlog, self.backlog = self.backlog, collections.OrderedDict()
-        self.note_backlog()
+        self.hold_back(True)
         if failed is not None:
             self.set_aside(failed, True)
         for work in self.under_way():
             self.set_aside(work, True)
-        for work in backlog:
-            self.set_aside(work, False)
+        for work in [work for work in self.backlog if not (<WorkRequest> work).can_move(False)]:
+            del self.backlog[work]
+            self.fail_work(work)
+            work.free_memory()
         self.owner.broken(error)
         return True
 
     cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=False) except -1:
-        """Keeps it for another rail, or it ends; `is_first`: before what waited for room."""
+        """Keeps it for another rail, or it ends; `is_first`: before the rest, or where it was not posted,
+        behind what was."""
         if not work.can_move(was_posted):
             self.fail_work(work)
         else:
@@ -470,6 +477,20 @@ cdef class SendQueue:
     cdef list take_works(self, list between):
         """`between`, and what a suspended rail has besides."""
         return list(between) if self.left is None else self.left.take_works(between)
+
+    cdef object take_backlog(self):
+        """The work that waits for room, with its numbers."""
+        backlog, self.backlog = self.backlog, collections.OrderedDict()
+        self.holds_back = False
+        self.note_backlog()
+        return backlog
+
+    cdef int take_over(self, object backlog, uint64_t latest) except -1:
+        """That of the lead before waits here, before what does already."""
+        backlog.update(self.backlog)
+        self.backlog = backlog
+        self.latest_backlogged = max(self.latest_backlogged, latest)
+        return self.note_backlog()
 
     cdef int hold_back(self, bint holds_back) except -1:
         """What is posted by `post_or_wait` waits from now on; or goes on."""

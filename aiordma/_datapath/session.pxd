@@ -23,6 +23,7 @@ cdef class Session(FrameHandler):
     cdef Receives receives             # of the lead
     cdef object owner, config
     cdef list early_frames, drain_waiters
+    cdef set batches                   # WRChain objects that collect operations
     cdef public object failover  # type: Any
     cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
     cdef public bint awaiting_auth     # of the peer's key: it may send no message

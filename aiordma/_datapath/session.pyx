@@ -32,6 +32,7 @@ from .frames cimport (
 from .journal cimport Journal
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Counts, Message, new_message
+from .one_sided cimport WRChain
 from .outbox cimport CLOSING, ENDED, NOT_STARTED, SWITCHING
 from .receives cimport release_all
 from .rendezvous cimport Opening
@@ -41,7 +42,7 @@ from .stripes cimport Lane, Stripes
 
 from aiordma._core import protocol
 from aiordma._native import failure
-from aiordma.errors import ConnectionClosedError, ProtocolError
+from aiordma.errors import BufferStateError, ConnectionClosedError, ProtocolError
 from aiordma.verbs._memory.buffers import bytes_of
 
 cdef extern from "<endian.h>" nogil:
@@ -171,7 +172,7 @@ cdef class Session(FrameHandler):
         self.rails, self.config, self.owner = [queue], config, owner
         self.outbox = Outbox(queue, self, memory, owner)
         self.controls = Controls(self.outbox, self)
-        self.early_frames, self.drain_waiters = [], []
+        self.early_frames, self.drain_waiters, self.batches = [], [], set()
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
         self.receives = Receives(queue, self.sizes, memory, config)
         self.inbox = Inbox(self.outbox, self.controls, self.receives, memory, config.fetch_ahead)
@@ -232,6 +233,7 @@ cdef class Session(FrameHandler):
         """Another rail is up, beside the lead: long messages are striped from now on."""
         if self.outbox.stripes is None:
             self.outbox.lead.stripes = self.outbox.stripes = Stripes()
+            self.outbox.stripes.lead(self.outbox.lead)
             self.outbox.stripes.add(self.outbox.lead)
         if rail.frame_handler is None:
             rail.frame_handler = self
@@ -261,6 +263,21 @@ cdef class Session(FrameHandler):
 
     # ---- another lead ----
 
+    def begin_batch(self, WRChain chain not None):
+        """It collects operations by the keys of the lead, until `end_batch`."""
+        self.batches.add(chain)
+
+    def end_batch(self, WRChain chain not None) -> Exception | None:
+        """Why it must not be posted to the lead of now; None if it may."""
+        error = chain.refusal()
+        if error is None and chain not in self.batches:
+            error = BufferStateError(
+                "the memory of this batch could not be registered with the device by which the "
+                "connection goes on: nothing of the batch was done"
+            )
+        self.batches.discard(chain)
+        return error
+
     @property
     def lead(self) -> SendQueue:
         return self.outbox.lead
@@ -284,6 +301,9 @@ cdef class Session(FrameHandler):
         gets its receives, and then the peer is told of what has arrived."""
         cdef Outbox outbox = self.outbox
         outbox.move(rail)
+        for chain in tuple(self.batches):
+            if not (<WRChain> chain).move(rail):
+                self.batches.remove(chain)
         rail.stripes = outbox.stripes
         self.rails.sort(key=lambda other: other is not rail)
         outbox.stripes.lead(rail)

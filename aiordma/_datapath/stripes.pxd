@@ -24,6 +24,9 @@ cdef class Striped:
 
 cdef class Stripes:
     cdef readonly list lanes, operations
+    cdef object leading                # the lead, or the one that broke while there is none
+    cdef uint64_t after                # the wr_id of what that had to do again when it became the lead
+    cdef object ended                  # why the connection has
     cdef readonly list lost            # chunks that may still arrive: (lane, operation, start, length)
     cdef int begin(self, Striped operation) except -1
     cdef int finished(self, Lane lane, uint64_t length) except -1
@@ -31,7 +34,7 @@ cdef class Stripes:
     cdef int hold(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
     cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
     cdef int serve(self) except -1
-    cdef int close(self) except -1
+    cdef int close(self, object error) except -1
     cdef bint give(self, Lane lane, Striped operation) except -1
     cdef double all_done(self) noexcept
     cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept

@@ -81,7 +81,9 @@ cdef class Stripes:
 
     def lead(self, rail: object):
         """The rail is the first that is asked from now on."""
+        self.leading = rail
         self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
+        self.serve()
 
     cdef int begin(self, Striped operation) except -1:
         self.operations.append(operation)
@@ -147,9 +149,10 @@ cdef class Stripes:
             self.operations.remove(operation)
         return rest
 
-    cdef int close(self) except -1:
+    cdef int close(self, object error) except -1:
         """The connection has ended: no rail takes anything more."""
         cdef Striped operation
+        self.ended = error
         for operation in tuple(self.operations):
             operation.connection_ended()
         self.operations.clear()

@@ -14,7 +14,7 @@ from .._core.region import ATOMIC_SIZE
 from .._datapath.message import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, start
-from .._datapath.rail import SendQueue
+from .._datapath.session import Session
 from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory
@@ -40,9 +40,9 @@ class Batch(BatchOfTransfers):
     """
 
     def __init__(
-        self, queue: SendQueue, memory: Memory, check: Callable[[], None], counts: Counts
+        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
     ) -> None:
-        self._queue = queue
+        self._session = session
         self._memory = memory
         self._check = check
         self._counts = counts
@@ -94,7 +94,7 @@ class Batch(BatchOfTransfers):
         remote_memory(target, RemoteMemory)
         old = self._held.enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
         chain.atomic(kind, old, target, compare_add, swap)
-        future = self._queue.table.wakeups.loop.create_future()
+        future = self._session.lead.table.wakeups.loop.create_future()
         self._atomics.append((old, future))
         return future
 
@@ -102,7 +102,9 @@ class Batch(BatchOfTransfers):
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
         self._held = ExitStack()  # until the end of the scope
-        self._collect(WRChain(self._queue.user, OperationKind.BATCH))
+        chain = WRChain(self._session.lead.user, OperationKind.BATCH)
+        self._collect(chain)
+        self._session.begin_batch(chain)
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -110,11 +112,14 @@ class Batch(BatchOfTransfers):
         chain, self._chain = self._chain, None
         targets, self._targets, self._latest = self._targets, [], None
         atomics, self._atomics = self._atomics, []
+        error = self._session.end_batch(chain)
         with self._held:
             try:
                 if exc is None:
                     self._check()
-                    await start(self._queue, chain)
+                    if error is not None:
+                        raise error
+                    await start(self._session.lead, chain)
                     for target in targets:
                         target.land()
                     tell(atomics, None)

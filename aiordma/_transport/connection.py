@@ -434,7 +434,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def batch(self) -> Batch:
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
-        return Batch(self._queue, self._memory, self._check, self._statistics)
+        return Batch(self._messages, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.

@@ -469,6 +469,8 @@ class Rails:
             self._advance(rail, _E.READY)
             rail.ready_comes = True
         self.lead, self.lead_is_down, rail.since = rail, False, self.clock()
+        for it in self.rails:
+            self._limit(it)  # the peer could say nothing meanwhile
 
     def _told_down(self, rail: Rail) -> None:
         if rail is self.lead and rail.state is _S.UP:

@@ -146,7 +146,7 @@ def run() -> str | None:
     )
     if not done.returncode:
         return None
-    found = re.search(r"(?:seed |order\[)(\d+)", done.stdout)
+    found = re.search(r"(?:seed |order\w*\[)(\d+)", done.stdout)
     assert found, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     return found[1]
 

@@ -8,7 +8,14 @@ import re
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, OutcomeUnknownError, ProtocolError
+from aiordma import (
+    Connection,
+    ConnectionBrokenError,
+    LeaseEndedError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RemoteRegion,
+)
 from aiordma._core.protocol import Message, RailReady
 from aiordma._native import lib
 from aiordma._transport.rails import Rails
@@ -167,6 +174,40 @@ async def test_what_is_under_way_on_memory_of_the_peer() -> None:
                 assert await conn.fetch_and_add(word, 3) == 0
                 assert await conn.fetch_and_add(word, 1) == 3
         await both_ways((client, server), [b"after"])
+
+
+async def write_as_it_ends(conn: Connection, region: RemoteRegion) -> None:
+    async with conn.batch() as batch:
+        batch.write(b"three", region[:5])
+        region._take_back()
+
+
+@by_tcp
+@one_loop
+async def test_a_batch_that_is_open() -> None:
+    """It collects by the keys of one lead, and ends by another one."""
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        client, _ = conns
+        regions = [await client.request_region(100, access=ALL) for _ in range(2)]
+        lost = await client.request_region(100)
+        found = bytearray(3)
+        await client.write(b"abc", regions[1][:3])
+        async with client.batch() as batch:
+            batch.write(b"one", regions[0][:3])
+            batch.read(regions[1][:3], found)
+            cut(client)
+            await until_moved(*conns)
+            batch.write(b"two", regions[0][3:6])
+            old = batch.fetch_and_add(regions[1][8:16], 5)
+        assert found == b"abc"
+        assert old.result() == 0
+        again = bytearray(6)
+        await client.read(regions[0][:6], again)
+        assert again == b"onetwo"
+        with pytest.raises(LeaseEndedError):
+            await write_as_it_ends(client, lost)
+        await both_ways(conns, [b"after"])
 
 
 @by_tcp

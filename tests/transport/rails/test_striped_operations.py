@@ -155,6 +155,54 @@ async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
         assert it.there.view == bytes(size)
 
 
+@pytest.mark.parametrize("seed", range(20))
+@by_tcp
+@one_loop
+async def test_the_lead_breaks_in_the_middle(seed: int) -> None:
+    chance = random.Random(seed)
+    size = 8 * MB
+    async with sharing(size) as it:
+        it.there.view[:] = before = pattern(size, 100)
+        data, found = pattern(size // 2, seed), bytearray(size // 2)
+        working = [
+            asyncio.ensure_future(it.client.read(it.remote[size // 2 :], found)),
+            asyncio.ensure_future(it.client.write(data, it.remote[: size // 2])),
+            asyncio.ensure_future(it.client.write(b"behind it", it.remote[:9])),
+        ]
+        await yield_loop(1)
+        sending = it.client.send_nowait(b"comes last")
+        await yield_loop(chance.randrange(8))
+        for conn in chance.choice((it[:1], it[1:2], it[:2])):
+            conn._queue.rail_broke(CUT)
+        with await it.server.recv() as message:
+            assert message == b"comes last"
+            assert it.there.view == b"behind it" + data[9:] + before[size // 2 :]
+        await asyncio.gather(sending, *working)
+        assert found == before[size // 2 :]
+        await until_rails(it[:2], ["down", "lead"])
+        await it.client.write(bytes(size), it.remote)
+        assert it.there.view == bytes(size)
+
+
+@pytest.mark.parametrize("end", ["abort", "peer aborts"])
+@pytest.mark.parametrize("turns", [0, 1, 3])
+@by_tcp
+@one_loop
+async def test_the_end_while_there_is_no_lead(end: str, turns: int) -> None:
+    """Every operation ends; the fixtures look for what is left over."""
+    async with sharing(8 * MB) as it:
+        working = [
+            asyncio.ensure_future(it.client.read(it.remote[4 * MB :], bytearray(4 * MB))),
+            asyncio.ensure_future(it.client.write(bytes(4 * MB), it.remote[: 4 * MB])),
+            asyncio.ensure_future(it.client.write(b"behind it", it.remote[:9])),
+        ]
+        await yield_loop(2)
+        it.client._queue.rail_broke(CUT)
+        await yield_loop(turns)
+        (it.client if end == "abort" else it.server).abort()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
 async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
