@@ -842,7 +842,7 @@ cdef class Fetcher:
         self.bytes_reading += pending.length
         pending.unread = pending.length
         if self.outbox.stripes is not None and (
-            self.outbox.lead.foreign
+            self.outbox.lead.keys.foreign
             or pending.rail != self.outbox.lead.number
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):

@@ -9,12 +9,12 @@ from .memory cimport BlockCache, PoolBlock
 from .journal cimport Journal
 from .message cimport Fifo
 from .one_sided cimport WRChain
-from .rail cimport FrameHandler, SendQueue
+from .rail cimport SendQueue
 from .rendezvous cimport Offers
 from .sealing cimport Sealing
 from .sends cimport Frame, Sender, SendFuture
 from .stripes cimport Stripes
-from .work_queue cimport Wait
+from .work_queue cimport FrameHandler, Wait
 
 cdef enum:  # what holds messages back, and what does not
     NOT_STARTED = 1

@@ -262,7 +262,7 @@ class ConnectionLifecycle:
         self._link = link
         self._owner.peer = link.peer_address
         if link.peer_address is not None:
-            self._queue.peer = self._sharing.peer = host_port(link.peer_address)
+            self._sharing.peer = host_port(link.peer_address)
         self._handshake.peer = peer
         if peer.rails and self._handshake.hello.rails:
             self._rails = Rails(
@@ -457,7 +457,6 @@ class ConnectionLifecycle:
         """The rail is the lead from now on."""
         assert rail.queue is not None
         assert rail.endpoint is not None
-        rail.queue.peer = self._queue.peer
         self._queue = rail.queue
         self._sharing.moved(rail.queue)
         rail.queue.user = self._sharing
@@ -569,6 +568,10 @@ class ConnectionOwner:
         self._connection = weakref.ref(connection)
         self.on_early: Callable[[], object] | None = None
         self.peer: Address | None = None
+
+    @property
+    def peer_name(self) -> str:
+        return "the peer" if self.peer is None else host_port(self.peer)
 
     def control(self, message: protocol.Message) -> None:
         if (connection := self._connection()) is not None:

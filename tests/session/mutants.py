@@ -75,8 +75,8 @@ MUTANTS = {
         "        lane.under_way -= 1\n        return self.read_done(pending, length)",
     ),
     "a message overtakes the writes before it": (
-        "_datapath/rail.pyx",
-        "        return not self.backlogged or next(iter(self.backlog.values())) > number",
+        "_datapath/backlog.pyx",
+        "        return not self.waits or next(iter(self.works.values()), number + 1) > number",
         "        return True",
     ),
     "the next receiver is not told when one that was told gives up": (
@@ -102,8 +102,8 @@ MUTANTS = {
         "        if pending.unread:\n            return self.fetch_ahead()",
     ),
     "a frame overtakes a striped write": (
-        "_datapath/rail.pyx",
-        "return not self.backlogged or next(",
+        "_datapath/backlog.pyx",
+        "return not self.waits or next(",
         "return True or next(",
     ),
     "the journal forgets a frame early": (
