@@ -440,8 +440,9 @@ cdef class Outbox(Sender):
 
     cdef list take_moved(self):
         """The work that no lead has done, in its order, once: that of leads before, and of this one."""
-        cdef list works = self.lead.take_works(self.moved if self.again is None else self.again)
-        self.moved, self.again = [], None
+        cdef list works = self.lead.take_works(self.moved)
+        self.moved = []
+        self.flags &= ~RESUMED
         return works
 
     cdef int resumed(self, uint64_t frames) except -1:
@@ -453,17 +454,17 @@ cdef class Outbox(Sender):
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
                 arrived = i
-        self.moved = []
         # Frames that the device had done went before all of these.
-        self.again = [frame for frame in missing if frame not in works]
+        self.moved = [frame for frame in missing if frame not in works]
+        self.flags |= RESUMED
         for i, work in enumerate(works):
             if isinstance(work, Frame):
                 if (<Frame> work).number >= frames:
-                    self.again.append(work)
+                    self.moved.append(work)
                 continue
             chain = <WRChain> work
             if i > arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
-                self.again.append(chain)
+                self.moved.append(chain)
                 continue
             chain.kept = False
             if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
@@ -475,28 +476,27 @@ cdef class Outbox(Sender):
     cdef int post_again(self) except -1:
         """Posts it once more, as there is room; then what is new may follow."""
         cdef WRChain chain
-        if self.again is None:  # the peer has not said what it needs
+        if not self.flags & RESUMED:
             return 0
-        while self.again and self.lead.free and not self.lead.failed:
-            if isinstance(self.again[0], Frame):
-                self.frame_again(<Frame> self.again.pop(0))
+        while self.moved and self.lead.free and not self.lead.failed:
+            if isinstance(self.moved[0], Frame):
+                self.frame_again(<Frame> self.moved.pop(0))
                 continue
-            chain = <WRChain> self.again[0]
+            chain = <WRChain> self.moved[0]
             error = chain.refusal()
             if error is None and not self.lead.has_room():
                 break
             if error is None and not self.lead.has_room_for(chain.entries):
                 self.lead.post_checked(chain.part(self.lead.free - CONTROL_ENTRIES))
                 continue
-            del self.again[0]
+            del self.moved[0]
             chain.kept = False
             if error is None:
                 self.lead.post_checked(chain)
             else:
                 chain.refused(error)
-        if not self.again and not self.lead.failed:
-            self.again = None
-            self.flags &= ~SWITCHING
+        if not self.moved and not self.lead.failed:
+            self.flags &= ~(SWITCHING | RESUMED)
             self.lead.hold_back(False)
             return self.session.flush()
         return 0
