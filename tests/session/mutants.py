@@ -71,7 +71,7 @@ MUTANTS = {
     ),
     "a chunk that a broken rail has not read counts as read": (
         "_datapath/inbox.pyx",
-        "        return self.stripes.give_back(lane, pending.striped, start, length)",
+        "        return self.outbox.stripes.give_back(lane, pending.striped, start, length)",
         "        lane.under_way -= 1\n        return self.read_done(pending, length)",
     ),
     "a message overtakes the writes before it": (
@@ -98,7 +98,7 @@ MUTANTS = {
         "_datapath/inbox.pyx",
         "        if pending.unread:\n            return self.fetch_ahead()",
         "        if pending.unread and pending.unread <= 5000 and pending.target is None:\n"
-        "            self.session.acknowledge(pending)\n"
+        "            self.acknowledge(pending)\n"
         "        if pending.unread:\n            return self.fetch_ahead()",
     ),
     "a frame overtakes a striped write": (
