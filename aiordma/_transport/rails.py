@@ -463,6 +463,12 @@ class Rails:
                         berth.watch(self.config)
         self._broke(lead, lead.queue.error)
 
+    def probe(self) -> None:
+        """Has those that are up show whether they have broken as well: the peer may be gone."""
+        for rail in self.rails:
+            if rail.state is _S.UP and rail.queue is not None and rail.queue.control_room:
+                rail.queue.post_frame(Probe(lambda: None))
+
     def lead_on(self, rail: Rail) -> None:
         """The rail is the lead from now on."""
         if rail.state is _S.CONNECTING:  # the peer has found that it works
