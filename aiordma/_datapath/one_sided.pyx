@@ -34,6 +34,7 @@ from .work_queue cimport (
     BEGUN,
     STAYS,
     TO_POST,
+    WorkQueues,
     post_sends,
 )
 
@@ -279,7 +280,7 @@ cdef class WRChain(WorkRequest):
         memmove(self.sges, self.sges + count, self.entries * sizeof(ibv_sge))
         return part
 
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef uint32_t i, last = self.entries - 1
         cdef int code
         for i in range(self.entries):
@@ -453,7 +454,7 @@ cdef class StripedTransfer(Striped):
         cdef SendQueue rail = <SendQueue> lane.rail, lead = self.lead()
         if rail.error is not None or lead.failed:
             return 0
-        if lead.holds_back or not rail.has_room():
+        if lead.backlog.held or not rail.has_room():
             if rail is lead:
                 lead.post_in_turn(self.chain)
             return 0
@@ -587,7 +588,7 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    if queue.foreign and not queue.failed:  # else the next lead has its own
+    if queue.keys.foreign and not queue.failed:  # else the next lead has its own
         chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
