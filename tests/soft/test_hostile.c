@@ -140,32 +140,6 @@ static void keys_are_random(void)
 	close_side(&side);
 }
 
-/* Of another protection domain, of another queue pair's window, of a region that exports only the
- * other thing. */
-static void keys_of_others(void)
-{
-	for (int way = 0; way < 4; way++) {
-		struct scene scene;
-		struct side *side = &scene.side;
-		struct ibv_pd *other = NULL;
-		struct ibv_mr *mr = NULL;
-
-		open_scene(&scene, (struct options){.memory = 4096});
-		if (way < 2)
-			CHECK(other = verbs->ibv_alloc_pd(side->context));
-		CHECK(mr = verbs->ibv_reg_mr(other ? other : side->pd, side->memory, 4096,
-					     way == 2   ? IBV_ACCESS_REMOTE_READ
-					     : way == 3 ? IBV_ACCESS_LOCAL_WRITE |
-								  IBV_ACCESS_REMOTE_WRITE
-							: ALL_RIGHTS));
-		refused(&scene, aimed(&scene, way & 1 ? SOFT_READ : SOFT_WRITE, mr->rkey, 8));
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-		if (other)
-			CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
-		close_scene(&scene);
-	}
-}
-
 /* ---- ranges ---------------------------------------------------------------------------------- */
 
 static void ranges_that_wrap(void)
@@ -359,7 +333,6 @@ int main(void)
 	limit_seconds(100);
 	STEP(guessed());
 	STEP(keys_are_random());
-	STEP(keys_of_others());
 	STEP(ranges_that_wrap());
 	STEP(payload_elsewhere());
 	STEP(unread_answers());

@@ -5,39 +5,7 @@
 #include "shm/shm_internal.h"
 #include "wire/link.h"
 
-/* A message each way, and what the other side's memory holds. */
-static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
-{
-	struct address address = address_of_side(b);
-
-	fill(a->memory, length, seed);
-	CHECK_EQUAL(post_recv_at(b, 1, 0, length), 0);
-	POST(a, IBV_WR_SEND, .wr_id = 2, .length = length);
-	expect_wc(b, 1, IBV_WC_SUCCESS);
-	expect_wc(a, 2, IBV_WC_SUCCESS);
-	CHECK(filled(b->memory, length, seed));
-	memset(a->memory, 0, length);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, AT(&address, 0));
-	CHECK(filled(a->memory, length, seed));
-}
-
 /* ---- within a process ---------------------------------------------------------------------- */
-
-static void one_process(void)
-{
-	struct side a, b;
-
-	open_side(&a, (struct options){.memory = 4 << 20});
-	open_side(&b, (struct options){.memory = 4 << 20});
-	(void)address_of_side(&a); /* the LID is a port that is listened to */
-	int before = open_sockets();
-
-	connect_pair(&a, &b);
-	talk(&a, &b, 100, 1);
-	talk(&b, &a, 4 << 20, 2); /* four times what a ring holds */
-	CHECK_EQUAL(open_sockets(), before);
-	close_pair(&a, &b);
-}
 
 static void itself(void)
 {
@@ -426,7 +394,6 @@ int main(void)
 	STEP(in_parts());
 	for (int what = 0; what < 3; what++)
 		STEP(leaving_or_broken(what));
-	STEP(one_process());
 	STEP(itself());
 	return 0;
 }
