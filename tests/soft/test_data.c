@@ -47,26 +47,24 @@ static void read_before(struct side *a, struct side *b)
 }
 
 /* All sizes around the borders of frames, copies and reads; both directions at once. */
-static void sizes(void)
+static void sizes(struct side *a, struct side *b)
 {
 	static const uint32_t lengths[] = {1,     39,     40,     41,     1023,   1024,    1025,
 					   4095,  4096,   4097,   16384,  32727,  32728,   32729,
 					   65536, 262143, 262144, 262145, 524288, 1000000, 3000000};
 	enum { HALF = 3 << 20 };
-	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.memory = 2 * HALF});
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
 		uint32_t length = lengths[i];
 
-		fill(a.memory, length, (unsigned)i);
-		fill(b.memory, length, (unsigned)i + 100);
-		CHECK_EQUAL(post_recv_at(&a, 1, HALF, HALF), 0);
-		CHECK_EQUAL(post_recv_at(&b, 1, HALF, HALF), 0);
-		POST(&a, IBV_WR_SEND, .wr_id = 2, .length = length);
-		POST(&b, IBV_WR_SEND, .wr_id = 2, .length = length);
+		fill(a->memory, length, (unsigned)i);
+		fill(b->memory, length, (unsigned)i + 100);
+		CHECK_EQUAL(post_recv_at(a, 1, HALF, HALF), 0);
+		CHECK_EQUAL(post_recv_at(b, 1, HALF, HALF), 0);
+		POST(a, IBV_WR_SEND, .wr_id = 2, .length = length);
+		POST(b, IBV_WR_SEND, .wr_id = 2, .length = length);
 		for (int side = 0; side < 2; side++) {
-			struct side *at = side ? &b : &a;
+			struct side *at = side ? b : a;
 			uint64_t seen = 0;
 
 			for (int n = 0; n < 2; n++) {
@@ -78,19 +76,18 @@ static void sizes(void)
 			}
 			CHECK_EQUAL(seen, 3);
 		}
-		CHECK(filled(b.memory + HALF, length, (unsigned)i));
-		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
+		CHECK(filled(b->memory + HALF, length, (unsigned)i));
+		CHECK(filled(a->memory + HALF, length, (unsigned)i + 100));
 
-		memset(a.memory + HALF, 0, length);
-		POST(&a, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, .offset = HALF,
-		     REMOTE(&b, 0));
-		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(&a, 0));
-		expect_wc(&a, 3, IBV_WC_SUCCESS);
-		expect_wc(&b, 4, IBV_WC_SUCCESS);
-		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
-		CHECK(filled(a.memory, length, (unsigned)i + 100));
+		memset(a->memory + HALF, 0, length);
+		POST(a, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, .offset = HALF,
+		     REMOTE(b, 0));
+		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(a, 0));
+		expect_wc(a, 3, IBV_WC_SUCCESS);
+		expect_wc(b, 4, IBV_WC_SUCCESS);
+		CHECK(filled(a->memory + HALF, length, (unsigned)i + 100));
+		CHECK(filled(a->memory, length, (unsigned)i + 100));
 	}
-	close_pair(&a, &b);
 }
 
 /* Two processes: messages of changing sizes there and back, sends and writes, with immediate data; on RC
@@ -150,6 +147,6 @@ int main(void)
 	STEP(between_processes(false)); /* first: they fork, and no device has been opened */
 	STEP(between_processes(true));
 	PAIR(read_before);
-	STEP(sizes());
+	PAIR(sizes, .memory = 6 << 20);
 	return 0;
 }

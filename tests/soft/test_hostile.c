@@ -112,17 +112,15 @@ static void guessed(void)
 
 /* One key says nothing about the next: all differ, in their upper bits and in their lower ones, and
  * do not count up. */
-static void keys_are_random(void)
+static void keys_are_random(struct side *side)
 {
 	enum { KEYS = 1000 };
 	static uint32_t keys[KEYS];
 	uint32_t ones = 0, zeros = 0;
 	int rising = 0, same = 0;
-	struct side side;
 
-	open_side(&side, (struct options){0});
 	for (int i = 0; i < KEYS; i++) {
-		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, ALL_RIGHTS);
+		struct ibv_mr *mr = verbs->ibv_reg_mr(side->pd, side->memory, 4096, ALL_RIGHTS);
 
 		CHECK(mr);
 		keys[i] = mr->rkey;
@@ -137,7 +135,6 @@ static void keys_are_random(void)
 	CHECK_EQUAL(zeros, 0xffffffff);
 	CHECK(same <= 1); /* one of 8,600 runs draws a number twice */
 	CHECK(rising > KEYS / 4 && rising < KEYS - KEYS / 4);
-	close_side(&side);
 }
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
@@ -332,7 +329,7 @@ int main(void)
 {
 	limit_seconds(100);
 	STEP(guessed());
-	STEP(keys_are_random());
+	SIDE(keys_are_random);
 	STEP(ranges_that_wrap());
 	STEP(payload_elsewhere());
 	STEP(unread_answers());

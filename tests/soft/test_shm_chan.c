@@ -7,24 +7,20 @@
 
 /* ---- within a process ---------------------------------------------------------------------- */
 
-static void itself(void)
+static void itself(struct side *side)
 {
-	struct side side;
-
-	open_side(&side, (struct options){0});
-	struct address own = address_of_side(&side);
+	struct address own = address_of_side(side);
 	int before = open_sockets();
 
-	bring_up(&side, &own);
-	fill(side.memory, 100, 7);
-	CHECK_EQUAL(post_recv_at(&side, 1, 1000, 100), 0);
-	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 100);
-	expect_wc(&side, 1, IBV_WC_SUCCESS);
-	expect_wc(&side, 2, IBV_WC_SUCCESS);
-	CHECK(filled(side.memory + 1000, 100, 7));
+	bring_up(side, &own);
+	fill(side->memory, 100, 7);
+	CHECK_EQUAL(post_recv_at(side, 1, 1000, 100), 0);
+	POST(side, IBV_WR_SEND, .wr_id = 2, .length = 100);
+	expect_wc(side, 1, IBV_WC_SUCCESS);
+	expect_wc(side, 2, IBV_WC_SUCCESS);
+	CHECK(filled(side->memory + 1000, 100, 7));
 	CHECK_EQUAL(open_sockets(), before);
-	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
-	close_side(&side);
+	CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
 }
 
 /* ---- between processes --------------------------------------------------------------------- */
@@ -394,6 +390,6 @@ int main(void)
 	STEP(in_parts());
 	for (int what = 0; what < 3; what++)
 		STEP(leaving_or_broken(what));
-	STEP(itself());
+	SIDE(itself);
 	return 0;
 }
