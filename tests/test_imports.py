@@ -285,6 +285,15 @@ def test_groups_form_no_cycle() -> None:
     TopologicalSorter(graph).prepare()  # CycleError names one
 
 
+def test_the_data_path_cimports_in_no_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in (PACKAGE / "_datapath").glob("*.p[xy][dx]"):
+        found = re.findall(r"^from \.(\w+) cimport", path.read_text(), re.MULTILINE)
+        graph.setdefault(path.stem, set()).update(found)
+    assert len(graph) > 20
+    TopologicalSorter(graph).prepare()
+
+
 @pytest.mark.parametrize(
     ("beginning", "where"),
     [("aiordma._native._lib", "_native/"), ("aiordma.verbs.experimental", "verbs/experimental/")],

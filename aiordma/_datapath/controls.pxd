@@ -6,8 +6,9 @@ cimport cython
 
 from .message cimport Fifo
 from .outbox cimport Outbox
-from .rail cimport FrameHandler, SendQueue
+from .rail cimport SendQueue
 from .sealing cimport Sealing
+from .work_queue cimport FrameHandler
 
 
 @cython.final

@@ -64,7 +64,7 @@ cdef class Controls:
         if future is None:
             self.answer(CONTROL, content, 0, isinstance(message, protocol.Goodbye))
         else:
-            self.waiting.append((CONTROL, content, future, self.outbox.lead.latest_backlogged, 0))
+            self.waiting.append((CONTROL, content, future, self.outbox.lead.backlog.latest, 0))
             self.session.flush()
 
     cdef int answer(self, int kind, bytes content, uint32_t window_key, bint always) except -1:
@@ -128,7 +128,7 @@ cdef class Controls:
     cdef int flush(self) except -1:
         while self.waiting.size() and self.can_send():
             item = self.waiting.first()
-            if item[3] and not self.outbox.lead.has_posted(item[3]):
+            if item[3] and not self.outbox.lead.backlog.has_posted(item[3]):
                 # A write may wait for an answer of the peer's to one that stands behind this.
                 item = self.first_answer()
                 if item is None:

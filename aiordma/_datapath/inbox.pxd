@@ -21,7 +21,6 @@ cdef PendingRendezvous pending_rendezvous(const unsigned char *frame, uint32_t l
 cdef class PendingRendezvous:
     cdef uint32_t request_id, imm
     cdef uint32_t rail                 # of the keys in `pieces`
-    cdef uint32_t window_key           # that its acknowledgement ends; 0: none
     cdef uint64_t length
     cdef bytes pieces                  # RendezvousPiece structures, checked
     cdef dict keys                     # of other rails, by number: RendezvousKey structures; None
@@ -36,6 +35,7 @@ cdef class PendingRendezvous:
     cdef object refused                # why its first receiver cannot have it now
     cdef bint is_complete(self) noexcept
     cdef uint32_t count(self) noexcept
+    cdef uint32_t window_key(self) noexcept
     cdef bytes keys_of(self, uint32_t rail)
     cdef int end_striping(self) except -1
 

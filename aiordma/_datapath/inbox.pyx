@@ -355,6 +355,11 @@ cdef class PendingRendezvous:
     cdef uint32_t count(self) noexcept:
         return len(self.pieces) // sizeof(RendezvousPiece)
 
+    cdef uint32_t window_key(self) noexcept:
+        """The key that its acknowledgement ends; 0: none."""
+        cdef const RendezvousPiece *piece = <const RendezvousPiece *> PyBytes_AS_STRING(self.pieces)
+        return le32toh(piece.rkey) if le32toh(piece.flags) & IS_WINDOW else 0
+
     cdef bytes keys_of(self, uint32_t rail):
         return b"" if self.keys is None else self.keys.get(rail, b"")
 
@@ -402,8 +407,6 @@ cdef PendingRendezvous pending_rendezvous(
         pending.length += le64toh(piece[i].length)
     pending.pieces = PyBytes_FromStringAndSize(<const char *> piece, size)
     pending.request_id = le32toh(request.request_id)
-    if le32toh(piece.flags) & IS_WINDOW:
-        pending.window_key = le32toh(piece.rkey)
     pending.has_imm = header.kind & HAS_IMM != 0
     pending.imm = le32toh(header.imm)
     return pending
@@ -842,7 +845,7 @@ cdef class Fetcher:
         self.bytes_reading += pending.length
         pending.unread = pending.length
         if self.outbox.stripes is not None and (
-            self.outbox.lead.foreign
+            self.outbox.lead.keys.foreign
             or pending.rail != self.outbox.lead.number
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):
@@ -1004,7 +1007,7 @@ cdef class Fetcher:
             return 0
         return self.controls.acknowledge(
             pending.request_id,
-            pending.window_key
+            pending.window_key()
             if self.outbox.pool.has_windows and pending.rail == self.outbox.lead.number
             else 0,
         )

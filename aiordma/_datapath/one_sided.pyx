@@ -34,6 +34,7 @@ from .work_queue cimport (
     BEGUN,
     STAYS,
     TO_POST,
+    WorkQueues,
     post_sends,
 )
 
@@ -265,7 +266,7 @@ cdef class WRChain(WorkRequest):
         memmove(self.sges, self.sges + count, self.entries * sizeof(ibv_sge))
         return part
 
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef uint32_t i, last = self.entries - 1
         cdef int code
         for i in range(self.entries):
@@ -556,7 +557,7 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    if queue.foreign:
+    if queue.keys.foreign:
         chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future

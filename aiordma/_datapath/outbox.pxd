@@ -9,12 +9,12 @@ from .memory cimport BlockCache, PoolBlock
 from .journal cimport Journal
 from .message cimport Fifo
 from .one_sided cimport WRChain
-from .rail cimport FrameHandler, SendQueue
+from .rail cimport SendQueue
 from .rendezvous cimport Offers
 from .sealing cimport Sealing
 from .sends cimport Frame, Sender, SendFuture
 from .stripes cimport Stripes
-from .work_queue cimport Wait
+from .work_queue cimport FrameHandler, Wait
 
 cdef enum:  # what holds messages back, and what does not
     NOT_STARTED = 1
@@ -25,6 +25,7 @@ cdef enum:  # what holds messages back, and what does not
     AWAITS_MEMORY = 8  # `on_memory` will be called
     OFFERS_FULL = 16
     SWITCHING = 128  # from a lead that broke to another rail
+    RESUMED = 256  # the peer has said what has arrived: `moved` is what is to be posted once more
     BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | OFFERS_FULL | SWITCHING
     CLOSING = 32
     COLLECTING = 64  # `collect` will be called
@@ -41,8 +42,7 @@ cdef class Outbox(Sender):
     cdef Sealing sealing               # None: frames travel in clear
     cdef readonly Offers offers
     cdef readonly Journal journal      # None: the connection has one rail for ever
-    cdef list moved                    # work of a lead that broke, until the peer says what has arrived
-    cdef list again                    # of it, what is to be posted once more; None: that is not known
+    cdef list moved                    # work of leads that broke
     cdef Stripes stripes               # None: there has been one rail alone
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait

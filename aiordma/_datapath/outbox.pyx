@@ -92,7 +92,7 @@ cdef class Outbox(Sender):
 
     cdef int enqueue(self, SendFuture message) except -1:
         cdef bint shares, sent
-        if self.waiting.size() or self.lead.backlogged or not self.begin_sending():
+        if self.waiting.size() or self.lead.backlog.waits or not self.begin_sending():
             return self.append(message)
         try:
             shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.room.fits(message.length)
@@ -100,7 +100,7 @@ cdef class Outbox(Sender):
         finally:
             self.flags &= ~SENDING
         if not sent:
-            message.behind = self.lead.latest_backlogged
+            message.behind = self.lead.backlog.latest
             self.waiting.appendleft(message)  # what was sent meanwhile goes after it
         if self.waiting.size():
             self.collect_soon()
@@ -114,9 +114,9 @@ cdef class Outbox(Sender):
 
     cdef int append(self, object item) except -1:
         if type(item) is SendFuture:
-            (<SendFuture> item).behind = self.lead.latest_backlogged
+            (<SendFuture> item).behind = self.lead.backlog.latest
         else:
-            (<WRChain> item).behind = self.lead.latest_backlogged
+            (<WRChain> item).behind = self.lead.backlog.latest
         self.waiting.append(item)
         return self.note_wait()
 
@@ -126,7 +126,7 @@ cdef class Outbox(Sender):
         if not self.flags & (NOT_STARTED | ENDED) and self.waiting.size():
             if self.credits.data == 0 or self.flags & OFFERS_FULL:
                 what = FOR_CREDITS
-            elif not (self.flags & AWAITS_MEMORY or self.lead.backlogged or self.lead.has_room()):
+            elif not (self.flags & AWAITS_MEMORY or self.lead.backlog.waits or self.lead.has_room()):
                 what = FOR_SEND_QUEUE
         self.wait.note(what)
         return 0
@@ -366,7 +366,7 @@ cdef class Outbox(Sender):
                 if messages:
                     break
                 write = <WRChain> item
-                if not self.lead.has_posted(write.behind):
+                if not self.lead.backlog.has_posted(write.behind):
                     return False
                 self.waiting.popleft()
                 error = write.refusal()
@@ -383,7 +383,7 @@ cdef class Outbox(Sender):
                     self.lead.post_checked(write)
                 return True
             message = <SendFuture> item
-            if not self.lead.has_posted(message.behind):
+            if not self.lead.backlog.has_posted(message.behind):
                 break
             if message.state == PENDING:
                 longer = size + bundled_size(message.length)
@@ -425,7 +425,7 @@ cdef class Outbox(Sender):
         cdef SendQueue before = self.lead
         cdef list works = self.take_moved()
         self.lead = rail
-        rail.latest_backlogged = max(rail.latest_backlogged, before.latest_backlogged)
+        rail.backlog.latest = max(rail.backlog.latest, before.backlog.latest)
         rail.hold_back(True)
         for work in works:
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
@@ -440,8 +440,9 @@ cdef class Outbox(Sender):
 
     cdef list take_moved(self):
         """The work that no lead has done, in its order, once: that of leads before, and of this one."""
-        cdef list works = self.lead.take_works(self.moved if self.again is None else self.again)
-        self.moved, self.again = [], None
+        cdef list works = self.lead.take_works(self.moved)
+        self.moved = []
+        self.flags &= ~RESUMED
         return works
 
     cdef int resumed(self, uint64_t frames) except -1:
@@ -453,17 +454,17 @@ cdef class Outbox(Sender):
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
                 arrived = i
-        self.moved = []
         # Frames that the device had done went before all of these.
-        self.again = [frame for frame in missing if frame not in works]
+        self.moved = [frame for frame in missing if frame not in works]
+        self.flags |= RESUMED
         for i, work in enumerate(works):
             if isinstance(work, Frame):
                 if (<Frame> work).number >= frames:
-                    self.again.append(work)
+                    self.moved.append(work)
                 continue
             chain = <WRChain> work
             if i > arrived or not chain.count_of(IBV_WR_RDMA_WRITE):
-                self.again.append(chain)
+                self.moved.append(chain)
                 continue
             chain.kept = False
             if chain.count_of(IBV_WR_RDMA_WRITE) == chain.entries:
@@ -475,28 +476,27 @@ cdef class Outbox(Sender):
     cdef int post_again(self) except -1:
         """Posts it once more, as there is room; then what is new may follow."""
         cdef WRChain chain
-        if self.again is None:  # the peer has not said what it needs
+        if not self.flags & RESUMED:
             return 0
-        while self.again and self.lead.free and not self.lead.failed:
-            if isinstance(self.again[0], Frame):
-                self.frame_again(<Frame> self.again.pop(0))
+        while self.moved and self.lead.free and not self.lead.failed:
+            if isinstance(self.moved[0], Frame):
+                self.frame_again(<Frame> self.moved.pop(0))
                 continue
-            chain = <WRChain> self.again[0]
+            chain = <WRChain> self.moved[0]
             error = chain.refusal()
             if error is None and not self.lead.has_room():
                 break
             if error is None and not self.lead.has_room_for(chain.entries):
                 self.lead.post_checked(chain.part(self.lead.free - CONTROL_ENTRIES))
                 continue
-            del self.again[0]
+            del self.moved[0]
             chain.kept = False
             if error is None:
                 self.lead.post_checked(chain)
             else:
                 chain.refused(error)
-        if not self.again and not self.lead.failed:
-            self.again = None
-            self.flags &= ~SWITCHING
+        if not self.moved and not self.lead.failed:
+            self.flags &= ~(SWITCHING | RESUMED)
             self.lead.hold_back(False)
             return self.session.flush()
         return 0
@@ -527,7 +527,7 @@ cdef class Outbox(Sender):
         self.room.count_sent()
         if self.journal is not None:
             self.journal.add(frame, carries_message(kind))
-        if self.lead.foreign:
+        if self.lead.keys.foreign:
             frame.lkey = self.lead.lkey_of(frame.block)
         return self.lead.post_checked(frame)
 

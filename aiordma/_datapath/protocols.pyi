@@ -89,6 +89,9 @@ class Owner(Protocol):
 
     on_early: Callable[[], object] | None
     """Called for a frame that comes before `start`."""
+    @property
+    def peer_name(self) -> str:
+        """The peer, for errors."""
     def control(self, message: protocol.Message, /) -> object: ...
     def violated(self, error: ProtocolError, /) -> object:
         """The peer has broken the protocol."""

@@ -5,8 +5,6 @@ from libc.stdint cimport uintptr_t
 cimport cython
 
 from .work_queue cimport (
-    FOR_NOTHING,
-    FOR_SEND_QUEUE,
     BEGUN,
     KIND_RECV,
     NO_SLOT,
@@ -16,7 +14,6 @@ from .work_queue cimport (
     post_recvs,
 )
 
-import collections
 import copy
 
 from aiordma._core.operations import OperationKind
@@ -38,72 +35,19 @@ cdef enum:
 RESERVED_ENTRIES = CONTROL_ENTRIES
 
 
-@cython.no_gc_clear
-cdef class FrameHandler:
-    cdef int received(self, PoolBlock block, uint32_t length) except -1:
-        raise NotImplementedError
-
-    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
-        raise NotImplementedError
-
-    cdef int flush(self) except -1:
-        raise NotImplementedError
-
-    cdef int reposted(self, uint32_t count) except -1:
-        """So many receives for messages are there again."""
-        raise NotImplementedError
-
-    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
-        """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
-        raise NotImplementedError
-
-    cdef int check_drained(self) except -1:
-        """Less waits to be sent than before."""
-        raise NotImplementedError
-
-    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
-        """The rail has broken: whether another one, `elsewhere` on another device, takes over what it
-        had, and its receives."""
-        return False
-
-
-@cython.final
-cdef class Leftovers:
-    """Work and receives of a rail that has broken, for the one by which its session goes on."""
-
-    def __cinit__(self):
-        self.posted, self.unposted, self.returned, self.late = [], [], [], []
-
-    cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
-        cdef list works = self.posted if was_posted else self.unposted
-        work.kept = True
-        works.insert(0 if is_first else len(works), work)
-        return 0
-
-    cdef list take_works(self, list between):
-        """The work, in its order, once; `between` it was to post before what waited for room."""
-        works = [*(self.posted or ()), *between, *(self.unposted or ())]
-        self.posted = self.unposted = None
-        return works
-
-    cdef list take_receives(self):
-        blocks, self.returned, self.late = self.returned + self.late, [], []
-        return blocks
-
-
-cdef class SendQueue:
+cdef class SendQueue(WorkQueues):
     """A rail: the send and receive queue of one queue pair, on one event loop.
 
     What its members promise to the data path:
 
     - `free`, `capacity`: entries of the send queue, exact.  CONTROL_ENTRIES of them are for control
       frames alone.
-    - `failed`: it takes no post any more.  `backlogged`: work waits for entries.
+    - `failed`: it takes no post any more.  `backlog.waits`: work waits for entries.
     - `post_checked`, `post_receives`: they post now, receives in this order.  The caller has looked at
       `free` and `failed`.
     - `post_or_wait`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
       taken back.
-    - `latest_backlogged`, `has_posted`: whether all work of before has been posted, for frames that
+    - `backlog.latest`, `has_posted`: whether all work of before has been posted, for frames that
       come after writes.
     - `stop`: then no frame comes by it, and the peer reaches no memory.  `close`: then the device
       touches nothing, and every `free_memory` has come.
@@ -127,21 +71,20 @@ cdef class SendQueue:
     def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):
         cdef uintptr_t address, extended
         self.driver, self.qp, self.owner = driver, qp, owner
-        self.peer = "the peer"
-        self.table, self.keys = driver.table, ReadKeys(driver.pool)
+        self.table, self.keys, self.backlog = driver.table, ReadKeys(driver.pool), Backlog()
         address, extended = qp._addresses
-        self.native_qp, self.extended = <ibv_qp *> address, <ibv_qp_ex *> extended
-        self.capacity = self.free = qp.capabilities.max_send_wr
-        self.sends.first = self.sends.last = NO_SLOT
-        self.receives.first = self.receives.last = NO_SLOT
-        self.backlog = collections.OrderedDict()
-        self.wait = Wait.__new__(Wait)
+        self.open(<ibv_qp *> address, <ibv_qp_ex *> extended, qp.capabilities.max_send_wr)
         driver.attach(qp, self)
 
     def __repr__(self):
         return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
 
     # ---- posting ----
+
+    @property
+    def peer(self) -> str:
+        """Its name, for errors."""
+        return self.owner.peer_name
 
     @property
     def control_room(self) -> int:
@@ -162,7 +105,7 @@ cdef class SendQueue:
 
     cdef int post_or_wait(self, WorkRequest work) except -1:
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
-        if self.backlogged or work.entries + CONTROL_ENTRIES > self.free:
+        if self.backlog.waits or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
@@ -170,13 +113,8 @@ cdef class SendQueue:
         """Puts `work` behind what waits for room."""
         if self.error is not None:
             return self.post_checked(work)
-        self.latest_backlogged += 1
-        self.backlog[work] = self.latest_backlogged
+        self.backlog.append(work)
         return self.post_backlog()
-
-    cdef uint64_t latest_posted(self) noexcept:
-        """The wr_id of the work under way that was posted last; 0: there is none."""
-        return 0 if self.sends.last == NO_SLOT else self.table.wr_id(self.sends.last)
 
     def post_frame(self, WorkRequest work not None):
         """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
@@ -217,43 +155,34 @@ cdef class SendQueue:
 
     cdef int post_backlog(self) except -1:
         cdef WorkRequest first
-        while self.backlog and self.has_room() and not self.holds_back:
-            first = next(iter(self.backlog))
+        while len(self.backlog.works) and self.has_room() and not self.backlog.held:
+            first = self.backlog.first()
             turn = first.take_turn()
             if turn == STAYS:
                 break
             error = None if turn == BEGUN else first.refusal()
             if turn == BEGUN:
-                self.backlog.pop(first, None)
+                self.backlog.remove(first)
             elif error is not None:
-                del self.backlog[first]
+                self.backlog.remove(first)
                 first.refused(error)
             elif first.entries + CONTROL_ENTRIES > self.free:
                 self.post_now((<object> first).part(self.free - CONTROL_ENTRIES))
             else:
-                del self.backlog[first]
+                self.backlog.remove(first)
                 self.post_now(first)
-        return self.note_backlog()
-
-    cdef int note_backlog(self) except -1:
-        self.backlogged = self.holds_back or bool(self.backlog)
-        self.wait.note(FOR_SEND_QUEUE if self.backlogged else FOR_NOTHING)
-        return 0
+        return self.backlog.note()
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
         """Drops those of these works that wait for room; False: all of them have been posted."""
         cdef WorkRequest work
-        found = [work for work in works if self.backlog.pop(work, None) is not None]
+        found = [work for work in works if self.backlog.remove(work)]
         for work in found:
             work.free_memory()
         if found:
-            self.note_backlog()
+            self.backlog.note()
             self.use_room()  # for what waited behind them alone
         return bool(found)
-
-    cdef bint has_posted(self, uint64_t number) except -1:
-        """Whether all work of the backlog up to that number has been posted, or withdrawn."""
-        return not self.backlogged or next(iter(self.backlog.values()), number + 1) > number
 
     # ---- receives ----
 
@@ -283,7 +212,7 @@ cdef class SendQueue:
         return posted
 
     cdef uint32_t lkey_of(self, PoolBlock block) except? 0:
-        return self.keys.local_key(block) if self.foreign else block.lkey
+        return self.keys.local_key(block) if self.keys.foreign else block.lkey
 
     cdef uint32_t post_cached(
         self, BlockCache pool, uint32_t most, uint32_t length
@@ -391,9 +320,9 @@ cdef class SendQueue:
         self.messages_first = not self.messages_first
         if self.messages_first:
             self.give_room_to_messages()
-        if self.backlogged:
+        if self.backlog.waits:
             self.post_backlog()
-            if not self.backlogged:  # what was only refused has no completion to come back for
+            if not self.backlog.waits:  # what was only refused has no completion to come back for
                 return self.give_room_to_messages()
         if not self.messages_first:
             self.give_room_to_messages()
@@ -422,15 +351,6 @@ cdef class SendQueue:
 
     # ---- the end ----
 
-    def under_way(self) -> list[WorkRequest]:
-        """The work of the send queue, in the order of posting."""
-        cdef list works = []
-        cdef uint32_t index = self.sends.first
-        while index != NO_SLOT:
-            works.append(self.table.works[index])
-            index = self.table.slots[index].next
-        return works
-
     def rail_broke(self, error: BaseException):
         """This queue pair, its device or the way to the peer is gone: another one might do."""
         if not self.failed and not self.suspend(error):
@@ -448,8 +368,7 @@ cdef class SendQueue:
         if not self.frame_handler.goes_on(self):
             return False
         self.error, self.failed, self.left = error, True, Leftovers()
-        backlog, self.backlog = self.backlog, collections.OrderedDict()
-        self.note_backlog()
+        backlog = self.backlog.take_all()
         if failed is not None:
             self.set_aside(failed, True)
         for work in self.under_way():
@@ -473,8 +392,8 @@ cdef class SendQueue:
 
     cdef int hold_back(self, bint holds_back) except -1:
         """What is posted by `post_or_wait` waits from now on; or goes on."""
-        self.holds_back = holds_back
-        return self.note_backlog() if holds_back else self.post_backlog()
+        self.backlog.held = holds_back
+        return self.backlog.note() if holds_back else self.post_backlog()
 
     cdef list take_receives(self):
         """The blocks of the receives of a suspended rail that is closed, in their order."""
@@ -497,8 +416,7 @@ cdef class SendQueue:
             return
         self.error = self.error or error
         self.failed = True
-        backlog, self.backlog = self.backlog, collections.OrderedDict()
-        self.note_backlog()
+        backlog = self.backlog.take_all()
         for work in self.under_way():
             self.fail_work(work)
         for work in backlog:
@@ -545,11 +463,6 @@ cdef class SendQueue:
         while self.receives.first != NO_SLOT and self.driver.poll():
             pass
         return 0
-
-    cdef object take_first(self, SlotList *order):
-        work = self.table.works[order.first]
-        self.table.free_slot(order.first)
-        return work
 
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""

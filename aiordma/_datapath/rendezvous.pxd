@@ -5,10 +5,10 @@ from libc.stdint cimport uint32_t
 cimport cython
 
 from .keys cimport ReadKeys
-from .rail cimport FrameHandler, SendQueue
+from .rail cimport SendQueue
 from .sends cimport SendFuture
 from .stripes cimport Lane
-from .work_queue cimport WorkRequest
+from .work_queue cimport FrameHandler, WorkRequest
 
 cdef uint32_t rendezvous_size(SendFuture message) noexcept
 cdef void write_request(unsigned char *to, SendFuture message, bytes seal) noexcept

@@ -35,6 +35,7 @@ from .work_queue cimport (
     IBV_WR_LOCAL_INV,
     KIND_BIND,
     KIND_INVALIDATE,
+    WorkQueues,
     aiordma_send,
     post_sends,
 )
@@ -173,17 +174,17 @@ cdef class Opening(WorkRequest):
         close_keys(self.message, self.rail.keys, invalidated)
         return self.offers.closed(self)
 
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef aiordma_send[MAX_PIECES] sends
         cdef aiordma_send *send = sends
         cdef Piece piece = self.message.first
         cdef Key key
         cdef int code
         if self.opcode == IBV_WR_BIND_MW:
-            send = prepare_binds(self.message, queue.keys, send, wr_id)
+            send = prepare_binds(self.message, self.rail.keys, send, wr_id)
         else:
             while piece is not None:
-                key = piece.key_of(queue.keys)
+                key = piece.key_of(self.rail.keys)
                 if key.window is not None:
                     key.window.prepare_invalidation(send)
                     send.wr_id = wr_id | BEFORE_LAST
@@ -193,7 +194,7 @@ cdef class Opening(WorkRequest):
         send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
         code = post_sends(queue, sends, self.entries, NULL, posted)
         if not code and self.opcode == IBV_WR_BIND_MW:
-            binds_posted(self.message, queue.keys)
+            binds_posted(self.message, self.rail.keys)
         return code
 
     cdef int on_completion(self, uint32_t byte_len) except -1:

@@ -12,13 +12,13 @@ from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
 from .keys cimport has_no_holes
 from .memory cimport Local, Pinned
 from .message cimport Message
-from .rail cimport SendQueue
 from .work_queue cimport (
     BEFORE_LAST,
     IBV_ACCESS_REMOTE_READ,
     IBV_SEND_SIGNALED,
     IBV_WR_SEND,
     KIND_SEND,
+    WorkQueues,
     aiordma_send,
     ibv_sge,
     post_sends,
@@ -368,11 +368,12 @@ cdef class RendezvousFrame(Frame):
         self.offered = None
         return Frame.prepare_again(self)
 
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         if self.offered is None:
             return Frame.post_to(self, queue, wr_id, posted)
+        cdef ReadKeys keys = self.offered.first.key.keys
         cdef aiordma_send[MAX_PIECES + 1] sends
-        cdef aiordma_send *send = prepare_binds(self.offered, queue.keys, sends, wr_id)
+        cdef aiordma_send *send = prepare_binds(self.offered, keys, sends, wr_id)
         cdef ibv_sge sge
         memset(send, 0, sizeof(aiordma_send))
         send.wr_id, send.opcode, send.send_flags = wr_id, IBV_WR_SEND, IBV_SEND_SIGNALED
@@ -380,7 +381,7 @@ cdef class RendezvousFrame(Frame):
         sge.addr, sge.length, sge.lkey = self.address, self.length, self.lkey
         cdef int code = post_sends(queue, sends, self.entries, &sge, posted)
         if not code:
-            binds_posted(self.offered, queue.keys)
+            binds_posted(self.offered, keys)
         return code
 
 

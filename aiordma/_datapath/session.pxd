@@ -8,8 +8,9 @@ from .controls cimport Controls
 from .inbox cimport Inbox
 from .memory cimport PoolBlock
 from .outbox cimport Outbox
-from .rail cimport FrameHandler, SendQueue
+from .rail cimport SendQueue
 from .receives cimport Receives, ReceiveSizes
+from .work_queue cimport FrameHandler, WorkQueues
 
 
 @cython.final

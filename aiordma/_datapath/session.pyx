@@ -224,7 +224,7 @@ cdef class Session(FrameHandler):
 
     def prepare_rail(self, SendQueue rail not None):
         """Its queue pair is connected: posts the receive for the peer's Resume."""
-        rail.foreign = rail.keys.pool is not self.outbox.pool
+        rail.keys.foreign = rail.keys.pool is not self.outbox.pool
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_block(self.outbox.pool._block(protocol.MIN_RECEIVE), protocol.MIN_RECEIVE)
 
@@ -265,7 +265,7 @@ cdef class Session(FrameHandler):
     def lead(self) -> SendQueue:
         return self.outbox.lead
 
-    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
+    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
         cdef Outbox outbox = self.outbox
         if (
             rail is not outbox.lead
@@ -527,7 +527,7 @@ cdef class Session(FrameHandler):
         cdef SendQueue rail
         outbox.wait.settle()
         for rail in self.rails:
-            rail.wait.settle()
+            rail.backlog.wait.settle()
         figures = {
             "messages_waiting": outbox.waiting.size(),
             "controls_waiting": self.controls.waiting.size(),
@@ -675,7 +675,7 @@ cdef class RailFrames(FrameHandler):
     cdef int check_drained(self) except -1:
         return self.session.check_drained()
 
-    cdef bint goes_on(self, SendQueue rail, bint elsewhere=False) except -1:
+    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
         return self.session.goes_on(rail, elsewhere)
 
 

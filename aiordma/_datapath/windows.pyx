@@ -7,11 +7,11 @@ from libc.string cimport memset
 
 cimport cython
 
-from .rail cimport SendQueue
 from .work_queue cimport (
     IBV_SEND_SIGNALED,
     IBV_WR_BIND_MW,
     IBV_WR_LOCAL_INV,
+    WorkQueues,
     WorkRequest,
     post_sends,
 )
@@ -86,7 +86,7 @@ cdef class BindRequest(WorkRequest):
     def next_key(self) -> int:
         return self.window.next_key()
 
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef aiordma_send send
         cdef int code
         self.window.prepare_bind(&send, self.region, self.address, self.bind_length, self.access)

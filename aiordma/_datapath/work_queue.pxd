@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 cimport cython
 
 from .futures cimport Wakeups
-from .rail cimport SendQueue
+from .memory cimport PoolBlock
 
 cdef extern from "verbs/boundary.h":
     struct ibv_sge:
@@ -109,12 +109,15 @@ cdef struct Slot:
     uint8_t kind
     bint taken
 
+cdef struct SlotList:
+    uint32_t first, last
+
 cdef enum:
     BEFORE_LAST = 0x80000000  # as an `int`, 1 << 31 is negative: it would set the bits above as well
 
-cdef int post_sends(SendQueue queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
+cdef int post_sends(WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
                     uint32_t *posted) noexcept nogil
-cdef int post_recvs(SendQueue queue, const aiordma_recv *receives, uint32_t count,
+cdef int post_recvs(WorkQueues queue, const aiordma_recv *receives, uint32_t count,
                     const ibv_sge *sges, uint32_t *posted) noexcept
 
 
@@ -131,7 +134,7 @@ cdef class WorkRequest:
     cdef readonly uint32_t entries     # of the send queue
     cdef readonly bint kept            # by the session, to post it again where the rail breaks
     cdef ibv_sge second                # a second piece, if it has a length
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1
     cdef int on_completion(self, uint32_t byte_len) except -1
     cdef int on_error(self, object error) except -1
     cdef object refusal(self)
@@ -140,6 +143,38 @@ cdef class WorkRequest:
     cdef int refused(self, object error) except -1
     cdef int free_memory(self) except -1
     cdef str text(self, str peer)
+
+
+cdef class FrameHandler:
+    cdef uint32_t invalidated_key      # by the frame that is being taken; 0: by none
+    cdef int received(self, PoolBlock block, uint32_t length) except -1
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
+    cdef int flush(self) except -1
+    cdef int reposted(self, uint32_t count) except -1
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
+    cdef int check_drained(self) except -1
+    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=*) except -1
+
+
+cdef class WorkQueues:
+    cdef object __weakref__
+    cdef readonly object driver  # type: Driver
+    cdef public WorkRequestTable table
+    cdef public FrameHandler frame_handler  # type: FrameHandler | None
+    cdef ibv_qp *native_qp             # NULL: it is closed
+    cdef ibv_qp_ex *extended
+    cdef SlotList sends, receives      # under way
+    cdef public uint32_t capacity
+    cdef readonly uint32_t free
+    cdef readonly uint64_t completions
+    cdef public bint failed
+    cdef bint entries_freed            # by the drain that goes on
+    cdef int open(self, ibv_qp *qp, ibv_qp_ex *extended, uint32_t capacity) except -1
+    cdef uint64_t latest_posted(self) noexcept
+    cdef object take_first(self, SlotList *order)
+    cdef int use_room(self) except -1
+    cdef int on_error_completion(self, object work, uint8_t kind, const aiordma_completion *wc,
+                                 bint before_last) except -1
 
 
 @cython.final
@@ -152,13 +187,13 @@ cdef class WorkRequestTable:
     cdef uint32_t until_measured       # posts
     cdef readonly uint64_t stray
     cdef int grow(self) except -1
-    cdef uint32_t take_slot(self, SendQueue queue, uint8_t kind, object work,
+    cdef uint32_t take_slot(self, WorkQueues queue, uint8_t kind, object work,
                             uint32_t entries) except? 0xFFFFFFFF
     cdef uint64_t wr_id(self, uint32_t index) noexcept
     cdef bint holds(self, uint64_t wr_id) noexcept
     cdef void free_slot(self, uint32_t index) noexcept
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
-    cdef SendQueue dispatch(self, const aiordma_completion *wc)
+    cdef WorkQueues dispatch(self, const aiordma_completion *wc)
     cdef int error_before_last(self, const aiordma_completion *wc) except -1
-    cdef int remember(self, SendQueue queue, object error) except -1
+    cdef int remember(self, WorkQueues queue, object error) except -1

@@ -12,9 +12,10 @@
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.string cimport memset
 
+cimport cython
+
 from .futures cimport Wakeups
 from .memory cimport PoolBlock, now_ns
-from .rail cimport SendQueue, SlotList
 
 from aiordma._core.operations import OperationKind
 from aiordma._native import ffi, fork, lib
@@ -91,7 +92,7 @@ cdef class WorkRequest:
         """A description for errors: the operation, its bytes, the peer."""
         return f"{OperationKind(self.kind).text} of {self.length} bytes with {peer}"
 
-    cdef int post_to(self, SendQueue queue, uint64_t wr_id, uint32_t *posted) except -1:
+    cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         """Posts it: 0, or an errno value, and how many of its requests the device has."""
         cdef ibv_sge[2] sges
         cdef aiordma_send send
@@ -113,14 +114,14 @@ cdef class WorkRequest:
 
 
 cdef int post_sends(
-    SendQueue queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
+    WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
     uint32_t *posted,
 ) noexcept nogil:
     return aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
 
 
 cdef int post_recvs(
-    SendQueue queue, const aiordma_recv *receives, uint32_t count, const ibv_sge *sges,
+    WorkQueues queue, const aiordma_recv *receives, uint32_t count, const ibv_sge *sges,
     uint32_t *posted,
 ) noexcept:
     return aiordma_post_recv(queue.native_qp, NULL, receives, count, sges, posted)
@@ -207,6 +208,81 @@ def forget_measured():
 fork.reset_in_child(forget_measured)
 
 
+# ---- queue pairs -----------------------------------------------------------------------------------
+
+@cython.no_gc_clear
+cdef class FrameHandler:
+    """The consumer of the frames of a queue pair: its session."""
+
+    cdef int received(self, PoolBlock block, uint32_t length) except -1:
+        raise NotImplementedError
+
+    cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
+        raise NotImplementedError
+
+    cdef int flush(self) except -1:
+        raise NotImplementedError
+
+    cdef int reposted(self, uint32_t count) except -1:
+        """So many receives for messages are there again."""
+        raise NotImplementedError
+
+    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
+        """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
+        raise NotImplementedError
+
+    cdef int check_drained(self) except -1:
+        """Less waits to be sent than before."""
+        raise NotImplementedError
+
+    cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
+        """The rail has broken: whether another one, `elsewhere` on another device, takes over what it
+        had, and its receives."""
+        return False
+
+
+cdef class WorkQueues:
+    """The send and receive queue of one queue pair, as the table knows them.
+
+    `free` of the `capacity` entries of the send queue are free.  One that has `failed` gets the
+    completions of what it had, and is not told of room.
+    """
+
+    cdef int open(self, ibv_qp *qp, ibv_qp_ex *extended, uint32_t capacity) except -1:
+        self.native_qp, self.extended = qp, extended
+        self.capacity = self.free = capacity
+        self.sends.first = self.sends.last = NO_SLOT
+        self.receives.first = self.receives.last = NO_SLOT
+        return 0
+
+    cdef int use_room(self) except -1:
+        """A drain has freed entries."""
+        raise NotImplementedError
+
+    cdef int on_error_completion(
+        self, object work, uint8_t kind, const aiordma_completion *wc, bint before_last
+    ) except -1:
+        raise NotImplementedError
+
+    cdef uint64_t latest_posted(self) noexcept:
+        """The wr_id of the work under way that was posted last; 0: there is none."""
+        return 0 if self.sends.last == NO_SLOT else self.table.wr_id(self.sends.last)
+
+    def under_way(self) -> list[WorkRequest]:
+        """The work of the send queue, in the order of posting."""
+        cdef list works = []
+        cdef uint32_t index = self.sends.first
+        while index != NO_SLOT:
+            works.append(self.table.works[index])
+            index = self.table.slots[index].next
+        return works
+
+    cdef object take_first(self, SlotList *order):
+        work = self.table.works[order.first]
+        self.table.free_slot(order.first)
+        return work
+
+
 # ---- slots and completions -------------------------------------------------------------------------
 
 cdef class WorkRequestTable:
@@ -242,7 +318,7 @@ cdef class WorkRequestTable:
         return 0
 
     cdef uint32_t take_slot(
-        self, SendQueue queue, uint8_t kind, object work, uint32_t entries
+        self, WorkQueues queue, uint8_t kind, object work, uint32_t entries
     ) except? 0xFFFFFFFF:
         if self.free == NO_SLOT:
             self.grow()
@@ -280,7 +356,7 @@ cdef class WorkRequestTable:
     cdef void free_slot(self, uint32_t index) noexcept:
         """The caller has references to its work and its queue."""
         cdef Slot *slot = &self.slots[index]
-        cdef SendQueue queue = <SendQueue> self.queues[index]
+        cdef WorkQueues queue = <WorkQueues> self.queues[index]
         cdef SlotList *order = &queue.receives if slot.kind == KIND_RECV else &queue.sends
         if slot.previous == NO_SLOT:
             order.first = slot.next
@@ -309,7 +385,7 @@ cdef class WorkRequestTable:
         value."""
         cdef aiordma_completion[BATCH] completions
         cdef list freed = None
-        cdef SendQueue queue = None
+        cdef WorkQueues queue = None
         cdef int more = 0, count, i
         if not 1 <= most <= BATCH:
             raise ValueError(f"{most} completions in one crossing, not 1 to {BATCH}")
@@ -337,7 +413,7 @@ cdef class WorkRequestTable:
             return count
         return (count > 0 or state.busy) | (2 if more else 0)
 
-    cdef SendQueue dispatch(self, const aiordma_completion *wc):
+    cdef WorkQueues dispatch(self, const aiordma_completion *wc):
         """Completes the work of one slot.  Returns its queue where that has freed entries, once for
         each drain; else None."""
         cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
@@ -346,7 +422,7 @@ cdef class WorkRequestTable:
             return None
         cdef uint8_t kind = self.slots[index].kind
         cdef bint in_turn = kind == KIND_RECV or self.slots[index].previous == NO_SLOT
-        cdef SendQueue queue = <SendQueue> self.queues[index]
+        cdef WorkQueues queue = <WorkQueues> self.queues[index]
         cdef object work = self.works[index]
         cdef uint64_t posted = self.slots[index].posted
         self.free_slot(index)
@@ -387,14 +463,14 @@ cdef class WorkRequestTable:
         if not wc.wr_id & BEFORE_LAST or not wc.status or not self.holds(wr_id):
             self.stray += 1
             return 0
-        cdef SendQueue queue = <SendQueue> self.queues[index]
+        cdef WorkQueues queue = <WorkQueues> self.queues[index]
         try:
             queue.on_error_completion(self.works[index], self.slots[index].kind, wc, True)
         except BaseException as error:
             self.remember(queue, error)
         return 0
 
-    cdef int remember(self, SendQueue queue, object error) except -1:
+    cdef int remember(self, WorkQueues queue, object error) except -1:
         """A bug in the handling of one queue pair must not cost the others their completions."""
         if isinstance(error, Exception):
             queue.driver.report(queue, error)

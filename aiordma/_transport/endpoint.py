@@ -123,8 +123,8 @@ class RailEndpoint:
     `close` gives back what there is.
     """
 
-    may_be_left = False
-    """Whether the connection can go on without it, by another rail."""
+    has_link = True
+    """Whether the connection's link is of this queue pair, and ends with it."""
 
     def __init__(
         self, driver: Driver, config: Config, security: Security, more_receives: int = 0
@@ -242,7 +242,7 @@ def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Addres
 class AddressedEndpoint(RailEndpoint):
     """One whose address the peer is told without the connection manager: `endpoint`."""
 
-    may_be_left = True
+    has_link = False
 
     def __init__(
         self,

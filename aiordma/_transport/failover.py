@@ -77,7 +77,8 @@ class Failover:
             self.broken, self.error = lead, lead.error
             self._end_wait()
             self.rails.lead_broke()
-        if self.waits is None:
+            self.rails.probe()
+        if self.waits is None or not self.may_go_on(elsewhere=False):
             self._choose()
 
     def _choose(self) -> None:

@@ -84,10 +84,12 @@ class Link(Protocol):
 
 
 class NoLink:
-    """The link of a connection without a socket or id: the peer's address is not known here."""
+    """The link of a connection that has no socket or id: it never had one, and knows no address, or
+    has left it with its first rail.
+    """
 
-    local_address: Address | None = None
-    peer_address: Address | None = None
+    def __init__(self, local: Address | None = None, peer: Address | None = None) -> None:
+        self.local_address, self.peer_address = local, peer
 
     def established(self, on_end: Callable[[str], None]) -> None:
         """The end is found by the connection itself."""
@@ -262,7 +264,7 @@ class ConnectionLifecycle:
         self._link = link
         self._owner.peer = link.peer_address
         if link.peer_address is not None:
-            self._queue.peer = self._sharing.peer = host_port(link.peer_address)
+            self._sharing.peer = host_port(link.peer_address)
         self._handshake.peer = peer
         if peer.rails and self._handshake.hello.rails:
             self._rails = Rails(
@@ -279,15 +281,10 @@ class ConnectionLifecycle:
                 self._loop.time,
                 self._loop.call_later,
             )
-            if self._endpoint.may_be_left:
-                self._failover = Failover(
-                    self._rails,
-                    self._messages,
-                    self._config,
-                    weakly(self._moved),
-                    weakly(self._end),
-                )
-                self._messages.failover = self._failover
+            self._failover = Failover(
+                self._rails, self._messages, self._config, weakly(self._moved), weakly(self._end)
+            )
+            self._messages.failover = self._failover
         if peer.inspects if client else self._endpoint.security.inspects:
             self._handshake.inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
@@ -432,10 +429,17 @@ class ConnectionLifecycle:
         self._end(error.with_traceback(None))  # whose frames have this connection
 
     def _disconnected(self, reason: str) -> None:
-        """The other side is gone.  Polls first: its goodbye may lie in the completion queue."""
+        """The other side is gone, or has left the first rail, with which its link ends.
+
+        Polls first: its goodbye may lie in the completion queue.
+        """
         if self._close_cause is None:
             self._endpoint.driver.poll()
-        self._end(ConnectionBrokenError(reason))
+        error = ConnectionBrokenError(reason)
+        if self._endpoint.has_link and self._failover is not None:
+            self._queue.rail_broke(error)
+        else:
+            self._end(error)
 
     def _hear(self) -> None:
         """Ends the connection if its queue pair has failed, unless it has ended."""
@@ -447,17 +451,28 @@ class ConnectionLifecycle:
         self._hear()
         if self._rails is not None and self._close_cause is None:
             self._rails.hear()
-            if self._queue.suspended and self._failover is not None:
-                try:
-                    self._failover.go_on(self._queue)
-                except ProtocolError as error:
-                    self._protocol_error(error)
+            if self._queue.suspended:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """The lead has broken; another rail is to take over."""
+        assert self._failover is not None
+        link, leaves = self._link, self._endpoint.has_link
+        assert link is not None
+        if leaves:
+            link.close()
+        try:
+            self._failover.go_on(self._queue)
+        except ProtocolError as error:
+            self._protocol_error(error)
+        if leaves:
+            self._link = NoLink(link.local_address, link.peer_address)
+            link.release()
 
     def _moved(self, rail: Rail) -> None:
         """The rail is the lead from now on."""
         assert rail.queue is not None
         assert rail.endpoint is not None
-        rail.queue.peer = self._queue.peer
         self._queue = rail.queue
         self._sharing.moved(rail.queue)
         rail.queue.user = self._sharing
@@ -569,6 +584,10 @@ class ConnectionOwner:
         self._connection = weakref.ref(connection)
         self.on_early: Callable[[], object] | None = None
         self.peer: Address | None = None
+
+    @property
+    def peer_name(self) -> str:
+        return "the peer" if self.peer is None else host_port(self.peer)
 
     def control(self, message: protocol.Message) -> None:
         if (connection := self._connection()) is not None:

@@ -358,7 +358,7 @@ class Rails:
             rail.limit = self.later(seconds, partial(self._overdue, rail, rail.state, error))
 
     def _overdue(self, rail: Rail, state: RailState, error: ConnectionBrokenError) -> None:
-        self.sharing.queue.driver.poll()  # it may have, while this loop computed
+        self.sharing.regions.lead.driver.poll()  # it may have, while this loop computed
         if rail.state is not state:
             return
         if state is _S.STOPPED:
@@ -370,7 +370,7 @@ class Rails:
         assert rail.queue is not None
         assert rail.endpoint is not None
         self.messages.add_rail(rail.queue)
-        self.sharing.add_rail(rail.queue, rail.endpoint.driver.pool)
+        self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
         if (berth := self.berths.get(rail.device)) is not None:
             berth.up(self.clock())
@@ -463,6 +463,12 @@ class Rails:
                         berth.watch(self.config)
         self._broke(lead, lead.queue.error)
 
+    def probe(self) -> None:
+        """Has those that are up show whether they have broken as well: the peer may be gone."""
+        for rail in self.rails:
+            if rail.state is _S.UP and rail.queue is not None and rail.queue.control_room:
+                rail.queue.post_frame(Probe(lambda: None))
+
     def lead_on(self, rail: Rail) -> None:
         """The rail is the lead from now on."""
         if rail.state is _S.CONNECTING:  # the peer has found that it works
@@ -505,7 +511,7 @@ class Rails:
             queue.fail(rail.error)
             with suppress(RDMAError, OSError):  # the device has failed
                 queue.qp.to_error()
-            self.sharing.remove_rail(queue)
+            self.sharing.regions.remove_rail(queue)
             self.messages.remove_rail(queue)
         rail.release()
 

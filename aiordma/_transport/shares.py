@@ -36,8 +36,9 @@ class Share:
     ) -> None:
         self._sharing = sharing
         self._memory = memory
-        key = share_keys.make_key(sharing.pool, sharing.queue, memory, rights)
-        self._keys: dict[SendQueue, share_keys.ShareKey] = {sharing.queue: key}
+        regions = sharing.regions
+        key = share_keys.make_key(regions.pool, regions.lead, memory, rights)
+        self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
         self._replaced: share_keys.ShareKey | None = None  # by that of the next lead
         self.told = False
         """Whether the peer knows the region, and so is told of its keys by other rails."""
@@ -219,7 +220,7 @@ class Share:
         for key in self._keys.values():
             key.close()
         self._memory._unpin()
-        self._sharing.forget(self)
+        self._sharing.regions.forget(self)
         if tells:
             self._sharing.notify(protocol.RegionEnd(0, self.region_id))
 

@@ -20,14 +20,11 @@ Some facts, and what they mean here:
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from weakref import WeakValueDictionary
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
@@ -44,7 +41,8 @@ from ..errors import (
 )
 from ..mr_pool import Buffer, LocalMemory, MemoryPool
 from .arguments import remote_memory
-from .lease_thread import lease_seconds, milliseconds, now
+from .lease_thread import milliseconds, now
+from .regions import Regions
 from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
@@ -95,28 +93,19 @@ class Sharing:
         queue: SendQueue,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
-        self.pool: MemoryPool = pool
+        self.regions = Regions(pool, config, queue)
         self._config = config
         self._controls = messages.controls
-        self.queue: SendQueue = queue
         self.peer = ""  # its name, for errors
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
         self._forks = fork.generation()
-        # Also the tokens that have come from other connections have other numbers.
-        self._ids = itertools.count(1 + secrets.randbits(48))
         self._sealed = messages.sealing is not None and not messages.sealing.memory_in_clear
-        self._shares: dict[int, Share] = {}
-        self._lent_bytes = 0  # what was handed over and not yet received included
-        self._used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self._requests: dict[int, Request] = {}
         self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
         self._switches = WaitQueue()
-        self._rails: dict[SendQueue, MemoryPool] = {}  # those besides the lead that are up
-        self._keyless: dict[int, Callable[[], object]] = {}
-        """By region: hands out one whose key for the lead is still to come."""
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
@@ -136,27 +125,19 @@ class Sharing:
                 f"{memory!r} is not registered memory of this side (Connection.register, alloc); "
                 f"borrowed memory goes back by hand_over"
             )
-        share = Share(self, next(self._ids), memory, rights, lease)
+        share = Share(self, self.regions.next_id(), memory, rights, lease)
         if begins:
             share._lease_from_now(lease)
-        self._shares[share.region_id] = share
+        self.regions.add(share)
         return share
 
     def from_token(self, token: RegionToken) -> RemoteRegion:
         """The token has come by another way."""
         self.check_allowed()
-        known = self._used.get(token.region_id)
+        known = self.regions.used.get(token.region_id)
         if known is not None and known._usable and known.token == token:
             return known
-        return self._use(RemoteRegion(self, token, lent=False), granted=False)
-
-    def _use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
-        """Keeps the region, whose owner can end it and change its lease from now on; if the owner
-        has `granted` it here, it tells of keys for other rails as well."""
-        if granted:
-            region._keys = {}
-        self._used[region.token.region_id] = region
-        return region
+        return self.regions.use(RemoteRegion(self, token, lent=False), granted=False)
 
     async def share(self, memory: LocalMemory, rights: Rights, lease: float | None) -> Share:
         share = self.open_up(memory, rights, lease, begins=False)
@@ -165,7 +146,7 @@ class Sharing:
             await share.ready()  # until then no peer can use it
             share._lease_from_now(lease)
             told = self._tell(protocol.RegionGrant(0, share.token))
-            self._granted_to_peer(share)
+            self.regions.granted(share)
             await told
         except BaseException:
             # A caller that gave up does not expect the memory to be used, so it is withdrawn, even
@@ -177,30 +158,10 @@ class Sharing:
         share._lease_from_now(lease)  # the peer's device has the token now
         return share
 
-    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """A further rail is up: what the peer knows it can use by that one as well."""
-        self._rails[rail] = pool
-        for share in list(self._shares.values()):
-            share._add_rail(rail, pool)
-
-    def remove_rail(self, rail: SendQueue) -> None:
-        """The rail is gone, and its queue pair goes after this."""
-        self._rails.pop(rail, None)
-        for share in list(self._shares.values()):
-            share._remove_rail(rail)
-        for region in list(self._used.values()):
-            if region._keys is not None:
-                region._keys.pop(rail.number, None)
-
     def moved(self, lead: SendQueue) -> None:
-        """That rail, which is up, is the lead now, and what works by it alone goes on."""
-        self.queue, self.pool = lead, self._rails.pop(lead)
-        for share in list(self._shares.values()):
-            share._move(lead, self.pool)
+        """That rail, which is up, is the lead now."""
+        self.regions.move(lead)
         self._switches.wake_all()
-        for region_id, region in list(self._used.items()):
-            if region_id not in self._keyless:
-                region._move(lead.number)
 
     async def switched(self) -> None:
         """Waits until another rail is the lead; raises the end of the connection."""
@@ -208,18 +169,6 @@ class Sharing:
             await self._switches.wait()
         if self._ended is not None:
             raise self._waiter_error(self._ended)
-
-    def _granted_to_peer(self, share: Share) -> None:
-        """The peer knows the region when it gets what is sent after this."""
-        share.told = True
-        share._tell_key(self.queue)
-        for rail, pool in self._rails.items():
-            share._add_rail(rail, pool)
-
-    def forget(self, share: Share) -> None:
-        known = self._shares.pop(share.region_id, None)
-        if known is not None and isinstance(share, Loan):
-            self._lent_bytes -= len(share.buffer)
 
     def notify(self, message: protocol.Message) -> None:
         """Tells the peer, as soon as it can be told, unless the connection has ended."""
@@ -241,12 +190,12 @@ class Sharing:
             self._refuse(request.request_id, code.ACCESS, text)
             return
         try:
-            self._check_quota(request.length)
-            buffer = self.pool.alloc(request.length)
+            self.regions.check_quota(request.length, len(self._handed_over))
+            buffer = self.regions.pool.alloc(request.length)
             zero(buffer.view)
-            lease = self._lease_for(request.lease_ms)
+            lease = self.regions.lease_for(request.lease_ms)
             try:
-                loan = Loan(self, next(self._ids), buffer, request.access, lease)
+                loan = Loan(self, self.regions.next_id(), buffer, request.access, lease)
             except BaseException:
                 buffer.release()
                 raise
@@ -255,8 +204,7 @@ class Sharing:
         except (RDMAError, OSError, ValueError) as error:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
-            self._shares[loan.region_id] = loan
-            self._lent_bytes += request.length
+            self.regions.add(loan)
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
@@ -264,7 +212,7 @@ class Sharing:
         try:
             if loan._lease_from_now(lease):  # when the peer can use it
                 self._controls.send(protocol.RegionGrant(request_id, loan.token))
-                self._granted_to_peer(loan)
+                self.regions.granted(loan)
             else:
                 self._refuse(request_id, internal, "the loan ended before it began")
         except RDMAError as error:
@@ -273,16 +221,10 @@ class Sharing:
     def _refuse(self, request_id: int, code: protocol.ErrorCode, text: str) -> None:
         self._controls.send(protocol.Error(request_id, code, text))
 
-    def _lease_for(self, lease_ms: int) -> float | None:
-        """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
-        asked = lease_ms / 1000 if lease_ms else None
-        most = lease_seconds(self._config.max_lease)
-        return most if asked is None or (most is not None and asked > most) else asked
-
     def _extend(self, request: protocol.RegionRenew) -> None:
         """Answers the peer's request for a longer lease."""
-        share = self._shares.get(request.region_id)
-        lease = self._lease_for(request.lease_ms)
+        share = self.regions.shares.get(request.region_id)
+        lease = self.regions.lease_for(request.lease_ms)
         request_id, code = request.request_id, protocol.ErrorCode
         if share is not None and not isinstance(share, Loan):
             text = "the region was not borrowed: its owner alone renews its lease (Share.renew)"
@@ -296,25 +238,6 @@ class Sharing:
                 self._refuse(request_id, code.UNKNOWN_REGION, "its lease has ended")
         except RDMAError as error:
             self._refuse(request_id, code.INTERNAL, cause_text(error))
-
-    def _check_quota(self, length: int) -> None:
-        lent = self._lent_bytes
-        quota = self._config.lend_quota
-        if lent + length > quota:
-            raise QuotaError(
-                f"{length} bytes were asked for, {lent} of {quota} are lent already "
-                f"(Config.lend_quota there)",
-                amount=lent + length,
-                limit=quota,
-            )
-        regions = len(self._shares) + len(self._handed_over)
-        if regions >= self._config.max_regions:
-            raise QuotaError(
-                f"{regions} regions are shared already, or handed over and not received "
-                f"(Config.max_regions there)",
-                amount=regions + 1,
-                limit=self._config.max_regions,
-            )
 
     # ---- the peer's memory ---------------------------------------------------------------
 
@@ -383,7 +306,7 @@ class Sharing:
 
     async def receive_buffer(self) -> Buffer:
         handed = await self._next(self._handed_over)
-        self._lent_bytes -= len(handed)
+        self.regions.lent_bytes -= len(handed)
         return handed.take()
 
     async def _next(self, arrivals: ArrivalQueue[A]) -> A:
@@ -419,14 +342,14 @@ class Sharing:
             case protocol.RegionGrant():
                 self._granted(message)
             case protocol.RegionReturn():
-                share = self._shares.get(message.region_id)
+                share = self.regions.shares.get(message.region_id)
                 # A loan whose lease has ended is gone here, and the peer cannot know yet.
                 if isinstance(share, Loan):
                     handed = share.hand_over()
-                    self._lent_bytes += len(handed)
+                    self.regions.lent_bytes += len(handed)
                     self._handed_over.add(handed)
             case protocol.RegionRelease():
-                share = self._shares.get(message.region_id)
+                share = self.regions.shares.get(message.region_id)
                 if share is not None:
                     share._end(tells=False)
             case protocol.RegionRenew():
@@ -434,12 +357,9 @@ class Sharing:
             case protocol.RegionLease():
                 self._renewed(message)
             case protocol.RegionKey():
-                self._take_key(message)
+                self.regions.take_key(message)
             case protocol.RegionEnd():
-                region = self._used.pop(message.region_id, None)
-                if region is not None:
-                    region._take_back()
-                self._hand_out(message.region_id)
+                self.regions.taken_back(message.region_id)
             case protocol.Error():
                 request = self._answered(message.request_id)
                 if request is None:
@@ -453,12 +373,13 @@ class Sharing:
 
     def _granted(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:
-            if len(self._arrived) + len(self._keyless) >= self._config.max_regions:
+            if len(self._arrived) + len(self.regions.keyless) >= self._config.max_regions:
                 raise ProtocolError(
                     f"the peer has shown more than {self._config.max_regions} regions "
                     f"(Config.max_regions) before one was received"
                 )
-            self._with_key(RemoteRegion(self, grant.token, lent=False), self._arrived.add)
+            region = RemoteRegion(self, grant.token, lent=False)
+            self.regions.use_with_key(region, self._arrived.add)
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
@@ -469,7 +390,7 @@ class Sharing:
                 f"asked for {asked.length} with {asked.access!r}"
             )
         region = RemoteRegion(self, grant.token, lent=True, since=request.since)
-        self._with_key(region, partial(self._lent, request, grant.request_id))
+        self.regions.use_with_key(region, partial(self._lent, request, grant.request_id))
 
     def _lent(self, request: Request, request_id: int, region: RemoteRegion) -> None:
         self._answered(request_id)
@@ -477,29 +398,6 @@ class Sharing:
             region._drop()
         else:
             request.answered.set_result(region)
-
-    def _with_key(self, region: RemoteRegion, take: Callable[[RemoteRegion], object]) -> None:
-        """Hands it out when its key for the lead is known: a token has that of rail 0, and where
-        another one is the lead a RegionKey follows."""
-        region_id = region.token.region_id
-        self._use(region)
-        self._keyless[region_id] = partial(take, region)
-        if not self.queue.number:
-            self._hand_out(region_id)
-
-    def _hand_out(self, region_id: int) -> None:
-        if (hand_out := self._keyless.pop(region_id, None)) is not None:
-            hand_out()
-
-    def _take_key(self, message: protocol.RegionKey) -> None:
-        region, lead = self._used.get(message.region_id), self.queue.number
-        known = (lead, *(rail.number for rail in self._rails))
-        if message.rail not in known or region is None or region._keys is None:
-            return
-        region._keys[message.rail] = message.rkey
-        if message.rail == lead:
-            region.rkey = message.rkey
-            self._hand_out(message.region_id)
 
     def _renewed(self, lease: protocol.RegionLease) -> None:
         since = now()
@@ -516,7 +414,7 @@ class Sharing:
             since = request.since
             if not request.answered.done():
                 request.answered.set_result(None)
-        region = self._used.get(lease.region_id)
+        region = self.regions.used.get(lease.region_id)
         if region is not None:
             region._lease_from(since, lease.lease_ms)
 
@@ -528,20 +426,20 @@ class Sharing:
             return
         self._ended = error
         self.end_keys()
-        for region in list(self._used.values()):
+        for region in list(self.regions.used.values()):
             region._wake()
         for request in self._requests.values():
             if not request.answered.done():
                 request.answered.set_exception(self._waiter_error(error))
         self._requests.clear()
-        self._keyless.clear()
+        self.regions.keyless.clear()
         self._arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
         self._requesters.wake_all()
         self._switches.wake_all()
 
     def end_keys(self) -> None:
-        for share in list(self._shares.values()):
+        for share in list(self.regions.shares.values()):
             share._end(tells=False)
 
     @property
@@ -552,12 +450,12 @@ class Sharing:
     @property
     def shared(self) -> int:
         """The number of regions that the peer may use now."""
-        return len(self._shares)
+        return len(self.regions.shares)
 
     def figures(self) -> dict[str, int]:
         """The amount of memory that each side may use of the other's. Any thread may ask."""
         return {
             "shared_regions": self.shared,
-            "lent_bytes": self._lent_bytes,
-            "remote_regions": len(self._used),
+            "lent_bytes": self.regions.lent_bytes,
+            "remote_regions": len(self.regions.used),
         }

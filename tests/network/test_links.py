@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from .namespaces import CABLE, Network
 
 MUCH = 2 << 20  # bytes
 LONG = 64 << 20
-CUTS = 10
+CUTS = int(os.environ.get("CUTS", "10"))
 UP = ["lead", "up"]
 MB = 1 << 20
 LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
@@ -174,12 +175,12 @@ def test_connections_break_with_their_cable(rails: list[Agents], wire: Network, 
     others[0].call("echo", count=20, size=100_000)
 
 
-def test_a_cable_is_cut_again_and_again(rails: list[Agents], wire: Network) -> None:
+def test_a_cable_is_cut_again_and_again(rails: list[Agents], wire: Network, via: str) -> None:
     """In the middle of long messages, at times that of the messages: none is lost or late for more
     than the cut, and the rail comes back each time."""
     chance = random.Random(1)
     ends = left, right = [agent.of("all", agent.namespace) for agent in rails[0]]
-    connect((left, right), right.namespace.ipv4, "tcp")
+    connect((left, right), right.namespace.ipv4, via)
     for number in range(CUTS):
         for agent in ends:
             agent.call("rails_become", states=UP)

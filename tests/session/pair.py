@@ -238,8 +238,8 @@ def check_waits(conn: Connection, other: Connection) -> None:
 
 def check_regions(conn: Connection, owner: Connection) -> None:
     """At rest both sides know the same regions, and the user of each gives it up first."""
-    for number, region in list(conn._sharing._used.items()):
-        share = owner._sharing._shares.get(number)
+    for number, region in list(conn._sharing.regions.used.items()):
+        share = owner._sharing.regions.shares.get(number)
         if share is None:
             told = region.lent or not region._usable
             assert told, f"{region!r} ended unannounced"

@@ -49,7 +49,8 @@ def test_there_are_no_threads_and_hours_take_no_time() -> None:
             since = asyncio.get_running_loop().time()
             await asyncio.sleep(3600)
             assert 3600 <= asyncio.get_running_loop().time() - since < 3601
-            assert len(os.listdir("/proc/self/task")) == before
+            # Fewer where a thread of a test before was still ending.
+            assert len(os.listdir("/proc/self/task")) <= before
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())

@@ -13,7 +13,7 @@ import struct
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -440,9 +440,7 @@ async def plans(world: testing.World, *, strict: bool) -> None:
 # ---- two cables ----------------------------------------------------------------------------------
 
 
-async def cables(
-    world: testing.World, via: Literal["cm", "tcp"] = "cm", *, cut: Sequence[int]
-) -> None:
+async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
     """Long messages go on over one cable while the other one is cut, and both carry them later."""
     end = world.now + world.random.uniform(1, 4)
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
@@ -480,10 +478,11 @@ async def cables(
     while world.now < end and not calling.done():
         await asyncio.sleep(world.random.uniform(0, 0.5))
         if whole():
-            network = world.random.choice(cut)
+            network = world.random.choice((0, 1))
             world.partition("server", network=network)
             await asyncio.sleep(world.random.uniform(0, 1))
             world.heal(network=network)
+            await asyncio.sleep(0.5)  # a rail may find out by its last retry that it was cut
     await calling
 
 
@@ -504,8 +503,8 @@ SCENARIOS = {
     "broken plans": Scenario(
         partial(plans, strict=False), {}, testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2)
     ),
-    "cables": Scenario(partial(cables, cut=(1,)), devices=2),
-    "cables over TCP": Scenario(partial(cables, via="tcp", cut=(0, 1)), devices=2),
+    "cables": Scenario(cables, devices=2),
+    "cables over TCP": Scenario(partial(cables, via="tcp"), devices=2),
 }
 
 

@@ -32,7 +32,7 @@ ADVICE = (
 async def withdrawn(owner: Connection, user: Connection, memory: Buffer) -> RemoteRegion:
     """A region whose key is void, which its user does not hear of."""
     share, region = await give(owner, user, memory)
-    del user._sharing._used[region.token.region_id]
+    del user._sharing.regions.used[region.token.region_id]
     share.revoke()
     return region
 

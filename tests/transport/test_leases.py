@@ -106,7 +106,7 @@ async def test_the_end_reaches_the_user(factory: ConnectionFactory, end: str) ->
         with server.alloc(100) as buffer:
             if end == "lent":
                 remote = await client.request_region(100)
-                (share,) = server._sharing._shares.values()
+                (share,) = server._sharing.regions.shares.values()
             else:
                 lease = None if end == "revoked" else 0.05 * factory.slow
                 share, remote = await give(server, client, buffer, lease=lease)
@@ -144,7 +144,7 @@ async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> N
     async with factory.pair() as (client, server):
         before = lease_thread.now()
         async with await client.request_region(8, lease=LONG) as remote:
-            (share,) = server._sharing._shares.values()
+            (share,) = server._sharing.regions.shares.values()
             assert share._deadline is not None
             assert before + LONG <= remote._deadline <= share._deadline.when
             before = lease_thread.now()
@@ -288,7 +288,7 @@ async def test_who_may_renew(factory: ConnectionFactory) -> None:
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)
-        next(reversed(server._sharing._shares.values()))._end(tells=False)
+        next(reversed(server._sharing.regions.shares.values()))._end(tells=False)
         with pytest.raises(RequestRefusedError, match="ended") as caught:
             await lent.renew(1)
         assert caught.value.code == ErrorCode.UNKNOWN_REGION

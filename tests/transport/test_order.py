@@ -97,7 +97,7 @@ async def test_cancelled_before_it_was_posted_is_not_done(
         doomed = [asyncio.create_task(work()) for _ in range(3)]
         last = asyncio.create_task(client.write(b"z" * 8, there_[8:16]))
         await yield_loop(1)
-        assert client._queue.backlogged
+        assert client._queue.backlog.waits
         for task in doomed:
             task.cancel()
         region.close()

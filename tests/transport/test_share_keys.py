@@ -65,7 +65,7 @@ async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, ho
     async with factory.pair() as (client, server):
         with server.alloc(8) as buffer:
             async with stopped(client, server, held) as go_on:
-                earlier = set(server._sharing._shares.values())
+                earlier = set(server._sharing.regions.shares.values())
                 if how == "revoked":
                     share = server.share(buffer, access=ALL)
                     share.revoke()
@@ -74,7 +74,7 @@ async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, ho
                 else:
                     sharing = asyncio.create_task(server.send_region(buffer, access=ALL))
                     await yield_loop(3)
-                    [share] = set(server._sharing._shares.values()) - earlier
+                    [share] = set(server._sharing.regions.shares.values()) - earlier
                     token = share.token
                     sharing.cancel()
                     with suppress(asyncio.CancelledError):
@@ -133,7 +133,7 @@ async def test_a_lease_begins_with_its_key(factory: ConnectionFactory) -> None:
         with server.alloc(8) as buffer:
             sharing = asyncio.create_task(server.send_region(buffer, lease=0.001))
             await asyncio.sleep(0.005)  # longer than the lease
-            [share] = server._sharing._shares.values()
+            [share] = server._sharing.regions.shares.values()
             assert not share.revoked
             qp.modify(qp_state=verbs.QPState.RTS)
             assert await sharing is share

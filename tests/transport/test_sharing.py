@@ -228,7 +228,7 @@ async def test_lease_of_a_loan(factory: ConnectionFactory) -> None:
     """Its end gives the quota back and ends the access."""
     async with factory.pair() as (client, server):
         remote = await client.request_region(SMALL.lend_quota, lease=0.3 * factory.slow)
-        for share in list(server._sharing._shares.values()):  # it may be over by now
+        for share in list(server._sharing.regions.shares.values()):  # it may be over by now
             await lease_over(share, 5 * factory.slow)
         again = await client.request_region(SMALL.lend_quota)
         await again.release()

@@ -11,12 +11,14 @@ import pytest
 from aiordma import Connection, ConnectionBrokenError, OutcomeUnknownError, ProtocolError
 from aiordma._core.protocol import Message, RailReady
 from aiordma._native import lib
+from aiordma._transport import failover
+from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import Rails
 from aiordma.verbs import EventType
-from tests.transport.connection_factory import ALL, pattern, yield_loop
-from tests.transport.marks import by_tcp, one_loop
+from tests.transport.connection_factory import ALL, ConnectionFactory, ends, pattern, yield_loop
+from tests.transport.marks import by_cm, by_tcp, one_loop
 
-from .joining import joined, shown, until_rails
+from .joining import WAYS, joined, lose_ready, shown, until_rails
 
 CABLE = "its cable was cut"
 THREE = ["embedded0", "embedded1", "embedded2"]
@@ -51,11 +53,11 @@ async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes])
                 await yield_loop(0)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
-@by_tcp
 @one_loop
-async def test_messages_go_on(which: tuple[int, ...]) -> None:
-    async with joined("tcp") as conns:
+async def test_messages_go_on(way: str, which: tuple[int, ...]) -> None:
+    async with joined(way) as conns:
         await until_rails(conns)
         await both_ways(conns, [b"before"])
         cut(*(conns[number] for number in which))
@@ -67,9 +69,10 @@ async def test_messages_go_on(which: tuple[int, ...]) -> None:
         await both_ways(conns, [bytes([number]) for number in range(100)])
 
 
-@by_tcp
 @one_loop
-async def test_ready_comes_behind_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ready_comes_behind_resume(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lead breaks before it has brought RailReady, which the next one brings, once."""
     tell = Rails._tell
     broken: list[Rails] = []
@@ -81,7 +84,7 @@ async def test_ready_comes_behind_resume(monkeypatch: pytest.MonkeyPatch) -> Non
         tell(rails, message)
 
     monkeypatch.setattr(Rails, "_tell", cut_before_ready)
-    async with joined("tcp") as conns:
+    async with joined(factory.via) as conns:
         await until_moved(*conns)
         await both_ways(conns, [b"after", pattern(100)])
         [other] = [conn._rails for conn in conns if conn._rails not in broken]
@@ -91,12 +94,11 @@ async def test_ready_comes_behind_resume(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("seed", range(60))
-@by_tcp
 @one_loop
 async def test_the_lead_breaks_in_the_middle(seed: int) -> None:
     chance = random.Random(seed)
     devices = THREE if seed % 2 else THREE[:2]
-    async with joined("tcp", devices, devices) as conns:
+    async with joined(chance.choice(WAYS), devices, devices) as conns:
         await until_rails(conns, ("lead", *["up"] * (len(devices) - 1)))
         sizes = [10, 700, 3000] if seed % 4 < 2 else [10, 700, 9000, 100_000, 1 << 20]
         messages = [pattern(chance.choice(sizes), n) for n in range(60)]
@@ -115,21 +117,19 @@ async def test_the_lead_breaks_in_the_middle(seed: int) -> None:
         await asyncio.gather(*(conn.close() for conn in conns))
 
 
-@by_tcp
 @one_loop
-async def test_a_port_or_a_device_that_fails() -> None:
+async def test_a_port_or_a_device_that_fails(factory: ConnectionFactory) -> None:
     """An event of the device breaks the lead of both sides, which are in this process."""
-    async with joined("tcp") as conns:
+    async with joined(factory.via) as conns:
         await until_rails(conns)
         assert lib.aiordma_embedded_raise_on(b"embedded0", EventType.DEVICE_FATAL) == 0
         await both_ways(conns, [b"after", pattern(1 << 20)])
         await until_moved(*conns)
 
 
-@by_tcp
 @one_loop
-async def test_what_is_under_way_on_memory_of_the_peer() -> None:
-    async with joined("tcp") as (client, server):
+async def test_what_is_under_way_on_memory_of_the_peer(factory: ConnectionFactory) -> None:
+    async with joined(factory.via) as (client, server):
         await until_rails((client, server))
         region = await client.request_region(4096)
         await client.write(b"written", region[:7], imm=5)
@@ -169,10 +169,9 @@ async def test_what_is_under_way_on_memory_of_the_peer() -> None:
         await both_ways((client, server), [b"after"])
 
 
-@by_tcp
 @one_loop
-async def test_a_resume_that_cannot_be() -> None:
-    async with joined("tcp") as (client, server):
+async def test_a_resume_that_cannot_be(factory: ConnectionFactory) -> None:
+    async with joined(factory.via) as (client, server):
         await until_rails((client, server))
         cut(client)
         await until_moved(client, server)
@@ -180,10 +179,61 @@ async def test_a_resume_that_cannot_be() -> None:
             client._messages.resumed(1000)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["by this side", "by the peer"])
+@by_cm
+@one_loop
+async def test_the_id_leaves_with_the_first_rail(which: int) -> None:
+    """A disconnect is no end; nor is what its id still tells of."""
+    async with joined("cm") as conns:
+        await until_rails(conns)
+        links = [conn._link for conn in conns]
+        addresses = [(conn.local_address, conn.peer_address) for conn in conns]
+        link = links[which]
+        assert isinstance(link, CMLink)
+        link.id.disconnect()
+        await both_ways(conns, [b"after", pattern(100)])
+        await until_moved(*conns)
+        for conn, link, both in zip(conns, links, addresses, strict=True):
+            assert isinstance(link, CMLink)
+            assert link.id.closed
+            assert (conn.local_address, conn.peer_address) == both
+        await both_ways(conns, [b"once more"])
+
+
+@pytest.mark.parametrize("devices", [THREE[:2], THREE], ids=["two", "three"])
+@by_cm
+@one_loop
+async def test_a_peer_that_aborts(devices: list[str]) -> None:
+    """All rails are found broken, and not the first one alone."""
+    async with joined("cm", devices, devices) as conns:
+        await until_rails(conns, ("lead", *["up"] * (len(devices) - 1)))
+        conns[0].abort()
+        error = await ends(conns[1].recv(), ConnectionBrokenError)
+        assert "the peer" in str(error)
+
+
 @by_tcp
 @one_loop
-async def test_no_rail_is_left() -> None:
+async def test_the_last_rail_breaks_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left to wait for."""
+    monkeypatch.setattr(failover, "LEAST_WAIT", 1e6)
+    lose_ready(monkeypatch)
     async with joined("tcp") as conns:
+        await until_rails(conns[:1])
+        assert shown(conns[1])[1] == ("embedded1", "connecting")
+        cut(conns[1])
+        await yield_loop(1)
+        assert conns[1]._failover is not None
+        assert conns[1]._failover.waits is not None
+        queue = conns[1]._failover.rails.rails[1].queue
+        assert queue is not None
+        queue.rail_broke(ConnectionBrokenError("the second one"))
+        await ends(conns[1].recv(), ConnectionBrokenError)
+
+
+@one_loop
+async def test_no_rail_is_left(factory: ConnectionFactory) -> None:
+    async with joined(factory.via) as conns:
         await until_rails(conns)
         for conn in conns:
             rails = conn._rails

@@ -315,7 +315,7 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
     computes, has heard of the end."""
     monkeypatch.setattr(share_keys, "GRACE", 1e6)
     async with sharing(MB) as (_, server, _, _):
-        (share,) = server._sharing._shares.values()
+        (share,) = server._sharing.regions.shares.values()
         (_, late), (gone, _) = share._keys.items()
         with monkeypatch.context() as patch:
             patch.setattr(late, "_under_way", {object()})

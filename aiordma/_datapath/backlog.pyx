@@ -1,0 +1,69 @@
+# What waits for room on a rail, and what one that broke leaves.
+
+cimport cython
+
+from .work_queue cimport FOR_NOTHING, FOR_SEND_QUEUE
+
+import collections
+
+
+@cython.final
+cdef class Backlog:
+    """Work that waits for entries of a send queue, in order, each with a number."""
+
+    def __cinit__(self):
+        self.works, self.wait = collections.OrderedDict(), Wait.__new__(Wait)
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    cdef int append(self, WorkRequest work) except -1:
+        self.latest += 1
+        self.works[work] = self.latest
+        return 0
+
+    cdef WorkRequest first(self):
+        return next(iter(self.works))
+
+    cdef bint remove(self, WorkRequest work) except -1:
+        return self.works.pop(work, None) is not None
+
+    cdef list take_all(self):
+        works = list(self.works)
+        self.works.clear()
+        self.note()
+        return works
+
+    cdef int note(self) except -1:
+        """Comes after each change."""
+        self.waits = self.held or bool(self.works)
+        self.wait.note(FOR_SEND_QUEUE if self.waits else FOR_NOTHING)
+        return 0
+
+    cdef bint has_posted(self, uint64_t number) except -1:
+        """Whether all work up to that number has been posted, or withdrawn."""
+        return not self.waits or next(iter(self.works.values()), number + 1) > number
+
+
+@cython.final
+cdef class Leftovers:
+    """Work and receives of a rail that has broken, for the one by which its session goes on."""
+
+    def __cinit__(self):
+        self.posted, self.unposted, self.returned, self.late = [], [], [], []
+
+    cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
+        cdef list works = self.posted if was_posted else self.unposted
+        work.kept = True
+        works.insert(0 if is_first else len(works), work)
+        return 0
+
+    cdef list take_works(self, list between):
+        """The work, in its order, once; `between` it was to post before what waited for room."""
+        works = [*(self.posted or ()), *between, *(self.unposted or ())]
+        self.posted = self.unposted = None
+        return works
+
+    cdef list take_receives(self):
+        blocks, self.returned, self.late = self.returned + self.late, [], []
+        return blocks

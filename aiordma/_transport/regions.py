@@ -1,0 +1,156 @@
+"""The regions of one connection: this side's that the peer may use, and the peer's.
+
+Sends nothing, and awaits nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from .._core import protocol
+from ..config import Config
+from ..errors import QuotaError
+from ..mr_pool import MemoryPool
+from .lease_thread import lease_seconds
+from .remote_memory import RemoteRegion
+from .shares import Loan, Share
+
+if TYPE_CHECKING:
+    from .._datapath.rail import SendQueue
+
+
+class Regions:
+    """The regions that both sides know, with the rails by which they can be used."""
+
+    def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
+        self.pool: MemoryPool = pool  # of the lead's device
+        self.lead: SendQueue = lead
+        self.rails: dict[SendQueue, MemoryPool] = {}  # those besides the lead that are up
+        self._config = config
+        # Also the tokens that have come from other connections have other numbers.
+        self._ids = itertools.count(1 + secrets.randbits(48))
+        self.shares: dict[int, Share] = {}
+        self.lent_bytes = 0  # what was handed over and not yet received included
+        self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
+        self.keyless: dict[int, Callable[[], object]] = {}
+        """By region: hands out one whose key for the lead is still to come."""
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    # ---- this side's memory --------------------------------------------------------------
+
+    def add(self, share: Share) -> None:
+        self.shares[share.region_id] = share
+        if isinstance(share, Loan):
+            self.lent_bytes += len(share.buffer)
+
+    def granted(self, share: Share) -> None:
+        """The peer knows the region when it gets what is sent after this."""
+        share.told = True
+        share._tell_key(self.lead)
+        for rail, pool in self.rails.items():
+            share._add_rail(rail, pool)
+
+    def forget(self, share: Share) -> None:
+        known = self.shares.pop(share.region_id, None)
+        if known is not None and isinstance(share, Loan):
+            self.lent_bytes -= len(share.buffer)
+
+    def lease_for(self, lease_ms: int) -> float | None:
+        """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
+        asked = lease_ms / 1000 if lease_ms else None
+        most = lease_seconds(self._config.max_lease)
+        return most if asked is None or (most is not None and asked > most) else asked
+
+    def check_quota(self, length: int, handed_over: int) -> None:
+        """QuotaError if the peer may not have so many bytes more, with so many regions that came
+        back and were not received."""
+        lent = self.lent_bytes
+        quota = self._config.lend_quota
+        if lent + length > quota:
+            raise QuotaError(
+                f"{length} bytes were asked for, {lent} of {quota} are lent already "
+                f"(Config.lend_quota there)",
+                amount=lent + length,
+                limit=quota,
+            )
+        regions = len(self.shares) + handed_over
+        if regions >= self._config.max_regions:
+            raise QuotaError(
+                f"{regions} regions are shared already, or handed over and not received "
+                f"(Config.max_regions there)",
+                amount=regions + 1,
+                limit=self._config.max_regions,
+            )
+
+    # ---- the peer's memory ---------------------------------------------------------------
+
+    def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
+        """Keeps the region, whose owner can end it and change its lease from now on; if the owner
+        has `granted` it here, it tells of keys for other rails as well."""
+        if granted:
+            region._keys = {}
+        self.used[region.token.region_id] = region
+        return region
+
+    def use_with_key(self, region: RemoteRegion, take: Callable[[RemoteRegion], object]) -> None:
+        """Hands it out when its key for the lead is known: a token has that of rail 0, and where
+        another one is the lead a RegionKey follows."""
+        region_id = region.token.region_id
+        self.use(region)
+        self.keyless[region_id] = partial(take, region)
+        if not self.lead.number:
+            self._hand_out(region_id)
+
+    def _hand_out(self, region_id: int) -> None:
+        if (hand_out := self.keyless.pop(region_id, None)) is not None:
+            hand_out()
+
+    def take_key(self, message: protocol.RegionKey) -> None:
+        region, lead = self.used.get(message.region_id), self.lead.number
+        known = (lead, *(rail.number for rail in self.rails))
+        if message.rail not in known or region is None or region._keys is None:
+            return
+        region._keys[message.rail] = message.rkey
+        if message.rail == lead:
+            region.rkey = message.rkey
+            self._hand_out(message.region_id)
+
+    def taken_back(self, region_id: int) -> None:
+        """The owner has ended the region."""
+        region = self.used.pop(region_id, None)
+        if region is not None:
+            region._take_back()
+        self._hand_out(region_id)
+
+    # ---- rails ---------------------------------------------------------------------------
+
+    def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
+        """A further rail is up: what the peer knows it can use by that one as well."""
+        self.rails[rail] = pool
+        for share in list(self.shares.values()):
+            share._add_rail(rail, pool)
+
+    def remove_rail(self, rail: SendQueue) -> None:
+        """The rail is gone, and its queue pair goes after this."""
+        self.rails.pop(rail, None)
+        for share in list(self.shares.values()):
+            share._remove_rail(rail)
+        for region in list(self.used.values()):
+            if region._keys is not None:
+                region._keys.pop(rail.number, None)
+
+    def move(self, lead: SendQueue) -> None:
+        """That rail, which is up, is the lead now, and what works by it alone goes on."""
+        self.lead, self.pool = lead, self.rails.pop(lead)
+        for share in list(self.shares.values()):
+            share._move(lead, self.pool)
+        for region_id, region in list(self.used.items()):
+            if region_id not in self.keyless:
+                region._move(lead.number)

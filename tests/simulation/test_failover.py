@@ -1,0 +1,116 @@
+"""How long it takes to go on without a cable or a peer, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import testing
+
+from .scenarios import ANY_ADDRESS, PORT, serve
+
+LONG = 64 << 20
+RETRIES = 4.096e-6 * (1 << 14) * (1 + ANY_ADDRESS.retry_count)
+"""Seconds until the device gives up what the peer's does not acknowledge (Config.ack_timeout)."""
+SWITCH = 0.001
+"""Seconds in which both sides agree on another rail, by messages."""
+EVEN = testing.FaultPlan(testing.Link(jitter=0))
+
+pytestmark = [pytest.mark.needs("faults"), pytest.mark.parametrize("via", ["cm", "tcp"])]
+
+
+def options(via: str, config: aiordma.Config = ANY_ADDRESS) -> dict[str, Any]:
+    return {"device": "all", "config": config, "via": via}
+
+
+async def until_up(conn: aiordma.Connection, devices: int) -> None:
+    while [rail.state for rail in conn.rails] != ["lead", *["up"] * (devices - 1)]:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)  # the peer has heard of it
+
+
+@cache
+def seconds_for_two(via: str, devices: int, cut: int | None = None, after: float = 0) -> float:
+    """From the sending of a long message and another one to the arrival of the latter."""
+    arrived: list[float] = []
+
+    async def main(world: testing.World) -> float:
+        async def take(conn: aiordma.Connection) -> None:
+            for _ in range(2):
+                (await conn.recv()).release()
+                arrived.append(world.now)
+            await conn.wait_closed()
+
+        world.host("server").serve(partial(serve, take, **options(via)))
+        await asyncio.sleep(0.1)
+        async with await aiordma.connect("server", PORT, **options(via)) as conn:
+            await until_up(conn, devices)
+            begun = world.now
+            for data in bytes(LONG), b"the next one":
+                conn.send_nowait(data)
+            await asyncio.sleep(after)
+            if cut is not None:
+                assert not arrived
+                world.partition("server", network=cut)
+            while len(arrived) < 2:  # noqa: ASYNC110 - it is another host's
+                await asyncio.sleep(0.01)
+            return arrived[1] - begun
+
+    return testing.simulate(main, seed=1, faults=EVEN, devices=devices)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_the_next_message_is_late_by_the_retries_at_most(via: str, cut: int) -> None:
+    """Wherever in a long message a cable is cut: than with the other cable alone all the time."""
+    alone, both = seconds_for_two(via, 1), seconds_for_two(via, 2)
+    late = [seconds_for_two(via, 2, cut, part * both) for part in (0.1, 0.9)]
+    assert both < min(late)
+    assert max(late) < alone + RETRIES + SWITCH
+
+
+def test_a_peer_that_is_gone_is_found_by_all_rails_at_once(via: str) -> None:
+    """The lead breaks after the retries, and the others, which are asked then, after as many."""
+
+    async def main(world: testing.World) -> None:
+        async with await aiordma.connect("server", PORT, **options(via)) as conn:
+            await until_up(conn, 4)
+            world.host("server").kill()
+            since = world.now
+            conn.send_nowait(b"lost")
+            with pytest.raises(aiordma.ConnectionBrokenError):
+                await conn.recv()
+            assert world.now - since == pytest.approx(2 * RETRIES, abs=SWITCH)
+
+    hosts = {"server": partial(serve, aiordma.Connection.wait_closed, **options(via))}
+    testing.simulate(main, seed=1, hosts=hosts, faults=EVEN, devices=4)
+
+
+def test_a_lead_that_says_nothing(via: str) -> None:
+    """Its retries go on, and the keep-alive does not wait for them."""
+    often, timeout = 2.0, 1.0
+    limits = replace(ANY_ADDRESS, ack_timeout=100, keep_alive=often, keep_alive_timeout=timeout)
+
+    async def echo(conn: aiordma.Connection) -> None:
+        async for message in conn:
+            with message:
+                await conn.send(bytes(message))
+
+    async def main(world: testing.World) -> None:
+        async with await aiordma.connect("server", PORT, **options(via, limits)) as conn:
+            await until_up(conn, 2)
+            world.partition("server", network=0)
+            since = world.now
+            await conn.send(b"late")
+            with await conn.recv() as message:
+                assert bytes(message) == b"late"
+            assert world.now - since < 2 * often + timeout + SWITCH
+            assert [rail.state for rail in conn.rails] == ["down", "lead"]
+            assert "(Config.keep_alive)" in str(conn.rails[0].error)
+
+    hosts = {"server": partial(serve, echo, **options(via, limits))}
+    testing.simulate(main, seed=1, hosts=hosts, faults=EVEN, devices=2)
