@@ -70,22 +70,19 @@ static void texts(void)
 	CHECK(!strcmp(verbs->rdma_event_str((enum rdma_cm_event_type)16), "UNKNOWN EVENT"));
 }
 
-static void of_a_device(void)
+static void of_a_device(struct side *a)
 {
 	struct ibv_ece ece = {1, 2, 3};
-	struct side a;
 
-	open_side(&a, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_get_device_index(a.context->device), -1);
-	CHECK_EQUAL(verbs->ibv_get_pkey_index(a.context, 1, 0xffff), 0);
-	CHECK_EQUAL(verbs->ibv_get_pkey_index(a.context, 1, 0x7fff), -1);
-	CHECK_EQUAL(verbs->ibv_get_pkey_index(a.context, 2, 0xffff), -1);
-	CHECK_EQUAL(verbs->ibv_query_qp_data_in_order(a.qp, IBV_WR_RDMA_WRITE, 0), 0);
+	CHECK_EQUAL(verbs->ibv_get_device_index(a->context->device), -1);
+	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 1, 0xffff), 0);
+	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 1, 0x7fff), -1);
+	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 2, 0xffff), -1);
+	CHECK_EQUAL(verbs->ibv_query_qp_data_in_order(a->qp, IBV_WR_RDMA_WRITE, 0), 0);
 	/* No ECE: what there is of it is nothing (ibv_query_ece(3), ibv_set_ece(3)). */
-	CHECK_EQUAL(verbs->ibv_query_ece(a.qp, &ece), EOPNOTSUPP);
+	CHECK_EQUAL(verbs->ibv_query_ece(a->qp, &ece), EOPNOTSUPP);
 	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
-	CHECK_EQUAL(verbs->ibv_set_ece(a.qp, &ece), EOPNOTSUPP);
-	close_side(&a);
+	CHECK_EQUAL(verbs->ibv_set_ece(a->qp, &ece), EOPNOTSUPP);
 }
 
 /* What a fork copies on write is still where the device finds it: IBV_FORK_UNNEEDED. */
@@ -117,7 +114,7 @@ int main(void)
 	limit_seconds(60);
 	STEP(rates());
 	STEP(texts());
-	STEP(of_a_device());
+	SIDE(of_a_device);
 	STEP(forking());
 	return 0;
 }

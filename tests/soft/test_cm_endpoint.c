@@ -32,21 +32,6 @@ static struct ibv_qp_init_attr small_queues(void)
 
 /* ---- names and devices --------------------------------------------------------------------- */
 
-/* The source that the hints give is where the connection comes from. */
-static void source_in_the_hints(void)
-{
-	union address source = address_of(host, 0);
-	struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP,
-				      .ai_src_addr = &source.any,
-				      .ai_src_len = sizeof(source.v4)};
-	struct rdma_addrinfo *answer;
-
-	CHECK_EQUAL(rdma->rdma_getaddrinfo(host, "7", &hints, &answer), 0);
-	CHECK_EQUAL(answer->ai_src_len, sizeof(source.v4));
-	CHECK(memcmp(answer->ai_src_addr, &source, sizeof(source.v4)) == 0);
-	rdma->rdma_freeaddrinfo(answer);
-}
-
 /* libfabric asks in this way: there is nothing to look up, the hints have both addresses. */
 static void hints_without_a_name(void)
 {
@@ -267,7 +252,6 @@ int main(void)
 	cm_begin(60);
 	STEP(device_of_a_program());
 	before = resources(); /* with the sanitizer's own thread, which starts with the first */
-	STEP(source_in_the_hints());
 	STEP(hints_without_a_name());
 	STEP(endpoints());
 	STEP(rejected());

@@ -93,30 +93,6 @@ static void silent_clients(void)
 	side_close(&listener);
 }
 
-/* A request in single bytes is a request all the same. */
-static void slow_client(void)
-{
-	struct side listener = listen_at(host, 0);
-	struct side server;
-	struct soft_cm_message answer;
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	size_t length = soft_cm_encode(&good_request, bytes);
-	int fd = tcp_to(port_of(listener.id));
-
-	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, 1 /* TCP_NODELAY */, &(int){1}, sizeof(int)), 0);
-	for (size_t i = 0; i < length; i++)
-		write_all(fd, bytes + i, 1);
-	server = take_request(&listener);
-	hear(fd, SOFT_CM_MRA);
-	CHECK_EQUAL(rdma->rdma_reject(server.id, "no", 2), 0);
-	answer = hear(fd, SOFT_CM_REJ);
-	CHECK_EQUAL(answer.reason, 28);
-	CHECK(memcmp(answer.private_data, "no", 3) == 0);
-	is_closed(fd);
-	side_drop(&server);
-	side_close(&listener);
-}
-
 /* Refused by the listener itself, with the reason. */
 static void refused_requests(void)
 {
@@ -468,7 +444,6 @@ int main(void)
 	STEP(garbage_clients());
 	before = resources();
 	STEP(silent_clients());
-	STEP(slow_client());
 	STEP(refused_requests());
 	STEP(client_leaves());
 	STEP(garbage_after_rtu());

@@ -1,28 +1,6 @@
-/* Every operation moves the right bytes, between two queue pairs of one process, one with itself,
- * and between two processes; inline, all sizes, chains, fences.  Atomics, and memory in pieces, are in
- * tests/pair and tests/verbs. */
+/* Every operation moves the right bytes, of all sizes, also between two processes; a READ those from
+ * before what was posted behind it.  Inline data, atomics and memory in pieces: tests/pair, tests/verbs. */
 #include "verbs_side.h"
-
-/* The memory may be changed as soon as the call returns, and needs no key. */
-static void inline_data(struct side *a, struct side *b)
-{
-	uint8_t bytes[200];
-
-	fill(bytes, sizeof(bytes), 4);
-	struct ibv_sge sges[2] = {{(uintptr_t)bytes, 150, 0}, {(uintptr_t)bytes + 150, 50, 0}};
-	struct ibv_send_wr send = {.wr_id = 2,
-				   .sg_list = sges,
-				   .num_sge = 2,
-				   .opcode = IBV_WR_SEND,
-				   .send_flags = IBV_SEND_INLINE};
-
-	CHECK_EQUAL(post_wr(a, &send), 0);
-	memset(bytes, 0, sizeof(bytes));
-	CHECK_EQUAL(post_recv_at(b, 1, 0, 200), 0); /* late: the message has to be sent again */
-	expect_wc(b, 1, IBV_WC_SUCCESS);
-	expect_wc(a, 2, IBV_WC_SUCCESS);
-	CHECK(filled(b->memory, 200, 4));
-}
 
 /* A READ has the bytes from before the requests that were posted with it, behind it, without a
  * fence: read_order.c. */
@@ -69,26 +47,24 @@ static void read_before(struct side *a, struct side *b)
 }
 
 /* All sizes around the borders of frames, copies and reads; both directions at once. */
-static void sizes(void)
+static void sizes(struct side *a, struct side *b)
 {
 	static const uint32_t lengths[] = {1,     39,     40,     41,     1023,   1024,    1025,
 					   4095,  4096,   4097,   16384,  32727,  32728,   32729,
 					   65536, 262143, 262144, 262145, 524288, 1000000, 3000000};
 	enum { HALF = 3 << 20 };
-	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.memory = 2 * HALF});
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
 		uint32_t length = lengths[i];
 
-		fill(a.memory, length, (unsigned)i);
-		fill(b.memory, length, (unsigned)i + 100);
-		CHECK_EQUAL(post_recv_at(&a, 1, HALF, HALF), 0);
-		CHECK_EQUAL(post_recv_at(&b, 1, HALF, HALF), 0);
-		POST(&a, IBV_WR_SEND, .wr_id = 2, .length = length);
-		POST(&b, IBV_WR_SEND, .wr_id = 2, .length = length);
+		fill(a->memory, length, (unsigned)i);
+		fill(b->memory, length, (unsigned)i + 100);
+		CHECK_EQUAL(post_recv_at(a, 1, HALF, HALF), 0);
+		CHECK_EQUAL(post_recv_at(b, 1, HALF, HALF), 0);
+		POST(a, IBV_WR_SEND, .wr_id = 2, .length = length);
+		POST(b, IBV_WR_SEND, .wr_id = 2, .length = length);
 		for (int side = 0; side < 2; side++) {
-			struct side *at = side ? &b : &a;
+			struct side *at = side ? b : a;
 			uint64_t seen = 0;
 
 			for (int n = 0; n < 2; n++) {
@@ -100,74 +76,18 @@ static void sizes(void)
 			}
 			CHECK_EQUAL(seen, 3);
 		}
-		CHECK(filled(b.memory + HALF, length, (unsigned)i));
-		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
+		CHECK(filled(b->memory + HALF, length, (unsigned)i));
+		CHECK(filled(a->memory + HALF, length, (unsigned)i + 100));
 
-		memset(a.memory + HALF, 0, length);
-		POST(&a, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, .offset = HALF,
-		     REMOTE(&b, 0));
-		POST(&b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(&a, 0));
-		expect_wc(&a, 3, IBV_WC_SUCCESS);
-		expect_wc(&b, 4, IBV_WC_SUCCESS);
-		CHECK(filled(a.memory + HALF, length, (unsigned)i + 100));
-		CHECK(filled(a.memory, length, (unsigned)i + 100));
+		memset(a->memory + HALF, 0, length);
+		POST(a, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, .offset = HALF,
+		     REMOTE(b, 0));
+		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 4, .length = length, REMOTE(a, 0));
+		expect_wc(a, 3, IBV_WC_SUCCESS);
+		expect_wc(b, 4, IBV_WC_SUCCESS);
+		CHECK(filled(a->memory + HALF, length, (unsigned)i + 100));
+		CHECK(filled(a->memory, length, (unsigned)i + 100));
 	}
-	close_pair(&a, &b);
-}
-
-static void everything(struct side *a, struct side *b)
-{
-	STEP(inline_data(a, b));
-	STEP(read_before(a, b));
-}
-
-static int gid_count(void)
-{
-	struct ibv_context *context = open_device();
-	struct ibv_port_attr port;
-
-	CHECK_EQUAL(verbs->ibv_query_port(context, 1, (void *)&port), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
-	return port.gid_tbl_len;
-}
-
-static void within_one_process(void)
-{
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	everything(&a, &b);
-	everything(&b, &a);
-	close_pair(&a, &b);
-	/* By every address that this host has. */
-	int count = gid_count();
-
-	for (int gid = 1; gid <= count; gid++) {
-		open_pair(&a, &b, (struct options){.gid = gid});
-		everything(&a, &b);
-		close_pair(&a, &b);
-	}
-}
-
-/* A queue pair that is its own peer. */
-static void with_itself(void)
-{
-	struct side a;
-
-	open_side(&a, (struct options){.memory = 4 << 20});
-	struct address own = address_of_side(&a);
-
-	bring_up(&a, &own);
-	fill(a.memory, 2 << 20, 8);
-	CHECK_EQUAL(post_recv_at(&a, 1, 2 << 20, 2 << 20), 0);
-	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 2 << 20);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
-	expect_wc(&a, 2, IBV_WC_SUCCESS);
-	CHECK(filled(a.memory + (2 << 20), 2 << 20, 8));
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = 1 << 20,
-	    .remote = own.memory + (1 << 20), .rkey = own.rkey);
-	CHECK(!memcmp(a.memory, a.memory + (1 << 20), 1 << 20));
-	close_side(&a);
 }
 
 /* Two processes: messages of changing sizes there and back, sends and writes, with immediate data; on RC
@@ -226,8 +146,7 @@ int main(void)
 	limit_seconds(60);
 	STEP(between_processes(false)); /* first: they fork, and no device has been opened */
 	STEP(between_processes(true));
-	STEP(within_one_process());
-	STEP(with_itself());
-	STEP(sizes());
+	PAIR(read_before);
+	PAIR(sizes, .memory = 6 << 20);
 	return 0;
 }

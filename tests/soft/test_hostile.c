@@ -112,17 +112,15 @@ static void guessed(void)
 
 /* One key says nothing about the next: all differ, in their upper bits and in their lower ones, and
  * do not count up. */
-static void keys_are_random(void)
+static void keys_are_random(struct side *side)
 {
 	enum { KEYS = 1000 };
 	static uint32_t keys[KEYS];
 	uint32_t ones = 0, zeros = 0;
 	int rising = 0, same = 0;
-	struct side side;
 
-	open_side(&side, (struct options){0});
 	for (int i = 0; i < KEYS; i++) {
-		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, ALL_RIGHTS);
+		struct ibv_mr *mr = verbs->ibv_reg_mr(side->pd, side->memory, 4096, ALL_RIGHTS);
 
 		CHECK(mr);
 		keys[i] = mr->rkey;
@@ -137,33 +135,6 @@ static void keys_are_random(void)
 	CHECK_EQUAL(zeros, 0xffffffff);
 	CHECK(same <= 1); /* one of 8,600 runs draws a number twice */
 	CHECK(rising > KEYS / 4 && rising < KEYS - KEYS / 4);
-	close_side(&side);
-}
-
-/* Of another protection domain, of another queue pair's window, of a region that exports only the
- * other thing. */
-static void keys_of_others(void)
-{
-	for (int way = 0; way < 4; way++) {
-		struct scene scene;
-		struct side *side = &scene.side;
-		struct ibv_pd *other = NULL;
-		struct ibv_mr *mr = NULL;
-
-		open_scene(&scene, (struct options){.memory = 4096});
-		if (way < 2)
-			CHECK(other = verbs->ibv_alloc_pd(side->context));
-		CHECK(mr = verbs->ibv_reg_mr(other ? other : side->pd, side->memory, 4096,
-					     way == 2   ? IBV_ACCESS_REMOTE_READ
-					     : way == 3 ? IBV_ACCESS_LOCAL_WRITE |
-								  IBV_ACCESS_REMOTE_WRITE
-							: ALL_RIGHTS));
-		refused(&scene, aimed(&scene, way & 1 ? SOFT_READ : SOFT_WRITE, mr->rkey, 8));
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-		if (other)
-			CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
-		close_scene(&scene);
-	}
 }
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
@@ -358,8 +329,7 @@ int main(void)
 {
 	limit_seconds(100);
 	STEP(guessed());
-	STEP(keys_are_random());
-	STEP(keys_of_others());
+	SIDE(keys_are_random);
 	STEP(ranges_that_wrap());
 	STEP(payload_elsewhere());
 	STEP(unread_answers());

@@ -444,39 +444,36 @@ static void all_wait(void)
 
 /* One that does so while the answer is under way has taken in nothing of what came with the answer,
  * though its kernel has: it does not count as done. */
-static void leaves_accepted(void)
+static void leaves_accepted(struct side *side)
 {
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE], record[RECORD_HEADER];
-	struct side side;
 
-	open_side(&side, (struct options){.timeout = 8, .retry_cnt = 1});
-	struct address address = address_of_side(&side);
+	struct address address = address_of_side(side);
 	const struct soft_hello hello = {
 		.kind = SOFT_HELLO,
 		.from = 77,
-		.to = side.qp->qp_num,
-		.receive_psn = side.psn,
+		.to = side->qp->qp_num,
+		.receive_psn = side->psn,
 		.send_psn = 5,
 		.flags = SOFT_HELLO_SENDS,
 		.mtu = IBV_MTU_4096,
 	};
 
-	bring_up(&side, &(struct address){.qpn = 77, .psn = 5});
+	bring_up(side, &(struct address){.qpn = 77, .psn = 5});
 	int fd = greet(address.port);
 
 	introduce(fd, &hello, 6);
 	CHECK(hear_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_ACCEPT);
 	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
-	POST(&side, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	POST(side, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK(hear_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_DATA);
 	CHECK(hear_exactly(fd, bytes, SOFT_FRAME_HEADER + 8));
 	record_header(record, SOFT_RECORD_END, 0, 0, 6);
 	CHECK_EQUAL(send(fd, record, sizeof(record), 0), sizeof(record));
 	expect_hung_up(fd); /* that was its only channel */
-	expect_wc(&side, 1, IBV_WC_RETRY_EXC_ERR);
-	close_side(&side);
+	expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
 }
 
 /* ---- the end of a stream ------------------------------------------------------------------- */
@@ -755,7 +752,7 @@ int main(void)
 	STEP(chosen_before_rts());
 	STEP(leaves_unanswered());
 	STEP(all_wait());
-	STEP(leaves_accepted());
+	SIDE(leaves_accepted, .timeout = 8, .retry_cnt = 1);
 	STEP(hostile_peers());
 	STEP(stream_to_datagrams());
 	STEP(guesses(false, 0, false));

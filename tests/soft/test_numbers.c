@@ -24,21 +24,19 @@ static struct ibv_qp *next(struct side *side)
 }
 
 /* One port of the process in all of them, TCP and UDP; the rest is chance. */
-static void what_they_say(void)
+static void what_they_say(struct side *side)
 {
 	enum { COUNT = 200 };
 	struct ibv_qp *qps[COUNT];
-	struct side side;
 	unsigned bits_set = 0;
 
-	open_side(&side, (struct options){0});
-	uint16_t port = port_of_number(side.qp->qp_num);
+	uint16_t port = port_of_number(side->qp->qp_num);
 
-	qps[0] = side.qp;
+	qps[0] = side->qp;
 	CHECK(port >= FIRST_PORT && port < FIRST_FREE);
 	CHECK(is_bound(SOCK_STREAM, port) && is_bound(SOCK_DGRAM, port));
 	for (int i = 1; i < COUNT; i++) {
-		qps[i] = next(&side);
+		qps[i] = next(side);
 		CHECK_EQUAL(port_of_number(qps[i]->qp_num), port);
 		for (int j = 0; j < i; j++)
 			CHECK(qps[j]->qp_num != qps[i]->qp_num);
@@ -49,50 +47,43 @@ static void what_they_say(void)
 	CHECK(bits_set > (COUNT - 1) * 6 && bits_set < (COUNT - 1) * 8);
 	for (int i = 0; i < COUNT; i++)
 		CHECK_EQUAL(verbs->ibv_destroy_qp(qps[i]), 0);
-	side.qp = NULL;
-	close_side(&side);
+	side->qp = NULL;
 }
 
 /* What is still sent to a queue pair that has gone finds none. */
-static void not_again_at_once(void)
+static void not_again_at_once(struct side *side)
 {
 	enum { COUNT = 2048 };
 	static uint8_t given[1 << 14];
-	struct side side;
 
-	open_side(&side, (struct options){0});
-	destroy_qp(&side);
+	destroy_qp(side);
 	for (int i = 0; i < COUNT; i++) {
-		CHECK(!given[next(&side)->qp_num & 0x3fff]++);
-		destroy_qp(&side);
+		CHECK(!given[next(side)->qp_num & 0x3fff]++);
+		destroy_qp(side);
 	}
-	close_side(&side);
 }
 
 /* As many as the device says, and then no more. */
-static void all_of_them(void)
+static void all_of_them(struct side *side)
 {
 	struct ibv_device_attr device;
-	struct side side;
 	struct ibv_qp **qps;
 
-	open_side(&side, (struct options){.sends = 1, .receives = 1, .sges = 1});
-	destroy_qp(&side);
-	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	destroy_qp(side);
+	CHECK_EQUAL(verbs->ibv_query_device(side->context, &device), 0);
 	CHECK(qps = calloc((size_t)device.max_qp, sizeof(*qps)));
 	for (int i = 0; i < device.max_qp; i++)
-		qps[i] = next(&side);
-	struct ibv_qp_init_attr init = {.send_cq = side.cq,
-					.recv_cq = side.cq,
+		qps[i] = next(side);
+	struct ibv_qp_init_attr init = {.send_cq = side->cq,
+					.recv_cq = side->cq,
 					.cap = {.max_send_wr = 1, .max_send_sge = 1},
 					.qp_type = IBV_QPT_RC};
 
-	REFUSED(verbs->ibv_create_qp(side.pd, &init), ENOMEM);
+	REFUSED(verbs->ibv_create_qp(side->pd, &init), ENOMEM);
 	for (int i = 0; i < device.max_qp; i++)
 		CHECK_EQUAL(verbs->ibv_destroy_qp(qps[i]), 0);
 	free(qps);
-	side.qp = NULL;
-	close_side(&side);
+	side->qp = NULL;
 }
 
 /* ---- ports that are taken ------------------------------------------------------------------- */
@@ -173,9 +164,9 @@ static void taken(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(what_they_say());
-	STEP(not_again_at_once());
-	STEP(all_of_them());
+	SIDE(what_they_say);
+	SIDE(not_again_at_once);
+	SIDE(all_of_them, .sends = 1, .receives = 1, .sges = 1);
 	STEP(taken());
 	return 0;
 }

@@ -1,8 +1,6 @@
-/* A process that ends: its peer's queue pair stays as it is, as on a card, which does not watch its
- * peers, until a request finds out.
- *
- * A process that ends right after it has received: its peer's requests succeed, as with cards, which
- * acknowledge what has reached memory whatever becomes of the process. */
+/* A process that ends right after it has received: its peer's requests succeed, as with cards, which
+ * acknowledge what has reached memory whatever becomes of the process.  A queue pair whose peer ends
+ * while it is idle: tests/pair/test_hosts.c. */
 #include "verbs_side.h"
 
 #include <signal.h>
@@ -259,49 +257,6 @@ static void refused_repeated_and_gone(void)
 	left(&process, &side);
 }
 
-static bool link_is_gone(struct side *side)
-{
-	expect_no_wc(side); /* no receive is flushed */
-	return LOCKED(!soft_qp_of(side->qp)->link);
-}
-
-static uint64_t answer_time(struct side *side)
-{
-	return (UINT64_C(4096) << side->options.timeout) * (side->options.retry_cnt + 1u);
-}
-
-/* Idle, with receives posted: no event, no flush; what is posted later fails after the time of its
- * retries, and without a limit (a timeout of 0) waits. */
-static void idle_and_gone(enum way way, bool without_limit)
-{
-	struct side side;
-	struct process process = talk(&side);
-	uint64_t start;
-
-	if (!process.child)
-		leave(way);
-	while (!link_is_gone(&side))
-		sched_yield();
-	CHECK_EQUAL(state_of(&side), IBV_QPS_RTS);
-	expect_no_event(&side);
-	soft_lock();
-	if (without_limit)
-		soft_qp_of(side.qp)->attr.timeout = 0;
-	start = soft_now();
-	soft_unlock();
-	send_of(&side, FIRST_LAST, 8);
-	if (without_limit) {
-		CHECK(LOCKED(!soft_qp_of(side.qp)->reach_timer.running));
-	} else {
-		expect_wc(&side, FIRST_LAST, IBV_WC_RETRY_EXC_ERR);
-		CHECK(soft_now() - start >= answer_time(&side));
-		receive_many(&side, LAST + 1, IBV_WC_WR_FLUSH_ERR);
-		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
-		expect_no_event(&side);
-	}
-	left(&process, &side);
-}
-
 /* The owner of the queue pair has asked to hear of it (abi/device_calls.h). */
 static void ends_with_its_peer(enum way way)
 {
@@ -322,8 +277,6 @@ int main(void)
 	for (int way = 0; way < WAYS; way++) {
 		STEP(received_and_gone((enum way)way, 8));
 		STEP(received_and_gone((enum way)way, LONG));
-		STEP(idle_and_gone((enum way)way, false));
-		STEP(idle_and_gone((enum way)way, true));
 		STEP(ends_with_its_peer((enum way)way));
 	}
 	if (strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "tcp") != 0) {

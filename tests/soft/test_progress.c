@@ -106,14 +106,10 @@ static void signals(void)
 }
 
 /* An idle device with open connections uses no processor time at all. */
-static void idle(void)
+static void idle(struct side *a, struct side *b)
 {
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	one_message(&a, &b);
+	one_message(a, b);
 	falls_asleep();
-	close_pair(&a, &b);
 }
 
 /* What a process knows of its peer's being awake it does not know over TCP. */
@@ -401,42 +397,37 @@ static void forking_while_polling(void)
 
 /* Parts of a message are counted on their way, of which more was to follow; not one that goes as a
  * whole, and not what asks for a READ. */
-static void parts(void)
+static void parts(struct side *a, struct side *b)
 {
 	enum { LONG = 3 * 1024 * 1024 };
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ};
-	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.memory = 2 * LONG});
 	for (int i = 0; i < 2; i++) {
 		unsigned before = soft_engine_parts();
 
-		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(&b, LONG));
+		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 64, REMOTE(b, LONG));
 		CHECK_EQUAL(soft_engine_parts(), before);
-		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(&b, LONG));
+		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = LONG, REMOTE(b, LONG));
 		/* Sent and taken in, by the same process here. */
 		CHECK(soft_engine_parts() - before >= 4);
 	}
-	close_pair(&a, &b);
 }
 
 /* A drain that finds nothing reports whether that is in the middle of a message.  The device's
  * thread may have done all of the work, so once is enough. */
-static void in_the_middle(void)
+static void in_the_middle(struct side *a, struct side *b)
 {
 	enum { LONG = 16 * 1024 * 1024 };
 	struct aiordma_completion completion;
-	struct side a, b;
 	bool heard = false;
 	int more, n;
 
-	open_pair(&a, &b, (struct options){.memory = LONG});
-	struct aiordma_drain state = {.calls = aiordma_embedded_calls(), .channel = a.channel};
+	struct aiordma_drain state = {.calls = aiordma_embedded_calls(), .channel = a->channel};
 
-	CHECK_EQUAL(aiordma_set_nonblocking(verbs, a.channel->fd), 0);
-	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
+	CHECK_EQUAL(aiordma_set_nonblocking(verbs, a->channel->fd), 0);
+	CHECK_EQUAL(a->context->ops.req_notify_cq(a->cq, 0), 0);
 	while (!heard) {
-		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LONG, REMOTE(&b, 0));
+		POST(a, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = LONG, REMOTE(b, 0));
 		while (!(n = aiordma_drain(&state, &completion, 1, &more)))
 			heard = heard || state.busy;
 		CHECK_EQUAL(n, 1);
@@ -448,7 +439,6 @@ static void in_the_middle(void)
 		CHECK_EQUAL(aiordma_drain(&state, &completion, 1, &more), 0);
 	while (state.busy);
 	aiordma_drain_end(&state);
-	close_pair(&a, &b);
 }
 
 /* A process without work of its own is told that it has served a peer, however small the request,
@@ -526,27 +516,24 @@ static void meeting(void)
 
 /* A CQ that is armed for a thread that sleeps does not make peers notify a process that polls another
  * one for ever, as UCX does with its datagrams; until it is armed again. */
-static void armed_elsewhere(void)
+static void armed_elsewhere(struct side *side)
 {
-	struct side side;
 	struct ibv_wc wc;
 
-	open_side(&side, (struct options){0});
-	struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(side.context);
-	struct ibv_cq *cq = verbs->ibv_create_cq(side.context, 1, NULL, channel, 0);
+	struct ibv_comp_channel *channel = verbs->ibv_create_comp_channel(side->context);
+	struct ibv_cq *cq = verbs->ibv_create_cq(side->context, 1, NULL, channel, 0);
 
 	CHECK(channel && cq);
 	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(side.context->ops.req_notify_cq(cq, 0), 0);
+		CHECK_EQUAL(side->context->ops.req_notify_cq(cq, 0), 0);
 		CHECK(armed_counts());
-		CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 		CHECK(armed_counts());
 		while (armed_counts()) /* limit_seconds bounds it */
-			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
+			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 	}
 	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(channel), 0);
-	close_side(&side);
 }
 
 int main(void)
@@ -557,13 +544,13 @@ int main(void)
 	STEP(busy_application(true));
 	STEP(nothing_left());
 	STEP(signals());
-	STEP(idle());
+	PAIR(idle);
 	STEP(idle_peers());
-	STEP(parts());
-	STEP(in_the_middle());
+	PAIR(parts, .memory = 6 << 20);
+	PAIR(in_the_middle, .memory = 16 << 20);
 	STEP(serving());
 	STEP(meeting());
-	STEP(armed_elsewhere());
+	SIDE(armed_elsewhere);
 	STEP(threads());
 	STEP(forking());
 	STEP(forking_while_polling());

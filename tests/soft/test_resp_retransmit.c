@@ -249,24 +249,6 @@ static bool is_partial(struct stage *stage)
 	return partial;
 }
 
-/* An answer is asked for again while it is being given: it begins anew behind the frame under way. */
-static void asked_in_the_middle(struct stage *stage)
-{
-	memset(stage->side.memory, 0xaa, LONG);
-	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
-	while (!is_partial(stage))
-		soft_progress();
-	put(stage, remote(stage, SOFT_READ, FIRST, 0, LONG), NULL);
-	put(stage, remote(stage, SOFT_READ, FIRST + PSNS, 0, PIECE), NULL);
-	soft_progress();
-	soft_progress();
-	CHECK_EQUAL(get_long(stage).psn, FIRST);
-	CHECK_EQUAL(get_long(stage).psn, FIRST);
-	CHECK_EQUAL(get_long(stage).psn, FIRST + SOFT_FRAME_MAX / PIECE);
-	CHECK_EQUAL(get_long(stage).psn, FIRST + PSNS);
-	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
-}
-
 /* Answers that are given again hold places: a READ that finds none is not one too many. */
 static void no_place(struct stage *stage)
 {
@@ -393,7 +375,6 @@ int main(void)
 	STAGE(reads);
 	STEP(timeouts());
 	STAGE(window);
-	STAGE(asked_in_the_middle, .memory = LONG, .depth = 2);
 	STAGE(no_place, .memory = LONG, .depth = 1);
 	STAGE(closed_before_again, .memory = LONG);
 	STEP(more_at_a_time());

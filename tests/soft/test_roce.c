@@ -501,22 +501,20 @@ static void refused(int error, uint32_t packets)
 /* ---- the port -------------------------------------------------------------------------------- */
 
 /* The error says what to do. */
-static void port_in_use(void)
+static void port_in_use(struct side *side)
 {
 	const struct address peer = address_of_peer();
 	int fd = bound(device_gid);
 	char text[1000];
-	struct side side;
 
-	open_side(&side, (struct options){.gid = 1});
-	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(to_init(side), 0);
 	struct capture capture = capture_stderr();
-	int rc = to_rtr(&side, &peer);
+	int rc = to_rtr(side, &peer);
 
 	end_capture(&capture, text, sizeof(text));
 	CHECK_EQUAL(rc, EADDRINUSE);
 	CHECK(strstr(text, "127.0.0.1, UDP port 4791") && strstr(text, "rdma link delete"));
-	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
+	CHECK_EQUAL(state_of(side), IBV_QPS_INIT);
 	close(fd);
 	/* Another user's process can hold the name of the address, and do nothing (share.c). */
 	struct {
@@ -528,13 +526,12 @@ static void port_in_use(void)
 	memcpy(name.gid, device_gid, sizeof(name.gid));
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&name, sizeof(name)), 0);
-	CHECK_EQUAL(to_rtr(&side, &peer), EADDRINUSE);
+	CHECK_EQUAL(to_rtr(side, &peer), EADDRINUSE);
 	close(fd);
-	CHECK_EQUAL(to_rtr(&side, &peer), 0);
+	CHECK_EQUAL(to_rtr(side, &peer), 0);
 	/* Nothing is received once no queue pair needs it. */
-	destroy_qp(&side);
+	destroy_qp(side);
 	close(bound(device_gid));
-	close_side(&side);
 }
 
 int main(void)
@@ -563,6 +560,6 @@ int main(void)
 	STEP(refused(EIO, 3));
 	STEP(refused(EIO, 3));
 	STEP(sender());
-	STEP(port_in_use());
+	SIDE(port_in_use, .gid = 1);
 	return 0;
 }

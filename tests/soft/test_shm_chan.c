@@ -5,58 +5,22 @@
 #include "shm/shm_internal.h"
 #include "wire/link.h"
 
-/* A message each way, and what the other side's memory holds. */
-static void talk(struct side *a, struct side *b, uint32_t length, unsigned seed)
-{
-	struct address address = address_of_side(b);
-
-	fill(a->memory, length, seed);
-	CHECK_EQUAL(post_recv_at(b, 1, 0, length), 0);
-	POST(a, IBV_WR_SEND, .wr_id = 2, .length = length);
-	expect_wc(b, 1, IBV_WC_SUCCESS);
-	expect_wc(a, 2, IBV_WC_SUCCESS);
-	CHECK(filled(b->memory, length, seed));
-	memset(a->memory, 0, length);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .wr_id = 3, .length = length, AT(&address, 0));
-	CHECK(filled(a->memory, length, seed));
-}
-
 /* ---- within a process ---------------------------------------------------------------------- */
 
-static void one_process(void)
+static void itself(struct side *side)
 {
-	struct side a, b;
-
-	open_side(&a, (struct options){.memory = 4 << 20});
-	open_side(&b, (struct options){.memory = 4 << 20});
-	(void)address_of_side(&a); /* the LID is a port that is listened to */
+	struct address own = address_of_side(side);
 	int before = open_sockets();
 
-	connect_pair(&a, &b);
-	talk(&a, &b, 100, 1);
-	talk(&b, &a, 4 << 20, 2); /* four times what a ring holds */
+	bring_up(side, &own);
+	fill(side->memory, 100, 7);
+	CHECK_EQUAL(post_recv_at(side, 1, 1000, 100), 0);
+	POST(side, IBV_WR_SEND, .wr_id = 2, .length = 100);
+	expect_wc(side, 1, IBV_WC_SUCCESS);
+	expect_wc(side, 2, IBV_WC_SUCCESS);
+	CHECK(filled(side->memory + 1000, 100, 7));
 	CHECK_EQUAL(open_sockets(), before);
-	close_pair(&a, &b);
-}
-
-static void itself(void)
-{
-	struct side side;
-
-	open_side(&side, (struct options){0});
-	struct address own = address_of_side(&side);
-	int before = open_sockets();
-
-	bring_up(&side, &own);
-	fill(side.memory, 100, 7);
-	CHECK_EQUAL(post_recv_at(&side, 1, 1000, 100), 0);
-	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 100);
-	expect_wc(&side, 1, IBV_WC_SUCCESS);
-	expect_wc(&side, 2, IBV_WC_SUCCESS);
-	CHECK(filled(side.memory + 1000, 100, 7));
-	CHECK_EQUAL(open_sockets(), before);
-	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
-	close_side(&side);
+	CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
 }
 
 /* ---- between processes --------------------------------------------------------------------- */
@@ -426,7 +390,6 @@ int main(void)
 	STEP(in_parts());
 	for (int what = 0; what < 3; what++)
 		STEP(leaving_or_broken(what));
-	STEP(one_process());
-	STEP(itself());
+	SIDE(itself);
 	return 0;
 }

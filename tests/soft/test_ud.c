@@ -72,25 +72,6 @@ static void shapes(struct side *side)
 	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
 }
 
-/* A solicited request wakes a thread that waits for solicited ones only: ibv_req_notify_cq(3). */
-static void solicited(struct side *a, struct side *b, struct ibv_ah *ah)
-{
-	struct pollfd fd = {.fd = b->channel->fd, .events = POLLIN};
-
-	CHECK_EQUAL(b->context->ops.req_notify_cq(b->cq, 1), 0);
-	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
-		UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = QKEY,
-			.flags = i ? IBV_SEND_SOLICITED : 0);
-		CHECK_EQUAL(poll(&fd, 1, 0), i);
-	}
-	struct ibv_cq *cq;
-	void *cq_context;
-
-	CHECK_EQUAL(verbs->ibv_get_cq_event(b->channel, &cq, &cq_context), 0);
-	verbs->ibv_ack_cq_events(cq, 1);
-}
-
 /* Two queue pairs take from one shared queue; what is too long for a receive leaves it there. */
 static void shared_receives(void)
 {
@@ -436,7 +417,6 @@ int main(void)
 	limit_seconds(60);
 	STEP(long_chain());
 	UD_SIDE(shapes, .signal_none = true);
-	UD_PAIR(solicited);
 	STEP(shared_receives());
 	STEP(extended_calls());
 	UD_PAIR(keys);
