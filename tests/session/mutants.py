@@ -128,7 +128,7 @@ MUTANTS = {
     ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
-        "self.lead.table.holds(self.after)\n            or ",
+        "lead.table.holds(self.after) or ",
         "",
     ),
 }
