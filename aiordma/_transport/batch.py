@@ -104,7 +104,8 @@ class Batch(BatchOfTransfers):
         self._held = ExitStack()  # until the end of the scope
         chain = WRChain(self._session.lead.user, OperationKind.BATCH)
         self._collect(chain)
-        self._session.begin_batch(chain)
+        if self._session.failover is not None:
+            self._session.begin_batch(chain)
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -112,7 +113,8 @@ class Batch(BatchOfTransfers):
         chain, self._chain = self._chain, None
         targets, self._targets, self._latest = self._targets, [], None
         atomics, self._atomics = self._atomics, []
-        error = self._session.end_batch(chain)
+        goes_on = self._session.failover is not None
+        error = self._session.end_batch(chain) if goes_on else None
         with self._held:
             try:
                 if exc is None:
