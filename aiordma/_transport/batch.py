@@ -14,6 +14,7 @@ from .._core.region import ATOMIC_SIZE
 from .._datapath.message import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, start
+from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
@@ -40,9 +41,9 @@ class Batch(BatchOfTransfers):
     """
 
     def __init__(
-        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
+        self, queue: SendQueue, memory: Memory, check: Callable[[], None], counts: Counts
     ) -> None:
-        self._session = session
+        self._queue = queue
         self._memory = memory
         self._check = check
         self._counts = counts
@@ -94,7 +95,7 @@ class Batch(BatchOfTransfers):
         remote_memory(target, RemoteMemory)
         old = self._held.enter_context(self._memory.pool.alloc(ATOMIC_SIZE))
         chain.atomic(kind, old, target, compare_add, swap)
-        future = self._session.lead.table.wakeups.loop.create_future()
+        future = self._queue.table.wakeups.loop.create_future()
         self._atomics.append((old, future))
         return future
 
@@ -102,10 +103,7 @@ class Batch(BatchOfTransfers):
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
         self._held = ExitStack()  # until the end of the scope
-        chain = WRChain(self._session.lead.user, OperationKind.BATCH)
-        self._collect(chain)
-        if self._session.failover is not None:
-            self._session.begin_batch(chain)
+        self._collect(WRChain(self._queue.user, OperationKind.BATCH))
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -113,15 +111,11 @@ class Batch(BatchOfTransfers):
         chain, self._chain = self._chain, None
         targets, self._targets, self._latest = self._targets, [], None
         atomics, self._atomics = self._atomics, []
-        goes_on = self._session.failover is not None
-        error = self._session.end_batch(chain) if goes_on else None
         with self._held:
             try:
                 if exc is None:
                     self._check()
-                    if error is not None:
-                        raise error
-                    await start(self._session.lead, chain)
+                    await start(self._queue, chain)
                     for target in targets:
                         target.land()
                     tell(atomics, None)
@@ -133,6 +127,32 @@ class Batch(BatchOfTransfers):
                 cancel(atomics)
                 # The frames of an error have this one.  A chain that was not posted ends with this.
                 del chain, atomics
+
+
+class MovingBatch(Batch):
+    """A batch of a connection that may go on by another rail while it collects."""
+
+    def __init__(
+        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
+    ) -> None:
+        super().__init__(session.lead, memory, check, counts)
+        self._session = session
+
+    async def __aenter__(self) -> Self:
+        self._queue = self._session.lead
+        await super().__aenter__()
+        assert self._chain is not None
+        self._session.begin_batch(self._chain)
+        return self
+
+    async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
+        assert self._chain is not None
+        error = self._session.end_batch(self._chain)
+        self._queue = self._session.lead
+        if exc is None and error is not None:
+            await super().__aexit__(type(error), error, None)
+            raise error
+        await super().__aexit__(kind, exc, where)
 
 
 def tell(atomics: Atomics, error: Exception | None) -> None:

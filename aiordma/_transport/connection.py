@@ -31,7 +31,7 @@ from ..verbs import QueuePair
 from ..verbs._memory.buffers import AnyMemory, bytes_of
 from . import observation
 from .arguments import remote_memory
-from .batch import Batch, add_numbers, number, swap_numbers
+from .batch import Batch, MovingBatch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
 from .lifecycle import Begun, ConnectionLifecycle
 from .memory import UserMemory
@@ -434,7 +434,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def batch(self) -> Batch:
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
-        return Batch(self._messages, self._memory, self._check, self._statistics)
+        if self._failover is not None:
+            return MovingBatch(self._messages, self._memory, self._check, self._statistics)
+        return Batch(self._queue, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
