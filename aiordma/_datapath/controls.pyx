@@ -95,8 +95,8 @@ cdef class Controls:
 
     cdef int rail_gone(self) except -1:
         """What waits goes by another rail, where windows of this one have no key."""
-        for kind, content, future, _, _ in self.waiting.take_all():
-            self.waiting.append((kind, content, future, 0, 0))
+        for kind, content, future, behind, _ in self.waiting.take_all():
+            self.waiting.append((kind, content, future, behind, 0))
         return 0
 
     cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1:

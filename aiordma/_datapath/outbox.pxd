@@ -69,7 +69,7 @@ cdef class Outbox(Sender):
     cdef list take_moved(self)
     cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
-    cdef int frame_again(self, Frame frame) except -1
+    cdef bint frame_again(self, Frame frame) except -1
     cdef int flush(self) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
     cdef object send_error(self, SendFuture message)

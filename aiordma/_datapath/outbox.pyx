@@ -435,8 +435,9 @@ cdef class Outbox(Sender):
         rail.backlog.take_over(before.backlog)
         rail.hold_back(True)
         for item in self.waiting.all():
-            if type(item) is not SendFuture:
-                (<WRChain> item).move(rail)  # else it is refused, as its region is lost
+            if type(item) is not SendFuture and not (<WRChain> item).move(rail):
+                self.waiting.remove(item)
+                (<WRChain> item).refused(before.error_of(<WRChain> item))
         return 0
 
     cdef list take_moved(self):
@@ -482,7 +483,8 @@ cdef class Outbox(Sender):
             return 0
         while self.moved and self.lead.free and not self.lead.failed:
             if isinstance(self.moved[0], Frame):
-                self.frame_again(<Frame> self.moved.pop(0))
+                if self.frame_again(<Frame> self.moved[0]):
+                    del self.moved[0]
                 continue
             chain = <WRChain> self.moved[0]
             error = chain.refusal()
@@ -504,10 +506,16 @@ cdef class Outbox(Sender):
             return self.session.flush()
         return 0
 
-    cdef int frame_again(self, Frame frame) except -1:
+    cdef bint frame_again(self, Frame frame) except -1:
+        """False: its memory cannot be registered with the lead's device, and the connection ends."""
         frame.prepare_again()
-        frame.lkey = self.lead.lkey_of(frame.block)
-        return self.lead.post_checked(frame)
+        try:
+            frame.lkey = self.lead.lkey_of(frame.block)
+        except (RDMAError, OSError, MemoryError) as error:
+            self.lead.connection_broke(error)
+            return False
+        self.lead.post_checked(frame)
+        return True
 
     cdef int flush(self) except -1:
         """Sends what waits and can be sent now."""
@@ -576,7 +584,7 @@ cdef class Outbox(Sender):
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
         if self.journal is not None:
-            for chain in self.take_moved():
+            for chain in (*self.take_moved(), *self.lead.backlog.take_all()):
                 if isinstance(chain, WRChain):
                     (<WRChain> chain).kept = False
                     (<WRChain> chain).free_memory()

@@ -47,7 +47,7 @@ cdef class SendQueue(WorkQueues):
       `free` and `failed`.
     - `post_or_wait`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
       taken back.
-    - `backlog.latest`, `has_posted`: whether all work of before has been posted, for frames that
+    - `backlog.latest`, `backlog.has_posted`: whether all work of before has been posted, for frames that
       come after writes.
     - `stop`: then no frame comes by it, and the peer reaches no memory.  `close`: then the device
       touches nothing, and every `free_memory` has come.
@@ -57,8 +57,9 @@ cdef class SendQueue(WorkQueues):
        device has let go of its memory; or by its first `on_error`, and then `free_memory` comes, once,
        when the device has.
     3. A write that was posted before a frame is in the peer's memory before that frame arrives.
-    4. If the FrameHandler goes on without it, it is `suspended` instead.  `take_works` has what can be
-       posted to another rail, frames among it, and other work ends by OutcomeUnknownError.
+    4. If the FrameHandler goes on without it, it is `suspended` instead.  `take_works` has what was
+       posted and can be by another rail, frames among it; `backlog` has what waits for room, which
+       that rail takes over; other work ends by OutcomeUnknownError.
        `take_receives` has the blocks of the receives, in their order.
     5. No member ends the connection: `Owner.broken`, which may come from within a post, defers that.
 

@@ -234,7 +234,8 @@ cdef class Session(FrameHandler):
         if self.outbox.stripes is None:
             self.outbox.lead.stripes = self.outbox.stripes = Stripes()
             self.outbox.stripes.lead(self.outbox.lead)
-            self.outbox.stripes.add(self.outbox.lead)
+            if self.outbox.lead in self.rails:  # else it has broken
+                self.outbox.stripes.add(self.outbox.lead)
         if rail.frame_handler is None:
             rail.frame_handler = self
         self.rails.append(rail)

@@ -436,7 +436,9 @@ class ConnectionLifecycle:
         if self._close_cause is None:
             self._endpoint.driver.poll()
         error = ConnectionBrokenError(reason)
-        if self._endpoint.has_link and self._failover is not None:
+        # To a goodbye the end is the answer.
+        goes_on = self._failover is not None and self._state is not ConnectionState.GOODBYE_SENT
+        if self._endpoint.has_link and goes_on:
             self._queue.rail_broke(error)
         else:
             self._end(error)
@@ -465,9 +467,12 @@ class ConnectionLifecycle:
             self._failover.go_on(self._queue)
         except ProtocolError as error:
             self._protocol_error(error)
-        if leaves:
-            self._link = NoLink(link.local_address, link.peer_address)
-            link.release()
+        except (RDMAError, OSError, MemoryError) as error:  # memory could not be registered
+            self._end(error)
+        finally:
+            if leaves:
+                self._link = NoLink(link.local_address, link.peer_address)
+                link.release()
 
     def _moved(self, rail: Rail) -> None:
         """The rail is the lead from now on."""

@@ -35,7 +35,7 @@ class Regions:
         # Also the tokens that have come from other connections have other numbers.
         self._ids = itertools.count(1 + secrets.randbits(48))
         self.shares: dict[int, Share] = {}
-        self.lent_bytes = 0  # what was handed over and not yet received included
+        self.lent_bytes: int = 0  # what was handed over and not yet received included
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self.keyless: dict[int, Callable[[], object]] = {}
         """By region: hands out one whose key for the lead is still to come."""

@@ -93,7 +93,7 @@ class Sharing:
         queue: SendQueue,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
-        self.regions = Regions(pool, config, queue)
+        self.regions: Regions = Regions(pool, config, queue)
         self._config = config
         self._controls = messages.controls
         self.peer = ""  # its name, for errors

@@ -372,3 +372,25 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
         share._remove_rail(gone)
         assert late.closed
         assert not server._sharing.shared
+
+
+async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
+    """Control messages keep their place behind writes, by whatever rail these are done."""
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        client, server = conns
+        region = await client.request_region(16 * MB)
+        while not region._keys:
+            await yield_loop(1)
+        data = pattern(16 * MB)
+        writing = asyncio.ensure_future(client.write(data, region))
+        await yield_loop(1)
+        giving = asyncio.ensure_future(client.hand_over(region))
+        await yield_loop(1)
+        assert not writing.done()
+        client._queue.rail_broke(CUT)
+        async with asyncio.timeout(30):
+            buffer = await server.recv_buffer()
+            assert buffer.view == data
+            buffer.release()
+            await asyncio.gather(writing, giving)
