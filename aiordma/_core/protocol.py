@@ -280,7 +280,8 @@ class RailDown(NamedTuple):
 class Resume(NamedTuple):
     """First frame on a rail that becomes the lead: so many frames have been handled here.
 
-    It takes no credit, and does not count itself.
+    It takes no credit, and does not count itself.  ``request_id`` is how many its sender has sent,
+    with this one: an earlier one that comes later by another rail does not count.
     """
 
     request_id: U32

@@ -23,7 +23,7 @@ cdef class Controls:
     cdef int acknowledge(self, uint32_t request_id, uint32_t window_key) except -1
     cdef bint can_send(self) noexcept
     cdef int rail_gone(self) except -1
-    cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1
+    cdef int resume(self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing) except -1
     cdef int flush(self) except -1
     cdef object first_answer(self)
     cdef bint send_frame(

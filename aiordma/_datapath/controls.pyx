@@ -99,12 +99,14 @@ cdef class Controls:
             self.waiting.append((kind, content, future, behind, 0))
         return 0
 
-    cdef int resume(self, SendQueue rail, uint64_t frames, Sealing sealing) except -1:
+    cdef int resume(
+        self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
+    ) except -1:
         """Says, as the first frame on a rail, how many have been handled here."""
         cdef PoolBlock block = self.spare_blocks.pop()
         cdef bytes content = bytes([CONTROL]) + bytes(HEADER - 1)
         cdef Frame frame
-        content += protocol.encode(protocol.Resume(0, rail.number, frames))
+        content += protocol.encode(protocol.Resume(number, rail.number, frames))
         if sealing is not None:
             content = sealing.seal_resume(rail.number, content)
         frame = new_frame(block, <uint32_t> len(content))

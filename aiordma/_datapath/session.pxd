@@ -16,7 +16,7 @@ from .work_queue cimport FrameHandler, WorkQueues
 @cython.final
 cdef class Session(FrameHandler):
     cdef object __weakref__
-    cdef list rails                    # SendQueue objects
+    cdef readonly list rails           # type: list[SendQueue]; the lead, and others as they came up
     cdef readonly Outbox outbox
     cdef readonly Controls controls
     cdef readonly Inbox inbox

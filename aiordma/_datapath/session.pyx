@@ -297,9 +297,9 @@ cdef class Session(FrameHandler):
         outbox.flags |= SWITCHING
         return True
 
-    def lead_on(self, SendQueue rail not None):
+    def lead_on(self, SendQueue rail not None, uint32_t number):
         """The rail, which is up, is the lead from now on, in place of one that broke and is closed: it
-        gets its receives, and then the peer is told of what has arrived."""
+        gets its receives, and then the peer is told of what has arrived, by the Resume of that number."""
         cdef Outbox outbox = self.outbox
         outbox.move(rail)
         for chain in tuple(self.batches):
@@ -310,7 +310,7 @@ cdef class Session(FrameHandler):
         outbox.stripes.lead(rail)
         self.controls.rail_gone()
         self.receives.move(rail)
-        self.controls.resume(rail, outbox.journal.received, outbox.sealing)
+        self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int):
         """The peer goes on by the lead, and has got so many frames; ProtocolError if that cannot be."""
@@ -674,7 +674,7 @@ cdef class RailFrames(FrameHandler):
             message = protocol.decode(frame[HEADER:])
             if not isinstance(message, protocol.Resume) or message.rail != self.rail.number:
                 raise ProtocolError(f"the peer sent a {type(message).__name__} to resume a rail")
-            session.failover.resumed(self.rail, message.frames)
+            session.failover.resumed(self.rail, message.request_id, message.frames)
         except ProtocolError as error:
             session.owner.violated(error)
         return 0

@@ -1,13 +1,14 @@
 """What a connection does when its lead breaks: another rail becomes the lead.
 
 1. The queue pair is stopped and destroyed; what has arrived by then is final.
-2. The next lead is the oldest rail that is up here, or on which the peer's Resume has come.  It
-   gets the receives of the one before, and then this side's Resume, which says how many frames
-   have been handled.
+2. The next lead is the rail by which the peer's latest Resume has come, else the one that came up
+   first.  It gets the receives of the one before, and then this side's Resume, which says how many
+   frames have been handled.
 3. The peer's Resume on that rail says which frames are to be posted again.
 
 A side without such a rail waits for the peer's Resume as long as packets are sent again.  Rails
-only break, so both sides come to the same one, or the connection ends.
+only break, and come up in the same order at both sides, so both come to the same one, or the
+connection ends.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass
 
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
@@ -41,8 +41,12 @@ class Failover:
     """A rail is the lead now."""
     give_up: Callable[[BaseException], object]
     """No rail is left."""
-    resumes: dict[int, int] = field(default_factory=dict)
-    """By rail: the frames that had arrived at the peer, which has not been heard on."""
+    leads: int = 0
+    """How often another rail became the lead here, and so the number of this side's Resume."""
+    latest: int = 0
+    """The number of the peer's latest Resume,"""
+    resume: tuple[int, int] | None = None
+    """and what it says, until it is acted on: the rail, and the frames that the peer has."""
     waits: asyncio.Handle | None = None
     broken: SendQueue | None = None
     """The latest lead that broke."""
@@ -83,12 +87,11 @@ class Failover:
 
     def _choose(self) -> None:
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
-        resumed = [rail for rail in alive if rail.number in self.resumes]
-        up = [rail for rail in alive if rail.state is RailState.UP]
-        if resumed or up:
-            # The peer's choice is the later one: it has found those before broken.
-            number = attrgetter("number")
-            self._lead_on(max(resumed, key=number) if resumed else min(up, key=number))
+        resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
+        # As they came up: by number, a RailReady that the lead has lost would divide the sides.
+        up = [rail for queue in self.messages.rails for rail in alive if rail.queue is queue]
+        if candidates := resumed + up:
+            self._lead_on(candidates[0])
         elif alive:
             self._wait()
         else:
@@ -100,22 +103,28 @@ class Failover:
         logger.warning("rail %d on %s is the lead now", rail.number, rail.device)
         self._wait()
         self.rails.lead_on(rail)
-        self.messages.lead_on(rail.queue)  # by the keys that its work has, so first
+        self.leads += 1
+        self.messages.lead_on(rail.queue, self.leads)  # by the keys that its work has, so first
         self.moved(rail)
         self._accept(rail)
 
     def _accept(self, rail: Rail) -> None:
-        frames = self.resumes.pop(rail.number, None)
-        if frames is not None and rail.queue is not None and not rail.queue.failed:
+        resume, queue = self.resume, rail.queue
+        if resume and resume[0] == rail.number and queue is not None and not queue.failed:
+            self.resume = None
             self._end_wait()
-            self.messages.resumed(frames)
+            self.messages.resumed(resume[1])
 
-    def resumed(self, queue: SendQueue, frames: int) -> None:
+    def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """The peer's Resume has come by that rail; in a drain."""
-        self.resumes[queue.number] = frames
+        if number <= self.latest:
+            return  # the peer has left that rail: a later one came by a faster rail
+        self.latest, self.resume = number, (queue.number, frames)
         lead = self.rails.lead
         if lead.queue is queue:
             self._accept(lead)
+        elif queue.failed:
+            return  # as the peer will find: it comes to this side's lead
         elif self.waits is not None and self.rails.lead_is_down:
             self._look_again()
         else:  # the lead has broken at the peer

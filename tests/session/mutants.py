@@ -113,8 +113,8 @@ MUTANTS = {
     ),
     "Resume says one frame too few": (
         "_datapath/session.pyx",
-        "self.controls.resume(rail, outbox.journal.received,",
-        "self.controls.resume(rail, max(outbox.journal.received, 1) - 1,",
+        "self.controls.resume(rail, number, outbox.journal.received,",
+        "self.controls.resume(rail, number, max(outbox.journal.received, 1) - 1,",
     ),
     "new work goes before what the old lead had": (
         "_datapath/outbox.pyx",

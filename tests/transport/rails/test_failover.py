@@ -20,7 +20,7 @@ from aiordma._core.protocol import Message, RailReady
 from aiordma._native import lib
 from aiordma._transport import failover
 from aiordma._transport.connect_cm import CMLink
-from aiordma._transport.rails import Rails
+from aiordma._transport.rails import Rail, Rails
 from aiordma.verbs import EventType
 from tests.transport.connection_factory import ALL, ConnectionFactory, ends, pattern, yield_loop
 from tests.transport.marks import by_cm, by_tcp, one_loop
@@ -98,6 +98,50 @@ async def test_ready_comes_behind_resume(
         assert other is not None
         with pytest.raises(ProtocolError, match="UP, and the peer has READY"):
             other.control(RailReady(0, other.lead.number))
+
+
+@by_tcp
+@one_loop
+async def test_both_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rail 2 came up before rail 1, whose RailReady is lost with the lead."""
+    acknowledged = Rails._acknowledged
+    held: list[tuple[Rails, Rail]] = []
+
+    def hold(rails: Rails, rail: Rail) -> None:
+        if rail.number == 1:
+            held.append((rails, rail))
+        else:
+            acknowledged(rails, rail)
+
+    monkeypatch.setattr(Rails, "_acknowledged", hold)
+    async with joined("tcp", THREE, THREE) as conns:
+        await until_rails(conns, ("lead", "connecting", "up"))
+        while not held:
+            await yield_loop(1)
+        cut(*conns)
+        acknowledged(*held[0])
+        await both_ways(conns, [b"after", pattern(100)])
+        await until_rails(conns, ("down", "up", "lead"))
+
+
+@by_tcp
+@one_loop
+async def test_a_resume_that_comes_late() -> None:
+    """It says nothing: a later one has come by another rail, or its rail has failed here since."""
+    async with joined("tcp", THREE, THREE) as conns:
+        await until_rails(conns, ("lead", "up", "up"))
+        cut(*conns)
+        await both_ways(conns, [b"moves"])
+        chooses, lead = conns[0]._failover, conns[0]._queue
+        assert chooses is not None
+        [other] = [it.queue for it in chooses.rails.rails if it.queue not in (None, lead)]
+        assert other is not None
+        chooses.resumed(other, chooses.latest, 0)
+        assert not lead.failed
+        other.rail_broke(ConnectionBrokenError(CABLE))
+        chooses.resumed(other, chooses.latest + 1, 0)
+        assert not lead.failed
+        await both_ways(conns, [b"after"])
 
 
 @pytest.mark.parametrize("seed", range(60))
