@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
+from aiordma import Config, Connection, ConnectionBrokenError, LeaseEndedError, RemoteRegion, Rights
 from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport import share_keys
@@ -376,7 +376,7 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
     """Control messages keep their place behind writes, by whatever rail these are done."""
-    async with joined("tcp") as conns:
+    async with joined("tcp", config=Config()) as conns:
         await until_rails(conns)
         client, server = conns
         region = await client.request_region(16 * MB)
