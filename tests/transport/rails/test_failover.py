@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import re
+from contextlib import suppress
 
 import pytest
 
 from aiordma import (
+    Config,
     Connection,
     ConnectionBrokenError,
     LeaseEndedError,
     OutcomeUnknownError,
     ProtocolError,
     RemoteRegion,
+    VerbsError,
 )
 from aiordma._core.protocol import Message, RailReady
+from aiordma._datapath import keys
 from aiordma._native import lib
 from aiordma._transport import failover
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import Rail, Rails
-from aiordma.verbs import EventType
+from aiordma.verbs import EventType, MemoryRegion, ProtectionDomain
+from aiordma.verbs._memory.memory_region import in_domain
+from tests import combinations
 from tests.transport.connection_factory import ALL, ConnectionFactory, ends, pattern, yield_loop
 from tests.transport.marks import by_cm, by_tcp, one_loop
 
@@ -331,3 +338,46 @@ async def test_no_rail_is_left(factory: ConnectionFactory) -> None:
         for conn in conns:
             with pytest.raises(ConnectionBrokenError):
                 await conn.recv()
+
+
+@by_tcp
+@one_loop
+async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is left out, whichever registration fails: the connection ends."""
+    monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
+    failing: list[ProtectionDomain] = []
+    left = 0
+
+    def fail_once(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
+        nonlocal left
+        left -= pd in failing
+        if pd in failing and left == -1:
+            raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+        return in_domain(region, pd)
+
+    monkeypatch.setattr(keys, "in_domain", fail_once)
+    for nth in range(24):
+        failing.clear()
+        async with joined("tcp", config=Config(data_receives=4, control_receives=4)) as conns:
+            await until_rails(conns)
+            client, server = conns
+            assert client._rails is not None
+            assert client._rails.rails[1].endpoint is not None
+            left, failing[:] = nth, [client._rails.rails[1].endpoint.driver.pd]
+            sent = [bytes([number]) for number in range(3)]
+            sends = [asyncio.ensure_future(client.send(data)) for data in sent]
+            await yield_loop(0)
+            cut(server)
+            received: list[bytes] = []
+            async with asyncio.timeout(20):
+                with suppress(ConnectionBrokenError, VerbsError):
+                    while len(received) < 3:
+                        with await server.recv() as message:
+                            received.append(bytes(message))
+            assert received == sent[: len(received)]
+            client.abort()
+            server.abort()
+            await asyncio.wait(sends)
+    for told in combinations.reported:  # those of a drain, as any error there
+        assert told["message"].startswith("aiordma: handling a completion")
+    combinations.reported.clear()
