@@ -62,9 +62,13 @@ cdef class Leftovers:
         self.posted, self.unposted, self.returned, self.late = [], [], [], []
 
     cdef int keep(self, WorkRequest work, bint was_posted, bint is_first) except -1:
-        cdef list works = self.posted if was_posted or is_first else self.unposted
         work.kept = True
-        works.insert(0 if was_posted and is_first else len(works), work)
+        if was_posted and is_first:
+            self.posted.insert(0, work)
+        elif was_posted or is_first:  # the first that was not follows what was
+            self.posted.append(work)
+        else:
+            self.unposted.append(work)
         return 0
 
     cdef list take_works(self, list between):

@@ -388,8 +388,8 @@ cdef class SendQueue(WorkQueues):
         return True
 
     cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=False) except -1:
-        """Keeps it for another rail, or it ends; `is_first`: before the rest, or where it was not posted,
-        behind what was."""
+        """Keeps it for another rail, or it ends; `is_first`: before the rest of what was posted, or
+        of what was not."""
         if not work.can_move(was_posted):
             self.fail_work(work)
         else:

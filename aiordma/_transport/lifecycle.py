@@ -263,8 +263,6 @@ class ConnectionLifecycle:
             raise self._owner.error_for(self._close_cause)
         self._link = link
         self._owner.peer = link.peer_address
-        if link.peer_address is not None:
-            self._sharing.peer = host_port(link.peer_address)
         self._handshake.peer = peer
         if peer.rails and self._handshake.hello.rails:
             self._rails = Rails(

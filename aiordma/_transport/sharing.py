@@ -96,7 +96,6 @@ class Sharing:
         self.regions: Regions = Regions(pool, config, queue)
         self._config = config
         self._controls = messages.controls
-        self.peer = ""  # its name, for errors
         self._waiter_error = waiter_error
         self._loop = asyncio.get_running_loop()
         self._forks = fork.generation()
@@ -366,7 +365,7 @@ class Sharing:
                     raise ProtocolError("the peer refuses a request that was not made")
                 if not request.answered.done():
                     request.answered.set_exception(
-                        RequestRefusedError(message.code, message.text, peer=self.peer)
+                        RequestRefusedError(message.code, message.text, peer=self.regions.lead.peer)
                     )
             case _:
                 raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
