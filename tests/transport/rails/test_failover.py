@@ -377,7 +377,7 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
             assert received == sent[: len(received)]
             client.abort()
             server.abort()
-            await asyncio.wait(sends)
+            await asyncio.gather(*sends, return_exceptions=True)
     for told in combinations.reported:  # those of a drain, as any error there
         assert told["message"].startswith("aiordma: handling a completion")
     combinations.reported.clear()
