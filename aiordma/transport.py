@@ -34,6 +34,7 @@ from typing import Self, Unpack, cast
 from . import verbs
 from ._core import protocol
 from ._core.arguments import I32_MAX, integer, refusal, seconds
+from ._core.fields import MAX_RAILS
 from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
 from ._datapath.message import Message
@@ -154,7 +155,7 @@ def _find_devices(name: str | tuple[str, ...] | None) -> tuple[verbs.Device, ...
     if choice.is_fallback:
         warn_of_software(choice.reason)
     if name == ALL:
-        return tuple(active_devices(choice.device)[: protocol.MAX_RAILS])
+        return tuple(active_devices(choice.device)[:MAX_RAILS])
     return (choice.device,)
 
 

@@ -15,6 +15,8 @@ MAX_TEXT = 256
 """Bytes (UTF-8) of the longest text in a message; longer ones are cut when they are encoded."""
 MAX_DATA = 64
 """Bytes of the longest data of the application in a message."""
+MAX_RAILS = 8
+"""Rails of one connection, the lead among them."""
 
 
 class Codec(Protocol):
@@ -106,6 +108,20 @@ class _Token:
         return RegionToken.unpack(value)
 
 
+class _Keys:
+    """Pairs of the number of a rail and an rkey."""
+
+    def encode(self, value: object) -> object:
+        if not isinstance(value, list | tuple) or len(value) > MAX_RAILS:
+            raise ValueError(f"at most {MAX_RAILS} pairs are needed")
+        for pair in value:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise ValueError("a pair of a rail and a key is needed")
+        return tuple(tuple(_unsigned(number, 32) for number in pair) for pair in value)
+
+    decode = encode
+
+
 U16 = Annotated[int, _Unsigned(16)]
 U32 = Annotated[int, _Unsigned(32)]
 U64 = Annotated[int, _Unsigned(64)]
@@ -115,3 +131,4 @@ Bytes40 = Annotated[bytes, _Bytes(40)]
 Data = Annotated[bytes, _Bytes(MAX_DATA, at_most=True)]
 Access = Annotated[Rights, _Access()]
 Token = Annotated[RegionToken, _Token()]
+Keys = Annotated[tuple[tuple[int, int], ...], _Keys()]

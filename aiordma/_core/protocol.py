@@ -24,7 +24,19 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]  # it has no types; _pack and _unpack do
 
-from aiordma._core.fields import U16, U32, U64, Access, Bytes32, Bytes40, Codec, Data, Text, Token
+from aiordma._core.fields import (
+    U16,
+    U32,
+    U64,
+    Access,
+    Bytes32,
+    Bytes40,
+    Codec,
+    Data,
+    Keys,
+    Text,
+    Token,
+)
 from aiordma._core.frames import HEADER_SIZE, TAG_SIZE
 from aiordma.errors import ProtocolError
 
@@ -34,8 +46,6 @@ MAX_LENGTH = 512
 """Bytes of the longest control message."""
 MAX_UNANSWERED = 256
 """Requests, offers and connect requests, of each, that one side may have unanswered."""
-MAX_RAILS = 8
-"""Rails of one connection, the lead among them."""
 MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
 """Bytes that every receive must have: any of them may be hit by the longest control message."""
 
@@ -70,11 +80,14 @@ class GoodbyeCode(IntEnum):
 class RegionGrant(NamedTuple):
     """A region of the sender is the receiver's to use, within the rights and lease of ``token``.
 
-    Answers a RegionRequest (its request id), or is handed over unasked (0).
+    Answers a RegionRequest (its request id), or is handed over unasked (0).  ``keys`` has the
+    numbers of the rails that can use it, but for rail 0, whose rkey the token has, with an rkey
+    for each.
     """
 
     request_id: U32
     token: Token
+    keys: Keys = ()
 
 
 class RegionReturn(NamedTuple):
@@ -290,10 +303,9 @@ class Resume(NamedTuple):
 
 
 class RegionKey(NamedTuple):
-    """Rail ``rail`` can use the region too, with this ``rkey``.
+    """Rail ``rail``, which came up after the region was granted, can use it with this ``rkey``.
 
     Ignored for a region that was not granted on this connection, and for a rail that is not up.
-    The token of a region has the key of rail 0; where another one is the lead this follows it.
     """
 
     request_id: U32

@@ -67,6 +67,7 @@ cdef class Outbox(Sender):
     cdef bint send_written(self, WRChain write) except -1
     cdef int move(self, SendQueue rail) except -1
     cdef list take_moved(self)
+    cdef object not_done(self, WRChain chain)
     cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
     cdef bint frame_again(self, Frame frame) except -1

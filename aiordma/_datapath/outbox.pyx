@@ -49,7 +49,7 @@ from .work_queue cimport (
 
 from aiordma._core import protocol
 from aiordma._native import failure
-from aiordma.errors import MessageTooLongError, ProtocolError, RDMAError
+from aiordma.errors import BufferStateError, MessageTooLongError, ProtocolError, RDMAError
 
 
 cdef enum:
@@ -427,9 +427,11 @@ cdef class Outbox(Sender):
         self.lead = rail
         for work in (*works, *before.backlog.works):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
-                before.backlog.remove(<WRChain> work)
                 (<WRChain> work).kept = False
-                (<WRChain> work).refused(before.error_of(<WRChain> work))
+                if before.backlog.remove(<WRChain> work):
+                    (<WRChain> work).refused(self.not_done(<WRChain> work))
+                else:
+                    (<WRChain> work).refused(before.error_of(<WRChain> work))
             elif work not in before.backlog.works:
                 self.moved.append(work)
         rail.backlog.take_over(before.backlog)
@@ -437,8 +439,14 @@ cdef class Outbox(Sender):
         for item in self.waiting.all():
             if type(item) is not SendFuture and not (<WRChain> item).move(rail):
                 self.waiting.remove(item)
-                (<WRChain> item).refused(before.error_of(<WRChain> item))
+                (<WRChain> item).refused(self.not_done(<WRChain> item))
         return 0
+
+    cdef object not_done(self, WRChain chain):
+        return BufferStateError(
+            f"{chain.text(self.lead.peer)} was not done: the rail by which the connection goes on "
+            f"has no key for its memory; do it again"
+        )
 
     cdef list take_moved(self):
         """The work that no lead has done, in its order, once: that of leads before, and of this one."""

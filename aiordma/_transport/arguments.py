@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from .._core.arguments import instance, integer, refusal
-from .._core.protocol import MAX_RAILS
+from .._core.fields import MAX_RAILS
 from ..config import Config
 from ..mr_pool import LocalMemory
 from ..verbs._device.device import ALL, SYSTEM

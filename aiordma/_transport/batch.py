@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Self, TypeAlias
 
@@ -133,12 +133,19 @@ class MovingBatch(Batch):
     """A batch of a connection that may go on by another rail while it collects."""
 
     def __init__(
-        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
+        self,
+        session: Session,
+        memory: Memory,
+        check: Callable[[], None],
+        counts: Counts,
+        keyed: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(session.lead, memory, check, counts)
         self._session = session
+        self._keyed = keyed
 
     async def __aenter__(self) -> Self:
+        await self._keyed()
         self._queue = self._session.lead
         await super().__aenter__()
         assert self._chain is not None

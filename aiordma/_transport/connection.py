@@ -398,10 +398,13 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         if isinstance(source, LocalMemory) and isinstance(target, RemoteMemory):
+            if self._failover is not None:
+                await self._sharing.keyed(target)
             await one_sided.write(self._queue, self._messages.outbox, source, target, imm, progress)
         else:
             remote_memory(target, RemoteMemory)
             async with UserMemory(self._memory, source, target=False) as local:
+                await self._sharing.keyed(target)
                 await one_sided.write(
                     self._queue, self._messages.outbox, local, target, imm, progress
                 )
@@ -422,11 +425,14 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         if isinstance(target, LocalMemory) and isinstance(source, RemoteMemory):
+            if self._failover is not None:
+                await self._sharing.keyed(source)
             await one_sided.read(self._queue, target, source, progress)
         else:
             remote_memory(source, RemoteMemory)
             memory = UserMemory(self._memory, target, target=True)
             async with memory as local:
+                await self._sharing.keyed(source)
                 await one_sided.read(self._queue, local, source, progress)
                 memory.land()
         self._statistics.reads += 1
@@ -435,7 +441,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
         if self._failover is not None:
-            return MovingBatch(self._messages, self._memory, self._check, self._statistics)
+            return MovingBatch(
+                self._messages, self._memory, self._check, self._statistics, self._sharing.keyed
+            )
         return Batch(self._queue, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
@@ -463,6 +471,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._check()
         remote_memory(target, RemoteMemory)
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
+            if self._failover is not None:
+                await self._sharing.keyed(target)
             chain = WRChain(self._sharing, kind)
             chain.atomic(kind, old, target, compare_add, swap)
             await one_sided.start(self._queue, chain)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .. import verbs
 from .._core import protocol
+from .._core.fields import MAX_RAILS
 from .._core.handshake import Endpoint
 from .._core.snapshot_types import RailState as RailFigures
 from .._datapath.rail import SendQueue
@@ -60,7 +61,7 @@ logger = logging.getLogger("aiordma.rails")
 
 # Offers that a peer may make at once, and how many more each second: what answers one makes a queue
 # pair, and may open a device.
-OFFER_BURST, OFFER_RATE = protocol.MAX_RAILS, 1.0
+OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 
 # Seconds until a device without a rail is tried again, doubled each time.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from .._core import protocol
+from .._core.fields import Keys
 from ..config import Config
 from ..errors import QuotaError
 from ..mr_pool import MemoryPool
@@ -53,9 +53,7 @@ class Regions:
     def granted(self, share: Share) -> None:
         """The peer knows the region when it gets what is sent after this."""
         share.told = True
-        share._tell_key(self.lead)
-        for rail, pool in self.rails.items():
-            share._add_rail(rail, pool)
+        share._open_rails()  # those that came up meanwhile
 
     def forget(self, share: Share) -> None:
         known = self.shares.pop(share.region_id, None)
@@ -99,12 +97,15 @@ class Regions:
         self.used[region.token.region_id] = region
         return region
 
-    def use_with_key(self, region: RemoteRegion, take: Callable[[RemoteRegion], object]) -> None:
-        """Hands it out when its key for the lead is known: a token has that of rail 0, and where
-        another one is the lead a RegionKey follows."""
+    def use_with_keys(
+        self, region: RemoteRegion, keys: Keys, take: Callable[[RemoteRegion], object]
+    ) -> None:
+        """Hands it out when its key for the lead is known: else a RegionKey follows."""
         region_id = region.token.region_id
         self.use(region)
         self.keyless[region_id] = partial(take, region)
+        for rail, rkey in keys:
+            self.take_key(region_id, rail, rkey)
         if not self.lead.number:
             self._hand_out(region_id)
 
@@ -112,15 +113,24 @@ class Regions:
         if (hand_out := self.keyless.pop(region_id, None)) is not None:
             hand_out()
 
-    def take_key(self, message: protocol.RegionKey) -> None:
-        region, lead = self.used.get(message.region_id), self.lead.number
-        known = (lead, *(rail.number for rail in self.rails))
-        if message.rail not in known or region is None or region._keys is None:
+    def take_key(self, region_id: int, rail: int, rkey: int) -> None:
+        region, lead = self.used.get(region_id), self.lead.number
+        known = (lead, *(other.number for other in self.rails))
+        if rail not in known or region is None or region._keys is None:
             return
-        region._keys[message.rail] = message.rkey
-        if message.rail == lead:
-            region.rkey = message.rkey
-            self._hand_out(message.region_id)
+        region._keys[rail] = rkey
+        if rail == lead:
+            region._move(lead)
+            self._hand_out(region_id)
+
+    def lacks_key(self, region: RemoteRegion) -> bool:
+        """Whether it cannot be used by the lead; if that has broken, perhaps by the next one."""
+        keys = region._keys
+        return region._user is None or (
+            self.lead.suspended
+            and keys is not None
+            and any(rail.number not in keys for rail in self.rails)
+        )
 
     def taken_back(self, region_id: int) -> None:
         """The owner has ended the region."""
@@ -135,7 +145,8 @@ class Regions:
         """A further rail is up: what the peer knows it can use by that one as well."""
         self.rails[rail] = pool
         for share in list(self.shares.values()):
-            share._add_rail(rail, pool)
+            if share.told:
+                share._add_rail(rail, pool)
 
     def remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
@@ -152,5 +163,5 @@ class Regions:
         for share in list(self.shares.values()):
             share._move(lead, self.pool)
         for region_id, region in list(self.used.items()):
-            if region_id not in self.keyless:
-                region._move(lead.number)
+            if region._move(lead.number):
+                self._hand_out(region_id)

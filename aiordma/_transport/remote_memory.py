@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
@@ -38,6 +38,11 @@ class RemoteMemory(RemoteBase):
     def _require(self, sharing: Sharing, right: int, local: Local) -> None:
         """Raises unless an operation that needs that right, with `local` here, is allowed."""
         self._check(sharing)
+        if self._root._user is None:  # of a batch: others wait
+            raise BufferStateError(
+                f"the rail by which the connection goes on has no key for {self._root!r} yet: "
+                f"leave this batch, and begin another one"
+            )
         if right == Rights.ATOMIC:
             self._range.require_atomic()
         self._range.require(Rights(right))
@@ -46,10 +51,14 @@ class RemoteMemory(RemoteBase):
         if len(local) != len(self):
             raise ValueError(f"{len(local)} bytes here and {len(self)} there: slice one of them")
 
+    @property
+    def _region(self) -> RemoteRegion:
+        return cast("RemoteRegion", self._root)
+
     def _check(self, sharing: Sharing) -> None:
         """Raises unless the region is this connection's and still this side's to use."""
-        region = self._root
-        if sharing is not region._user:
+        region = self._region
+        if sharing is not region._sharing:
             raise ValueError(f"{region!r} belongs to another connection")
         if not region._usable or 0 < region._deadline <= now():
             raise region._unusable()
@@ -70,7 +79,8 @@ class RemoteRegion(RemoteMemory):
         self._lent = lent
         self._why = ""
         self._changes = WaitQueue()
-        self._user: Sharing = sharing
+        self._user: Sharing | None = sharing
+        """None: the lead has no key for it yet."""
         self._usable = True
         self.token = token
         self._aim(RemoteRange.of(token))
@@ -113,9 +123,17 @@ class RemoteRegion(RemoteMemory):
     async def wait_ended(self) -> None:
         """Waits until it has `ended`."""
         while not self.ended:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.lease_left):
-                    await self._changes.wait()
+            await self._change()
+
+    async def _keyed(self) -> None:
+        """Waits until the lead has a key for it, or it has ended."""
+        while not self.ended and self._sharing.regions.lacks_key(self):
+            await self._change()
+
+    async def _change(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.lease_left):
+                await self._changes.wait()
 
     async def renew(self, lease: float | None) -> None:
         """Asks its owner to let it be used for `lease` seconds from now on (None: without an end).
@@ -138,18 +156,21 @@ class RemoteRegion(RemoteMemory):
             self._deadline: float = PAST
             self._give_up()
 
-    def _move(self, lead: int) -> None:
-        """The rail of that number is the lead now; a region without a key there is lost."""
-        if (rkey := (self._keys or {}).get(lead)) is not None:
-            self.rkey = rkey
-            return
-        if self.ended:
-            return
-        self._why, self._deadline = "lost with the rail that had its key", PAST
-        if self._lent:
-            self._drop()
-        else:
+    def _move(self, lead: int) -> bool:
+        """The rail of that number is the lead now: whether there is a key for it.
+
+        Else the owner tells of one, or of the end; one from a token is lost.
+        """
+        rkey = (self._keys or {}).get(lead)
+        self._wake()
+        if rkey is not None:
+            self.rkey, self._user = rkey, self._sharing
+        elif self._keys is not None:
+            self._user = None
+        elif not self.ended:
+            self._why, self._deadline = "lost with the rail that had its key", PAST
             self._give_up()
+        return rkey is not None
 
     def _unusable(self) -> BufferStateError:
         if self._usable:

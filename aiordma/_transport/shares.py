@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from .._core import protocol
+from .._core.fields import Keys
 from .._core.region import RegionToken, Rights
 from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
@@ -71,12 +72,26 @@ class Share:
                     await self._sharing.switched()
             else:
                 if self._replaced is None:
-                    return
+                    break
                 await self._sharing.switched()
+        # The others may fail: the lead has one.
+        await asyncio.wait([key.ready for key in self._keys.values()])
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
-        """Calls it when the key works, or has been revoked before."""
+        """Calls it when all of its keys work, or have been revoked before."""
+        for key in self._keys.values():
+            if not key.ready.done():
+                key.on_ready(partial(self._on_ready, callback))
+                return
         self._first.on_ready(callback)
+
+    def _keys_of_rails(self) -> Keys:
+        """The keys that work, but for that of rail 0, which is in the token."""
+        return tuple(
+            (rail.number, key.rkey)
+            for rail, key in self._keys.items()
+            if rail.number and key.ready.done() and not key.closed
+        )
 
     @property
     def _first(self) -> share_keys.ShareKey:
@@ -85,11 +100,17 @@ class Share:
 
     def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
         """Opens the memory by a further rail; where that cannot be, others have it."""
-        if rail in self._keys or self.revoked or not self.told:
+        if rail in self._keys or self.revoked:
             return
         with suppress(RDMAError, OSError):
             key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
-            key.on_ready(partial(self._tell_key, rail))
+            if self.told:
+                key.on_ready(partial(self._tell_key, rail))
+
+    def _open_rails(self) -> None:
+        """Opens the memory by the rails besides the lead."""
+        for rail, pool in self._sharing.regions.rails.items():
+            self._add_rail(rail, pool)
 
     def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
         """That rail is the lead from now on."""
@@ -111,9 +132,8 @@ class Share:
             self._end(tells=True)
 
     def _tell_key(self, rail: SendQueue) -> None:
-        """The peer knows that of rail 0 from the token."""
         key = self._keys.get(rail)
-        if rail.number and key is not None and not self.revoked:
+        if key is not None and not self.revoked:
             self._sharing.notify(protocol.RegionKey(0, self.region_id, rail.number, key.rkey))
 
     def _remove_rail(self, rail: SendQueue) -> None:
@@ -131,14 +151,15 @@ class Share:
         if self._grace is not None:
             self._expired()  # the others have that time as well
             return
-        if len(self._keys) > 1:
-            del self._keys[rail]
-        elif self.told:
+        if len(self._keys) == 1 and self.told:
             self._end(tells=True)
             return
+        key.close()
+        if len(self._keys) > 1:
+            del self._keys[rail]
+            key.give_up()
         else:
             self._replaced = key
-        key.close()
         if deadline is not None and (self._replaced is not None or not self._first.closed):
             try:
                 self._deadline = lease_thread.at(deadline.when, self._expire)

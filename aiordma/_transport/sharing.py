@@ -43,7 +43,7 @@ from ..mr_pool import Buffer, LocalMemory, MemoryPool
 from .arguments import remote_memory
 from .lease_thread import milliseconds, now
 from .regions import Regions
-from .remote_memory import RemoteRegion
+from .remote_memory import RemoteMemory, RemoteRegion
 from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
@@ -142,9 +142,10 @@ class Sharing:
         share = self.open_up(memory, rights, lease, begins=False)
         told: asyncio.Future[None] | None = None
         try:
+            share._open_rails()
             await share.ready()  # until then no peer can use it
             share._lease_from_now(lease)
-            told = self._tell(protocol.RegionGrant(0, share.token))
+            told = self._tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)
             await told
         except BaseException:
@@ -204,13 +205,15 @@ class Sharing:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self.regions.add(loan)
+            loan._open_rails()
             loan._on_ready(partial(self._grant, request.request_id, loan, lease))
 
     def _grant(self, request_id: int, loan: Loan, lease: float | None) -> None:
         internal = protocol.ErrorCode.INTERNAL
         try:
             if loan._lease_from_now(lease):  # when the peer can use it
-                self._controls.send(protocol.RegionGrant(request_id, loan.token))
+                grant = protocol.RegionGrant(request_id, loan.token, loan._keys_of_rails())
+                self._controls.send(grant)
                 self.regions.granted(loan)
             else:
                 self._refuse(request_id, internal, "the loan ended before it began")
@@ -247,6 +250,12 @@ class Sharing:
             unwanted=RemoteRegion._drop,
         )
         return region
+
+    async def keyed(self, *memory: object) -> None:
+        """Waits until the lead has keys for the regions, by default for all, or they have ended."""
+        for it in memory or list(self.regions.used.values()):
+            if isinstance(it, RemoteMemory):
+                await it._region._keyed()
 
     async def renew(self, region: RemoteRegion, lease_ms: int) -> None:
         region_id = region.token.region_id
@@ -356,7 +365,7 @@ class Sharing:
             case protocol.RegionLease():
                 self._renewed(message)
             case protocol.RegionKey():
-                self.regions.take_key(message)
+                self.regions.take_key(message.region_id, message.rail, message.rkey)
             case protocol.RegionEnd():
                 self.regions.taken_back(message.region_id)
             case protocol.Error():
@@ -378,7 +387,7 @@ class Sharing:
                     f"(Config.max_regions) before one was received"
                 )
             region = RemoteRegion(self, grant.token, lent=False)
-            self.regions.use_with_key(region, self._arrived.add)
+            self.regions.use_with_keys(region, grant.keys, self._arrived.add)
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
@@ -389,7 +398,8 @@ class Sharing:
                 f"asked for {asked.length} with {asked.access!r}"
             )
         region = RemoteRegion(self, grant.token, lent=True, since=request.since)
-        self.regions.use_with_key(region, partial(self._lent, request, grant.request_id))
+        take = partial(self._lent, request, grant.request_id)
+        self.regions.use_with_keys(region, grant.keys, take)
 
     def _lent(self, request: Request, request_id: int, region: RemoteRegion) -> None:
         self._answered(request_id)

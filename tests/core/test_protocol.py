@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiordma._core import protocol
-from aiordma._core.fields import MAX_TEXT
+from aiordma._core.fields import MAX_RAILS, MAX_TEXT
 from aiordma._core.protocol import (
     CUT_OFF,
     GOING_AWAY,
@@ -66,7 +66,9 @@ bytes40 = st.binary(min_size=40, max_size=40)
 low_addresses = st.integers(0, 1 << 63)
 tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, (1 << 63) - 1), u32, rights, u32)
 MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
-    RegionGrant: st.builds(RegionGrant, u32, tokens),
+    RegionGrant: st.builds(
+        RegionGrant, u32, tokens, st.lists(st.tuples(u32, u32), max_size=MAX_RAILS).map(tuple)
+    ),
     RegionReturn: st.builds(RegionReturn, u32, u64),
     RegionRequest: st.builds(RegionRequest, u32, u64, rights, u32),
     RegionRelease: st.builds(RegionRelease, u32, u64),
@@ -163,7 +165,7 @@ def test_the_longest_messages_fit() -> None:
     for message in (
         Goodbye((1 << 32) - 1, 65535, "x" * 10_000),
         Error((1 << 32) - 1, 65535, "\N{SNOWMAN}" * 10_000),
-        RegionGrant((1 << 32) - 1, token),
+        RegionGrant((1 << 32) - 1, token, (((1 << 32) - 1,) * 2,) * MAX_RAILS),
     ):
         assert len(encode(message)) <= MAX_LENGTH
 
@@ -186,6 +188,7 @@ def test_decoded_rights_are_rights() -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 GOOD = [MAGIC, VERSION, 7, 1, []]
+TOKEN = RegionToken(1, 2, 3, 4, Rights.READ).pack()
 REFUSED = [
     (b"", "no msgpack"),
     (b"GET / HTTP/1.1\r\n", "no msgpack"),
@@ -235,9 +238,13 @@ REFUSED = [
     (envelope(5, [1, 16 | 2, 0]), "bad access: unknown rights 0x10"),
     (envelope(9, [0, b"bytes"]), "a Goodbye with a bad text: a text is needed, not bytes"),
     (envelope(9, [0, "x" * (MAX_TEXT + 1)]), "bad text: it has more than 256 bytes"),
-    (envelope(3, ["x"]), "a RegionGrant with a bad token: bytes are needed, not str"),
-    (envelope(3, [b"x"]), "no region token of aiordma"),
-    (envelope(3, [RegionToken(1, 2, 3, 4, Rights.READ).pack() + b"\0"]), "bytes after the end"),
+    (envelope(3, ["x", []]), "a RegionGrant with a bad token: bytes are needed, not str"),
+    (envelope(3, [b"x", []]), "no region token of aiordma"),
+    (envelope(3, [TOKEN + b"\0", []]), "bytes after the end"),
+    (envelope(3, [TOKEN, 1]), "a RegionGrant with a bad keys: at most 8 pairs are needed"),
+    (envelope(3, [TOKEN, [[1, 2]] * 9]), "bad keys: at most 8 pairs are needed"),
+    (envelope(3, [TOKEN, [[1]]]), "bad keys: a pair of a rail and a key is needed"),
+    (envelope(3, [TOKEN, [[1, 1 << 32]]]), "bad keys: 4294967296 does not fit 32 bits"),
 ]
 
 

@@ -35,8 +35,6 @@ async def writes(
     with server.register(memory) as region:
         await server.send_region(region, access=Rights.READ | Rights.WRITE)
         remote = await client.recv_region()
-        while breaking and len(remote._keys or ()) < len(client.rails) - 1:
-            await yield_loop(1)
         provider().breaks += [Break.drawn(chance, rail) for rail in breaking]
         tasks: list[asyncio.Future[None]] = []
         at_message: list[np.ndarray] = []

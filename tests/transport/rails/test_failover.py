@@ -6,11 +6,13 @@ import asyncio
 import errno
 import random
 import re
+import sys
 from contextlib import suppress
 
 import pytest
 
 from aiordma import (
+    BufferStateError,
     Config,
     Connection,
     ConnectionBrokenError,
@@ -29,7 +31,14 @@ from aiordma._transport.rails import Rail, Rails
 from aiordma.verbs import EventType, MemoryRegion, ProtectionDomain
 from aiordma.verbs._memory.memory_region import in_domain
 from tests import combinations
-from tests.transport.connection_factory import ALL, ConnectionFactory, ends, pattern, yield_loop
+from tests.transport.connection_factory import (
+    ALL,
+    ConnectionFactory,
+    ends,
+    pattern,
+    shared,
+    yield_loop,
+)
 from tests.transport.marks import by_cm, by_tcp, one_loop
 
 from .joining import WAYS, joined, lose_ready, shown, until_rails
@@ -259,6 +268,71 @@ async def test_a_batch_that_is_open() -> None:
         with pytest.raises(LeaseEndedError):
             await write_as_it_ends(client, lost)
         await both_ways(conns, [b"after"])
+
+
+@one_loop
+async def test_keys_that_come_after_the_lead_has_broken(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rail has just come up, and the peer has had no time to tell of keys for it."""
+    begin = Rails.begin
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    async with joined(factory.via) as conns, shared(conns[1], conns[0], 8) as (there, given):
+        client = conns[0]
+        lent = await client.request_region(32, access=ALL)
+        assert client._rails is not None
+        begin(client._rails)
+        while not client._sharing.regions.rails:
+            await yield_loop(1)
+        assert lent._keys == given._keys == {}
+        open_one = client.batch()
+        batch = await open_one.__aenter__()
+        batch.write(b"too early", lent[16:25])
+        cut(client)
+        after = bytearray(8)
+
+        async def as_a_batch() -> None:
+            async with client.batch() as batch:
+                batch.write(b"given", given[:5])
+                batch.read(given, after)
+
+        await asyncio.gather(
+            client.write(b"lent", lent[:4]), client.fetch_and_add(lent[8:16], 7), as_a_batch()
+        )
+        with pytest.raises(BufferStateError, match="nothing of the batch was done"):
+            await open_one.__aexit__(None, None, None)
+        await client.read(lent, found := bytearray(32))
+        assert found == b"lent" + bytes(4) + (7).to_bytes(8, sys.byteorder) + bytes(16)
+        assert there.view == after == b"given" + bytes(3)
+
+
+@by_tcp
+@one_loop
+async def test_work_that_waits_and_has_no_key_for_the_next_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is known not to have been done."""
+    begin = Rails.begin
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    async with joined("tcp") as conns, shared(conns[1], conns[0], 200) as (there, region):
+        client = conns[0]
+        assert client._rails is not None
+        begin(client._rails)
+        while not client._sharing.regions.rails:
+            await yield_loop(1)
+        tasks = [
+            asyncio.ensure_future(client.write(b"!", region[at : at + 1])) for at in range(200)
+        ]
+        await yield_loop(1)
+        waiting = len(client._queue.backlog)
+        assert 0 < waiting < 200
+        cut(client)
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(error, BufferStateError) for error in done[-waiting:])
+        assert "was not done" in str(done[-1])
+        assert there.view[-waiting:] == bytes(waiting)
+        await client.write(b"again", region[195:])
+        assert bytes(there.view[195:]) == b"again"
 
 
 @one_loop

@@ -12,6 +12,7 @@ import pytest
 
 from aiordma import Connection, ConnectionBrokenError, ProtocolError, listen
 from aiordma._core import protocol
+from aiordma._core.fields import MAX_RAILS
 from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
 from aiordma._transport.rails import Rails
 from tests.transport.connection_factory import (
@@ -134,7 +135,7 @@ async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:
         assert "before its connection was accepted" in goodbye.text
 
 
-@pytest.mark.parametrize("most", [1, protocol.MAX_RAILS - 1])
+@pytest.mark.parametrize("most", [1, MAX_RAILS - 1])
 async def test_no_more_than_so_many(factory: ConnectionFactory, most: int) -> None:
     """Besides the lead: by default as many as there are devices."""
     config = SMALL if most == 1 else replace(SMALL, max_rails=most + 1)
@@ -156,7 +157,7 @@ async def test_no_more_than_so_many(factory: ConnectionFactory, most: int) -> No
 async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
     """And of those that are over, no more is kept than the error of the latest."""
     async with victim(factory) as (conn, peer):
-        for number in range(1, protocol.MAX_RAILS + 1):
+        for number in range(1, MAX_RAILS + 1):
             answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
             assert isinstance(answer, RailAnswer)
             assert await asked(factory, peer, RailDown(0, number)) == RailDown(0, number)

@@ -39,8 +39,6 @@ async def sharing(size: int, way: str = "tcp") -> AsyncIterator[Ends]:
     async with joined(way) as conns:
         await until_rails(conns)
         async with shared(conns[1], conns[0], size) as (there, remote):
-            while not remote._keys:
-                await yield_loop(1)
             yield Ends(*conns, there, remote)
 
 
@@ -268,8 +266,6 @@ async def test_the_end_in_the_middle(end: str, reads: bool) -> None:
         with server.register(bytearray(16 * MB)) as memory:
             await server.send_region(memory, access=Rights.READ | Rights.WRITE)
             remote = await client.recv_region()
-            while not remote._keys:
-                await yield_loop(1)
             working = asyncio.ensure_future(
                 client.read(remote, bytearray(16 * MB))
                 if reads
@@ -380,8 +376,6 @@ async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
         await until_rails(conns)
         client, server = conns
         region = await client.request_region(16 * MB)
-        while not region._keys:
-            await yield_loop(1)
         data = pattern(16 * MB)
         writing = asyncio.ensure_future(client.write(data, region))
         await yield_loop(1)
