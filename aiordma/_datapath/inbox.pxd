@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .controls cimport Controls
 from .futures cimport OpFuture, Wakeups
-from .memory cimport Local, Pinned
+from .memory cimport BlockCache, Local, Pinned
 from .message cimport Fifo, Message
 from .outbox cimport Outbox
 from .rail cimport SendQueue
@@ -133,6 +133,7 @@ cdef class Fetcher:
     cdef readonly uint64_t progress    # bytes of READs that have completed
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef int fetch_ahead(self) except -1
+    cdef BlockCache move(self, SendQueue rail)
     cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1
     cdef int probe(self, PendingRendezvous pending) except -1

@@ -752,6 +752,15 @@ cdef class Fetcher:
                 return 0
         return 0
 
+    cdef BlockCache move(self, SendQueue rail):
+        """The rail is the lead from now on: the memory is that of its driver, whose pool is returned."""
+        self.pool._stalled_reads.end(self)
+        self.memory.move(rail.driver)
+        self.pool = self.memory.pool
+        if self.large:
+            self.pool._stalled_reads.begin(self)
+        return self.pool
+
     cdef uint32_t rails(self) noexcept:
         return 1 if self.outbox.stripes is None else <uint32_t> len(self.outbox.stripes.lanes)
 

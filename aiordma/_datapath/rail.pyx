@@ -464,11 +464,21 @@ cdef class SendQueue(WorkQueues):
         self.stopped = True
         self.drain_receives()
 
-    cdef int drain_receives(self) except -1:
+    def shut(self) -> bool:
+        """The peer reaches nothing by it any more; False: the device has failed.
+
+        Comes before the keys end: a request of the peer's to a key that is gone would fail for lack of
+        access, as if the program had taken the memory back.
+        """
         try:
             self.qp.to_error()
         except (RDMAError, OSError):
-            return 0  # the device has failed
+            return False
+        return True
+
+    cdef int drain_receives(self) except -1:
+        if not self.shut():
+            return 0
         # Not every driver flushes: it is over when there is nothing more, too.
         while self.receives.first != NO_SLOT and self.driver.poll():
             pass

@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from .memory cimport PoolBlock
+from .memory cimport BlockCache, PoolBlock
 from .rail cimport SendQueue
 
 cdef int release_all(list blocks) except -1
@@ -47,7 +47,7 @@ cdef class Receives:
     cdef int repost(self) except -1
     cdef int retry_later(self) except -1
     cdef int change_if_due(self) except -1
-    cdef int move(self, SendQueue rail) except -1
+    cdef int move(self, SendQueue rail, BlockCache pool) except -1
 
     cdef inline int frame_taken(self) except -1:
         """The messages of a frame are the user's."""

@@ -145,11 +145,11 @@ cdef class Receives:
         self.larger = larger
         return 0
 
-    cdef int move(self, SendQueue rail) except -1:
+    cdef int move(self, SendQueue rail, BlockCache pool) except -1:
         """The rail gets the receives of the one before, which is closed: as many, in their order."""
         cdef PoolBlock block
         cdef SendQueue before = self.queue
-        self.queue = rail
+        self.queue, self.pool = rail, pool
         for block in before.take_receives():
             rail.post_block(block, <uint32_t> block.size)
         return 0

@@ -225,7 +225,7 @@ cdef class Session(FrameHandler):
 
     def prepare_rail(self, SendQueue rail not None):
         """Its queue pair is connected: posts the receive for the peer's Resume."""
-        rail.keys.foreign = rail.keys.pool is not self.outbox.pool
+        rail.keys.foreign = True
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_block(self.outbox.pool._block(protocol.MIN_RECEIVE), protocol.MIN_RECEIVE)
 
@@ -309,7 +309,8 @@ cdef class Session(FrameHandler):
         self.rails.sort(key=lambda other: other is not rail)
         outbox.stripes.lead(rail)
         self.controls.rail_gone()
-        self.receives.move(rail)
+        outbox.pool = self.inbox.fetcher.move(rail)
+        self.receives.move(rail, outbox.pool)
         self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int):

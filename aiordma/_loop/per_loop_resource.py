@@ -89,6 +89,10 @@ class PerLoopResource:
         instance._stop_timer()
         return instance
 
+    def hold(self) -> None:
+        """There is one user more."""
+        self._users += 1
+
     def release(self) -> None:
         self._users -= 1
         if self._users or self._gone:

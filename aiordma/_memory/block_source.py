@@ -22,7 +22,7 @@ class OrderedBlockSource:
         internal: bool,
         exempt: bool = False,
     ) -> None:
-        self.pool = pool
+        self.pool: MemoryPool = pool
         self._on_memory: Callable[[], None] | None = on_memory
         self._internal = internal
         self._exempt = exempt
@@ -64,6 +64,18 @@ class OrderedBlockSource:
         if self._came is not None:  # it was not needed any more
             self._came.release()
             self._came = None
+
+    def move(self, pool: MemoryPool) -> None:
+        """Blocks come from that pool from now on; who waits for one asks once more."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            self.pool._waiters.leave(waiter)
+            waiter.get_loop().call_soon(self._ask_again)
+        self.pool = pool
+
+    def _ask_again(self) -> None:
+        if self._on_memory is not None:
+            self._on_memory()
 
     def close(self) -> None:
         """Ends the wait for memory, which is not needed any more."""

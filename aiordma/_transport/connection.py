@@ -279,7 +279,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         from, not read into.
         """
         self._check()
-        return Region(self._endpoint.driver.pd.reg_mr(memory))
+        return Region(self._memory.pd.reg_mr(memory))
 
     def register_dmabuf(
         self, fd: int, length: int, *, offset: int = 0, writable: bool = True
@@ -293,7 +293,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._check()
         fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
         offset, writable = integer("offset", offset), truth("writable", writable)
-        return DmabufRegion(self._endpoint.driver.pd, fd, length, offset, writable)
+        return DmabufRegion(self._memory.pd, fd, length, offset, writable)
 
     async def send_region(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"

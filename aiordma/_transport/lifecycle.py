@@ -544,12 +544,16 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
+        self._queue.shut()
+        if self._rails is not None:
+            self._rails.shut()
         self._messages.outbox.offers.end_windows()
-        self._sharing.end_keys()  # without `end`: the loop was closed
+        self._sharing.end_keys()
         self._queue.close()
         if self._rails is not None:
             self._rails.close()
         self._messages.close()
+        self._memory.close()
         self._endpoint.close()
         if self._link is not None:
             self._link.release()

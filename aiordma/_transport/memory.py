@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from .. import verbs
+from .._loop.driver import Driver
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import KeptMemory, RegistrationCache
 from ..config import Config
@@ -29,12 +30,14 @@ class Memory:
         config: Config,
         waiter_error: Callable[[BaseException], BaseException],
     ) -> None:
-        self.pool = pool
-        self.registrations = registrations
+        self.pool: MemoryPool = pool
+        self.registrations: RegistrationCache = registrations
+        self._config = config
         registrations.set_up(config.cached_registrations)
         self._waiter_error = waiter_error
         self._waiters: set[asyncio.Future[Block]] = set()
         self._sources: list[OrderedBlockSource] = []
+        self._drivers: list[Driver] = []
         self._ended: BaseException | None = None
 
     @property
@@ -74,6 +77,18 @@ class Memory:
         self._sources.append(source)
         return source
 
+    def move(self, driver: Driver) -> None:
+        """Memory comes from that driver, of the lead, from now on.
+
+        It is held until `close`: blocks of its pool outlive its time as the lead.
+        """
+        driver.hold()
+        self._drivers.append(driver)
+        self.pool, self.registrations = driver.pool, driver.registrations
+        self.registrations.set_up(self._config.cached_registrations)
+        for source in self._sources:
+            source.move(self.pool)
+
     def end(self, error: BaseException) -> None:
         """The connection is over: its waiters for memory get `error` instead."""
         self._ended = error
@@ -82,6 +97,11 @@ class Memory:
         for waiter in list(self._waiters):
             if not waiter.done():
                 waiter.set_exception(self._waiter_error(error))
+
+    def close(self) -> None:
+        """No block is in use any more."""
+        while self._drivers:
+            self._drivers.pop().release()
 
 
 class UserMemory:

@@ -164,7 +164,8 @@ class RemoteRegion(RemoteMemory):
         rkey = (self._keys or {}).get(lead)
         self._wake()
         if rkey is not None:
-            self.rkey, self._user = rkey, self._sharing
+            self.rkey = rkey
+            self._user = self._sharing
         elif self._keys is not None:
             self._user = None
         elif not self.ended:

@@ -287,6 +287,24 @@ async def test_a_supply(pool: MemoryPool) -> None:
     assert pool.statistics().leases == 0
 
 
+async def test_a_supply_that_moves(pool: MemoryPool) -> None:
+    """Who waits is asked again, and gets memory of the other pool."""
+    other = MemoryPool(pool.pd, limit=LIMIT)
+    taken: list[Block | None] = []
+    source = OrderedBlockSource(pool, lambda: taken.append(source.block(300)), internal=True)
+    held = pool.alloc(LIMIT)
+    assert source.block(300) is None
+    source.move(other)
+    await yield_loop()
+    assert pool.statistics().waiting == 0
+    (block,) = taken
+    assert block is not None
+    assert other.statistics().leases == 1
+    block.release()
+    held.release()
+    other.close()
+
+
 # ---- in any order ------------------------------------------------------------------------------
 
 SIZE = st.sampled_from([200, 5000, SLAB_SIZE // 2, SLAB_SIZE, LIMIT])

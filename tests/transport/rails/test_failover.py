@@ -7,7 +7,10 @@ import errno
 import random
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,17 +27,23 @@ from aiordma import (
 )
 from aiordma._core.protocol import Message, RailReady
 from aiordma._datapath import keys
+from aiordma._datapath.rail import SendQueue
 from aiordma._native import lib
 from aiordma._transport import failover
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import Rail, Rails
+from aiordma._transport.shares import Share
+from aiordma.errors import QuotaError
 from aiordma.verbs import EventType, MemoryRegion, ProtectionDomain
+from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
 from tests import combinations
 from tests.transport.connection_factory import (
     ALL,
+    SMALL,
     ConnectionFactory,
     ends,
+    give,
     pattern,
     shared,
     yield_loop,
@@ -194,6 +203,75 @@ async def test_a_port_or_a_device_that_fails(factory: ConnectionFactory) -> None
         await until_moved(*conns)
 
 
+@pytest.mark.parametrize("card", [False, True])
+@one_loop
+async def test_a_device_that_is_gone_registers_nothing_more(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, card: bool
+) -> None:
+    """Memory is that of the next lead's device.  What there was before can be used as well."""
+    register, gone = memory_region.reg_mr, []
+
+    def refuse(pd: ProtectionDomain, *args: Any, **options: Any) -> Any:
+        if pd in gone:
+            raise VerbsError(errno.EIO, "ibv_reg_mr")
+        return register(pd, *args, **options)
+
+    monkeypatch.setattr(memory_region, "reg_mr", refuse)
+    monkeypatch.setattr(keys, "reg_mr", refuse)
+    if card:  # which has no key to all memory
+        monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
+    size = 9 << 20
+    data = [pattern(size, number) for number in range(3)]
+    async with AsyncExitStack() as stack:
+        conns = await stack.enter_async_context(joined(factory.via, THREE, THREE))
+        await until_rails(conns, ["lead", "up", "up"])
+        for device, following in (THREE[:2], THREE[1:]):
+            before = stack.enter_context(conns[0].alloc(size))
+            before.view[:] = pattern(size)
+            gone.append(conns[0]._memory.pd)
+            assert not lib.aiordma_embedded_raise_on(device.encode(), EventType.DEVICE_FATAL)
+            await both_ways(conns, [b"after"])
+            while any(conn.device != following for conn in conns):
+                await yield_loop(1)
+            for conn, peer in (conns, conns[::-1]):
+                sending = [conn.send_nowait(it) for it in data]
+                messages = [await peer.recv() for _ in sending]
+                assert messages == data
+                for message in messages:
+                    message.release()
+                await asyncio.gather(*sending)
+                with conn.register(bytearray(size)) as memory, peer.alloc(size) as there:
+                    _, remote = await give(peer, conn, there)
+                    await conn.write(before, remote)
+                    await conn.read(remote, memory)
+                    assert memory.view == before.view
+                    await conn.write(bytes(size), remote)
+                    await conn.read(remote, before)
+                    assert before.view == bytes(size)
+                    before.view[:] = memory.view
+
+
+@by_tcp
+@one_loop
+async def test_who_waits_for_memory_gets_that_of_the_next_lead() -> None:
+    config = replace(SMALL, pool_limit=16 << 20)
+    async with joined("tcp", config=config) as conns:
+        await until_rails(conns)
+        with ExitStack() as stack:
+            sent = conns[1].send_nowait(data := pattern(3 << 20))
+            with suppress(QuotaError):
+                while True:
+                    stack.enter_context(conns[0].alloc(2 << 20))
+            receiving = asyncio.ensure_future(conns[0].recv())
+            await yield_loop(20)
+            assert not receiving.done()
+            assert conns[0].pool_statistics().waiting
+            cut(conns[0])
+            with await receiving as message:
+                assert message == data
+            await sent
+
+
 @one_loop
 async def test_what_is_under_way_on_memory_of_the_peer(factory: ConnectionFactory) -> None:
     async with joined(factory.via) as (client, server):
@@ -270,20 +348,39 @@ async def test_a_batch_that_is_open() -> None:
         await both_ways(conns, [b"after"])
 
 
+BEGIN = Rails.begin
+
+
+def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """No rail comes up before `begin_rails`, nor is a key for it told before this is called."""
+    late: list[tuple[Share, SendQueue]] = []
+    tell = Share._tell_key
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.setattr(Share, "_tell_key", lambda share, rail: late.append((share, rail)))
+
+    def tell_keys() -> None:
+        for share, rail in late:
+            tell(share, rail)
+
+    return tell_keys
+
+
+async def begin_rails(conns: Sequence[Connection]) -> None:
+    assert conns[0]._rails is not None
+    BEGIN(conns[0]._rails)
+    await until_rails(conns)
+
+
 @one_loop
 async def test_keys_that_come_after_the_lead_has_broken(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rail has just come up, and the peer has had no time to tell of keys for it."""
-    begin = Rails.begin
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    tell_keys = late_keys(monkeypatch)
     async with joined(factory.via) as conns, shared(conns[1], conns[0], 8) as (there, given):
         client = conns[0]
         lent = await client.request_region(32, access=ALL)
-        assert client._rails is not None
-        begin(client._rails)
-        while not client._sharing.regions.rails:
-            await yield_loop(1)
+        await begin_rails(conns)
         assert lent._keys == given._keys == {}
         open_one = client.batch()
         batch = await open_one.__aenter__()
@@ -296,9 +393,15 @@ async def test_keys_that_come_after_the_lead_has_broken(
                 batch.write(b"given", given[:5])
                 batch.read(given, after)
 
-        await asyncio.gather(
+        working = asyncio.gather(
             client.write(b"lent", lent[:4]), client.fetch_and_add(lent[8:16], 7), as_a_batch()
         )
+        await until_moved(*conns)
+        with pytest.raises(BufferStateError, match=r"has no key for .* yet: leave this batch"):
+            batch.write(b"too early", lent[16:25])
+        assert not any([lent.ended, given.ended, working.done()])
+        tell_keys()
+        await working
         with pytest.raises(BufferStateError, match="nothing of the batch was done"):
             await open_one.__aexit__(None, None, None)
         await client.read(lent, found := bytearray(32))
@@ -312,14 +415,10 @@ async def test_work_that_waits_and_has_no_key_for_the_next_lead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is known not to have been done."""
-    begin = Rails.begin
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    tell_keys = late_keys(monkeypatch)
     async with joined("tcp") as conns, shared(conns[1], conns[0], 200) as (there, region):
         client = conns[0]
-        assert client._rails is not None
-        begin(client._rails)
-        while not client._sharing.regions.rails:
-            await yield_loop(1)
+        await begin_rails(conns)
         tasks = [
             asyncio.ensure_future(client.write(b"!", region[at : at + 1])) for at in range(200)
         ]
@@ -331,6 +430,7 @@ async def test_work_that_waits_and_has_no_key_for_the_next_lead(
         assert all(isinstance(error, BufferStateError) for error in done[-waiting:])
         assert "was not done" in str(done[-1])
         assert there.view[-waiting:] == bytes(waiting)
+        tell_keys()
         await client.write(b"again", region[195:])
         assert bytes(there.view[195:]) == b"again"
 
