@@ -32,16 +32,7 @@ from aiordma._core.frames import HEADER_SIZE
 from aiordma.errors import LeaseEndedError, QuotaError, RequestRefusedError, WorkCompletionError
 from aiordma.mr_pool import Region
 
-from .connection_factory import (
-    ALL,
-    ALONE,
-    SMALL,
-    ConnectionFactory,
-    pattern,
-    pool_statistics,
-    take_all,
-    yield_loop,
-)
+from .connection_factory import ALL, ALONE, SMALL, ConnectionFactory, pattern, take_all, yield_loop
 from .inside import figures
 
 EAGER = SMALL.eager_size - HEADER_SIZE
@@ -766,8 +757,9 @@ def check_pool(*ends: End) -> None:
             assert end.conn._rails is not None
             others = [rail for rail in end.conn._rails.rails if rail is not end.conn._rails.lead]
             kept += len(journal) + sum(rail.queue is not None for rail in others)
-    pools = {end.conn._endpoint.driver: pool_statistics(end.conn) for end in ends}
-    leases = sum(pool.leases for pool in pools.values())
+    pools = {end.conn._endpoint.driver.pool for end in ends}
+    pools |= {driver.pool for end in ends for driver in end.conn._memory._drivers}
+    leases = sum(pool.leases for pool in pools)
     more = any(end.handed or end.conn._sharing.shared > 1 for end in ends)
     assert leases == kept or more, f"{leases}, not {kept}"
 
