@@ -464,21 +464,11 @@ cdef class SendQueue(WorkQueues):
         self.stopped = True
         self.drain_receives()
 
-    def shut(self) -> bool:
-        """The peer reaches nothing by it any more; False: the device has failed.
-
-        Comes before the keys end: a request of the peer's to a key that is gone would fail for lack of
-        access, as if the program had taken the memory back.
-        """
+    cdef int drain_receives(self) except -1:
         try:
             self.qp.to_error()
         except (RDMAError, OSError):
-            return False
-        return True
-
-    cdef int drain_receives(self) except -1:
-        if not self.shut():
-            return 0
+            return 0  # the device has failed
         # Not every driver flushes: it is over when there is nothing more, too.
         while self.receives.first != NO_SLOT and self.driver.poll():
             pass

@@ -544,11 +544,8 @@ class ConnectionLifecycle:
             self._on_closed()
         if self._link is not None:
             self._link.close()
-        self._queue.shut()
-        if self._rails is not None:
-            self._rails.shut()
         self._messages.outbox.offers.end_windows()
-        self._sharing.end_keys()
+        self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         if self._rails is not None:
             self._rails.close()

@@ -504,11 +504,16 @@ class Rails:
                 it.empty(self.clock())
 
     def _release(self, rail: Rail) -> None:
-        """Gives it back, not from within a drain."""
+        """Gives it back, not from within a drain.
+
+        The peer's READs end with the queue pair: of a window that ends before they would fail for
+        lack of access, which breaks a connection.
+        """
         if (queue := rail.queue) is not None:
             assert rail.error is not None
             queue.fail(rail.error)
-            queue.shut()
+            with suppress(RDMAError, OSError):  # the device has failed
+                queue.qp.to_error()
             self.sharing.regions.remove_rail(queue)
             self.messages.remove_rail(queue)
         rail.release()
@@ -522,12 +527,6 @@ class Rails:
             self._limit(rail)
             if rail.queue is not None:
                 rail.queue.fail(error)
-
-    def shut(self) -> None:
-        """The peer reaches nothing by any of them any more."""
-        for rail in self.rails:
-            if rail.queue is not None:
-                rail.queue.shut()
 
     def close(self) -> None:
         """Gives everything back."""

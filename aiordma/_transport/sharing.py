@@ -430,10 +430,11 @@ class Sharing:
     # ---- the end -------------------------------------------------------------------------
 
     def end(self, error: BaseException) -> None:
-        """Every waiter fails; `end_keys` follows."""
+        """Every key stops working, every waiter fails."""
         if self._ended is not None:
             return
         self._ended = error
+        self.end_keys()
         for region in list(self.regions.used.values()):
             region._wake()
         for request in self._requests.values():

@@ -16,7 +16,7 @@ import pytest
 
 from aiordma import Connection, Rights
 from tests.session.pair import PairFactory, new_loop, provider
-from tests.session.provider import Break
+from tests.session.provider import Break, How, When
 from tests.transport.connection_factory import SMALL, pattern, yield_loop
 
 SIZE = 5 << 20
@@ -110,6 +110,38 @@ def test_they_keep_their_order_by_the_next_lead(seed: int) -> None:
             while any([rail.state for rail in conn.rails] != up for conn in ends):
                 await yield_loop(1)
             await writes(*ends, random.Random(seed), tuple(range(rails - 1)))
+
+    with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
+        runner.run(run())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
+    """The peer gets the message behind the batch as the lead breaks, which acknowledges nothing more."""
+
+    async def run() -> None:
+        async with PairFactory("", "", "tcp", 1.0, rails=2).pair(SMALL) as (client, server):
+            while any(conn.rails[1:][0].state != "up" for conn in (client, server)):
+                await yield_loop(1)
+            with server.register(bytearray(b"before there")) as memory:
+                await server.send_region(memory, access=Rights.READ | Rights.WRITE)
+                remote, found = await client.recv_region(), bytearray(5)
+                provider().breaks.append(Break(0, 0, How.CUT, When.IN, 2))
+
+                async def write_and_read() -> None:
+                    async with client.batch() as batch:
+                        batch.write(b"behind", remote[:6])
+                        batch.read(remote[7:], found)
+
+                working = asyncio.ensure_future(write_and_read())
+                await yield_loop(1)
+                sending = client.send_nowait(b"m")
+                with await server.recv():
+                    assert memory.view == b"behind there"
+                    memory.view[:6] = b"newest"
+                await asyncio.gather(working, sending)
+                assert memory.view == b"newest there"
+                assert found == b"there"
 
     with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
         runner.run(run())
