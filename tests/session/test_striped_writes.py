@@ -117,7 +117,7 @@ def test_they_keep_their_order_by_the_next_lead(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
-    """The peer gets the message behind the batch as the lead breaks, which acknowledges nothing more."""
+    """The peer gets the message behind the batch as the lead breaks, without acknowledgements."""
 
     async def run() -> None:
         async with PairFactory("", "", "tcp", 1.0, rails=2).pair(SMALL) as (client, server):

@@ -212,6 +212,7 @@ struct soft_tcp_path {
 	struct soft_timer liveness_timer;
 	uint64_t liveness_limit; /* ns: the shortest of its links */
 	uint64_t liveness_since; /* something has been under way */
+	uint32_t liveness_probes; /* of the kernel's, unanswered at the latest check */
 };
 
 /* NULL: it is another path. */

@@ -145,15 +145,20 @@ void soft_liveness_check(struct soft_timer *timer)
 		nothing_under_way(tcp, now + interval);
 		return;
 	}
+	uint32_t before = tcp->liveness_probes;
+
+	tcp->liveness_probes = info.tcpi_probes;
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
 	/* The kernel probes a closed receive window at growing intervals (tcp(7)): then silence
-	 * counts only when probes have remained unanswered. */
+	 * counts only when probes have remained unanswered, also the latest for a whole interval.
+	 * One before it often has: a kernel answers them twice a second at most
+	 * (tcp_invalid_ratelimit). */
 	bool probing = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
-	if (probing && info.tcpi_probes < UNANSWERED)
+	if (probing && (before < UNANSWERED || info.tcpi_probes < UNANSWERED))
 		return;
 	tcp->stale |= quiet >= soft_liveness_limit();
 	tcp->busy++;
@@ -208,6 +213,7 @@ void soft_liveness_sent(struct soft_tcp_path *tcp)
 {
 	if (!tcp->liveness_limit || tcp->liveness_timer.running)
 		return;
+	tcp->liveness_probes = 0;
 	tcp->liveness_since = soft_now() - unanswered_ns(tcp->watch.fd);
 	soft_timer_start(&tcp->liveness_timer, soft_now() + tcp->liveness_limit / CHECKS);
 }
