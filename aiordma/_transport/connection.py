@@ -404,7 +404,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         else:
             remote_memory(target, RemoteMemory)
             async with UserMemory(self._memory, source, target=False) as local:
-                await self._sharing.keyed(target)
+                if self._failover is not None:
+                    await self._sharing.keyed(target)
                 await one_sided.write(
                     self._queue, self._messages.outbox, local, target, imm, progress
                 )
@@ -432,7 +433,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
             remote_memory(source, RemoteMemory)
             memory = UserMemory(self._memory, target, target=True)
             async with memory as local:
-                await self._sharing.keyed(source)
+                if self._failover is not None:
+                    await self._sharing.keyed(source)
                 await one_sided.read(self._queue, local, source, progress)
                 memory.land()
         self._statistics.reads += 1

@@ -137,10 +137,10 @@ def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
                 await yield_loop(1)
                 sending = client.send_nowait(b"m")
                 with await server.recv():
-                    assert memory.view == b"behind there"
+                    assert bytes(memory.view) == b"behind there"
                     memory.view[:6] = b"newest"
                 await asyncio.gather(working, sending)
-                assert memory.view == b"newest there"
+                assert bytes(memory.view) == b"newest there"
                 assert found == b"there"
 
     with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
