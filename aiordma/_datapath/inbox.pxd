@@ -126,6 +126,7 @@ cdef class Fetcher:
     cdef Controls controls
     cdef Fifo unread                   # those in `incoming` that are not being read
     cdef object memory, source, pool
+    cdef set stalling                  # StalledReads of the pools of these large blocks
     cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
     cdef uint64_t bytes_reading        # of READs under way
     cdef bint probing                  # whether the peer's device answers
@@ -134,6 +135,7 @@ cdef class Fetcher:
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef int fetch_ahead(self) except -1
     cdef BlockCache move(self, SendQueue rail)
+    cdef int end_stalling(self) except -1
     cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1
     cdef int probe(self, PendingRendezvous pending) except -1

@@ -715,7 +715,7 @@ cdef class Fetcher:
         self.memory, self.pool = memory, memory.pool
         self.source = memory.block_source(self.on_memory, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
-        self.unread = Fifo()
+        self.unread, self.stalling = Fifo(), set()
 
     def on_memory(self):
         self.fetch_ahead()
@@ -754,12 +754,15 @@ cdef class Fetcher:
 
     cdef BlockCache move(self, SendQueue rail):
         """The rail is the lead from now on: the memory is that of its driver, whose pool is returned."""
-        self.pool._stalled_reads.end(self)
         self.memory.move(rail.driver)
         self.pool = self.memory.pool
-        if self.large:
-            self.pool._stalled_reads.begin(self)
         return self.pool
+
+    cdef int end_stalling(self) except -1:
+        for stalled_reads in self.stalling:
+            stalled_reads.end(self)
+        self.stalling.clear()
+        return 0
 
     cdef uint32_t rails(self) noexcept:
         return 1 if self.outbox.stripes is None else <uint32_t> len(self.outbox.stripes.lanes)
@@ -791,6 +794,7 @@ cdef class Fetcher:
         if large:
             pending.large = True  # not before it has a block: it may be read elsewhere
             self.large += 1
+            self.stalling.add(self.pool._stalled_reads)
             self.pool._stalled_reads.begin(self)
         self.read(pending, block, block.address, block.lkey)
         return True
@@ -997,7 +1001,7 @@ cdef class Fetcher:
             pending.large = False
             self.large -= 1
             if not self.large:
-                self.pool._stalled_reads.end(self)
+                self.end_stalling()
         if pending.seal is not None and not self.opens(pending):
             return 0
         if pending.target is not None:
@@ -1053,7 +1057,7 @@ cdef class Fetcher:
         return 0
 
     cdef int end(self) except -1:
-        self.pool._stalled_reads.end(self)
+        self.end_stalling()
         self.unread.take_all()
         if self.outbox.stripes is not None:
             self.outbox.stripes.close(self.inbox.ended)

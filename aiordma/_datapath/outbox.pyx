@@ -423,15 +423,19 @@ cdef class Outbox(Sender):
     cdef int move(self, SendQueue rail) except -1:
         """The rail is the lead from now on: what the one before had not done waits for the peer's Resume."""
         cdef SendQueue before = self.lead
+        cdef WRChain chain
+        cdef bint waits
         cdef list works = self.take_moved()
         self.lead = rail
         for work in (*works, *before.backlog.works):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
-                (<WRChain> work).kept = False
-                if before.backlog.remove(<WRChain> work):
-                    (<WRChain> work).refused(self.not_done(<WRChain> work))
+                chain = <WRChain> work
+                chain.kept = False
+                waits = before.backlog.remove(chain)
+                if waits and (chain.waiter is None or chain.waiter.parts is None):
+                    chain.refused(self.not_done(chain))
                 else:
-                    (<WRChain> work).refused(before.error_of(<WRChain> work))
+                    chain.refused(before.error_of(chain))
             elif work not in before.backlog.works:
                 self.moved.append(work)
         rail.backlog.take_over(before.backlog)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Self, TypeAlias
 
@@ -41,8 +41,14 @@ class Batch(BatchOfTransfers):
     """
 
     def __init__(
-        self, queue: SendQueue, memory: Memory, check: Callable[[], None], counts: Counts
+        self,
+        queue: SendQueue,
+        memory: Memory,
+        check: Callable[[], None],
+        counts: Counts,
+        user: object,
     ) -> None:
+        self._user = user
         self._queue = queue
         self._memory = memory
         self._check = check
@@ -103,7 +109,7 @@ class Batch(BatchOfTransfers):
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
         self._held = ExitStack()  # until the end of the scope
-        self._collect(WRChain(self._queue.user, OperationKind.BATCH))
+        self._collect(WRChain(self._user, OperationKind.BATCH))
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -138,14 +144,12 @@ class MovingBatch(Batch):
         memory: Memory,
         check: Callable[[], None],
         counts: Counts,
-        keyed: Callable[[], Awaitable[None]],
+        user: object,
     ) -> None:
-        super().__init__(session.lead, memory, check, counts)
+        super().__init__(session.lead, memory, check, counts, user)
         self._session = session
-        self._keyed = keyed
 
     async def __aenter__(self) -> Self:
-        await self._keyed()
         self._queue = self._session.lead
         await super().__aenter__()
         assert self._chain is not None

@@ -398,14 +398,10 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         if isinstance(source, LocalMemory) and isinstance(target, RemoteMemory):
-            if self._failover is not None:
-                await self._sharing.keyed(target)
             await one_sided.write(self._queue, self._messages.outbox, source, target, imm, progress)
         else:
             remote_memory(target, RemoteMemory)
             async with UserMemory(self._memory, source, target=False) as local:
-                if self._failover is not None:
-                    await self._sharing.keyed(target)
                 await one_sided.write(
                     self._queue, self._messages.outbox, local, target, imm, progress
                 )
@@ -426,15 +422,11 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """
         self._check()
         if isinstance(target, LocalMemory) and isinstance(source, RemoteMemory):
-            if self._failover is not None:
-                await self._sharing.keyed(source)
             await one_sided.read(self._queue, target, source, progress)
         else:
             remote_memory(source, RemoteMemory)
             memory = UserMemory(self._memory, target, target=True)
             async with memory as local:
-                if self._failover is not None:
-                    await self._sharing.keyed(source)
                 await one_sided.read(self._queue, local, source, progress)
                 memory.land()
         self._statistics.reads += 1
@@ -444,9 +436,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._check()
         if self._failover is not None:
             return MovingBatch(
-                self._messages, self._memory, self._check, self._statistics, self._sharing.keyed
+                self._messages, self._memory, self._check, self._statistics, self._sharing
             )
-        return Batch(self._queue, self._memory, self._check, self._statistics)
+        return Batch(self._queue, self._memory, self._check, self._statistics, self._sharing)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
@@ -473,8 +465,6 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._check()
         remote_memory(target, RemoteMemory)
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
-            if self._failover is not None:
-                await self._sharing.keyed(target)
             chain = WRChain(self._sharing, kind)
             chain.atomic(kind, old, target, compare_add, swap)
             await one_sided.start(self._queue, chain)

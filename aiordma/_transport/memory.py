@@ -18,6 +18,10 @@ from ..verbs._memory.buffers import AnyMemory, bytes_of, keeper_of
 STAGING_LIMIT = 64 << 10
 
 
+class Moved(Exception):
+    """Memory comes from another pool now: ask that."""
+
+
 class Memory:
     """Blocks and buffers of the pool, and registrations of the user's own memory."""
 
@@ -49,12 +53,16 @@ class Memory:
 
         QuotaError at once for what the pool can never hold.
         """
-        if self._ended is not None:
-            raise self._waiter_error(self._ended)
-        block = self.pool._block_if_first(size)
-        if block is None:
-            block = await self.pool._waiters.wait(size, self._waiters, internal=internal)
-        return block
+        while True:
+            if self._ended is not None:
+                raise self._waiter_error(self._ended)
+            block = self.pool._block_if_first(size)
+            if block is None:
+                try:
+                    block = await self.pool._waiters.wait(size, self._waiters, internal=internal)
+                except Moved:
+                    continue
+            return block
 
     async def lease(self, size: int, *, internal: bool) -> Buffer:
         """As `block`, for as many bytes as they are."""
@@ -88,6 +96,9 @@ class Memory:
         self.registrations.set_up(self._config.cached_registrations)
         for source in self._sources:
             source.move(self.pool)
+        for waiter in list(self._waiters):
+            if not waiter.done():
+                waiter.set_exception(Moved())
 
     def end(self, error: BaseException) -> None:
         """The connection is over: its waiters for memory get `error` instead."""

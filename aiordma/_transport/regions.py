@@ -104,10 +104,12 @@ class Regions:
         region_id = region.token.region_id
         self.use(region)
         self.keyless[region_id] = partial(take, region)
-        for rail, rkey in keys:
-            self.take_key(region_id, rail, rkey)
         if not self.lead.number:
             self._hand_out(region_id)
+        else:
+            region._user = None
+        for rail, rkey in keys:
+            self.take_key(region_id, rail, rkey)
 
     def _hand_out(self, region_id: int) -> None:
         if (hand_out := self.keyless.pop(region_id, None)) is not None:
@@ -122,15 +124,6 @@ class Regions:
         if rail == lead:
             region._move(lead)
             self._hand_out(region_id)
-
-    def lacks_key(self, region: RemoteRegion) -> bool:
-        """Whether it cannot be used by the lead; if that has broken, perhaps by the next one."""
-        keys = region._keys
-        return region._user is None or (
-            self.lead.suspended
-            and keys is not None
-            and any(rail.number not in keys for rail in self.rails)
-        )
 
     def taken_back(self, region_id: int) -> None:
         """The owner has ended the region."""

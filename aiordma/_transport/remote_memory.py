@@ -38,10 +38,10 @@ class RemoteMemory(RemoteBase):
     def _require(self, sharing: Sharing, right: int, local: Local) -> None:
         """Raises unless an operation that needs that right, with `local` here, is allowed."""
         self._check(sharing)
-        if self._root._user is None:  # of a batch: others wait
+        if self._root._user is None:
             raise BufferStateError(
-                f"the rail by which the connection goes on has no key for {self._root!r} yet: "
-                f"leave this batch, and begin another one"
+                f"nothing was done: the rail by which the connection goes on has no key for "
+                f"{self._root!r} yet; the key is on its way, so do it again"
             )
         if right == Rights.ATOMIC:
             self._range.require_atomic()
@@ -123,17 +123,9 @@ class RemoteRegion(RemoteMemory):
     async def wait_ended(self) -> None:
         """Waits until it has `ended`."""
         while not self.ended:
-            await self._change()
-
-    async def _keyed(self) -> None:
-        """Waits until the lead has a key for it, or it has ended."""
-        while not self.ended and self._sharing.regions.lacks_key(self):
-            await self._change()
-
-    async def _change(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self.lease_left):
-                await self._changes.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.lease_left):
+                    await self._changes.wait()
 
     async def renew(self, lease: float | None) -> None:
         """Asks its owner to let it be used for `lease` seconds from now on (None: without an end).
@@ -162,7 +154,6 @@ class RemoteRegion(RemoteMemory):
         Else the owner tells of one, or of the end; one from a token is lost.
         """
         rkey = (self._keys or {}).get(lead)
-        self._wake()
         if rkey is not None:
             self.rkey = rkey
             self._user = self._sharing

@@ -70,12 +70,14 @@ class Share:
             except OutcomeUnknownError:  # the key of another rail will take its place
                 if self._first is key:
                     await self._sharing.switched()
+                continue
+            others = [it.ready for it in self._keys.values() if not it.ready.done()]
+            if others:
+                await asyncio.wait(others)
+            elif self._replaced is None:
+                return
             else:
-                if self._replaced is None:
-                    break
                 await self._sharing.switched()
-        # The others may fail: the lead has one.
-        await asyncio.wait([key.ready for key in self._keys.values()])
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
         """Calls it when all of its keys work, or have been revoked before."""
@@ -128,8 +130,8 @@ class Share:
             before.replace(key)
         if lead in self._keys:
             self.token = replace(self.token, rkey=self._keys[lead].rkey)
-        elif self.told:
-            self._end(tells=True)
+        else:
+            self._end(tells=self.told)
 
     def _tell_key(self, rail: SendQueue) -> None:
         key = self._keys.get(rail)

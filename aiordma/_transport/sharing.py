@@ -23,6 +23,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -32,6 +33,7 @@ from .._loop.wait_queue import WaitQueue
 from .._native import fork
 from ..config import Config
 from ..errors import (
+    BufferStateError,
     ProtocolError,
     QuotaError,
     RDMAError,
@@ -43,7 +45,7 @@ from ..mr_pool import Buffer, LocalMemory, MemoryPool
 from .arguments import remote_memory
 from .lease_thread import milliseconds, now
 from .regions import Regions
-from .remote_memory import RemoteMemory, RemoteRegion
+from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
@@ -134,7 +136,8 @@ class Sharing:
         """The token has come by another way."""
         self.check_allowed()
         known = self.regions.used.get(token.region_id)
-        if known is not None and known._usable and known.token == token:
+        # One that was made later has the key of another lead.
+        if known is not None and known._usable and replace(known.token, rkey=token.rkey) == token:
             return known
         return self.regions.use(RemoteRegion(self, token, lent=False), granted=False)
 
@@ -144,7 +147,8 @@ class Sharing:
         try:
             share._open_rails()
             await share.ready()  # until then no peer can use it
-            share._lease_from_now(lease)
+            if not share._lease_from_now(lease):
+                raise BufferStateError(f"{share!r} has ended: its keys could not be kept")
             told = self._tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)
             await told
@@ -250,12 +254,6 @@ class Sharing:
             unwanted=RemoteRegion._drop,
         )
         return region
-
-    async def keyed(self, *memory: object) -> None:
-        """Waits until the lead has keys for the regions, by default for all, or they have ended."""
-        for it in memory or list(self.regions.used.values()):
-            if isinstance(it, RemoteMemory):
-                await it._region._keyed()
 
     async def renew(self, region: RemoteRegion, lease_ms: int) -> None:
         region_id = region.token.region_id
@@ -392,6 +390,8 @@ class Sharing:
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
             raise ProtocolError("the peer grants a request that was not made")
+        if len(self.regions.keyless) >= len(self._requests) + self._config.max_regions:
+            raise ProtocolError("the peer grants a request again and again")
         if grant.token.length != asked.length or asked.access & ~grant.token.access:
             raise ProtocolError(
                 f"the peer grants {grant.token.length} bytes with {grant.token.access!r}, and was "

@@ -140,6 +140,7 @@ def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
                     assert bytes(memory.view) == b"behind there"
                     memory.view[:6] = b"newest"
                 await asyncio.gather(working, sending)
+                assert client.rails[0].state == "down"
                 assert bytes(memory.view) == b"newest there"
                 assert found == b"there"
 

@@ -142,6 +142,7 @@ void soft_liveness_check(struct soft_timer *timer)
 	    getsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_INFO, &info, &length))
 		return;
 	if (outstanding == 0) {
+		tcp->liveness_probes = 0;
 		nothing_under_way(tcp, now + interval);
 		return;
 	}

@@ -19,21 +19,24 @@ from aiordma import (
     Config,
     Connection,
     ConnectionBrokenError,
+    ConnectionClosedError,
     LeaseEndedError,
     OutcomeUnknownError,
     ProtocolError,
     RemoteRegion,
     VerbsError,
 )
-from aiordma._core.protocol import Message, RailReady
+from aiordma._core.protocol import Message, RailReady, RegionGrant
+from aiordma._core.region import RegionToken
 from aiordma._datapath import keys
 from aiordma._datapath.rail import SendQueue
 from aiordma._native import lib
-from aiordma._transport import failover
+from aiordma._transport import failover, share_keys
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import Rail, Rails
 from aiordma._transport.shares import Share
-from aiordma.errors import QuotaError
+from aiordma.errors import QuotaError, RDMAError
+from aiordma.mr_pool import MemoryPool
 from aiordma.verbs import EventType, MemoryRegion, ProtectionDomain
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
@@ -263,12 +266,14 @@ async def test_who_waits_for_memory_gets_that_of_the_next_lead() -> None:
                 while True:
                     stack.enter_context(conns[0].alloc(2 << 20))
             receiving = asyncio.ensure_future(conns[0].recv())
+            leasing = asyncio.ensure_future(conns[0].lease(2 << 20))
             await yield_loop(20)
-            assert not receiving.done()
-            assert conns[0].pool_statistics().waiting
+            assert not any([receiving.done(), leasing.done()])
+            assert conns[0].pool_statistics().waiting == 2
             cut(conns[0])
             with await receiving as message:
                 assert message == data
+            (await leasing).release()
             await sent
 
 
@@ -348,6 +353,65 @@ async def test_a_batch_that_is_open() -> None:
         await both_ways(conns, [b"after"])
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("iterations", range(5))
+@by_tcp
+@one_loop
+async def test_the_lead_breaks_while_memory_is_shared(
+    iterations: int, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer can use it, or both sides are told that there is none."""
+    make_key = share_keys.make_key
+
+    def fail(pool: MemoryPool, queue: SendQueue, *args: Any) -> share_keys.ShareKey:
+        if fails and queue.number == 1:
+            raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+        return make_key(pool, queue, *args)
+
+    monkeypatch.setattr(share_keys, "make_key", fail)
+    async with joined("tcp", THREE, THREE) as conns, asyncio.timeout(30):
+        await until_rails(conns, ["lead", "up", "up"])
+        owner, user = conns
+        with owner.alloc(8) as memory:
+            sharing = asyncio.ensure_future(owner.send_region(memory, access=ALL))
+            lent = asyncio.ensure_future(user.request_region(8, access=ALL))
+            await yield_loop(iterations)
+            cut(owner)
+            for asked in (sharing, lent):
+                if isinstance(await ends_somehow(asked), RDMAError):
+                    assert fails
+                    continue
+                region = await (lent if asked is lent else user.recv_region())
+                with suppress(*[LeaseEndedError] if fails else []):
+                    await user.write(b"12345678", region)
+        await both_ways(conns, [b"after"])
+
+
+async def ends_somehow(task: asyncio.Future[Any]) -> object:
+    (done,) = await asyncio.gather(task, return_exceptions=True)
+    return done
+
+
+@by_tcp
+@one_loop
+async def test_grants_without_end() -> None:
+    """A peer that answers one request with region after region, none with a key for the lead."""
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        cut(conns[0])
+        await until_moved(*conns)
+        asking = asyncio.ensure_future(conns[0].request_region(64, access=ALL))
+        await yield_loop(1)
+        sharing = conns[0]._sharing
+        (asked,) = sharing._requests
+        for number in range(SMALL.max_regions + 1):
+            sharing.control(RegionGrant(asked, RegionToken(number, 4096, 64, 1, ALL)))
+        with pytest.raises(ProtocolError, match="again and again"):
+            sharing.control(RegionGrant(asked, RegionToken(99, 4096, 64, 1, ALL)))
+        conns[0].abort()
+        await ends(asking, ConnectionClosedError)
+
+
 BEGIN = Rails.begin
 
 
@@ -386,27 +450,25 @@ async def test_keys_that_come_after_the_lead_has_broken(
         batch = await open_one.__aenter__()
         batch.write(b"too early", lent[16:25])
         cut(client)
-        after = bytearray(8)
-
-        async def as_a_batch() -> None:
-            async with client.batch() as batch:
-                batch.write(b"given", given[:5])
-                batch.read(given, after)
-
-        working = asyncio.gather(
-            client.write(b"lent", lent[:4]), client.fetch_and_add(lent[8:16], 7), as_a_batch()
-        )
         await until_moved(*conns)
-        with pytest.raises(BufferStateError, match=r"has no key for .* yet: leave this batch"):
-            batch.write(b"too early", lent[16:25])
-        assert not any([lent.ended, given.ended, working.done()])
-        tell_keys()
-        await working
+        for region in (lent, given):
+            assert not region.ended
+            with pytest.raises(BufferStateError, match=r"nothing was done: .* has no key for"):
+                await client.write(b"early", region[:5])
+        with pytest.raises(BufferStateError, match=r"nothing was done: .* has no key for"):
+            batch.write(b"early", lent[:5])
         with pytest.raises(BufferStateError, match="nothing of the batch was done"):
             await open_one.__aexit__(None, None, None)
-        await client.read(lent, found := bytearray(32))
+        tell_keys()
+        while not (lent._keys and given._keys):
+            await yield_loop(1)
+        await client.write(b"lent", lent[:4])
+        assert await client.fetch_and_add(lent[8:16], 7) == 0
+        async with client.batch() as batch:
+            batch.write(b"given", given[:5])
+            batch.read(lent, found := bytearray(32))
         assert found == b"lent" + bytes(4) + (7).to_bytes(8, sys.byteorder) + bytes(16)
-        assert there.view == after == b"given" + bytes(3)
+        assert bytes(there.view) == b"given" + bytes(3)
 
 
 @by_tcp
@@ -431,6 +493,8 @@ async def test_work_that_waits_and_has_no_key_for_the_next_lead(
         assert "was not done" in str(done[-1])
         assert there.view[-waiting:] == bytes(waiting)
         tell_keys()
+        while not region._keys:
+            await yield_loop(1)
         await client.write(b"again", region[195:])
         assert bytes(there.view[195:]) == b"again"
 
