@@ -66,7 +66,7 @@ class OrderedBlockSource:
             self._came = None
 
     def move(self, pool: MemoryPool) -> None:
-        """Blocks come from that pool from now on; who waits for one asks once more."""
+        """Blocks come from that pool from now on; a wait for one begins anew."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             self.pool._waiters.leave(waiter)

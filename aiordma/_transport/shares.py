@@ -43,6 +43,8 @@ class Share:
         self._replaced: share_keys.ShareKey | None = None  # by that of the next lead
         self.told = False
         """Whether the peer knows the region, and so is told of its keys by other rails."""
+        self.lost = False
+        """Whether it has ended because the lead's device could not register the memory."""
         memory._pin()
         self._over = False
         self._deadline: Deadline | None = None
@@ -131,6 +133,7 @@ class Share:
         if lead in self._keys:
             self.token = replace(self.token, rkey=self._keys[lead].rkey)
         else:
+            self.lost = not self._over
             self._end(tells=self.told)
 
     def _tell_key(self, rail: SendQueue) -> None:

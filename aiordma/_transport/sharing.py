@@ -11,7 +11,8 @@ Some facts, and what they mean here:
 - The user of a region counts the lease on its own clock, from a moment that is before the owner's:
   from its request, or from the arrival of the grant, whose delivery the owner awaits before it
   begins to count.  So neither needs the other's clock, and the user stops first, unless its event
-  loop saw the grant late.  The owner tells it of the end, too (RegionEnd).
+  loop saw the grant late, or had it a second time: one that was acknowledged and then lost with the
+  lead.  The owner tells it of the end, too (RegionEnd).
 - A peer can ask for anything any number of times.  What it borrows and what it shows is counted
   against `Config.lend_quota` and `Config.max_regions` before anything is allocated, and memory is
   zeroed before it is lent, since it may hold what another connection left there.
@@ -147,8 +148,12 @@ class Sharing:
         try:
             share._open_rails()
             await share.ready()  # until then no peer can use it
-            if not share._lease_from_now(lease):
-                raise BufferStateError(f"{share!r} has ended: its keys could not be kept")
+            if share.lost:
+                raise BufferStateError(
+                    f"{share!r}: its memory cannot be registered with the device by which the "
+                    f"connection goes on"
+                )
+            share._lease_from_now(lease)
             told = self._tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)
             await told

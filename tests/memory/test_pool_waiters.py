@@ -288,7 +288,7 @@ async def test_a_supply(pool: MemoryPool) -> None:
 
 
 async def test_a_supply_that_moves(pool: MemoryPool) -> None:
-    """Who waits is asked again, and gets memory of the other pool."""
+    """A wait begins anew, and ends with memory of the other pool."""
     other = MemoryPool(pool.pd, limit=LIMIT)
     taken: list[Block | None] = []
     source = OrderedBlockSource(pool, lambda: taken.append(source.block(300)), internal=True)
