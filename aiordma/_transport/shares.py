@@ -43,7 +43,7 @@ class Share:
         self._replaced: share_keys.ShareKey | None = None  # by that of the next lead
         self.told = False
         """Whether the peer knows the region, and so is told of its keys by other rails."""
-        self.lost = False
+        self.lost: bool = False
         """Whether it has ended because the lead's device could not register the memory."""
         memory._pin()
         self._over = False
