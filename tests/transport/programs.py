@@ -722,6 +722,8 @@ async def run_program(
                 gc.collect()
                 await factory.rest(*conns)
                 if complete:
+                    while any(conn._queue.outstanding for conn in conns):
+                        await yield_loop(1)  # credits, which a device with threads still sends
                     check_pool(*ends)
         finally:  # of a test that fails
             for task in tasks_of(ends):
