@@ -23,7 +23,7 @@ cdef class Key:
 cdef class ReadKeys:
     cdef BlockCache pool
     cdef object pd
-    cdef bint foreign                  # the pool of the session's messages is another protection domain's
+    cdef bint foreign                  # memory may be of another protection domain: on every rail but the first
     cdef list windows                  # that are not bound
     cdef int forks                     # of the process, when the rail was made
     cdef int (*deregister)(ibv_mr *) noexcept nogil

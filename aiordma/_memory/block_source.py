@@ -59,8 +59,7 @@ class OrderedBlockSource:
         self._waiter = None
         # An error of the device is met again, and reported, by the next request for a block.
         self._came = waiter.result() if waiter.exception() is None else None
-        if self._on_memory is not None:
-            self._on_memory()
+        self._ask_again()
         if self._came is not None:  # it was not needed any more
             self._came.release()
             self._came = None
