@@ -131,8 +131,9 @@ def faults(
       connection arrives at the listener, the next two at the caller. They are not sent again.
 
     ``qp`` and ``cq`` limit connections, requests and datagrams to one queue pair, and overruns to
-    one completion queue. The faults replace those of the environment variable
-    AIORDMA_EMBEDDED_FAULTS for good. A peer in another process has faults of its own, or none.
+    one completion queue; ``device`` limits all to one of several embedded devices. The faults
+    replace those of the environment variable AIORDMA_EMBEDDED_FAULTS for good. A peer in another
+    process has faults of its own, or none.
 
     Raises ValueError for an invalid value, BusyError inside another such block, since the faults
     are those of the process, and UnsupportedError when ``device`` (or AIORDMA_DEVICE, or the
@@ -161,6 +162,7 @@ def faults(
         "handshake": _when("handshake", handshake),
         "qp": _qp_num(qp),
         "cq": "" if cq is None else str(cq if isinstance(cq, int) else cq.handle),
+        "device": device or "",
     }
     plan = ",".join(f"{name}={it}" for name, it in parts.items() if it or name == "seed")
     made = Faults(plan, seed, chosen)

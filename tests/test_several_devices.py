@@ -85,21 +85,25 @@ def test_a_port_that_is_down_and_faults_are_of_one() -> None:
         print(*map(state, verbs.devices()))
         print(*asyncio.run(echo("127.0.0.2", device="embedded1"))[:2])
         lib.aiordma_embedded_raise_on(b"embedded0", EventType.PORT_ACTIVE)
-        with testing.faults(device="embedded1", register="@1-") as faults:
-            for device in verbs.devices():
-                with device.open() as context, context.alloc_pd() as pd:
-                    try:
-                        pd.reg_mr(bytearray(64)).close()
-                        print("registered")
-                    except VerbsError as error:
-                        print(error.errno)
-        print(faults.counts().registrations)
+        for name in "embedded1", None:
+            with testing.faults(device=name, seed=1, register="@1-") as faults:
+                for device in verbs.devices():
+                    with device.open() as context, context.alloc_pd() as pd:
+                        try:
+                            pd.reg_mr(bytearray(64)).close()
+                            print("registered")
+                        except VerbsError as error:
+                            print(error.errno)
+            print(faults.plan, faults.counts().registrations)
     """, AIORDMA_DEVICE="").splitlines() == [
         "DOWN ACTIVE",
         "embedded1 embedded1",
         "registered",
         "12",
-        "1",
+        "seed=1,register=@1-,device=embedded1 1",
+        "12",
+        "12",
+        "seed=1,register=@1- 2",
     ]  # fmt: skip
 
 

@@ -186,7 +186,9 @@ def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_nam
         fail(faults)
     seed, found = info.value.args
     (note,) = info.value.__notes__
-    assert note.startswith(f"faults were injected (seed={seed},register=0.5): ")
+    assert note.startswith(
+        f"faults were injected (seed={seed},register=0.5,device={device_name}): "
+    )
     assert f"registrations={found.count('x')}," in note
     with testing.faults(seed=seed, register=0.5, device=device_name) as faults:
         assert which_fail(pd, faults) == found
@@ -205,7 +207,7 @@ def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> Non
         assert faults.plan == (
             "seed=3,loss=0.000000001,duplicate=0.5@7-,frames=answers,delay=1000ns,"
             "jitter=2500000000ns,rate=10,cut=@4,cut_after=5,rnr=0.25,overrun=@6-8,handshake=@9,"
-            f"qp=17,cq={cq.handle}"
+            f"qp=17,cq={cq.handle},device={device_name}"
         )
         assert repr(faults) == f"<Faults {faults.plan}: {testing.FaultCounts()}>"
 
@@ -214,7 +216,7 @@ def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> Non
 def test_one_plan_at_a_time(device_name: str) -> None:
     with (
         testing.faults(seed=1, device=device_name),
-        pytest.raises(BusyError, match=r"already \(seed=1\)"),
+        pytest.raises(BusyError, match=rf"already \(seed=1,device={device_name}\)"),
         testing.faults(device=device_name),
     ):
         pass

@@ -77,6 +77,6 @@ def check_name(id: cm.ConnectionId, names: Collection[str] | None, address: cm.A
     if names is not None and id.context.name not in names:
         named = " or ".join(map(repr, names))
         raise ConnectionManagerError(
-            f"the route to {host_port(address)} is through device {id.context.name!r}, not "
-            f"{named}; name that one, none, or a source address of {named}"
+            f"{host_port(address)} is reached by device {id.context.name!r}, not {named}; name "
+            f"that one, or none; or give an address of {named} to listen on, or as the source"
         )

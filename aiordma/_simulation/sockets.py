@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 RETRY = 0.2  # seconds, as TCP's
 LONGEST_RETRY = 120.0
+CONNECT_TIMEOUT = 127.0  # seconds, of six retries: tcp(7), tcp_syn_retries
 ROUNDED = 1e-8  # seconds that a timer may be early
 WINDOW = 256 << 10  # bytes
 FULL = bytes(4096)  # fills the smallest buffer of a socket
@@ -200,7 +201,7 @@ def listening_socket(address: Address) -> ListeningStream:
 
 
 async def connected_socket(address: Address, source: Address | None) -> Stream:
-    """Takes the place of tcp_link's."""
+    """Takes the place of tcp_link's.  As with Linux, a silent host is asked for some time."""
     loop = _loop()
     here = loop.machine
     host = here.world._host_at(address[0], here.host)
@@ -209,10 +210,14 @@ async def connected_socket(address: Address, source: Address | None) -> Stream:
     port = source[1] if source and source[1] else here.random.randrange(FIRST_PORT, 1 << 16)
     local = (source or (here.host.address,))[0], port
     answer: asyncio.Future[Stream] = loop.create_future()
+    patience = loop.time() + CONNECT_TIMEOUT
 
     def ask() -> None:
         """Again and again, as TCP does."""
         if answer.done():
+            return
+        if loop.time() >= patience:
+            answer.set_exception(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
             return
         there = host._machine
         if not here.world._is_cut(here.host, host):

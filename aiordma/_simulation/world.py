@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from .._core.arguments import instance, integer, real, seconds
+from .._core.arguments import instance, integer, real, refusal, seconds
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import lib
 from ..errors import BusyError
@@ -83,26 +83,32 @@ class Link:
 class FaultPlan:
     """Faults that come by themselves, as the seed draws them.
 
-    `partitions`, `pauses` and `kills` are how many begin in a second of the simulation, on average;
-    each is of one host, other than "main", and lasts up to `duration` seconds.  None begins after
-    `until` seconds.
+    `partitions`, `cables`, `pauses` and `kills` are how many begin in a second of the simulation,
+    on average; each is of one of the `hosts`, and lasts up to `duration` seconds.  None begins
+    after `until` seconds.
     """
 
     link: Link = Link()
     """Of every two hosts, from the beginning on."""
     partitions: float = 0.0
     """The host is cut off from all others."""
+    cables: float = 0.0
+    """The host is cut off on one of its networks."""
     pauses: float = 0.0
     """The host stands still."""
     kills: float = 0.0
     """The host is killed, and boots again."""
     duration: float = 1.0
     until: float = math.inf
+    hosts: Collection[str] = ()
+    """Those that have faults: as () all but "main", a client's too."""
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
-        _check(self, "partitions pauses kills duration", MOST)
+        _check(self, "partitions cables pauses kills duration", MOST)
         seconds("until", self.until, endless=True)
+        if isinstance(self.hosts, str) or MAIN in self.hosts:
+            raise ValueError(f"hosts are names of hosts other than {MAIN!r}, not {self.hosts!r}")
 
 
 class Host:
@@ -114,8 +120,7 @@ class Host:
         self.number = number
         self.address: str = f"10.0.0.{number + 1}"
         """Its IP address; `name` stands for it on every host."""
-        self.slowness: float = 1.0
-        """Its programs take so many times as long as others'."""
+        self._slowness = 1.0
         self._service: tuple[Program[Any], tuple[Any, ...]] | None = None
         self._machine = Machine(self)
 
@@ -126,6 +131,17 @@ class Host:
     def alive(self) -> bool:
         """It is not killed."""
         return self._machine.alive
+
+    @property
+    def slowness(self) -> float:
+        """Its programs take so many times as long as others', from now on."""
+        return self._slowness
+
+    @slowness.setter
+    def slowness(self, times: float) -> None:
+        if not 0 < real("slowness", times) <= MOST:
+            raise ValueError(f"slowness is a number above 0, up to {MOST:g}, not {times}")
+        self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
         """Runs a program on the host now, and whenever it boots again.
@@ -266,6 +282,8 @@ class World:
 
         On network 1 the hosts have their devices "embedded1".
         """
+        if not names:
+            raise ValueError("a partition cuts off hosts: name one")
         self._check_hosts(names)
         numbers = self._numbers_of(network)
         for one, other in product(self.hosts, repeat=2):
@@ -292,7 +310,13 @@ class World:
                 raise ValueError(f"there is no host {name!r}; there are {', '.join(self.hosts)}")
 
     def _numbers_of(self, network: int | None) -> range:
-        return self._networks if network is None else self._networks[network : network + 1]
+        if network is None:
+            return self._networks
+        if integer("network", network) not in self._networks:
+            raise ValueError(
+                f"there is no network {network}: it needs simulate(devices={network + 1})"
+            )
+        return range(network, network + 1)
 
     def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
         """Streams of TCP are on the first network."""
@@ -377,13 +401,19 @@ class World:
     async def _break_things(self) -> None:
         """By the plan, until its end."""
         plan, draw = self._plan, self.random
-        kinds = {self._cut_off: plan.partitions, self._pause: plan.pauses, self._kill: plan.kills}
+        kinds = {
+            self._cut_off: plan.partitions,
+            self._cut_cable: plan.cables,
+            self._pause: plan.pauses,
+            self._kill: plan.kills,
+        }
         rate = sum(kinds.values())
         while rate:
             await asyncio.sleep(draw.expovariate(rate))
             if self.now > plan.until:
                 return
-            victims = [host for host in self.hosts.values() if host.name != MAIN and host.alive]
+            among = plan.hosts or self.hosts.keys() - {MAIN}
+            victims = [host for host in self.hosts.values() if host.name in among and host.alive]
             if victims:
                 [begin] = draw.choices(list(kinds), list(kinds.values()))
                 victim = draw.choice(victims)
@@ -393,6 +423,11 @@ class World:
     def _cut_off(self, host: Host) -> Callable[[], None]:
         self.partition(host.name)
         return lambda: self.heal(host.name)
+
+    def _cut_cable(self, host: Host) -> Callable[[], None]:
+        network = self.random.choice(self._networks)
+        self.partition(host.name, network=network)
+        return lambda: self.heal(host.name, network=network)
 
     def _pause(self, host: Host) -> Callable[[], None]:
         host.pause()
@@ -454,6 +489,10 @@ def simulate(
     own embedded device.
     """
     seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
+    if hosts is not None and not isinstance(hosts, Mapping):
+        raise TypeError(refusal("hosts", "a mapping of names to programs", hosts))
+    if not callable(main):
+        raise TypeError(refusal("main", "a function of the World that is async", main))
     if hosts and MAIN in hosts:
         raise ValueError(f"the host {MAIN!r} is that of the main program")
     faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")

@@ -24,6 +24,8 @@ def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """The names of several devices; TypeError or ValueError for what cannot be one connection's."""
     for name in names:
         instance("device", name, str, "names of devices, as ['mlx5_0', 'mlx5_1']")
+        if not name:
+            raise ValueError(f"device has an empty name among {list(names)}")
         if name in (SYSTEM, ALL):
             raise ValueError(f"device={name!r} stands alone: it is no device of a list")
     if not names:

@@ -23,6 +23,7 @@ from aiordma.errors import BusyError, UnreachableError
 from aiordma.transport import Statistics
 
 PORT = 7471
+BY_ALL: Any = {"device": "all", "auth": b"a key of both sides, long enough"}
 
 pytestmark = pytest.mark.needs("faults")
 
@@ -181,6 +182,13 @@ def test_wrong_arguments_are_refused_at_once() -> None:
             wrong()
     with pytest.raises(TypeError, match="faults is a FaultPlan, not Link"):
         testing.simulate(fails, faults=testing.Link())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="hosts is a mapping of names to programs, not list"):
+        testing.simulate(fails, hosts=["server"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="main is a function of the World that is async, not None"):
+        testing.simulate(None)  # type: ignore[arg-type]
+    for names in "server", ["main"]:
+        with pytest.raises(ValueError, match="hosts are names of hosts other than 'main', not"):
+            testing.FaultPlan(hosts=names)
 
 
 def test_a_partition_of_nobody_is_an_error() -> None:
@@ -188,6 +196,16 @@ def test_a_partition_of_nobody_is_an_error() -> None:
         for call in world.partition, world.heal:
             with pytest.raises(ValueError, match="no host 'serve'; there are main, server"):
                 call("serve")
+            for network in -1, 1:
+                with pytest.raises(ValueError, match="network"):
+                    call("server", network=network)
+            with pytest.raises(TypeError, match="network is an int"):
+                call("server", network="embedded1")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="name one"):
+            world.partition()
+        for slowness in 0, -5, float("nan"), float("inf"):
+            with pytest.raises(ValueError, match="slowness is a number above 0"):
+                world.host("server").slowness = slowness
 
     testing.simulate(main, seed=1, hosts={"server": echo})
 
@@ -339,8 +357,6 @@ def test_a_partition_holds_for_hosts_that_come_later() -> None:
 
 
 def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
-    options: Any = {"device": "all", "config": aiordma.Config(allow_other_addresses=True)}
-
     async def exchange(conn: aiordma.Connection) -> None:
         await conn.send(bytes(1 << 20))
         (await conn.recv()).release()
@@ -352,7 +368,7 @@ def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
         await exchange(conn)
 
     async def main(world: testing.World) -> None:
-        async with await aiordma.connect("server", PORT, **options) as conn:
+        async with await aiordma.connect("server", PORT, **BY_ALL) as conn:
             await until(conn, "up")
             world.partition("server", network=1)
             await until(conn, "down")
@@ -363,7 +379,7 @@ def test_each_device_of_a_host_is_on_a_network_of_its_own() -> None:
             await until(conn, "up")
             assert conn.rails[-1].bytes_received
 
-    hosts = {"server": partial(echo, **options)}
+    hosts = {"server": partial(echo, **BY_ALL)}
     testing.simulate(main, seed=1, hosts=hosts, devices=2)
     with pytest.raises(ValueError, match="devices"):
         testing.simulate(main, devices=5)
@@ -439,6 +455,11 @@ def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
             await reader.read()
         assert world.now < (30 if boots else 300)
         writer.close()
+        if not boots:
+            before = world.now
+            with pytest.raises(TimeoutError, match="timed out"):
+                await asyncio.open_connection("server", PORT)
+            assert 126 < world.now - before < 129
 
     testing.simulate(main, seed=1, hosts={"server": serve})
 
@@ -486,6 +507,27 @@ def test_a_plan_breaks_hosts_until_it_ends() -> None:
     runs = {testing.simulate(main, seed=7, hosts={"server": echo}, faults=plan) for _ in range(2)}
     assert len(runs) == 1
     assert runs.pop()[0] >= 2
+
+
+def test_a_plan_spares_hosts_and_cuts_cables() -> None:
+    """None of the client's kills it; each of the server's leaves one of the rails."""
+    plan = testing.FaultPlan(cables=0.5, duration=1, until=20, hosts=["server"])
+    cuts: list[str] = []
+
+    async def client(world: testing.World) -> None:
+        async with await aiordma.connect("server", PORT, **BY_ALL) as conn:
+            while world.now < 25:
+                await conn.send(bytes(64))
+                (await conn.recv()).release()
+                cuts.extend(str(rail.error) for rail in conn.rails if rail.error is not None)
+                await asyncio.sleep(0.1)
+
+    async def main(world: testing.World) -> None:
+        await world.host("client").run(client, world)
+
+    hosts = {"server": partial(echo, **BY_ALL)}
+    testing.simulate(main, seed=2, devices=2, hosts=hosts, faults=plan)
+    assert cuts
 
 
 def test_nothing_is_left_of_hosts_that_were_killed() -> None:

@@ -201,6 +201,8 @@ async def test_a_list_of_names(machine: Machine) -> None:
         (["mlx5_0", b"mlx5_1"], TypeError, "names of devices, as"),
         ({"mlx5_0"}, TypeError, "the name of a device"),
         (["mlx5_0", "mlx5_9"], DeviceNotFoundError, "mlx5_9"),
+        (["", "mlx5_0"], ValueError, "an empty name"),
+        ("mlx5_0,mlx5_1", DeviceNotFoundError, "several are for connect and listen: device"),
     ],
 )
 async def test_names_that_are_no_list(
@@ -250,7 +252,7 @@ async def test_all_is_of_the_kind_that_was_chosen(
     assert EMBEDDED in choose_devices("all")[0]
     monkeypatch.delenv("AIORDMA_DEVICE")
     machine["embedded0"] = machine["mlx5_0"] = {1: DOWN}
-    with pytest.raises(DeviceNotFoundError, match="an active port"):
+    with pytest.raises(DeviceNotFoundError, match=r"an active port; .*embedded0: no port is"):
         choose_devices("all")
     (record,) = caplog.records
     assert "software" in record.getMessage()

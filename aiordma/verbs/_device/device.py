@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -100,8 +100,8 @@ class Device:
         """Inject faults into this process from now on, by this plan; None stops it.
 
         For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
-        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew. Of
-        several embedded devices it is about this one alone, and takes the place of any other plan.
+        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew. It is
+        about all embedded devices unless it names one, and takes the place of any other plan.
         Raises ValueError, which names the part that is wrong, and UnsupportedError for any device
         but the embedded one.
         """
@@ -109,8 +109,6 @@ class Device:
         if plan is not None and "\0" in plan:
             raise ValueError("plan of faults: there is a null character in it")
         error = ffi.new("char[]", 256)
-        if plan is not None and len(_embedded_devices()) > 1:
-            plan += f",device={self.name}"
         text = ffi.NULL if plan is None else plan.encode()
         if self.library.table.device.set_faults(text, error, len(error)):
             raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
@@ -219,7 +217,10 @@ def find_device(
     wanted += [f"the GUID {guid:#018x}"] if guid is not None else []
     known = [device.name for device in found]
     if not wanted:
-        raise DeviceNotFoundError(str(name), known)
+        hint = ""
+        if name == ALL or "," in str(name):
+            hint = f"{', '.join(known)}; several are for connect and listen: device=[...] or 'all'"
+        raise DeviceNotFoundError(str(name), known, detail=hint)
     there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
     raise DeviceNotFoundError(
         name or "",
@@ -289,16 +290,21 @@ def active_devices(like: Device) -> list[Device]:
     Those on a NUMA node of the CPUs that this process may use come first. Those that cannot be
     opened are left out; DeviceNotFoundError when none is left.
     """
-    found, active = _embedded_devices(), []
+    found, active, unusable = _embedded_devices(), [], []
     if like not in found:
         found = _system_devices()
     for device in found:
-        with suppress(VerbsError):
+        try:
             if PortState.ACTIVE in _port_states(device).values():
                 active.append(device)
+            else:
+                unusable.append(f"{device.name}: no port is active")
+        except VerbsError as error:
+            unusable.append(f"{device.name}: {error}")
     if not active:
         names = [device.name for device in found]
-        raise DeviceNotFoundError("", names, wanted="an active port")
+        detail = "; ".join(unusable)
+        raise DeviceNotFoundError("", names, wanted="an active port", detail=detail)
     nodes = _numa_nodes()
     return sorted(active, key=lambda device: device.numa_node not in nodes)
 
