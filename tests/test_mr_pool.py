@@ -76,6 +76,18 @@ def test_sizes(pool: MemoryPool, size: int) -> None:
     assert leases(pool) == (0, 0)
 
 
+def test_no_view_by_way_of_an_old_one(pool: MemoryPool) -> None:
+    """Its end would give the block back once more."""
+    buffer = pool.alloc(64)
+    view = buffer.view
+    block = view.obj
+    view.release()
+    buffer.release()
+    with pytest.raises(BufferError, match="gone back to its pool"):
+        memoryview(block)
+    assert leases(pool) == (0, 0)
+
+
 def test_few_registrations(pool: MemoryPool) -> None:
     assert pool.statistics() == (0, 0, 0, 0, LIMIT, 0, 0)
     buffers = [pool.alloc(4096) for _ in range(SLAB_SIZE // 4096)]

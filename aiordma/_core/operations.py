@@ -17,6 +17,7 @@ class OperationKind(IntEnum):
     BATCH = 6
     BIND = 7
     INVALIDATE = 8
+    PROBE = 9
 
     @property
     def text(self) -> str:

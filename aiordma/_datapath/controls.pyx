@@ -1,6 +1,6 @@
 # Control messages on their way out.
 #
-# They have credits of their own, and wait for them here.  They need little memory, and have two blocks
+# They have credits of their own, and wait for them here.  They need little memory, and have blocks
 # for when the pool is exhausted: a connection whose users hold all of it must still answer its peer.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -28,6 +28,7 @@ from aiordma._core import protocol
 from aiordma.errors import ProtocolError, RDMAError
 
 SPARE_BLOCKS = 2
+RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 
 
 @cython.no_gc_clear
@@ -103,15 +104,18 @@ cdef class Controls:
         self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
     ) except -1:
         """Says, as the first frame on a rail, how many have been handled here."""
-        cdef PoolBlock block = self.spare_blocks.pop()
-        cdef bytes content = bytes([CONTROL]) + bytes(HEADER - 1)
+        cdef PoolBlock block = self.spare_blocks[0]
+        cdef uint32_t lkey = rail.lkey_of(block)
+        cdef bytes content = RESUME_HEADER + protocol.encode(
+            protocol.Resume(number, rail.number, frames)
+        )
         cdef Frame frame
-        content += protocol.encode(protocol.Resume(number, rail.number, frames))
         if sealing is not None:
             content = sealing.seal_resume(rail.number, content)
+        del self.spare_blocks[0]
         frame = new_frame(block, <uint32_t> len(content))
         memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
-        frame.spare_blocks, frame.lkey = self.spare_blocks, rail.lkey_of(block)
+        frame.spare_blocks, frame.lkey = self.spare_blocks, lkey
         return rail.post_checked(frame)
 
     def end(self, error: BaseException):

@@ -791,7 +791,7 @@ cdef class Fetcher:
             return False
         pending.message = new_message(block, 0, pending.length)
         pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
-        if large:
+        if large or pending.rail != self.outbox.lead.number:  # for which the peer may give no key
             pending.large = True  # not before it has a block: it may be read elsewhere
             self.large += 1
             self.stalling.add(self.pool._stalled_reads)

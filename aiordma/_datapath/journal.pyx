@@ -39,7 +39,12 @@ cdef class Journal:
         cdef Frame frame
         while count:
             count -= 1
-            frame = <Frame> queue.popleft()
+            frame = <Frame> queue.first()
+            if frame is None:
+                raise ProtocolError("the peer gave a credit back for a frame that was not sent")
+            if frame.missing:  # its block is still to be sent from
+                raise ProtocolError("the peer gave a credit back for a frame that it says it has not got")
+            queue.popleft()
             self.first = max(self.first, frame.number + 1)
             frame.arrived()
             frame.let_go()
@@ -58,10 +63,11 @@ cdef class Journal:
                 f"given credits for {self.first}"
             )
         for frame in self.all():
-            if frame.number < arrived:
-                frame.arrived()
-            else:
+            frame.missing = frame.number >= arrived
+            if frame.missing:
                 missing.append(frame)
+            else:
+                frame.arrived()
         return missing
 
     cdef int close(self) except -1:

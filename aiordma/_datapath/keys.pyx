@@ -160,7 +160,7 @@ cdef class ReadKeys:
         """
         if self.pool.local_dma_lkey:
             return self.pool.local_dma_lkey
-        region = (<object> memory).region
+        region = getattr(memory, "region", None)  # memory that the first rail takes as it is has none
         return 0 if region is None else in_domain(region, self.pd).lkey
 
     # For tests.

@@ -78,6 +78,8 @@ cdef class PoolBlock(Pinned):
         return self.view_of(start, stop)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
+        if not self.leases and not self.pins and not self.views:  # by the object of an old view
+            raise BufferError("this memory has gone back to its pool")
         PyBuffer_FillInfo(view, self, self.bytes(), <Py_ssize_t> self.size, 0, flags)
         self.views += 1
 

@@ -54,8 +54,8 @@ cdef class WRChain(WorkRequest):
         self.entries = 0
         self.sends, self.sges, self.room = &self.one_send, &self.one_sge, 1
 
-    def __init__(self, user, kind: int):
-        self.user, self.kind = user, kind
+    def __init__(self, SendQueue queue not None, kind: int):
+        self.user, self.kind = queue.owner, kind
 
     def __len__(self) -> int:
         return self.entries
@@ -125,7 +125,6 @@ cdef class WRChain(WorkRequest):
         if (
             not region._usable
             or (region._deadline != 0 and region.lease_over())
-            or region._user is None
             or region._user is not self.user
             or not remote._allowed & right
             or (right == IBV_ACCESS_REMOTE_READ and not local.writable)
@@ -263,7 +262,8 @@ cdef class WRChain(WorkRequest):
 
     def part(self, uint32_t count) -> WRChain:
         """Moves the first requests into a chain of their own, with the same waiter."""
-        cdef WRChain part = WRChain(self.user, self.kind)
+        cdef WRChain part = WRChain.__new__(WRChain)
+        part.user, part.kind = self.user, self.kind
         if not 0 < count <= self.entries:
             raise ValueError(f"{count} requests of {self.entries}")
         part.reserve(count)
@@ -605,7 +605,7 @@ cdef TransferFuture start_chain(
 
 cdef WRChain new_chain(SendQueue queue, uint32_t kind):
     cdef WRChain chain = WRChain.__new__(WRChain)
-    chain.user, chain.kind = queue.user, kind
+    chain.user, chain.kind = queue.owner, kind
     return chain
 
 
@@ -634,6 +634,10 @@ def read(
 
 
 def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
+    error = chain.refusal()  # since it was collected
+    if error is not None:
+        chain.free_memory()  # which frames of the error may have
+        raise error
     return start_chain(queue, chain, None, None)
 
 

@@ -43,7 +43,7 @@ cdef class Outbox(Sender):
     cdef readonly Offers offers
     cdef readonly Journal journal      # None: the connection has one rail for ever
     cdef list moved                    # work of leads that broke
-    cdef Stripes stripes               # None: there has been one rail alone
+    cdef Stripes stripes               # None: there can be one rail alone
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
     cdef uint32_t flags
@@ -70,7 +70,7 @@ cdef class Outbox(Sender):
     cdef object not_done(self, WRChain chain)
     cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
-    cdef bint frame_again(self, Frame frame) except -1
+    cdef bint has_key(self, Frame frame) except -1
     cdef int flush(self) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
     cdef object send_error(self, SendFuture message)

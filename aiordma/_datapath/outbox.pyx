@@ -491,11 +491,15 @@ cdef class Outbox(Sender):
     cdef int post_again(self) except -1:
         """Posts it once more, as there is room; then what is new may follow."""
         cdef WRChain chain
+        cdef Frame frame
         if not self.flags & RESUMED:
             return 0
         while self.moved and self.lead.free and not self.lead.failed:
             if isinstance(self.moved[0], Frame):
-                if self.frame_again(<Frame> self.moved[0]):
+                frame = <Frame> self.moved[0]
+                if self.has_key(frame):
+                    frame.prepare_again()
+                    self.lead.post_checked(frame)
                     del self.moved[0]
                 continue
             chain = <WRChain> self.moved[0]
@@ -518,15 +522,14 @@ cdef class Outbox(Sender):
             return self.session.flush()
         return 0
 
-    cdef bint frame_again(self, Frame frame) except -1:
-        """False: its memory cannot be registered with the lead's device, and the connection ends."""
-        frame.prepare_again()
+    cdef bint has_key(self, Frame frame) except -1:
+        """Gives it the key of its memory.  False: that cannot be registered with the lead's device, and
+        the connection ends."""
         try:
             frame.lkey = self.lead.lkey_of(frame.block)
         except (RDMAError, OSError, MemoryError) as error:
             self.lead.connection_broke(error)
             return False
-        self.lead.post_checked(frame)
         return True
 
     cdef int flush(self) except -1:
@@ -542,6 +545,9 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
+        if self.lead.keys.foreign and not self.has_key(frame):
+            frame.on_error(self.lead.error_of(frame))
+            return frame.free_memory()
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
         if self.sealing is not None:
             frame.length = self.sealing.seal(frame.block.bytes(), frame.length)
@@ -550,8 +556,6 @@ cdef class Outbox(Sender):
         self.room.count_sent()
         if self.journal is not None:
             self.journal.add(frame, carries_message(kind))
-        if self.lead.keys.foreign:
-            frame.lkey = self.lead.lkey_of(frame.block)
         return self.lead.post_checked(frame)
 
     # ---- the end ----

@@ -22,12 +22,11 @@ cdef enum:
 
 
 cdef class SendQueue(WorkQueues):
-    cdef public object user            # the owner of remote memory
     cdef public object qp  # type: QueuePair
     cdef public object error  # type: BaseException | None
     cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
     cdef public ReadKeys keys
-    cdef Stripes stripes               # of the lead; None: there has been one rail alone
+    cdef Stripes stripes               # of the lead; None: there can be one rail alone
     cdef object owner
     cdef readonly uint64_t bytes_read  # of striped messages
     cdef Leftovers left                # None: it is not suspended

@@ -88,11 +88,6 @@ cdef class SendQueue(WorkQueues):
         return self.owner.peer_name
 
     @property
-    def control_room(self) -> int:
-        """Entries that control frames may take now."""
-        return self.free
-
-    @property
     def suspended(self) -> bool:
         """Whether it has failed, and the session goes on by another rail."""
         return self.left is not None
@@ -489,7 +484,7 @@ cdef class SendQueue(WorkQueues):
             (<WorkRequest> self.take_first(&self.sends)).free_memory()
         while self.receives.first != NO_SLOT:
             self.take_back(<PoolBlock> self.take_first(&self.receives))
-        self.user = self.frame_handler = self.stripes = None
+        self.frame_handler = self.stripes = None
 
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)

@@ -148,10 +148,14 @@ cdef class Receives:
     cdef int move(self, SendQueue rail, BlockCache pool) except -1:
         """The rail gets the receives of the one before, which is closed: as many, in their order."""
         cdef PoolBlock block
-        cdef SendQueue before = self.queue
+        cdef list blocks = self.queue.take_receives()
         self.queue, self.pool = rail, pool
-        for block in before.take_receives():
-            rail.post_block(block, <uint32_t> block.size)
+        try:
+            while blocks:
+                block = blocks.pop(0)
+                rail.post_block(block, <uint32_t> block.size)
+        finally:
+            release_all(blocks)
         return 0
 
     def end(self):

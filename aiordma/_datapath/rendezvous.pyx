@@ -87,8 +87,24 @@ cdef int open_message(SendFuture message, ReadKeys keys) except -1:
             piece = piece.next
     except BaseException:
         close_keys(message, keys, False)
+        unlink_keys(message, keys)
         raise
     return 0
+
+
+cdef void unlink_keys(SendFuture message, ReadKeys keys) noexcept:
+    """Forgets those of one rail, which are closed: the message may be opened to it again."""
+    cdef Piece piece = message.first
+    cdef Key key
+    while piece is not None:
+        key = piece.key
+        if key is not None and key.keys is keys:
+            piece.key = key.next
+        while key is not None and key.next is not None:
+            if key.next.keys is keys:
+                key.next = key.next.next
+            key = key.next
+        piece = piece.next
 
 
 cdef int close_keys(SendFuture message, ReadKeys keys, bint invalidated) noexcept:
@@ -157,11 +173,17 @@ cdef class Opening(WorkRequest):
         if not self.entries:
             return self.offers.opened(self)
         self.under_way = True
-        return self.rail.post_checked(self)
+        try:
+            return self.rail.post_checked(self)
+        except BaseException:
+            self.free_memory()
+            raise
 
     cdef int end(self) except -1:
-        """The peer has read the message."""
+        """The peer has read the message, and needs to be told of no more keys."""
         self.ends = True
+        if self in self.offers.unsent:
+            self.offers.unsent.remove(self)
         if self.under_way:
             return 0
         if not self.entries or self.rail.error is not None or not self.rail.has_room_for(self.entries):
@@ -299,13 +321,14 @@ cdef class Offers:
         cdef SendQueue rail = <SendQueue> lead.rail
         while self.left:
             message = self.left[0]
-            if self.messages.get(message.request_id) is message:
-                if not rail.has_room_for(message.count()):
-                    return 0
+            offered = self.messages.get(message.request_id) is message
+            if offered and not rail.has_room_for(message.count()):
+                return 0
+            self.left.pop(0)  # before it is opened, which may come back here
+            if offered:
                 self.open_elsewhere(message, [lead])
                 if message.first.key_of(rail.keys) is None:
                     return (<object> rail).rail_broke(RDMAError("it takes no memory of messages"))
-            self.left.pop(0)
         self.left = None
         return 0
 

@@ -69,6 +69,7 @@ cdef class SendFuture(OpFuture):
 cdef class Frame(WorkRequest):
     cdef PoolBlock block               # None: it has gone back
     cdef bint on_device                # which has not let go of the block
+    cdef bint missing                  # the peer has not got it, and it is not posted again yet
     cdef uint64_t number               # in the journal
     cdef Sender sender                 # None: there are no messages in it
     cdef SendFuture message            # the only one

@@ -287,7 +287,7 @@ cdef class Frame(WorkRequest):
 
     cdef int prepare_again(self) except -1:
         """It is posted again, on another rail, where the keys of this one are not known."""
-        self.on_device = True
+        self.on_device, self.missing = True, False
         self.opcode, self.imm, self.entries = IBV_WR_SEND, 0, 1
         if self.sender is not None:
             self.sender.frames_under_way += 1

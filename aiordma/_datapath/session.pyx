@@ -41,6 +41,7 @@ from .sends cimport SendOperation
 from .stripes cimport Lane, Stripes
 
 from aiordma._core import protocol
+from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
 from aiordma.errors import BufferStateError, ConnectionClosedError, ProtocolError
 from aiordma.verbs._memory.buffers import bytes_of
@@ -202,6 +203,9 @@ cdef class Session(FrameHandler):
         )
         if rails:
             self.outbox.journal = Journal()
+            self.outbox.lead.stripes = self.outbox.stripes = Stripes()
+            self.outbox.stripes.lead(self.outbox.lead)
+            self.outbox.stripes.add(self.outbox.lead)
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
             # The journal holds no more frames than Config promises; and the peer, which has no more
             # credits than that either, gets them back before it waits for them.
@@ -231,13 +235,6 @@ cdef class Session(FrameHandler):
 
     def add_rail(self, SendQueue rail not None):
         """Another rail is up, beside the lead: long messages are striped from now on."""
-        if self.outbox.stripes is None:
-            self.outbox.lead.stripes = self.outbox.stripes = Stripes()
-            self.outbox.stripes.lead(self.outbox.lead)
-            if self.outbox.lead in self.rails:  # else it has broken
-                self.outbox.stripes.add(self.outbox.lead)
-        if rail.frame_handler is None:
-            rail.frame_handler = self
         self.rails.append(rail)
         self.outbox.stripes.add(rail)
 
@@ -247,19 +244,18 @@ cdef class Session(FrameHandler):
         if rail not in self.rails:
             return
         self.rails.remove(rail)
-        if self.outbox.stripes is not None:
+        if self.outbox.stripes is not None:  # else the connection ends before it has begun
             self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
         self.inbox.fetcher.drop_keys(rail.number)
 
     def rail_over(self, number: int):
         """The peer has stopped a rail that is gone here: what was written by it is written again."""
-        if self.outbox.stripes is not None:
-            self.outbox.stripes.over(number)
+        self.outbox.stripes.over(number)
 
     def rail_overdue(self, number: int, error: BaseException):
         """As `rail_over`, but the peer has not said so in time: it cannot be written again."""
-        if self.outbox.stripes is not None and self.outbox.stripes.holds(number):
+        if self.outbox.stripes.holds(number):
             self.outbox.lead.connection_broke(error)
 
     # ---- another lead ----
@@ -270,8 +266,8 @@ cdef class Session(FrameHandler):
 
     def end_batch(self, WRChain chain not None) -> Exception | None:
         """Why it must not be posted to the lead of now; None if it may."""
-        error = chain.refusal()
-        if error is None and chain not in self.batches:
+        error = None
+        if chain not in self.batches:
             error = BufferStateError(
                 "the memory of this batch could not be registered with the device by which the "
                 "connection goes on: nothing of the batch was done"
@@ -287,7 +283,6 @@ cdef class Session(FrameHandler):
         cdef Outbox outbox = self.outbox
         if (
             rail is not outbox.lead
-            or outbox.journal is None
             or outbox.flags & (NOT_STARTED | ENDED)
             or self.peer_has_left
             or self.failover is None
@@ -663,6 +658,7 @@ cdef class RailFrames(FrameHandler):
     cdef int received(self, PoolBlock block, uint32_t length) except -1:
         cdef Session session = self.session
         cdef bytes frame = PyBytes_FromStringAndSize(<const char *> block.bytes(), length)
+        cdef bint expected = self.rail.expects_resume
         block.end_lease()
         self.rail.expects_resume = False
         if session.outbox.flags & ENDED or session.peer_has_left:
@@ -670,7 +666,7 @@ cdef class RailFrames(FrameHandler):
         try:
             if session.outbox.sealing is not None:
                 frame = session.outbox.sealing.open_resume(self.rail.number, frame)
-            if frame[:HEADER] != RESUME_HEADER:
+            if not expected or frame[:HEADER] != RESUME_HEADER:
                 raise ProtocolError(f"the peer sent a frame on rail {self.rail.number}, not the lead")
             message = protocol.decode(frame[HEADER:])
             if not isinstance(message, protocol.Resume) or message.rail != self.rail.number:
@@ -701,7 +697,6 @@ cdef class RailFrames(FrameHandler):
         return self.session.goes_on(rail, elsewhere)
 
 
-RESUME_HEADER = bytes([CONTROL]) + bytes(HEADER - 1)
 BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
 BEFORE_ADMISSION = "the peer sent a message before its connection was accepted"
 WRITTEN_IN_CLEAR = "the peer wrote to memory, which an encrypted connection does not allow"

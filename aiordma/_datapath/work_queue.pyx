@@ -131,7 +131,7 @@ cdef int post_recvs(
 
 cdef enum:
     MEASURED_EVERY = 17  # posts; a prime, so that no pattern of operations hides one of its kinds
-    KINDS = 9
+    KINDS = 10
     BOUNDS = 10
 
 cdef uint64_t[BOUNDS] bounds_ns = [

@@ -41,14 +41,8 @@ class Batch(BatchOfTransfers):
     """
 
     def __init__(
-        self,
-        queue: SendQueue,
-        memory: Memory,
-        check: Callable[[], None],
-        counts: Counts,
-        user: object,
+        self, queue: SendQueue, memory: Memory, check: Callable[[], None], counts: Counts
     ) -> None:
-        self._user = user
         self._queue = queue
         self._memory = memory
         self._check = check
@@ -109,7 +103,7 @@ class Batch(BatchOfTransfers):
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
         self._held = ExitStack()  # until the end of the scope
-        self._collect(WRChain(self._user, OperationKind.BATCH))
+        self._collect(WRChain(self._queue, OperationKind.BATCH))
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:
@@ -139,14 +133,9 @@ class MovingBatch(Batch):
     """A batch of a connection that may go on by another rail while it collects."""
 
     def __init__(
-        self,
-        session: Session,
-        memory: Memory,
-        check: Callable[[], None],
-        counts: Counts,
-        user: object,
+        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
     ) -> None:
-        super().__init__(session.lead, memory, check, counts, user)
+        super().__init__(session.lead, memory, check, counts)
         self._session = session
 
     async def __aenter__(self) -> Self:

@@ -254,6 +254,8 @@ class CMListener:
             if acceptor.config.type_of_service:
                 id.set_tos(acceptor.config.type_of_service)
             id.bind_addr(address)
+            if id.context is not None:
+                check_name(id, only, address)
             id.listen(backlog)
             self.address = id.local_address or address
         except BaseException:

@@ -435,10 +435,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
         if self._failover is not None:
-            return MovingBatch(
-                self._messages, self._memory, self._check, self._statistics, self._sharing
-            )
-        return Batch(self._queue, self._memory, self._check, self._statistics, self._sharing)
+            return MovingBatch(self._messages, self._memory, self._check, self._statistics)
+        return Batch(self._queue, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
@@ -465,7 +463,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         self._check()
         remote_memory(target, RemoteMemory)
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
-            chain = WRChain(self._sharing, kind)
+            chain = WRChain(self._queue, kind)
             chain.atomic(kind, old, target, compare_add, swap)
             await one_sided.start(self._queue, chain)
             self._statistics.atomics += 1

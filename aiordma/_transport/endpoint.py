@@ -331,5 +331,5 @@ class AddressedEndpoint(RailEndpoint):
         if not self.driver.context.library.may_be_at(gid, verbs.GID.from_ip(host).raw):
             raise ForeignAddressError(
                 f"{host_port(address)} has a queue pair at another address, {verbs.GID(gid)}: "
-                f"Config(allow_other_addresses=True) allows it"
+                f"auth allows it, or Config(allow_other_addresses=True) on the side that refuses it"
             )

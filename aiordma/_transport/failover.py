@@ -6,25 +6,20 @@
    frames have been handled.
 3. The peer's Resume on that rail says which frames are to be posted again.
 
-A side without such a rail waits for the peer's Resume as long as packets are sent again.  Rails
-only break, and come up in the same order at both sides, so both come to the same one, or the
-connection ends.
+A side without such a rail waits for the peer's Resume as long as packets are sent again.  Until
+there is a lead again rails only break, and they have come up in the same order at both sides, so
+both come to the same one, or the connection ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from .._datapath.rail import SendQueue
-from .._datapath.session import Session
-from ..config import Config
 from ..errors import ConnectionBrokenError
 from .rails import Rail, Rails, RailState
-
-logger = logging.getLogger("aiordma.rails")
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
 LEAST_WAIT = 1.0  # seconds, for the peer's Resume
@@ -35,8 +30,6 @@ class Failover:
     """Chooses the lead of one connection.  It does not know the connection."""
 
     rails: Rails
-    messages: Session
-    config: Config
     moved: Callable[[Rail], object]
     """A rail is the lead now."""
     give_up: Callable[[BaseException], object]
@@ -89,7 +82,7 @@ class Failover:
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
         # As they came up: by number, a RailReady that the lead has lost would divide the sides.
-        up = [rail for queue in self.messages.rails for rail in alive if rail.queue is queue]
+        up = [rail for queue in self.rails.messages.rails for rail in alive if rail.queue is queue]
         if candidates := resumed + up:
             self._lead_on(candidates[0])
         elif alive:
@@ -100,11 +93,12 @@ class Failover:
 
     def _lead_on(self, rail: Rail) -> None:
         assert rail.queue is not None
-        logger.warning("rail %d on %s is the lead now", rail.number, rail.device)
         self._wait()
         self.rails.lead_on(rail)
         self.leads += 1
-        self.messages.lead_on(rail.queue, self.leads)  # by the keys that its work has, so first
+        self.rails.messages.lead_on(
+            rail.queue, self.leads
+        )  # by the keys that its work has, so first
         self.moved(rail)
         self._accept(rail)
 
@@ -113,7 +107,7 @@ class Failover:
         if resume and resume[0] == rail.number and queue is not None and not queue.failed:
             self.resume = None
             self._end_wait()
-            self.messages.resumed(resume[1])
+            self.rails.messages.resumed(resume[1])
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """The peer's Resume has come by that rail; in a drain."""
@@ -128,13 +122,14 @@ class Failover:
         elif self.waits is not None and self.rails.lead_is_down:
             self._look_again()
         else:  # the lead has broken at the peer
-            self.messages.lead.rail_broke(
+            self.rails.messages.lead.rail_broke(
                 ConnectionBrokenError("the peer goes on by another rail: this one broke there")
             )
 
     def _wait(self) -> None:
         self._end_wait()
-        again = 4 * self.config.ack_timeout * (1 + self.config.retry_count)
+        config = self.rails.config
+        again = 4 * config.ack_timeout * (1 + config.retry_count)
         self.waits = self.rails.later(max(LEAST_WAIT, again), self._over)
 
     def _end_wait(self) -> None:
@@ -148,7 +143,7 @@ class Failover:
         if self.rails.lead_is_down:
             self.give_up(self.error or error)
         else:
-            self.messages.lead.rail_broke(error)
+            self.rails.messages.lead.rail_broke(error)
 
     def stop(self) -> None:
         """The connection has ended."""

@@ -25,7 +25,7 @@ class Probe(WorkRequest):
     __slots__ = ("answered",)
 
     def __init__(self, answered: Callable[[], None]) -> None:
-        super().__init__(OperationKind.WRITE, int(verbs.WROpcode.RDMA_WRITE), 0, 0, 0)
+        super().__init__(OperationKind.PROBE, int(verbs.WROpcode.RDMA_WRITE), 0, 0, 0)
         self.answered = answered
 
     def done(self, byte_len: int) -> None:
@@ -58,7 +58,7 @@ class KeepAlive:
             self._heard = queue.completions
             self._timer = self._timers.call_later(self._interval, self._look)
             return
-        if queue.control_room > 0:
+        if queue.free:
             queue.post_frame(Probe(self._answered))
         # Else the send queue is full of unanswered work, which serves as a probe.
         self._timer = self._timers.call_later(self._timeout, self._give_up)

@@ -221,10 +221,7 @@ class ConnectionLifecycle:
         if endpoint.security.encrypt:
             self._messages.seal_with(self._handshake.new_sealing())
         self._queue.frame_handler = self._messages
-        self._sharing = Sharing(
-            driver.pool, config, self._messages, self._queue, self._owner.error_for
-        )
-        self._queue.user = self._sharing
+        self._sharing = Sharing(driver.pool, config, self._messages, self._owner)
         self._loop_shutdown.add(self)
 
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
@@ -272,16 +269,12 @@ class ConnectionLifecycle:
                 self._config,
                 self._endpoint.security,
                 devices,
-                self._endpoint.driver.context.name,
-                self._queue,
                 link.peer_address,
                 client,
                 self._loop.time,
                 self._loop.call_later,
             )
-            self._failover = Failover(
-                self._rails, self._messages, self._config, weakly(self._moved), weakly(self._end)
-            )
+            self._failover = Failover(self._rails, weakly(self._moved), weakly(self._end))
             self._messages.failover = self._failover
         if peer.inspects if client else self._endpoint.security.inspects:
             self._handshake.inspection = Inspection(client=client)
@@ -478,7 +471,6 @@ class ConnectionLifecycle:
         assert rail.endpoint is not None
         self._queue = rail.queue
         self._sharing.moved(rail.queue)
-        rail.queue.user = self._sharing
         if self._keep_alive is not None:
             self._keep_alive.stop()  # the rail has one
 

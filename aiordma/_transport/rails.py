@@ -284,10 +284,6 @@ class Rails:
     config: Config
     security: Security
     devices: tuple[verbs.Device, ...]
-    device: str
-    """The name of the device of the handshake's queue pair, the first lead."""
-    queue: SendQueue
-    """That queue pair."""
     peer: Address | None
     client: bool
     """Whether this side connects, and so offers."""
@@ -315,7 +311,8 @@ class Rails:
         self.most = most_rails(self.config, self.devices)
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
         self._loop = asyncio.get_running_loop()
-        self.lead = Rail(self.device, _S.UP, self.clock(), 0, None, self.queue)
+        lead = self.messages.lead
+        self.lead = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
         self.rails.append(self.lead)
 
     # ---- both sides ----------------------------------------------------------------------
@@ -337,12 +334,22 @@ class Rails:
             )
         if following.shown != rail.state.shown:
             rail.since = self.clock()
-            logger.info("rail %d on %s is %s", rail.number, rail.device, following.shown)
+            self._log(rail, following.shown, logging.INFO)
         if following is not rail.state:
             rail.state = following
             self._limit(rail)
         if following is _S.UP:
             self._up(rail)
+
+    def _log(self, rail: Rail, what: str, level: int) -> None:
+        name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
+        peer = host_port(self.peer) if self.peer is not None else "its peer"
+        logger.log(level, "%s to %s on %s %s", name, peer, rail.device, what)
+
+    def _log_trouble(self, rail: Rail, what: str, error: BaseException) -> None:
+        """A warning, but for what follows on that: attempts, until a rail is up again."""
+        known = rail.error is not None and rail.state is not _S.UP
+        self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
 
     def _limit(self, rail: Rail) -> None:
         """It has come into its state, for no longer than the peer may take."""
@@ -359,7 +366,7 @@ class Rails:
             rail.limit = self.later(seconds, partial(self._overdue, rail, rail.state, error))
 
     def _overdue(self, rail: Rail, state: RailState, error: ConnectionBrokenError) -> None:
-        self.sharing.regions.lead.driver.poll()  # it may have, while this loop computed
+        self.messages.lead.driver.poll()  # it may have, while this loop computed
         if rail.state is not state:
             return
         if state is _S.STOPPED:
@@ -441,10 +448,10 @@ class Rails:
             self._broke(rail, queue.error)
 
     def _broke(self, rail: Rail, error: BaseException) -> None:
+        self._log_trouble(rail, "broke", error)
         rail.error = error.with_traceback(None)  # whose frames have this
         self._advance(rail, _E.BROKE)
         self._release(rail)
-        logger.warning("rail %d on %s broke: %s", rail.number, rail.device, cause_text(error))
         if rail.state is _S.STOPPED:
             self._tell(protocol.RailDown(0, rail.number))
 
@@ -467,11 +474,12 @@ class Rails:
     def probe(self) -> None:
         """Has those that are up show whether they have broken as well: the peer may be gone."""
         for rail in self.rails:
-            if rail.state is _S.UP and rail.queue is not None and rail.queue.control_room:
+            if rail.state is _S.UP and rail.queue is not None and rail.queue.free:
                 rail.queue.post_frame(Probe(lambda: None))
 
     def lead_on(self, rail: Rail) -> None:
         """The rail is the lead from now on."""
+        self._log(rail, "is the lead now", logging.WARNING)
         if rail.state is _S.CONNECTING:  # the peer has found that it works
             self._advance(rail, _E.READY)
             rail.ready_comes = True
@@ -558,12 +566,6 @@ class Rails:
             for rail in list(self.rails)
         ]
 
-    def _prepare(self, rail: Rail) -> None:
-        """Its queue pair is connected."""
-        if self.messages.failover is not None:
-            assert rail.queue is not None
-            self.messages.prepare_rail(rail.queue)
-
     # ---- the connecting side -------------------------------------------------------------
 
     def begin(self) -> None:
@@ -594,13 +596,11 @@ class Rails:
 
     def _fruitless(self, device: str, error: Exception) -> None:
         """No rail can be offered there: one that was before is down for longer."""
-        level = logging.INFO
         rail = next((rail for rail in self.rails if rail.device == device), None)
         if rail is None:
-            level = logging.WARNING
             self._new(rail := Rail(device, _S.DOWN, self.clock()))
+        self._log_trouble(rail, "cannot be made", error)
         rail.error = error.with_traceback(None)
-        logger.log(level, "no rail on %s: %s", device, cause_text(error))
 
     def _answered(self, answer: protocol.RailAnswer) -> None:
         rail = self._rail(answer.rail)
@@ -618,8 +618,8 @@ class Rails:
             return  # it has ended meanwhile
         try:
             self._connect(rail.endpoint, remote)
-            self._prepare(rail)
-        except (RDMAError, OSError) as error:
+            self.messages.prepare_rail(rail.queue)
+        except (RDMAError, OSError, MemoryError) as error:
             self._broke(rail, error)
         else:
             rail.queue.post(Probe(partial(self._acknowledged, rail)))
@@ -638,7 +638,9 @@ class Rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
                 if rail.state is _S.OFFERED:
                     peer = host_port(self.peer) if self.peer is not None else ""
-                    rail.error = RequestRefusedError(error.code, error.text, peer=peer)
+                    refusal = RequestRefusedError(error.code, error.text, peer=peer)
+                    self._log_trouble(rail, "is refused", refusal)
+                    rail.error = refusal
                 self._advance(rail, _E.REFUSED)
                 self._loop.call_soon(self._gone, rail, False)
                 return True
@@ -672,17 +674,19 @@ class Rails:
         else:
             try:
                 endpoint = self._partner(remote, {rail.device for rail in alive})
-                try:
-                    rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
-                    self._prepare(rail)
-                except BaseException:
-                    endpoint.close()
-                    raise
             except (RDMAError, OSError, ValueError) as error:
-                logger.info("rail %d is refused: %s", offer.rail, cause_text(error))
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
+            rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
+            failure: Exception | None = None
+            try:
+                assert rail.queue is not None
+                self.messages.prepare_rail(rail.queue)
+            except (RDMAError, OSError, MemoryError) as error:
+                failure = error
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
+            if failure is not None:
+                self._broke(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
         """A queue pair that is connected to the peer's: on a device that the connection does not

@@ -35,9 +35,9 @@ class RemoteMemory(RemoteBase):
         self.rkey: int = range.rkey
         self._allowed: int = int(range.token.access)
 
-    def _require(self, sharing: Sharing, right: int, local: Local) -> None:
+    def _require(self, user: object, right: int, local: Local) -> None:
         """Raises unless an operation that needs that right, with `local` here, is allowed."""
-        self._check(sharing)
+        self._check(user)
         if self._root._user is None:
             raise BufferStateError(
                 f"nothing was done: the rail by which the connection goes on has no key for "
@@ -55,10 +55,10 @@ class RemoteMemory(RemoteBase):
     def _region(self) -> RemoteRegion:
         return cast("RemoteRegion", self._root)
 
-    def _check(self, sharing: Sharing) -> None:
+    def _check(self, user: object) -> None:
         """Raises unless the region is this connection's and still this side's to use."""
         region = self._region
-        if sharing is not region._sharing:
+        if user is not region._sharing.owner:
             raise ValueError(f"{region!r} belongs to another connection")
         if not region._usable or 0 < region._deadline <= now():
             raise region._unusable()
@@ -79,7 +79,7 @@ class RemoteRegion(RemoteMemory):
         self._lent = lent
         self._why = ""
         self._changes = WaitQueue()
-        self._user: Sharing | None = sharing
+        self._user: object = sharing.owner
         """None: the lead has no key for it yet."""
         self._usable = True
         self.token = token
@@ -134,7 +134,7 @@ class RemoteRegion(RemoteMemory):
         it is.  LeaseEndedError when it has ended, RequestRefusedError when the owner refuses.
         """
         lease = lease_seconds(lease)
-        self._check(self._sharing)
+        self._check(self._sharing.owner)
         await self._sharing.renew(self, milliseconds(lease))
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
@@ -156,7 +156,7 @@ class RemoteRegion(RemoteMemory):
         rkey = (self._keys or {}).get(lead)
         if rkey is not None:
             self.rkey = rkey
-            self._user = self._sharing
+            self._user = self._sharing.owner
         elif self._keys is not None:
             self._user = None
         elif not self.ended:

@@ -60,6 +60,8 @@ class ShareKey:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the key works; with the error if it never will."""
         self._on_ready: Callable[[], None] | None = None
+        self.withdraw_news: Callable[[], None] = lambda: None
+        """Takes back what the peer is told of the key, if it has not been told yet."""
         self._begin()
 
     def _begin(self) -> None:

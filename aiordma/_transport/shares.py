@@ -65,12 +65,12 @@ class Share:
         `send_region` has waited, and messages of this connection arrive after that by themselves.
         Raises the error of a connection that ends before.
         """
-        while True:
+        while not self._over:
             key = self._first
             try:
                 await asyncio.shield(key.ready)
             except OutcomeUnknownError:  # the key of another rail will take its place
-                if self._first is key:
+                if self._first is key and not self._over:
                     await self._sharing.switched()
                 continue
             others = [it.ready for it in self._keys.values() if not it.ready.done()]
@@ -108,7 +108,9 @@ class Share:
             return
         with suppress(RDMAError, OSError):
             key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
-            if self.told:
+            if self._deadline is not None and not self._deadline.pending:
+                key.close()  # the lease has ended meanwhile, with the keys that its thread saw
+            elif self.told:
                 key.on_ready(partial(self._tell_key, rail))
 
     def _open_rails(self) -> None:
@@ -125,6 +127,7 @@ class Share:
             try:
                 key = share_keys.make_key(pool, lead, self._memory, self.rights)
             except (RDMAError, OSError):
+                self.lost = True
                 self._end(tells=False)
                 before.give_up()
                 return
@@ -139,7 +142,8 @@ class Share:
     def _tell_key(self, rail: SendQueue) -> None:
         key = self._keys.get(rail)
         if key is not None and not self.revoked:
-            self._sharing.notify(protocol.RegionKey(0, self.region_id, rail.number, key.rkey))
+            news = protocol.RegionKey(0, self.region_id, rail.number, key.rkey)
+            key.withdraw_news = self._sharing.notify(news)
 
     def _remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this.
@@ -159,6 +163,7 @@ class Share:
         if len(self._keys) == 1 and self.told:
             self._end(tells=True)
             return
+        key.withdraw_news()  # else a peer that gives no credits could have many wait
         key.close()
         if len(self._keys) > 1:
             del self._keys[rail]
@@ -225,7 +230,7 @@ class Share:
     def _expire(self) -> None:
         """In the thread of leases: the key ends, the rest follows in the loop."""
         try:
-            late = [key for key in self._keys.values() if not key.end_now()]
+            late = [key for key in list(self._keys.values()) if not key.end_now()]
             if late:
                 self._grace = lease_thread.at(now() + share_keys.GRACE, partial(end_all, late))
         finally:

@@ -50,6 +50,7 @@ from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
+    from .._datapath.protocols import Owner
     from .._datapath.rail import SendQueue
     from .._datapath.session import Session
 
@@ -88,18 +89,13 @@ class Request(NamedTuple):
 class Sharing:
     """Both directions of shared memory on one connection."""
 
-    def __init__(
-        self,
-        pool: MemoryPool,
-        config: Config,
-        messages: Session,
-        queue: SendQueue,
-        waiter_error: Callable[[BaseException], BaseException],
-    ) -> None:
-        self.regions: Regions = Regions(pool, config, queue)
+    def __init__(self, pool: MemoryPool, config: Config, messages: Session, owner: Owner) -> None:
+        self.owner = owner
+        """Of the connection, and so of the regions that its peer shares."""
+        self.regions: Regions = Regions(pool, config, messages.lead)
         self._config = config
         self._controls = messages.controls
-        self._waiter_error = waiter_error
+        self._waiter_error = owner.error_for
         self._loop = asyncio.get_running_loop()
         self._forks = fork.generation()
         self._sealed = messages.sealing is not None and not messages.sealing.memory_in_clear
@@ -179,11 +175,14 @@ class Sharing:
         if self._ended is not None:
             raise self._waiter_error(self._ended)
 
-    def notify(self, message: protocol.Message) -> None:
-        """Tells the peer, as soon as it can be told, unless the connection has ended."""
-        if not self.ended:
-            told = self._tell(message)
-            told.add_done_callback(lambda told: told.cancelled() or told.exception())
+    def notify(self, message: protocol.Message) -> Callable[[], None]:
+        """Tells the peer, as soon as it can be told, unless the connection has ended.  Returns what
+        withdraws the message, if it waits."""
+        if self.ended:
+            return lambda: None
+        told = self._tell(message)
+        told.add_done_callback(lambda told: told.cancelled() or told.exception())
+        return partial(self._controls.withdraw, told)
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
         """Calls it in the loop, from any thread; not at all when the loop has been closed."""
@@ -306,7 +305,7 @@ class Sharing:
         self.notify(protocol.RegionRelease(0, region_id))
 
     async def hand_over(self, region: RemoteRegion) -> None:
-        remote_memory(region, RemoteRegion)._check(self)
+        remote_memory(region, RemoteRegion)._check(self.owner)
         if not region.lent:
             raise ValueError(f"{region!r} was not borrowed with request_region: it is the peer's")
         region._give_up()

@@ -219,6 +219,7 @@ class BareChannel:
         room: Room | None = None,
         peer: Room | None = None,
         dereg_mr: int | None = None,
+        rails: bool = False,
     ) -> None:
         room = room or Room()
         self.wire = wire
@@ -237,7 +238,7 @@ class BareChannel:
         wire.queue.frame_handler = self.channel
         if len(wire.table) < room.data_receives:  # those that another channel has left
             self.channel.post_receives()
-        self.channel.start(peer or Room())
+        self.channel.start(peer or Room(), rails=rails)
         self.methods = MessageMethods()
         self.methods._set_session(self.channel)
 

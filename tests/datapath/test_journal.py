@@ -63,3 +63,20 @@ def test_numbers_that_cannot_be() -> None:
             journal.missing(wrong)
     for right in (3, 4, 5):
         assert journal.missing(right) == frames[right:]
+
+
+def test_a_credit_for_a_frame_that_is_missing() -> None:
+    """Its block is still to be sent from, so it is not given back."""
+    journal = Journal()
+    frames = [new_frame() for _ in range(3)]
+    for frame in frames:
+        journal.send(frame, True)
+    assert journal.missing(2) == frames[2:]
+    with pytest.raises(ProtocolError, match="a credit back for a frame that it says"):
+        journal.credit(0, 3)
+    assert [frame.kept for frame in frames] == [False, False, True]
+    assert journal.missing(3) == []
+    journal.credit(0, 1)
+    assert not frames[2].kept
+    with pytest.raises(ProtocolError, match="a frame that was not sent"):
+        journal.credit(0, 1)

@@ -75,7 +75,7 @@ def rails(
     monkeypatch.setattr(bare_channel, "CAPABILITIES", CAPABILITIES._replace(max_send_wr=2 * MOST))
     lead = Wire(context)
     other = Wire(context, lead=lead)
-    bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER)
+    bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER, rails=True)
     lead.pool.has_windows = other.pool.has_windows = lead.pool.has_windows and request.param
     other.queue.number = OTHER
     bare.channel.add_rail(other.queue)

@@ -101,11 +101,6 @@ MUTANTS = {
         "            self.acknowledge(pending)\n"
         "        if pending.unread:\n            return self.fetch_ahead()",
     ),
-    "a frame overtakes a striped write": (
-        "_datapath/backlog.pyx",
-        "return not self.waits or next(",
-        "return True or next(",
-    ),
     "the journal forgets a frame early": (
         "_datapath/journal.pyx",
         "        while count:\n",

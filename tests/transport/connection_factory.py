@@ -271,14 +271,21 @@ async def give(
     return share, remote
 
 
+async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) -> None:
+    """In a batch, to a region whose owner takes it back meanwhile."""
+    async with conn.batch() as batch:
+        batch.write(data, region[: len(data)])
+        region._take_back()
+
+
 @asynccontextmanager
 async def shared(
-    owner: Connection, user: Connection, size: int, access: Rights = ALL
+    owner: Connection, user: Connection, size: int, access: Rights = ALL, lease: float | None = None
 ) -> AsyncIterator[tuple[Buffer, RemoteRegion]]:
     """Pool memory of `owner`, zeroed, as `user` sees it."""
     with owner.alloc(size) as buffer:
         buffer.view[:] = bytes(size)
-        share, remote = await give(owner, user, buffer, access)
+        share, remote = await give(owner, user, buffer, access, lease)
         with share:
             yield buffer, remote
 

@@ -7,10 +7,19 @@ import sys
 
 import pytest
 
-from aiordma import BufferStateError, Config, Connection, RemoteRangeError, RemoteRegion, Rights
+from aiordma import (
+    BufferStateError,
+    Config,
+    Connection,
+    LeaseEndedError,
+    RemoteRangeError,
+    RemoteRegion,
+    Rights,
+)
 from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
 from .connection_factory import (
+    ALL,
     SMALL,
     ConnectionFactory,
     at_rest,
@@ -20,6 +29,7 @@ from .connection_factory import (
     give,
     leases,
     pattern,
+    write_as_it_ends,
     yield_loop,
 )
 from .marks import by_cm, by_tcp, one_loop
@@ -163,6 +173,15 @@ async def test_what_is_not_allowed_raises_from_its_own_call(factory: ConnectionF
                 batch.write(b"long", remote[:3])
             batch.write(b"good", remote[:4])
         assert bytes(there.view[:4]) == b"good"
+
+
+@one_loop
+async def test_a_lease_that_ends_while_it_collects(factory: ConnectionFactory) -> None:
+    """Nothing is posted, which the peer's device would refuse."""
+    async with factory.pair() as (client, server):
+        region = await client.request_region(64, access=ALL)
+        await ends(write_as_it_ends(client, region, b"late"), LeaseEndedError)
+        await check_alive(client, server)
 
 
 @one_loop

@@ -114,7 +114,7 @@ async def test_the_end_reaches_the_user(factory: ConnectionFactory, end: str) ->
             waiting = asyncio.create_task(remote.wait_ended())
             await yield_loop(2)
             if end == "its own clock":
-                server._sharing.notify = lambda message: None  # type: ignore[method-assign]
+                server._sharing.notify = lambda message: lambda: None  # type: ignore[method-assign]
             else:
                 assert not remote.ended
                 share.revoke()

@@ -14,7 +14,7 @@ from aiordma import Config, Connection, Listener, connect, listen, prepare_conne
 from aiordma._core import protocol
 from aiordma._options import Devices, Via
 from aiordma._transport.connection_group import GroupMember
-from aiordma._transport.rails import Rails
+from aiordma._transport.rails import Rail, Rails
 from tests.transport.connection_factory import SMALL, yield_loop
 
 TWO = os.environ.get("AIORDMA_RAILS", "embedded0,embedded1").split(",")
@@ -95,6 +95,12 @@ async def _joined_out_of_band(
     return one, other
 
 
+def further(conn: Connection) -> Rail:
+    """The latest rail."""
+    assert conn._rails is not None
+    return conn._rails.rails[-1]
+
+
 def shown(conn: Connection) -> list[tuple[str, str]]:
     """Device and state of each rail."""
     return [(rail.device, rail.state) for rail in conn.rails]
@@ -106,12 +112,12 @@ async def until_rails(conns: Sequence[Connection], states: Sequence[str] = ("lea
         await yield_loop(1)
 
 
-def lose_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No RailReady is sent."""
+def lose(monkeypatch: pytest.MonkeyPatch, *kinds: type[protocol.Message]) -> None:
+    """Messages of these kinds are not sent."""
     tell = Rails._tell
 
-    def lose(self: Rails, message: protocol.Message) -> None:
-        if not isinstance(message, protocol.RailReady):
+    def tell_others(self: Rails, message: protocol.Message) -> None:
+        if not isinstance(message, kinds):
             tell(self, message)
 
-    monkeypatch.setattr(Rails, "_tell", lose)
+    monkeypatch.setattr(Rails, "_tell", tell_others)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,21 +24,21 @@ from aiordma import (
     LeaseEndedError,
     OutcomeUnknownError,
     ProtocolError,
-    RemoteRegion,
     VerbsError,
 )
-from aiordma._core.protocol import Message, RailReady, RegionGrant
+from aiordma._core.protocol import Message, RailReady, RegionGrant, RegionKey
 from aiordma._core.region import RegionToken
 from aiordma._datapath import keys
 from aiordma._datapath.rail import SendQueue
 from aiordma._native import lib
-from aiordma._transport import failover, share_keys
+from aiordma._transport import failover, lease_thread, rails, share_keys
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import Rail, Rails
 from aiordma._transport.shares import Share
+from aiordma._transport.sharing import Sharing
 from aiordma.errors import QuotaError, RDMAError
-from aiordma.mr_pool import MemoryPool
-from aiordma.verbs import EventType, MemoryRegion, ProtectionDomain
+from aiordma.mr_pool import Block, MemoryPool
+from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
 from tests import combinations
@@ -49,11 +50,12 @@ from tests.transport.connection_factory import (
     give,
     pattern,
     shared,
+    write_as_it_ends,
     yield_loop,
 )
 from tests.transport.marks import by_cm, by_tcp, one_loop
 
-from .joining import WAYS, joined, lose_ready, shown, until_rails
+from .joining import TWO, WAYS, further, joined, lose, shown, until_rails
 
 CABLE = "its cable was cut"
 THREE = ["embedded0", "embedded1", "embedded2"]
@@ -126,6 +128,98 @@ async def test_ready_comes_behind_resume(
         assert other is not None
         with pytest.raises(ProtocolError, match="UP, and the peer has READY"):
             other.control(RailReady(0, other.lead.number))
+
+
+@one_loop
+async def test_a_long_message_while_the_second_rail_comes_up(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its READs are dropped with the lead, before another rail is up."""
+    acknowledged = Rails._acknowledged
+    held: list[tuple[Rails, Rail]] = []
+    monkeypatch.setattr(Rails, "_acknowledged", lambda *args: held.append(args))
+    config = replace(SMALL, fetch_ahead=0)
+    async with joined(factory.via, config=config) as conns, asyncio.timeout(20):
+        await until_rails(conns, ("lead", "connecting"))
+        client, server = conns
+        sending = asyncio.ensure_future(client.send(pattern(100_000)))
+        while not (held and server._messages.figures()["unread"]):
+            await yield_loop(1)
+        cut(server)
+        receiving = asyncio.ensure_future(server.recv())
+        await yield_loop(1)
+        acknowledged(*held[0])
+        with await receiving as message:
+            assert message == pattern(100_000)
+        await sending
+
+
+@pytest.mark.parametrize("fails", ["no windows", "the second piece, before"])
+@by_tcp
+@one_loop
+async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next lead opens them, with what keys it can, also where it could not at first."""
+    config = replace(SMALL, fetch_ahead=0, max_message=1 << 30)
+    pieces = [pattern(200_000), pattern(400_000)]  # which the other rail takes part in
+    async with joined("tcp", config=config) as conns, asyncio.timeout(20):
+        await until_rails(conns)
+        client, server = conns
+        endpoint = further(client).endpoint
+        assert endpoint is not None
+        pools = client._memory.pool, endpoint.driver.pool
+        with ExitStack() as stack:
+            if fails == "no windows":
+                for pool in pools:
+                    stack.callback(setattr, pool, "has_windows", pool.has_windows)
+                    pool.has_windows = False
+            else:
+                pd, alloc_mw = endpoint.driver.pd, ProtectionDomain.alloc_mw
+                errors = [None, OSError(errno.ENOMEM, "no window")]
+
+                def alloc(self: ProtectionDomain, *args: Any) -> MemoryWindow:
+                    if self is pd and errors and (error := errors.pop(0)):
+                        raise error
+                    return alloc_mw(self, *args)
+
+                monkeypatch.setattr(ProtectionDomain, "alloc_mw", alloc)
+            sends = [asyncio.ensure_future(client.send(pieces)) for _ in range(3)]
+            while server._messages.figures()["unread"] < 3:
+                await yield_loop(1)
+            assert fails == "no windows" or not errors
+            cut(client)
+            for _ in sends:
+                with await server.recv() as message:
+                    assert message == b"".join(pieces)
+            await asyncio.gather(*sends)
+
+
+@by_tcp
+@one_loop
+async def test_a_rail_without_memory_for_its_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It breaks at the side that answers, and comes up when there is memory again."""
+    monkeypatch.setattr(rails, "FIRST_DELAY", 0)
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    async with joined("tcp") as conns, asyncio.timeout(20):
+        client, server = conns
+        take, answer, failures = server._memory.pool._block, Rails._answer, list[bool]()
+
+        def block(size: int) -> Block:
+            if failures:
+                failures.pop()
+                raise QuotaError("none is left")
+            return take(size)
+
+        def answer_once(*args: Any) -> None:
+            failures.append(True)
+            monkeypatch.setattr(Rails, "_answer", answer)
+            answer(*args)
+
+        monkeypatch.setattr(Rails, "_answer", answer_once)
+        monkeypatch.setattr(server._memory.pool, "_block", block)
+        await begin_rails(conns)
+        assert client.rails[1].error is not None
+        assert "none is left" in str(server.rails[1].error)
+        await both_ways(conns, [b"after", pattern(100_000)])
 
 
 @by_tcp
@@ -319,12 +413,6 @@ async def test_what_is_under_way_on_memory_of_the_peer(factory: ConnectionFactor
         await both_ways((client, server), [b"after"])
 
 
-async def write_as_it_ends(conn: Connection, region: RemoteRegion) -> None:
-    async with conn.batch() as batch:
-        batch.write(b"three", region[:5])
-        region._take_back()
-
-
 @by_tcp
 @one_loop
 async def test_a_batch_that_is_open() -> None:
@@ -349,16 +437,17 @@ async def test_a_batch_that_is_open() -> None:
         await client.read(regions[0][:6], again)
         assert again == b"onetwo"
         with pytest.raises(LeaseEndedError):
-            await write_as_it_ends(client, lost)
+            await write_as_it_ends(client, lost, b"three")
         await both_ways(conns, [b"after"])
 
 
+@pytest.mark.parametrize("devices", [TWO, THREE], ids=["two", "three"])
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("iterations", range(5))
 @by_tcp
 @one_loop
 async def test_the_lead_breaks_while_memory_is_shared(
-    iterations: int, fails: bool, monkeypatch: pytest.MonkeyPatch
+    iterations: int, fails: bool, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer can use it, or both sides are told that there is none."""
     make_key = share_keys.make_key
@@ -369,8 +458,8 @@ async def test_the_lead_breaks_while_memory_is_shared(
         return make_key(pool, queue, *args)
 
     monkeypatch.setattr(share_keys, "make_key", fail)
-    async with joined("tcp", THREE, THREE) as conns, asyncio.timeout(30):
-        await until_rails(conns, ["lead", "up", "up"])
+    async with joined("tcp", devices, devices) as conns, asyncio.timeout(30):
+        await until_rails(conns, ["lead", "up", "up"][: len(devices)])
         owner, user = conns
         with owner.alloc(8) as memory:
             sharing = asyncio.ensure_future(owner.send_region(memory, access=ALL))
@@ -384,7 +473,7 @@ async def test_the_lead_breaks_while_memory_is_shared(
                     assert fails
                     continue
                 region = lent.result() if asked is lent else await user.recv_region()
-                with suppress(*[LeaseEndedError] * fails):
+                with suppress(*[LeaseEndedError, BufferStateError] * fails):
                     await user.write(b"12345678", region)
         await both_ways(conns, [b"after"])
 
@@ -407,6 +496,54 @@ async def test_grants_without_end() -> None:
             sharing.control(RegionGrant(asked, RegionToken(99, 4096, 64, 1, ALL)))
         conns[0].abort()
         await ends(asking, ConnectionClosedError)
+
+
+@by_tcp
+@one_loop
+async def test_keys_that_are_made_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of leases has not seen the key, which works no longer than the others."""
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.setattr(lease_thread, "at", lease_thread.Deadline)  # no thread runs them
+    make_key, add, closed = share_keys.make_key, Share._add_rail, list[bool]()
+
+    def make_late(pool: MemoryPool, queue: SendQueue, *args: Any) -> share_keys.ShareKey:
+        key = make_key(pool, queue, *args)
+        for share in conns[1]._sharing.regions.shares.values():
+            assert share._deadline is not None
+            share._deadline.run()
+        return key
+
+    def add_rail(share: Share, rail: SendQueue, pool: MemoryPool) -> None:
+        add(share, rail, pool)
+        closed.extend(key.closed for key in share._keys.values())
+
+    async with joined("tcp") as conns, shared(conns[1], conns[0], 8, lease=1000):
+        monkeypatch.setattr(share_keys, "make_key", make_late)
+        monkeypatch.setattr(Share, "_add_rail", add_rail)
+        await begin_rails(conns)
+        assert closed == [True, True]
+
+
+@by_tcp
+@one_loop
+async def test_news_of_keys_of_a_rail_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do not wait for ever for credits that the peer does not give."""
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    async with joined("tcp") as conns, shared(conns[1], conns[0], 8):
+        waiting: list[Message] = []
+
+        def notify(_: Sharing, message: Message) -> Callable[[], None]:
+            waiting.append(message)
+            return partial(waiting.remove, message)
+
+        monkeypatch.setattr(Sharing, "notify", notify)
+        await begin_rails(conns)
+        assert [type(message) for message in waiting] == [RegionKey]
+        queue = further(conns[1]).queue
+        assert queue is not None
+        queue.rail_broke(ConnectionBrokenError(CABLE))
+        await until_rails(conns, ("lead", "down"))
+        assert not waiting
 
 
 BEGIN = Rails.begin
@@ -544,7 +681,7 @@ async def test_a_peer_that_aborts(devices: list[str]) -> None:
 async def test_the_last_rail_breaks_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left to wait for."""
     monkeypatch.setattr(failover, "LEAST_WAIT", 1e6)
-    lose_ready(monkeypatch)
+    lose(monkeypatch, RailReady)
     async with joined("tcp") as conns:
         await until_rails(conns[:1])
         assert shown(conns[1])[1] == ("embedded1", "connecting")
@@ -598,7 +735,9 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
             client, server = conns
             assert client._rails is not None
             assert client._rails.rails[1].endpoint is not None
-            left, failing[:] = nth, [client._rails.rails[1].endpoint.driver.pd]
+            pools = [conn._memory.pool for conn in conns]
+            pools.append(client._rails.rails[1].endpoint.driver.pool)
+            left, failing[:] = nth, [pools[-1].pd]
             sent = [bytes([number]) for number in range(3)]
             sends = [asyncio.ensure_future(client.send(data)) for data in sent]
             await yield_loop(0)
@@ -613,6 +752,7 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
             client.abort()
             server.abort()
             await asyncio.gather(*sends, return_exceptions=True)
+        assert not any(pool.leases for pool in pools)
     for told in combinations.reported:  # those of a drain, as any error there
         assert told["message"].startswith("aiordma: handling a completion")
     combinations.reported.clear()

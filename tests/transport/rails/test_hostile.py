@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, ProtocolError, listen
+from aiordma import Buffer, Connection, ConnectionBrokenError, ProtocolError, listen
 from aiordma._core import protocol
 from aiordma._core.fields import MAX_RAILS
+from aiordma._core.frames import FrameKind
+from aiordma._core.operations import OperationKind
 from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
+from aiordma._datapath.work_queue import WorkRequest
 from aiordma._transport.rails import Rails
+from aiordma.errors import QuotaError
+from aiordma.verbs import WROpcode
 from tests.transport.connection_factory import (
     ALONE,
     KEY,
@@ -26,9 +31,9 @@ from tests.transport.connection_factory import (
     yield_loop,
 )
 from tests.transport.marks import by_tcp, one_loop
-from tests.transport.raw_peer import RawPeer, endpoint_at
+from tests.transport.raw_peer import Piece, RawPeer, endpoint_at, frame, rendezvous
 
-from .joining import HOST, TWO, joined, until_rails
+from .joining import HOST, TWO, further, joined, until_rails
 
 FOREIGN = "198.51.100.1"  # of no host (RFC 5737)
 ENDPOINT = endpoint_at(HOST)
@@ -199,6 +204,66 @@ async def test_a_rail_to_another_host(factory: ConnectionFactory, allowed: bool)
             assert FOREIGN in answer.text
             assert "allow_other_addresses" in answer.text
         assert not conn.closed
+
+
+async def test_a_message_by_a_rail_that_gives_no_key(factory: ConnectionFactory) -> None:
+    """Its memory is not kept from others for ever."""
+    async with victim(factory, config=replace(SMALL, pool_limit=16 << 20)) as (conn, peer):
+        pool = conn._memory.pool
+        pool._stalled_reads.timeout = 0.01
+        receiving = asyncio.create_task(conn.recv())
+        peer.send(rendezvous(1, Piece(0x1000, 100_000, 0x1234, 99 << 8)))
+        while not conn._messages.figures()["read_ahead"]:
+            await yield_loop(1)
+        with ExitStack() as held:
+            with suppress(QuotaError):
+                while True:
+                    held.enter_context(pool.alloc(1 << 20))
+            waiting = asyncio.create_task(conn.lease(1 << 20))
+            error = await ends(receiving, ConnectionBrokenError)
+            assert "has not answered enough" in str(error)
+            waiting.cancel()
+
+
+class Sent(WorkRequest):
+    """A frame that no session knows."""
+
+    def __init__(self, memory: Buffer, data: bytes) -> None:
+        memory.view[: len(data)] = data
+        send = int(WROpcode.SEND)
+        super().__init__(OperationKind.SEND, send, memory.address, len(data), memory.lkey)
+
+    def done(self, byte_len: int) -> None:
+        """The peer has it."""
+
+    def failed(self, error: BaseException) -> None:
+        """The peer has ended the connection."""
+
+    def release(self) -> None:
+        """The test has the memory."""
+
+
+@one_loop
+async def test_it_resumes_by_a_rail_twice(factory: ConnectionFactory) -> None:
+    """Each would cost the next lead a receive, until it had none."""
+    async with joined(factory.via) as conns, AsyncExitStack() as stack:
+        await until_rails(conns)
+        victim, peer = conns
+        assert peer._failover is not None
+        peer._failover.go_on = lambda lead: None  # type: ignore[method-assign]
+        rail = further(peer)
+        assert rail.queue is not None
+        assert rail.endpoint is not None
+        victim._queue.rail_broke(ConnectionBrokenError("its cable"))
+        while victim._queue.number != rail.number:
+            await yield_loop(1)
+        resume = frame(FrameKind.CONTROL, protocol.encode(protocol.Resume(0, rail.number, 0)))
+        for _ in range(2):
+            assert not victim.closed
+            memory = stack.enter_context(rail.endpoint.driver.pool.alloc(64))
+            rail.queue.post_frame(Sent(memory, resume))
+        assert "a frame on rail 1" in str(await ends(victim.recv(), ProtocolError))
+        peer.abort()
 
 
 @one_loop

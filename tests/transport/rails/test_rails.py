@@ -40,7 +40,7 @@ from tests.transport.connection_factory import (
 from tests.transport.marks import by_cm, by_tcp, one_loop
 from tests.transport.raw_peer import endpoint_at
 
-from .joining import HOST, TWO, WAYS, joined, lose_ready, shown, until_rails
+from .joining import HOST, TWO, WAYS, further, joined, shown, until_rails
 
 WITHOUT = ConnectionBrokenError("its cable")
 
@@ -144,6 +144,8 @@ async def test_the_address_leads_to_the_lead() -> None:
     async with await listen("0.0.0.0", device=["embedded1", "embedded2"]) as listener:
         error = await ends(connect(HOST, listener.port, device="embedded0"), RejectedError)
         assert "'embedded0', not 'embedded1' or 'embedded2'" in str(error)
+    error = await ends(listen(HOST, device="embedded1"), ConnectionManagerError)
+    assert "'embedded0', not 'embedded1'" in str(error)
 
 
 @by_tcp
@@ -155,11 +157,6 @@ async def test_the_one_with_the_address_is_the_lead_else_the_first() -> None:
 
 
 # ---- a rail that breaks --------------------------------------------------------------------------
-
-
-def further(conn: Connection) -> Rail:
-    assert conn._rails is not None
-    return conn._rails.rails[-1]
 
 
 def given_back(conn: Connection) -> None:
@@ -306,19 +303,6 @@ async def test_a_rail_that_is_refused(
         await yield_loop(1)
         given_back(conns[0])
         await check_alive(*conns)
-
-
-async def test_ready_is_lost_with_the_lead(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its peer does not know that the rail works, and both end with the lead."""
-    lose_ready(monkeypatch)
-    async with joined(factory.via) as conns:
-        await until_rails(conns[:1])
-        assert shown(conns[1])[1] == ("embedded1", "connecting")
-        conns[0].abort()
-        await ends(conns[1].recv(), ConnectionBrokenError)
-    assert [rail.state for rail in conns[1].rails] == ["down", "down"]
 
 
 async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:

@@ -26,11 +26,12 @@ from aiordma import (
     listen,
     transport,
 )
+from aiordma._core.protocol import RailReady
 from aiordma._loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
 from aiordma._transport.keep_alive import Probe
-from aiordma._transport.rails import Berth, Rail, Rails
+from aiordma._transport.rails import Berth, Rails
 from aiordma.cli.tables import amount
 from aiordma.cli.top import tables
 from aiordma.metrics import METRICS
@@ -46,7 +47,7 @@ from tests.transport.connection_factory import (
 )
 from tests.transport.marks import by_tcp, one_loop
 
-from .joining import HOST, TWO, Later, both, joined, lose_ready, until_rails
+from .joining import HOST, TWO, Later, both, further, joined, lose, until_rails
 
 CABLE = ConnectionBrokenError("its cable")
 FIRST, LONGEST = 0.25, 5.0
@@ -69,11 +70,6 @@ def port_down(name: bytes = b"embedded1") -> Iterator[None]:
         yield
     finally:
         assert lib.aiordma_embedded_raise_on(name, EventType.PORT_ACTIVE) == 0
-
-
-def further(conn: Connection) -> Rail:
-    assert conn._rails is not None
-    return conn._rails.rails[-1]
 
 
 def break_rail(conn: Connection) -> None:
@@ -180,7 +176,7 @@ async def test_a_port_goes_and_comes(factory: ConnectionFactory, later: Later) -
 async def test_a_port_goes_before_the_rail_is_up(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lose_ready(monkeypatch)
+    lose(monkeypatch, RailReady)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1])
         assert conns[1].rails[1].state == "connecting"
@@ -217,7 +213,7 @@ async def test_a_port_that_is_down_from_the_beginning(
                 assert later.waiting == 1
                 later.fire()
             assert conns[0].rails[1].since == since
-        told = [record.levelname for record in caplog.records if "no rail on" in record.message]
+        told = [record.levelname for record in caplog.records if "cannot be made" in record.message]
         assert told == ["WARNING", "INFO", "INFO", "INFO"]
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError
-from aiordma._core import protocol
+from aiordma import ConnectionBrokenError
 from aiordma._core.protocol import RailAnswer, RailDown, RailOffer, RailReady
 from aiordma._transport import rails
-from aiordma._transport.rails import Berth, Rail, Rails, RailState
+from aiordma._transport.rails import Berth, Rails, RailState
 from tests.transport.connection_factory import (
     SMALL,
     ConnectionFactory,
@@ -23,7 +22,7 @@ from tests.transport.connection_factory import (
 )
 from tests.transport.raw_peer import endpoint_at
 
-from .joining import HOST, Later, joined, lose_ready, until_rails
+from .joining import HOST, Later, further, joined, lose, shown, until_rails
 from .test_hostile import ENDPOINT, asked, victim
 from .test_striped_operations import CUT, MB, second, sharing
 
@@ -39,22 +38,6 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Later]:
     assert not it.waiting
 
 
-def lose(monkeypatch: pytest.MonkeyPatch, *kinds: type[protocol.Message]) -> None:
-    """Messages of these kinds are not sent."""
-    tell = Rails._tell
-
-    def tell_others(self: Rails, message: protocol.Message) -> None:
-        if not isinstance(message, kinds):
-            tell(self, message)
-
-    monkeypatch.setattr(Rails, "_tell", tell_others)
-
-
-def rail_of(conn: Connection) -> Rail:
-    assert conn._rails is not None
-    return conn._rails.rails[-1]
-
-
 async def test_an_offer_is_not_answered(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +46,7 @@ async def test_an_offer_is_not_answered(
     async with joined(factory.via) as conns:
         while len(conns[1].rails) == 1:
             await yield_loop(1)
-        here, there = map(rail_of, conns)
+        here, there = map(further, conns)
         assert here.state is RailState.OFFERED
         answer = RailAnswer(here.offer_id, 1, endpoint_at(HOST))
         assert there.limit is not None
@@ -118,20 +101,24 @@ async def test_what_has_come_while_the_loop_computed_is_not_late(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(conn._endpoint.driver, "poll", poll)
             later.fire()
-        assert rail_of(conn).state is RailState.UP
+        assert further(conn).state is RailState.UP
         assert not later.waiting
 
 
-async def test_an_end_in_between(
+async def test_ready_is_lost_with_the_lead(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timer outlives the connection, as the fixture finds."""
-    lose_ready(monkeypatch)
+    """The peer does not know that the rail works, and both end with the lead.  No timer outlives
+    the connection, as the fixture finds.
+    """
+    lose(monkeypatch, RailReady)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1])
+        assert shown(conns[1])[1] == ("embedded1", "connecting")
         assert later.waiting
         conns[0].abort()
         await ends(conns[1].recv(), ConnectionBrokenError)
+    assert [rail.state for rail in conns[1].rails] == ["down", "down"]
 
 
 async def test_a_write_whose_order_cannot_be_known_ends_the_connection(
