@@ -104,18 +104,21 @@ cdef class Controls:
         self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing
     ) except -1:
         """Says, as the first frame on a rail, how many have been handled here."""
-        cdef PoolBlock block = self.spare_blocks[0]
-        cdef uint32_t lkey = rail.lkey_of(block)
+        cdef PoolBlock block = self.spare_blocks.pop()
         cdef bytes content = RESUME_HEADER + protocol.encode(
             protocol.Resume(number, rail.number, frames)
         )
         cdef Frame frame
         if sealing is not None:
             content = sealing.seal_resume(rail.number, content)
-        del self.spare_blocks[0]
         frame = new_frame(block, <uint32_t> len(content))
         memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
-        frame.spare_blocks, frame.lkey = self.spare_blocks, lkey
+        frame.spare_blocks = self.spare_blocks
+        try:
+            frame.lkey = rail.lkey_of(block)
+        except BaseException:
+            frame.give_back()
+            raise
         return rail.post_checked(frame)
 
     def end(self, error: BaseException):

@@ -266,14 +266,13 @@ cdef class Session(FrameHandler):
 
     def end_batch(self, WRChain chain not None) -> Exception | None:
         """Why it must not be posted to the lead of now; None if it may."""
-        error = None
-        if chain not in self.batches:
-            error = BufferStateError(
-                "the memory of this batch could not be registered with the device by which the "
-                "connection goes on: nothing of the batch was done"
-            )
-        self.batches.discard(chain)
-        return error
+        if chain in self.batches:
+            self.batches.remove(chain)
+            return None
+        return BufferStateError(
+            "the memory of this batch could not be registered with the device by which the "
+            "connection goes on: nothing of the batch was done"
+        )
 
     @property
     def lead(self) -> SendQueue:
