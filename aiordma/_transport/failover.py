@@ -96,9 +96,8 @@ class Failover:
         self._wait()
         self.rails.lead_on(rail)
         self.leads += 1
-        self.rails.messages.lead_on(
-            rail.queue, self.leads
-        )  # by the keys that its work has, so first
+        # First, by the keys that its work has.
+        self.rails.messages.lead_on(rail.queue, self.leads)
         self.moved(rail)
         self._accept(rail)
 

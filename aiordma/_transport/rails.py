@@ -334,7 +334,7 @@ class Rails:
             )
         if following.shown != rail.state.shown:
             rail.since = self.clock()
-            self._log(rail, following.shown, logging.INFO)
+            self._log(rail, f"is {following.shown}", logging.INFO)
         if following is not rail.state:
             rail.state = following
             self._limit(rail)
