@@ -43,17 +43,21 @@ class Failover:
     waits: asyncio.Handle | None = None
     broken: SendQueue | None = None
     """The latest lead that broke."""
-    error: BaseException | None = None
-    """Why it did."""
 
     def __post_init__(self) -> None:
         self.rails.on_up = self._look_again
 
     def _look_again(self) -> None:
         """There may be a lead, which this waits for."""
-        assert self.error is not None
         self._end_wait()
-        self.rails.owner.broken(self.error)
+        self.rails.owner.broken(self._cause)
+
+    @property
+    def _cause(self) -> BaseException:
+        """Why the lead broke."""
+        assert self.broken is not None
+        assert self.broken.error is not None
+        return self.broken.error
 
     def may_go_on(self, elsewhere: bool) -> bool:
         """Whether there may be another lead, `elsewhere` on another device."""
@@ -71,7 +75,7 @@ class Failover:
     def go_on(self, lead: SendQueue) -> None:
         """The lead has broken; again does nothing.  Not from within a drain."""
         if self.broken is not lead:
-            self.broken, self.error = lead, lead.error
+            self.broken = lead
             self._end_wait()
             self.rails.lead_broke()
             self.rails.probe()
@@ -88,8 +92,7 @@ class Failover:
         elif alive:
             self._wait()
         else:
-            assert self.error is not None
-            self.give_up(self.error)
+            self.give_up(self._cause)
 
     def _lead_on(self, rail: Rail) -> None:
         assert rail.queue is not None
@@ -138,11 +141,12 @@ class Failover:
 
     def _over(self) -> None:
         self.waits = None
-        error = ConnectionBrokenError("the peer does not go on by another rail, after one broke")
         if self.rails.lead_is_down:
-            self.give_up(self.error or error)
+            self.give_up(self._cause)
         else:
-            self.rails.messages.lead.rail_broke(error)
+            self.rails.messages.lead.rail_broke(
+                ConnectionBrokenError("the peer does not go on by another rail, after one broke")
+            )
 
     def stop(self) -> None:
         """The connection has ended."""

@@ -302,8 +302,6 @@ class Rails:
     """Of these, those that the peer has no room for, until another rail is over."""
     lead: Rail = field(init=False)
     """First that of the handshake, rail 0."""
-    lead_is_down: bool = False
-    """It broke, and no other one has become the lead."""
     on_up: Callable[[], object] = lambda: None
     """Called for a rail that has come up while there is no lead."""
 
@@ -316,6 +314,11 @@ class Rails:
         self.rails.append(self.lead)
 
     # ---- both sides ----------------------------------------------------------------------
+
+    @property
+    def lead_is_down(self) -> bool:
+        """It broke, and no other one has become the lead."""
+        return self.lead.state is not _S.UP
 
     @property
     def _over(self) -> bool:
@@ -460,7 +463,6 @@ class Rails:
         lead = self.lead
         assert lead.queue is not None
         assert lead.queue.error is not None
-        self.lead_is_down = True
         lead.bytes_sent, received = self._of_lead()
         lead.bytes_received = received - lead.queue.bytes_read
         if self.client and lead.device not in self.berths:
@@ -483,7 +485,7 @@ class Rails:
         if rail.state is _S.CONNECTING:  # the peer has found that it works
             self._advance(rail, _E.READY)
             rail.ready_comes = True
-        self.lead, self.lead_is_down, rail.since = rail, False, self.clock()
+        self.lead, rail.since = rail, self.clock()
         for it in self.rails:
             self._limit(it)  # the peer could say nothing meanwhile
 

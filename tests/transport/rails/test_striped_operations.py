@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -352,6 +353,36 @@ async def test_memory_that_was_shared_before_there_was_the_rail(
         await until_rails(conns)
         await yield_loop(20)
         assert list(remote._keys or ()) == [1]
+
+
+async def test_the_first_operation_has_the_keys_of_all_rails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory is granted when all of them work."""
+    held: list[Callable[[], None]] = []
+    done = share_keys.OfKey.done
+
+    def hold(bind: share_keys.OfKey, number: int) -> None:
+        if bind.key._queue.number:
+            held.append(partial(done, bind, number))
+        else:
+            done(bind, number)
+
+    async with joined("tcp") as (client, server):
+        await until_rails((client, server))
+        monkeypatch.setattr(share_keys.OfKey, "done", hold)
+        with server.alloc(8) as memory:
+            sharing = asyncio.ensure_future(server.send_region(memory))
+            asking = asyncio.ensure_future(client.request_region(8))
+            while len(held) < 2:
+                await yield_loop(1)
+            await yield_loop(20)
+            assert not client._sharing.regions.used
+            for go_on in held:
+                go_on()
+            await sharing
+            for remote in (await client.recv_region(), await asking):
+                assert list(remote._keys or ()) == [1]
 
 
 async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
