@@ -229,13 +229,8 @@ def device(device_name: str, peer_name: str) -> verbs.Device:
     """The device named on the command line."""
     found = find("--device", device_name)
     if peer_name == device_name:
-        # librdmacm opens every device at its first use and keeps them: not a leak of any one test.
-        with (
-            cm.EventChannel(found.library) as channel,
-            channel.create_id() as id,
-            found.open() as it,
-        ):
-            id.bind_addr((str(it.choose_gid().gid.ip), 0))
+        # librdmacm keeps devices that it has opened: not a leak of any one test.
+        cm.get_devices(found.library)
     return found
 
 

@@ -13,14 +13,7 @@ from aiordma._transport import rails
 
 collect_ignore_glob = [] if os.environ.get("AIORDMA_EMBEDDED_DEVICES") else ["test_*.py"]
 if os.environ.get("AIORDMA_RAILS"):  # by other devices
-    collect_ignore_glob = ["test_[!s]*.py", "test_silence.py"]
-
-
-@pytest.fixture(scope="session")
-def device_name() -> str:
-    from .joining import TWO  # noqa: PLC0415 - not where these tests are ignored
-
-    return TWO[0]
+    collect_ignore_glob = ["test_[!fs]*.py", "test_silence.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -55,11 +55,10 @@ from tests.transport.connection_factory import (
 )
 from tests.transport.marks import by_cm, by_tcp, one_loop
 
-from .joining import TWO, WAYS, further, joined, lose, shown, until_rails
+from .joining import THREE, TWO, WAYS, further, joined, lose, shown, until_rails
 
 CABLE = "its cable was cut"
-THREE = ["embedded0", "embedded1", "embedded2"]
-MOVED = [("embedded0", "down"), ("embedded1", "lead")]
+MOVED = list(zip(TWO, ("down", "lead"), strict=True))
 
 
 def cut(*conns: Connection) -> None:
@@ -101,7 +100,7 @@ async def test_messages_go_on(way: str, which: tuple[int, ...]) -> None:
         await both_ways(conns, [b"after", pattern(100)])
         await until_moved(*conns)
         for conn in conns:
-            assert conn.device == "embedded1"
+            assert conn.device == TWO[1]
             assert conn.rails[0].error is not None
         await both_ways(conns, [bytes([number]) for number in range(100)])
 
@@ -290,6 +289,7 @@ async def test_the_lead_breaks_in_the_middle(seed: int) -> None:
         await asyncio.gather(*(conn.close() for conn in conns))
 
 
+@pytest.mark.any_device
 @one_loop
 async def test_a_port_or_a_device_that_fails(factory: ConnectionFactory) -> None:
     """An event of the device breaks the lead of both sides, which are in this process."""
@@ -300,6 +300,7 @@ async def test_a_port_or_a_device_that_fails(factory: ConnectionFactory) -> None
         await until_moved(*conns)
 
 
+@pytest.mark.any_device
 @pytest.mark.parametrize("card", [False, True])
 @one_loop
 async def test_a_device_that_is_gone_registers_nothing_more(
@@ -684,7 +685,7 @@ async def test_the_last_rail_breaks_while_it_is_awaited(monkeypatch: pytest.Monk
     lose(monkeypatch, RailReady)
     async with joined("tcp") as conns:
         await until_rails(conns[:1])
-        assert shown(conns[1])[1] == ("embedded1", "connecting")
+        assert shown(conns[1])[1] == (TWO[1], "connecting")
         cut(conns[1])
         await yield_loop(1)
         assert conns[1]._failover is not None
