@@ -53,7 +53,8 @@ cdef class StripedRead(Striped):
     cdef PendingRendezvous pending
     cdef Pinned pinned                 # None: it is over
     cdef uint64_t address
-    cdef dict lkeys                    # of that memory, by the number of the rail
+    cdef dict lkeys                    # of that memory, by the number of the rail; 0: it can have none
+    cdef object refused                # why, of the latest of these
     cdef int use(self, SendQueue rail) except -1
     cdef uint32_t piece_at(self, uint64_t *start) noexcept
     cdef int let_go(self) except -1
@@ -135,6 +136,7 @@ cdef class Fetcher:
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef int fetch_ahead(self) except -1
     cdef BlockCache move(self, SendQueue rail)
+    cdef int may_stall(self, PendingRendezvous pending) except -1
     cdef int end_stalling(self) except -1
     cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1

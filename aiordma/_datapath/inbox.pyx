@@ -461,15 +461,16 @@ cdef class StripedRead(Striped):
     """The reading of a message by several rails: chunks of its pieces."""
 
     cdef int use(self, SendQueue rail) except -1:
-        """Has the memory registered with the rail, if it has keys; one that cannot reads nothing."""
+        """Has the memory registered with the rail, if it has keys; one that cannot reads nothing, and as
+        the lead breaks (`reach`)."""
         if rail.number in self.lkeys or (
             rail.number != self.pending.rail and not self.pending.keys_of(rail.number)
         ):
             return 0
         try:
             lkey = rail.keys.local_key(self.pinned)
-        except (RDMAError, OSError, MemoryError):
-            lkey = 0
+        except (RDMAError, OSError, MemoryError) as error:
+            lkey, self.refused = 0, error.with_traceback(None)
         self.lkeys[rail.number] = lkey
         return 0
 
@@ -491,7 +492,12 @@ cdef class StripedRead(Striped):
         )
         cdef bint first = start < FIRST_BYTES
         cdef uint32_t i = self.piece_at(&start)
-        if rail.error is not None or not self.lkeys.get(rail.number):
+        if rail.error is not None:
+            return 0
+        lkey = self.lkeys.get(rail.number)
+        if lkey == 0 and rail is self.fetcher.outbox.lead:  # no other one need have keys
+            (<object> rail).rail_broke(self.refused or RDMAError("it takes no memory of messages"))
+        if not lkey:
             return 0
         if rail.number != self.pending.rail and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
             return 0
@@ -754,9 +760,25 @@ cdef class Fetcher:
 
     cdef BlockCache move(self, SendQueue rail):
         """The rail is the lead from now on: the memory is that of its driver, whose pool is returned."""
+        cdef PendingRendezvous pending
+        cdef Py_ssize_t i
+        for i in range(self.inbox.incoming.size()):
+            item = self.inbox.incoming.at(i)
+            if type(item) is PendingRendezvous:
+                pending = <PendingRendezvous> item
+                if pending.unread and pending.message is not None and not pending.large:
+                    self.may_stall(pending)  # the peer need not give it keys for this rail
         self.memory.move(rail.driver)
         self.pool = self.memory.pool
         return self.pool
+
+    cdef int may_stall(self, PendingRendezvous pending) except -1:
+        """While it is read, the peer is watched where others wait for memory of the pool."""
+        pending.large = True
+        self.large += 1
+        self.stalling.add(self.pool._stalled_reads)
+        self.pool._stalled_reads.begin(self)
+        return 0
 
     cdef int end_stalling(self) except -1:
         for stalled_reads in self.stalling:
@@ -792,10 +814,7 @@ cdef class Fetcher:
         pending.message = new_message(block, 0, pending.length)
         pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
         if large or pending.rail != self.outbox.lead.number:  # for which the peer may give no key
-            pending.large = True  # not before it has a block: it may be read elsewhere
-            self.large += 1
-            self.stalling.add(self.pool._stalled_reads)
-            self.pool._stalled_reads.begin(self)
+            self.may_stall(pending)  # not before it has a block: it may be read elsewhere
         self.read(pending, block, block.address, block.lkey)
         return True
 

@@ -3,7 +3,7 @@
 # A key is that of a memory window where the device has them, since no other queue pair takes it, and the
 # peer's acknowledgement can end it; else of a memory region.
 
-from libc.errno cimport EFAULT, EINVAL, errno
+from libc.errno cimport EFAULT, EINVAL, EIO, errno
 from libc.stdint cimport uintptr_t
 
 cimport cython
@@ -144,9 +144,9 @@ cdef class ReadKeys:
         if mr != NULL and self.forks == fork.generation():
             with nogil:  # where pages are pinned this takes a while
                 code = self.deregister(mr)
-        if code:
-            return errno if code < 0 else code  # providers have it either way
-        return failed
+        if code < 0:
+            code = errno  # providers have it either way
+        return failed if code == 0 or code == EIO else code  # EIO: see Node.close
 
     def close_windows(self):
         """Those that are not bound; the queue pair goes after this."""

@@ -5,6 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from .memory cimport BlockCache, PoolBlock
 from .rail cimport SendQueue
+from .work_queue cimport FrameHandler
 
 cdef int release_all(list blocks) except -1
 
@@ -34,7 +35,8 @@ cdef class ReceiveSizes:
 
 @cython.final
 cdef class Receives:
-    cdef SendQueue queue
+    cdef FrameHandler session          # None: it is closed
+    cdef SendQueue queue               # of the lead, or of the one that broke while there is none
     cdef ReceiveSizes sizes            # of the session
     cdef object pool, source
     cdef uint64_t posted               # of all time

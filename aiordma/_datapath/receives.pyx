@@ -59,9 +59,10 @@ cdef class Receives:
     """Posts the receives of a rail, of the size that the session has chosen."""
 
     def __init__(
-        self, SendQueue queue not None, ReceiveSizes sizes not None, memory: Memory, config: Config
+        self, FrameHandler session not None, SendQueue queue not None, ReceiveSizes sizes not None,
+        memory: Memory, config: Config,
     ):
-        self.queue, self.sizes = queue, sizes
+        self.session, self.queue, self.sizes = session, queue, sizes
         self.pool = memory.pool
         self.source = memory.block_source(self.on_memory, internal=True, exempt=True)
         self.count = config.data_receives + config.control_receives
@@ -113,7 +114,7 @@ cdef class Receives:
             self.post(block)
             posted += 1
         self.to_repost -= posted
-        return self.queue.frame_handler.reposted(posted)
+        return self.session.reposted(posted)
 
     cdef int retry_later(self) except -1:
         if not self.retrying:
@@ -137,7 +138,7 @@ cdef class Receives:
                 self.sizes.use(self.sizes.size)  # until as many messages more
                 return 0
         # The peer hears of it before it gets a credit for one of them.
-        if not self.queue.frame_handler.tell_size(self.posted, wanted):
+        if not self.session.tell_size(self.posted, wanted):
             release_all(larger)
             return 0  # the next time, then
         self.sizes.use(wanted, len(larger))

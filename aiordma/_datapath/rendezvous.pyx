@@ -19,6 +19,7 @@ from .frames cimport (
     next_number,
 )
 from .keys cimport Key
+from .rail cimport CONTROL_ENTRIES
 from .sends cimport (
     COPIED_BELOW,
     MAX_PIECES,
@@ -323,12 +324,15 @@ cdef class Offers:
             message = self.left[0]
             offered = self.messages.get(message.request_id) is message
             if offered and not rail.has_room_for(message.count()):
+                if message.count() + CONTROL_ENTRIES > rail.capacity:  # that of another card
+                    (<object> rail).rail_broke(RDMAError("its send queue is too short"))
                 return 0
             self.left.pop(0)  # before it is opened, which may come back here
             if offered:
                 self.open_elsewhere(message, [lead])
                 if message.first.key_of(rail.keys) is None:
-                    return (<object> rail).rail_broke(RDMAError("it takes no memory of messages"))
+                    (<object> rail).rail_broke(RDMAError("it takes no memory of messages"))
+                    return 0
         self.left = None
         return 0
 

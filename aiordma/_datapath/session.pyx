@@ -175,7 +175,7 @@ cdef class Session(FrameHandler):
         self.controls = Controls(self.outbox, self)
         self.early_frames, self.drain_waiters, self.batches = [], [], set()
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
-        self.receives = Receives(queue, self.sizes, memory, config)
+        self.receives = Receives(self, queue, self.sizes, memory, config)
         self.inbox = Inbox(self.outbox, self.controls, self.receives, memory, config.fetch_ahead)
 
     # ---- bring-up ----
@@ -642,6 +642,7 @@ cdef class Session(FrameHandler):
         # The parts let go of each other, so that they need no cycle collector.
         self.owner.on_early = self.failover = None
         self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
+        self.receives.session = None
         self.receives = self.inbox = self.controls.session = None
         if code:
             raise failure("ibv_dereg_mr", code)
@@ -682,12 +683,6 @@ cdef class RailFrames(FrameHandler):
 
     cdef int flush(self) except -1:
         return self.session.flush()
-
-    cdef int reposted(self, uint32_t count) except -1:
-        return self.session.reposted(count)
-
-    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
-        return self.session.tell_size(first, size)
 
     cdef int check_drained(self) except -1:
         return self.session.check_drained()

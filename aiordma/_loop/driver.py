@@ -181,8 +181,8 @@ class Driver(PerLoopResource):
         self._sinks[qp] = sink
 
     def detach(self, qp: verbs.QueuePair) -> None:
-        """The queue pair is being destroyed; its slots have been given back."""
-        del self._sinks[qp]
+        """The queue pair is being destroyed; its slots have been given back.  Idempotent."""
+        self._sinks.pop(qp, None)
 
     def take_device_events(self) -> None:
         """Takes the device's asynchronous events that are there by now."""

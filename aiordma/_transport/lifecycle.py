@@ -532,6 +532,17 @@ class ConnectionLifecycle:
         self._tear_down()
 
     def _tear_down(self) -> None:
+        try:
+            self._give_back()
+        finally:  # what the device refuses to destroy is held for good, but nobody waits for it
+            self._advance(LifecycleEvent.RELEASED)
+            if self._loop.is_closed():
+                self._closed = asyncio.Event()  # those that wait have ended with the loop
+            self._closed.set()
+            self._loop_shutdown.remove(self)
+            self._report_end()
+
+    def _give_back(self) -> None:
         if self._on_closed is not None:
             self._on_closed()
         if self._link is not None:
@@ -546,12 +557,6 @@ class ConnectionLifecycle:
         self._endpoint.close()
         if self._link is not None:
             self._link.release()
-        self._advance(LifecycleEvent.RELEASED)
-        if self._loop.is_closed():
-            self._closed = asyncio.Event()  # those that wait have ended with the loop
-        self._closed.set()
-        self._loop_shutdown.remove(self)
-        self._report_end()
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""

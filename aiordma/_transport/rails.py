@@ -687,7 +687,7 @@ class Rails:
             except (RDMAError, OSError, MemoryError) as error:
                 failure = error
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
-            if failure is not None:
+            if failure is not None and rail.state is _S.CONNECTING:  # else that was the end
                 self._broke(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:

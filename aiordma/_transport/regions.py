@@ -152,8 +152,9 @@ class Regions:
 
     def move(self, lead: SendQueue) -> None:
         """That rail, which is up, is the lead now, and what works by it alone goes on."""
-        self.lead, self.pool = lead, self.rails.pop(lead)
+        before, self.lead, self.pool = self.lead, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
+            share._remove_rail(before)  # of one that was made since that broke
             share._move(lead, self.pool)
         for region_id, region in list(self.used.items()):
             if region._move(lead.number):

@@ -80,6 +80,7 @@ class Share:
                 return
             else:
                 await self._sharing.switched()
+        self._sharing.check_end()
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
         """Calls it when all of its keys work, or have been revoked before."""

@@ -172,6 +172,10 @@ class Sharing:
         """Waits until another rail is the lead; raises the end of the connection."""
         if self._ended is None:
             await self._switches.wait()
+        self.check_end()
+
+    def check_end(self) -> None:
+        """Raises the end of the connection, if it has ended."""
         if self._ended is not None:
             raise self._waiter_error(self._ended)
 
@@ -322,8 +326,7 @@ class Sharing:
     async def _next(self, arrivals: ArrivalQueue[A]) -> A:
         self.check_allowed()
         while not arrivals:
-            if self._ended is not None:
-                raise self._waiter_error(self._ended)
+            self.check_end()
             await arrivals.waiters.wait()
         return arrivals.popleft()
 
@@ -332,8 +335,7 @@ class Sharing:
         await self._tell(message)
 
     def _tell(self, message: protocol.Message) -> asyncio.Future[None]:
-        if self._ended is not None:
-            raise self._waiter_error(self._ended)
+        self.check_end()
         future: asyncio.Future[None] = self._loop.create_future()
         self._controls.send(message, future)
         return future

@@ -43,6 +43,8 @@ from aiordma.errors import (
     VerbsError,
     work_completion_error,
 )
+from aiordma.verbs import QueuePair
+from tests import combinations
 from tests.session.pair import stop
 
 from .connection_factory import (
@@ -633,3 +635,26 @@ async def test_one_closes_while_the_other_does(factory: ConnectionFactory) -> No
         async with factory.within(5):
             await server.close()
             await closing
+
+
+@pytest.mark.any_device
+async def test_a_queue_pair_that_the_device_does_not_destroy(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` ends all the same, and the error is told."""
+    async with factory.pair() as (client, _):
+        refused, close = client._queue.qp, QueuePair.close
+
+        def refuse(qp: QueuePair) -> None:
+            if qp is refused:
+                raise VerbsError(errno.EBUSY, "ibv_destroy_qp")
+            close(qp)
+
+        monkeypatch.setattr(QueuePair, "close", refuse)
+        client.abort()
+        await client.close()
+        monkeypatch.undo()
+        (told,) = combinations.reported
+        assert "ibv_destroy_qp" in str(told["exception"])
+        combinations.reported.clear()
+        client._give_back()  # it is destroyed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiordma import Connection, verbs
+from aiordma import Connection, ConnectionClosedError, verbs
 from aiordma._transport import share_keys
 
 from .connection_factory import (
@@ -21,6 +21,7 @@ from .connection_factory import (
     at_rest,
     barrier,
     check_alive,
+    ends,
     lease_over,
     yield_loop,
 )
@@ -55,6 +56,17 @@ async def stopped(
     await barrier(server)
     await check_alive(client, server)
     assert verbs.live() == before
+
+
+@pytest.mark.any_device
+async def test_the_connection_ends_before_a_key_works(factory: ConnectionFactory) -> None:
+    async with factory.pair() as (client, _):
+        with client.alloc(8) as memory:
+            share = client.share(memory)
+            waiting = asyncio.create_task(share.ready())
+            client.abort()
+            await ends(waiting, ConnectionClosedError)
+            await ends(share.ready(), ConnectionClosedError)
 
 
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])

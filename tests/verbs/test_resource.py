@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -136,6 +137,16 @@ def test_what_the_device_does_not_destroy_stays_open() -> None:
     assert verbs.live()["Broken"] == 1
     broken.close()
     assert broken.closed
+    assert "Broken" not in verbs.live()
+
+
+def test_what_a_device_that_has_gone_does_not_destroy_is_gone() -> None:
+    def destroy(pointer: str) -> None:
+        raise VerbsError(errno.EIO, "ibv_destroy_test")
+
+    gone = Broken(Node("Broken", "pointer", destroy))
+    gone.close()
+    assert gone.closed
     assert "Broken" not in verbs.live()
 
 

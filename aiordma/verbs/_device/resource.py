@@ -15,6 +15,7 @@ while the device's threads go on; so before that every open queue pair is reset.
 from __future__ import annotations
 
 import atexit
+import errno
 import sys
 import traceback
 import warnings
@@ -109,9 +110,11 @@ class Node(Generic[P]):
             return
         try:
             self._destroy(pointer)
-        except BaseException:
-            self.pointer = pointer
-            raise
+        except BaseException as error:
+            # EIO: its device has gone, and the kernel has released it already, ibv_open_device(3).
+            if getattr(error, "errno", None) != errno.EIO:
+                self.pointer = pointer
+                raise
         self._ended("is closed")
 
     def have_halted(self, pointer: P) -> None:

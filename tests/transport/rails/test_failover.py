@@ -26,7 +26,7 @@ from aiordma import (
     ProtocolError,
     VerbsError,
 )
-from aiordma._core.protocol import Message, RailReady, RegionGrant, RegionKey
+from aiordma._core.protocol import Message, RailAnswer, RailReady, RegionGrant, RegionKey
 from aiordma._core.region import RegionToken
 from aiordma._datapath import keys
 from aiordma._datapath.rail import SendQueue
@@ -89,6 +89,27 @@ async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes])
                 await yield_loop(0)
 
 
+class HeldRails:
+    """Rails of these numbers do not come up at the connecting side before it is called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+        acknowledged = Rails._acknowledged
+        self.held: list[Callable[[], None]] = []
+
+        def hold(rails: Rails, rail: Rail) -> None:
+            come_up = partial(acknowledged, rails, rail)
+            if rail.number in numbers:
+                self.held.append(come_up)
+            else:
+                come_up()
+
+        monkeypatch.setattr(Rails, "_acknowledged", hold)
+
+    def __call__(self) -> None:
+        for come_up in self.held:
+            come_up()
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
 @one_loop
@@ -134,23 +155,106 @@ async def test_a_long_message_while_the_second_rail_comes_up(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its READs are dropped with the lead, before another rail is up."""
-    acknowledged = Rails._acknowledged
-    held: list[tuple[Rails, Rail]] = []
-    monkeypatch.setattr(Rails, "_acknowledged", lambda *args: held.append(args))
+    come_up = HeldRails(monkeypatch, 1)
     config = replace(SMALL, fetch_ahead=0)
     async with joined(factory.via, config=config) as conns, asyncio.timeout(20):
         await until_rails(conns, ("lead", "connecting"))
         client, server = conns
         sending = asyncio.ensure_future(client.send(pattern(100_000)))
-        while not (held and server._messages.figures()["unread"]):
+        while not (come_up.held and server._messages.figures()["unread"]):
             await yield_loop(1)
         cut(server)
         receiving = asyncio.ensure_future(server.recv())
         await yield_loop(1)
-        acknowledged(*held[0])
+        come_up()
         with await receiving as message:
             assert message == pattern(100_000)
         await sending
+
+
+@one_loop
+async def test_what_is_done_while_there_is_no_lead(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that are here are taken, and leave their receives to the next lead; memory is shared
+    when there is one."""
+    come_up = HeldRails(monkeypatch, 1)
+    async with joined(factory.via) as conns, asyncio.timeout(20):
+        client, server = conns
+        await until_rails(conns, ("lead", "connecting"))
+        messages = [bytes([number]) * 600 for number in range(4)]
+        await asyncio.gather(*(client.send(data) for data in messages))
+        while server._messages.figures()["arrived"] < 4 or not come_up.held:
+            await yield_loop(1)
+        cut(*conns)
+        await yield_loop(5)
+        for data in messages:
+            with await server.recv() as message:
+                assert message == data
+        with server.alloc(5) as memory:
+            sharing = asyncio.ensure_future(server.send_region(memory, access=ALL))
+            await yield_loop(5)
+            assert not sharing.done()
+            come_up()
+            with await sharing:
+                await client.write(b"there", await client.recv_region())
+                assert bytes(memory.view) == b"there"
+        await both_ways(conns, [bytes([number]) for number in range(100)])
+
+
+@pytest.mark.parametrize("devices", [TWO, THREE], ids=["two", "three"])
+@by_tcp
+@one_loop
+async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
+    devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one breaks as well: a third one reads the rest, or the connection ends."""
+    monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
+    async with joined("tcp", devices, devices) as conns, asyncio.timeout(30):
+        await until_rails(conns, ["lead", "up", "up"][: len(devices)])
+        client, server = conns
+        assert server._rails is not None
+        assert server._rails.rails[1].endpoint is not None
+        refusing = server._rails.rails[1].endpoint.driver.pool.pd
+
+        def fail(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
+            if pd is refusing and region.length > 5 << 20:
+                raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+            return in_domain(region, pd)
+
+        monkeypatch.setattr(keys, "in_domain", fail)
+        sending = asyncio.ensure_future(client.send(data := pattern(6 << 20)))
+        receiving = asyncio.ensure_future(server.recv())
+        while not server._messages.figures()["read_ahead"]:
+            await yield_loop(1)
+        cut(server)
+        if len(devices) == 2:
+            assert "ENOMEM" in str(await ends(receiving, ConnectionBrokenError))
+            await ends(sending, ConnectionBrokenError)
+        else:
+            with await receiving as message:
+                assert message == data
+            await sending
+            assert [rail.state for rail in server.rails] == ["down", "down", "lead"]
+
+
+@by_tcp
+@one_loop
+async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of more pieces than it has entries cannot be opened to it."""
+    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    config = replace(SMALL, fetch_ahead=0, eager_size=1024)
+    async with joined("tcp", config=config) as conns, asyncio.timeout(20):
+        client, server = conns
+        assert client._rails is not None
+        client._rails.config = replace(config, send_queue=8)
+        await begin_rails(conns)
+        assert client._queue.capacity > 11 + 4 > further(client).queue.capacity  # type: ignore[union-attr]
+        sending = asyncio.ensure_future(client.send([pattern(65536, n) for n in range(11)]))
+        while not server._messages.figures()["unread"]:
+            await yield_loop(1)
+        cut(client)
+        assert "send queue is too short" in str(await ends(sending, ConnectionBrokenError))
 
 
 @pytest.mark.parametrize("fails", ["no windows", "the second piece, before"])
@@ -192,10 +296,14 @@ async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyP
             await asyncio.gather(*sends)
 
 
+@pytest.mark.parametrize("ends", [False, True])
 @by_tcp
 @one_loop
-async def test_a_rail_without_memory_for_its_receive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It breaks at the side that answers, and comes up when there is memory again."""
+async def test_a_rail_without_memory_for_its_receive(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It breaks at the side that answers, and comes up when there is memory again; unless the
+    answer is one that ends the connection."""
     monkeypatch.setattr(rails, "FIRST_DELAY", 0)
     monkeypatch.setattr(Rails, "begin", lambda _: None)
     async with joined("tcp") as conns, asyncio.timeout(20):
@@ -215,6 +323,20 @@ async def test_a_rail_without_memory_for_its_receive(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(Rails, "_answer", answer_once)
         monkeypatch.setattr(server._memory.pool, "_block", block)
+        if ends:
+            tell = Rails._tell
+
+            def tell_and_end(rails: Rails, message: Message) -> None:
+                tell(rails, message)
+                if isinstance(message, RailAnswer):
+                    server.abort()
+
+            monkeypatch.setattr(Rails, "_tell", tell_and_end)
+            assert client._rails is not None
+            BEGIN(client._rails)
+            while not client.closed:
+                await yield_loop(1)
+            return
         await begin_rails(conns)
         assert client.rails[1].error is not None
         assert "none is left" in str(server.rails[1].error)
@@ -225,22 +347,13 @@ async def test_a_rail_without_memory_for_its_receive(monkeypatch: pytest.MonkeyP
 @one_loop
 async def test_both_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rail 2 came up before rail 1, whose RailReady is lost with the lead."""
-    acknowledged = Rails._acknowledged
-    held: list[tuple[Rails, Rail]] = []
-
-    def hold(rails: Rails, rail: Rail) -> None:
-        if rail.number == 1:
-            held.append((rails, rail))
-        else:
-            acknowledged(rails, rail)
-
-    monkeypatch.setattr(Rails, "_acknowledged", hold)
+    come_up = HeldRails(monkeypatch, 1)
     async with joined("tcp", THREE, THREE) as conns:
         await until_rails(conns, ("lead", "connecting", "up"))
-        while not held:
+        while not come_up.held:
             await yield_loop(1)
         cut(*conns)
-        acknowledged(*held[0])
+        come_up()
         await both_ways(conns, [b"after", pattern(100)])
         await until_rails(conns, ("down", "up", "lead"))
 

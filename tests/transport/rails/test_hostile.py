@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from aiordma._core.frames import FrameKind
 from aiordma._core.operations import OperationKind
 from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
 from aiordma._datapath.work_queue import WorkRequest
-from aiordma._transport.rails import Rails
+from aiordma._transport.rails import Rail, Rails
 from aiordma.errors import QuotaError
 from aiordma.verbs import WROpcode
 from tests.transport.connection_factory import (
@@ -243,6 +243,17 @@ class Sent(WorkRequest):
         """The test has the memory."""
 
 
+@contextmanager
+def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
+    """Says by that rail, in a Resume of that number, that so many frames have come."""
+    assert rail.queue is not None
+    assert rail.endpoint is not None
+    data = frame(FrameKind.CONTROL, protocol.encode(protocol.Resume(number, rail.number, frames)))
+    with rail.endpoint.driver.pool.alloc(64) as memory:
+        rail.queue.post_frame(Sent(memory, data))
+        yield
+
+
 @one_loop
 async def test_it_resumes_by_a_rail_twice(factory: ConnectionFactory) -> None:
     """Each would cost the next lead a receive, until it had none."""
@@ -252,18 +263,45 @@ async def test_it_resumes_by_a_rail_twice(factory: ConnectionFactory) -> None:
         assert peer._failover is not None
         peer._failover.go_on = lambda lead: None  # type: ignore[method-assign]
         rail = further(peer)
-        assert rail.queue is not None
-        assert rail.endpoint is not None
         victim._queue.rail_broke(ConnectionBrokenError("its cable"))
         while victim._queue.number != rail.number:
             await yield_loop(1)
-        resume = frame(FrameKind.CONTROL, protocol.encode(protocol.Resume(0, rail.number, 0)))
         for _ in range(2):
             assert not victim.closed
-            memory = stack.enter_context(rail.endpoint.driver.pool.alloc(64))
-            rail.queue.post_frame(Sent(memory, resume))
+            stack.enter_context(resume(rail, 0))
         assert "a frame on rail 1" in str(await ends(victim.recv(), ProtocolError))
         peer.abort()
+
+
+@by_tcp
+@one_loop
+async def test_no_key_for_a_message_that_was_being_read_as_the_lead_broke() -> None:
+    """Nor is its memory kept from others for ever."""
+    config = replace(SMALL, pool_limit=16 << 20)
+    async with joined("tcp", config=config) as (peer, conn), joined("tcp", config=config) as others:
+        await until_rails((peer, conn))
+        pool = conn._memory.pool
+        assert others[1]._memory.pool is pool
+        pool._stalled_reads.timeout = 0.01
+        assert peer._failover is not None
+        peer._failover.go_on = lambda lead: None  # type: ignore[method-assign]
+        sending = asyncio.ensure_future(peer.send(bytes(60_000)))
+        while not conn._messages.figures()["read_ahead"]:
+            await yield_loop(1)
+        conn._queue.rail_broke(ConnectionBrokenError("its cable"))
+        while not conn._queue.number:
+            await yield_loop(1)
+        frames = conn._messages.outbox.journal.sent
+        with resume(further(peer), 1, frames), ExitStack() as held:
+            with suppress(QuotaError):
+                while True:
+                    held.enter_context(pool.alloc(1 << 20))
+            waiting = asyncio.create_task(others[1].lease(1 << 20))
+            error = await ends(conn.recv(), ConnectionBrokenError)
+            assert "has not answered enough" in str(error)
+            waiting.cancel()
+            peer.abort()
+            await asyncio.gather(sending, return_exceptions=True)
 
 
 @one_loop
