@@ -215,18 +215,22 @@ def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Libr
     assert library.closed == [SIZE]
 
 
-@pytest.mark.parametrize("code", [errno.EBUSY, -1])  # providers have it either way
+@pytest.mark.parametrize("negative", [False, True])  # providers have it either way
+@pytest.mark.parametrize("number", [errno.EBUSY, errno.EIO])
 def test_a_registration_that_cannot_be_closed(
-    wire: Wire, bare: BareChannel, library: Library, code: int
+    wire: Wire, bare: BareChannel, library: Library, number: int, negative: bool
 ) -> None:
-    """The message has been delivered all the same."""
+    """The message has been delivered all the same.  EIO: its device has gone, and it as well."""
     data = bytearray(SIZE)
     future = bare.send(data)
-    library.code, library.errno = code, errno.EBUSY
+    library.code, library.errno = -1 if negative else number, number
     wire.peer_sends(acknowledgement(1))
-    (error,) = wire.driver.reported
-    assert isinstance(error, OSError)
-    assert error.errno == errno.EBUSY
+    if number == errno.EIO:
+        assert not wire.driver.reported
+    else:
+        (error,) = wire.driver.reported
+        assert isinstance(error, OSError)
+        assert error.errno == errno.EBUSY
     future.result()
     assert not is_pinned(data)
     library.code = 0
