@@ -176,12 +176,13 @@ async def test_a_long_message_while_the_second_rail_comes_up(
 async def test_what_is_done_while_there_is_no_lead(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages that are here are taken, and leave their receives to the next lead; memory is shared
-    when there is one."""
+    """Messages that are here are taken, and leave their receives to the next lead; what is begun is
+    done when there is one, but for what is done to a region of which that never had a key."""
     come_up = HeldRails(monkeypatch, 1)
     async with joined(factory.via) as conns, asyncio.timeout(20):
         client, server = conns
         await until_rails(conns, ("lead", "connecting"))
+        region = await client.request_region(17, access=ALL)
         messages = [bytes([number]) * 600 for number in range(4)]
         await asyncio.gather(*(client.send(data) for data in messages))
         while server._messages.figures()["arrived"] < 4 or not come_up.held:
@@ -191,12 +192,30 @@ async def test_what_is_done_while_there_is_no_lead(
         for data in messages:
             with await server.recv() as message:
                 assert message == data
+        long = pattern(1 << 20)
+
+        async def batch() -> None:
+            async with client.batch() as batch:
+                batch.write(b"one", region[8:11])
+
         with server.alloc(5) as memory:
             sharing = asyncio.ensure_future(server.send_region(memory, access=ALL))
+            done = asyncio.gather(client.send(long), client.request_region(10))
+            refused = [
+                asyncio.ensure_future(it)
+                for it in (
+                    client.fetch_and_add(region[:8], 3), client.write(b"imm", region[14:], imm=7),
+                    client.read(region[8:12], bytearray(4)), batch(),
+                )
+            ]  # fmt: skip
             await yield_loop(5)
-            assert not sharing.done()
+            assert not any(task.done() for task in (sharing, done, *refused))
             come_up()
-            with await sharing:
+            with await sharing, await server.recv() as message:
+                assert message == long
+                await done
+                for task in refused:
+                    assert "do it again" in str(await ends(task, BufferStateError))
                 await client.write(b"there", await client.recv_region())
                 assert bytes(memory.view) == b"there"
         await both_ways(conns, [bytes([number]) for number in range(100)])
