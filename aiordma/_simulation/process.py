@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -64,6 +64,10 @@ class Leases:
         """There is no thread."""
 
 
+chance: random.Random | None = None
+"""What programs draw, while a simulation is on."""
+
+
 def monotonic() -> float:
     return lib.aiordma_sim_look() / SECOND
 
@@ -80,11 +84,24 @@ def sleep(seconds: float) -> None:
     lib.aiordma_sim_pass(round(seconds * SECOND))
 
 
+def urandom(size: int) -> bytes:
+    assert chance is not None
+    return chance.randbytes(size)
+
+
+def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+    """The simulated function while a simulation is on, and the real one otherwise.
+
+    A module that is first imported in a simulation, and takes the name, has this one for good.
+    """
+    return lambda *args: real(*args) if chance is None else simulated(*args)
+
+
 @contextmanager
 def simulated(seed: int, devices: int) -> Iterator[None]:
     """The simulation answers programs, and this package, in place of the machine."""
-    chance = random.Random(f"programs {seed}")
-    replaced: list[tuple[Any, str, Any]] = [
+    global chance  # noqa: PLW0603 - one for the process
+    of_programs: list[tuple[Any, str, Any]] = [
         (time, "monotonic", monotonic),
         (time, "monotonic_ns", lib.aiordma_sim_look),
         (time, "perf_counter", monotonic),
@@ -92,8 +109,11 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         (time, "time", wall),
         (time, "time_ns", wall_ns),
         (time, "sleep", sleep),
-        (os, "urandom", chance.randbytes),
-        (random, "_urandom", chance.randbytes),  # of `secrets`
+        (os, "urandom", urandom),
+        (random, "_urandom", urandom),  # of `secrets`
+    ]
+    replaced: list[tuple[Any, str, Any]] = [
+        *((at, name, while_on(value, getattr(at, name))) for at, name, value in of_programs),
         (lease_thread, "_LeaseThread", Leases),
         (lease_thread, "_thread", None),
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
@@ -111,11 +131,13 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
             for place, name, value in replaced:
                 setattr(place, name, value)
             lib.aiordma_use_clock(int(clock))
+            chance = random.Random(f"programs {seed}")
             random.seed(seed)
             gc.disable()  # at times of its own, it would be chance
             gc.freeze()  # what is there already is not searched again and again
             yield
     finally:
+        chance = None
         for place, name, value in before:
             setattr(place, name, value)
         lib.aiordma_use_clock(0)

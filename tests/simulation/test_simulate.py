@@ -586,3 +586,24 @@ def test_what_a_simulation_replaces_is_back_after_it() -> None:
     with pytest.raises(ZeroDivisionError):
         testing.simulate(fails, seed=1)
     assert before == (time.monotonic, time.time, os.urandom, dict(os.environ), random.getstate())
+
+
+def clocks() -> list[Callable[[], float]]:
+    return [time.monotonic, time.perf_counter, time.time, time.monotonic_ns, time.time_ns]
+
+
+def test_names_that_were_taken_in_a_simulation_are_real_after_it() -> None:
+    """As by a module that is first imported there; and virtual again in the next one."""
+
+    async def main(_: testing.World) -> list[Callable[[], float]]:
+        return clocks()
+
+    async def sleeps(_: testing.World) -> float:
+        begun = taken[0]()
+        await asyncio.sleep(3600)
+        return taken[0]() - begun
+
+    taken = testing.simulate(main, seed=1)
+    for real, name in zip(clocks(), taken, strict=True):
+        assert real() <= name() <= real()
+    assert testing.simulate(sleeps, seed=1) >= 3600
