@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._loop.virtual_loop import VirtualLoop
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NEVER = (1 << 64) - 1
+# Of `finally` blocks of one task that are closed; each of their awaits refuses it once.
+MOST_AWAITS = 100
 
 
 class Future(asyncio.Future[Any]):
@@ -139,8 +142,16 @@ class HostLoop(VirtualLoop):
         await self.shutdown_asyncgens()
 
     def abandon(self) -> None:
+        """Ends what is left, now: a traceback may hold it for longer."""
+        around = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            for _ in range(MOST_AWAITS):
+                with suppress(BaseException):
+                    task.get_coro().close()
+                    break
+        asyncio._set_running_loop(around)
         self.close()
 
 

@@ -550,6 +550,32 @@ def test_nothing_is_left_of_hosts_that_were_killed() -> None:
     assert not seen
 
 
+def test_a_killed_program_has_ended_when_the_simulation_has() -> None:
+    """Also if an exception that left it holds the program's task."""
+    ended: list[str] = []
+
+    async def program() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            try:
+                ended.append("first")
+                await asyncio.sleep(1)
+            finally:
+                asyncio.get_running_loop().call_soon(ended.append, "never")
+                ended.append("second")
+
+    async def main(world: testing.World) -> None:
+        asyncio.get_running_loop().call_later(1, world.host("client").kill)
+        await world.host("client").run(program)
+
+    with pytest.raises(testing.KilledError) as caught:
+        testing.simulate(main, seed=1)
+    assert ended == ["first", "second"]
+    del caught
+    gc.collect()
+
+
 def objects_of_aiordma() -> Counter[type]:
     """Without the counts of connections, of which the process keeps the latest ones."""
     gc.collect()
