@@ -121,7 +121,7 @@ class Host:
         self.address: str = f"10.0.0.{number + 1}"
         """Its IP address; `name` stands for it on every host."""
         self._slowness = 1.0
-        self._service: tuple[Program[Any], tuple[Any, ...]] | None = None
+        self._services: list[tuple[Program[Any], tuple[Any, ...]]] = []
         self._machine = Machine(self)
 
     def __repr__(self) -> str:
@@ -144,17 +144,15 @@ class Host:
         self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
-        """Runs a program on the host now, and whenever it boots again.
+        """Runs a program on the host now, beside others, and whenever it boots again.
 
         An error of the program ends the simulation.
         """
-        self._service = program, args
-        self._start_service()
+        self._start_service(program, args)
+        self._services.append((program, args))
 
-    def _start_service(self) -> None:
-        if self._service is not None:
-            task = self._machine.start(*self._service)
-            task.add_done_callback(self.world._on_service_end)
+    def _start_service(self, program: Program[Any], args: tuple[Any, ...]) -> None:
+        self._machine.start(program, args).add_done_callback(self.world._on_service_end)
 
     async def run(self, program: Program[T], *args: Any) -> T:
         """Runs a program on the host, and returns or raises in the caller's loop what it does.
@@ -193,7 +191,8 @@ class Host:
             raise RuntimeError(f"{self!r} is running")
         self.world._old_machines.append(self._machine)
         self._machine = self.world._elsewhere(lambda: Machine(self))
-        self._start_service()
+        for service in self._services:
+            self._start_service(*service)
 
     def pause(self) -> None:
         """The host stands still until `resume`; what comes for it waits."""
@@ -442,7 +441,7 @@ class World:
         self._failure = None
         ends = []
         for host in self.hosts.values():
-            host._service = None
+            host._services.clear()
             host.resume()
             if host.alive:
                 ends.append(host._machine.loop.create_task(host._machine.loop.end()))

@@ -436,6 +436,24 @@ def test_a_killed_host_says_nothing_and_boots_again() -> None:
     testing.simulate(main, seed=1, hosts={"server": serve})
 
 
+def test_all_services_of_a_host_boot_again() -> None:
+    begun: list[str] = []
+
+    async def serve(name: str) -> None:
+        begun.append(name)
+
+    async def main(world: testing.World) -> None:
+        server = world.host("server")
+        server.serve(serve, "b")
+        await asyncio.sleep(1)
+        server.kill()
+        server.boot()
+        await asyncio.sleep(1)
+
+    testing.simulate(main, seed=1, hosts={"server": partial(serve, "a")})
+    assert sorted(begun) == ["a", "a", "b", "b"]
+
+
 @pytest.mark.parametrize("boots", [True, False])
 def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
     async def serve() -> None:
