@@ -101,13 +101,17 @@ class FaultPlan:
     duration: float = 1.0
     until: float = math.inf
     hosts: Collection[str] = ()
-    """Those that have faults: as () all but "main", a client's too."""
+    """Those that have faults: as () all but "main", a client's too.
+
+    A name that never boots is an error.
+    """
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
         _check(self, "partitions cables pauses kills duration", MOST)
         seconds("until", self.until, endless=True)
-        if isinstance(self.hosts, str) or MAIN in self.hosts:
+        several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
+        if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(f"hosts are names of hosts other than {MAIN!r}, not {self.hosts!r}")
 
 
@@ -272,9 +276,10 @@ class World:
 
     def link(self, one: str, other: str, **changes: float) -> None:
         """Changes the ways between two hosts, from now on: see `Link`."""
+        self._check_hosts((one, other))
         for names in ((one, other), (other, one)):
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
-            self._set_way(self.host(names[0]), self.host(names[1]))
+            self._set_way(self.hosts[names[0]], self.hosts[names[1]])
 
     def partition(self, *names: str, network: int | None = None) -> None:
         """Cuts these hosts off from all others, until `heal`; on that network alone, if given.
@@ -305,8 +310,9 @@ class World:
 
     def _check_hosts(self, names: Collection[str]) -> None:
         for name in names:
-            if name not in self.hosts:
-                raise ValueError(f"there is no host {name!r}; there are {', '.join(self.hosts)}")
+            if instance("each name", name, str, "the name of a host") not in self.hosts:
+                there = ", ".join(self.hosts)
+                raise ValueError(f"there is no host {name!r}; there are {there}: ask host() first")
 
     def _numbers_of(self, network: int | None) -> range:
         if network is None:
@@ -534,6 +540,9 @@ def _simulate(
     try:
         world._run(task.done, limit)
         result = task.result()
+        if never := set(world._plan.hosts) - world.hosts.keys():
+            names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
+            raise ValueError(f"FaultPlan.hosts names {names}, never a host; there were {there}")
     except Exception:
         with suppress(Exception):
             world._end()

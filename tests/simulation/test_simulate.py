@@ -186,9 +186,16 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         testing.simulate(fails, hosts=["server"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="main is a function of the World that is async, not None"):
         testing.simulate(None)  # type: ignore[arg-type]
-    for names in "server", ["main"]:
+    names: Any
+    for names in "server", ["main"], [1], 5:
         with pytest.raises(ValueError, match="hosts are names of hosts other than 'main', not"):
             testing.FaultPlan(hosts=names)
+
+
+def test_a_plan_for_hosts_that_there_never_are_is_an_error() -> None:
+    plan = testing.FaultPlan(hosts=["server", "servr"])
+    with pytest.raises(ValueError, match="names servr, never a host; there were main, server"):
+        testing.simulate(lambda _: asyncio.sleep(1), seed=1, hosts={"server": echo}, faults=plan)
 
 
 def test_a_partition_of_nobody_is_an_error() -> None:
@@ -201,6 +208,11 @@ def test_a_partition_of_nobody_is_an_error() -> None:
                     call("server", network=network)
             with pytest.raises(TypeError, match="network is an int"):
                 call("server", network="embedded1")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no host 'serve'"):
+            world.link("server", "serve", loss=1)
+        with pytest.raises(TypeError, match="each name is the name of a host, not list"):
+            world.partition(["server"])  # type: ignore[arg-type]
+        assert [*world.hosts] == ["main", "server"]
         with pytest.raises(ValueError, match="name one"):
             world.partition()
         for slowness in 0, -5, float("nan"), float("inf"):
