@@ -27,6 +27,7 @@ from typing import Literal
 from . import verbs
 from ._core.arguments import instance, integer, real, seconds
 from ._loop.virtual_loop import StalledError
+from ._simulation import process
 from ._simulation.world import FaultPlan, Host, KilledError, Link, TimeLimitError, World, simulate
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
@@ -85,9 +86,6 @@ class Faults:
         return (self._after or self._device.fault_counts()) - self._before
 
 
-_in_force: Faults | None = None
-
-
 @contextmanager
 def faults(
     *,
@@ -135,14 +133,18 @@ def faults(
     replace those of the environment variable AIORDMA_EMBEDDED_FAULTS for good. A peer in another
     process has faults of its own, or none.
 
-    Raises ValueError for an invalid value, BusyError inside another such block, since the faults
-    are those of the process, and UnsupportedError when ``device`` (or AIORDMA_DEVICE, or the
-    default device) is not the embedded one.
+    Raises ValueError for an invalid value, BusyError inside another such block or a simulation,
+    since the faults are those of the process, and UnsupportedError when ``device`` (or
+    AIORDMA_DEVICE, or the default device) is not the embedded one.
     """
-    global _in_force  # noqa: PLW0603 - one for the process
-    if _in_force:
+    if process.injected is not None:
         raise BusyError(
-            f"this process injects faults already ({_in_force.plan}): end that block first"
+            f"this process injects faults already ({process.injected}): end that block first"
+        )
+    if process.chance is not None:
+        raise BusyError(
+            "these faults are of the process, which simulates hosts: World.link changes the way "
+            "between two of them, and a FaultPlan breaks things"
         )
     chosen = verbs.find_device(name_or_variable(device))
     seed = secrets.randbits(32) if seed is None else integer("seed", seed)
@@ -167,14 +169,14 @@ def faults(
     plan = ",".join(f"{name}={it}" for name, it in parts.items() if it or name == "seed")
     made = Faults(plan, seed, chosen)
     chosen.set_faults(plan)
-    _in_force = made
+    process.injected = plan
     try:
         yield made
     except BaseException as error:
         error.add_note(f"faults were injected ({plan}): {made.counts()}")
         raise
     finally:
-        _in_force = None
+        process.injected = None
         made._after = chosen.fault_counts()
         chosen.set_faults(None)
 

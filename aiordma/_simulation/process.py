@@ -66,6 +66,8 @@ class Leases:
 
 chance: random.Random | None = None
 """What programs draw, while a simulation is on."""
+injected: str | None = None
+"""The plan of the block of `testing.faults` that is open."""
 
 
 def monotonic() -> float:

@@ -490,8 +490,8 @@ def simulate(
 
     StalledError when every program waits for ever, TimeLimitError when `main` has not ended after
     `limit` seconds of the simulation: both say where each task waits.  An error of a program of
-    `hosts` ends the simulation.  BusyError inside of a simulation, and while this process uses its
-    own embedded device.
+    `hosts` ends the simulation.  BusyError inside of a simulation or of `testing.faults`, and while
+    this process uses its own embedded device.
     """
     seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
     if hosts is not None and not isinstance(hosts, Mapping):
@@ -503,6 +503,11 @@ def simulate(
     faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
     integer("devices", devices, 1, lib.AIORDMA_SIM_NETWORKS)
+    if process.injected is not None:
+        raise BusyError(
+            f"testing.faults ({process.injected}) has no effect on simulated hosts: end that block "
+            "first, and use World.link or a FaultPlan"
+        )
     if code := lib.aiordma_sim_begin(seed & NEVER):
         raise BusyError(
             "this process is in a simulation already"

@@ -161,6 +161,18 @@ def test_there_is_one_simulation_at_a_time() -> None:
     testing.simulate(main, seed=1)
 
 
+def test_faults_of_the_process_are_none_of_a_simulation() -> None:
+    async def main(_: testing.World) -> None:
+        with testing.faults(loss=0.1):
+            pytest.fail("faults are injected")
+
+    with pytest.raises(BusyError, match=r"simulates hosts: World\.link .* FaultPlan"):
+        testing.simulate(main, seed=1)
+    in_vain = pytest.raises(BusyError, match=r"\(seed=1,loss=0\.1,.*\) has no effect .* FaultPlan")
+    with testing.faults(device="embedded0", seed=1, loss=0.1), in_vain:
+        testing.simulate(main, seed=1)
+
+
 async def test_the_device_of_the_process_must_not_be_in_use() -> None:
     async with testing.connected_pair():
         with pytest.raises(BusyError, match="close what is open"):
