@@ -81,8 +81,9 @@ class HostLoop(VirtualLoop):
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
         """Knows the names of hosts, and looks up no others."""
         found = self.machine.world.hosts.get(host)
+        address = found.address if found else "127.0.0.1" if host == "localhost" else host
         options["flags"] = options.get("flags", 0) | socket.AI_NUMERICHOST
-        return socket.getaddrinfo(found.address if found else host, port, **options)
+        return socket.getaddrinfo(address, port, **options)
 
     async def create_connection(  # type: ignore[override]
         self, factory: Any, host: str | None = None, port: int = 0, **options: Any

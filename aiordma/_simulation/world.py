@@ -254,7 +254,9 @@ class World:
 
     def host(self, name: str) -> Host:
         """The host of that name, which boots when it is first asked for."""
-        if name not in self.hosts:
+        if instance("the name of a host", name, str, "text") not in self.hosts:
+            if name in ("", "localhost"):
+                raise ValueError(f"{name!r} is no name for a host, of many: choose another one")
             number = len(self.hosts)
             if number == lib.AIORDMA_SIM_HOSTS:
                 raise ValueError(f"there are {number} hosts already, the most there can be")

@@ -280,6 +280,23 @@ def test_plain_streams_of_asyncio() -> None:
     testing.simulate(main, seed=1, hosts={"server": serve})
 
 
+def test_localhost_is_the_host_itself() -> None:
+    async def main(world: testing.World) -> None:
+        serving = asyncio.ensure_future(echo())
+        await asyncio.sleep(0.1)
+        async with await aiordma.connect("localhost", PORT) as conn:
+            await conn.send(b"12345678")
+            (await conn.recv()).release()
+        serving.cancel()
+        for name in "localhost", "":
+            with pytest.raises(ValueError, match="is no name for a host"):
+                world.host(name)
+        with pytest.raises(TypeError, match="the name of a host is text, not int 3"):
+            world.host(3)  # type: ignore[arg-type]
+
+    testing.simulate(main, seed=1)
+
+
 def test_a_stream_is_whole_and_in_time() -> None:
     """Also what its reader is too slow for."""
     data, second = random.Random(1).randbytes(4 << 20), 0.5
