@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._core.arguments import refusal
 from .._loop import shutdown
 from .._native import lib
 from .loop import NEVER, HostLoop
@@ -59,7 +60,17 @@ class Machine:
         self, program: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
     ) -> asyncio.Task[T]:
         name = getattr(program, "__name__", repr(program))
-        task = self.loop.create_task(program(*args), name=f"{self.host.name}: {name}")
+        where = f"host {self.host.name!r}"
+        if not callable(program):
+            if asyncio.iscoroutine(program):
+                program.close()
+            hint = "give the function, uncalled, and its arguments: run(count, 20)"
+            raise TypeError(refusal(f"the program of {where}", "an async function", program, hint))
+        work = program(*args)
+        if not asyncio.iscoroutine(work):
+            hint = "write it with async def"
+            raise TypeError(refusal(f"what {name} of {where} returns", "a coroutine", work, hint))
+        task = self.loop.create_task(work, name=f"{self.host.name}: {name}")
         self._programs[task] = None
         task.add_done_callback(self._programs.pop)
         return task

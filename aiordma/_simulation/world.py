@@ -256,7 +256,8 @@ class World:
         """The host of that name, which boots when it is first asked for."""
         if instance("the name of a host", name, str, "text") not in self.hosts:
             if name in ("", "localhost"):
-                raise ValueError(f"{name!r} is no name for a host, of many: choose another one")
+                why = "each host is that to itself" if name else "it is empty"
+                raise ValueError(f"{name!r} is no name for a host, {why}: choose another one")
             number = len(self.hosts)
             if number == lib.AIORDMA_SIM_HOSTS:
                 raise ValueError(f"there are {number} hosts already, the most there can be")
@@ -498,8 +499,6 @@ def simulate(
     seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
     if hosts is not None and not isinstance(hosts, Mapping):
         raise TypeError(refusal("hosts", "a mapping of names to programs", hosts))
-    if not callable(main):
-        raise TypeError(refusal("main", "a function of the World that is async", main))
     if hosts and MAIN in hosts:
         raise ValueError(f"the host {MAIN!r} is that of the main program")
     faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")

@@ -196,12 +196,29 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         testing.simulate(fails, faults=testing.Link())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="hosts is a mapping of names to programs, not list"):
         testing.simulate(fails, hosts=["server"])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="main is a function of the World that is async, not None"):
+    with pytest.raises(TypeError, match="program of host 'main' is an async function, not None"):
         testing.simulate(None)  # type: ignore[arg-type]
     names: Any
     for names in "server", ["main"], [1], 5:
         with pytest.raises(ValueError, match="hosts are names of hosts other than 'main', not"):
             testing.FaultPlan(hosts=names)
+
+
+def test_wrong_programs_are_refused() -> None:
+    called: Any = ask(64)
+    returns_none: Any = lambda: None  # noqa: E731 - it is shown by that name
+
+    async def main(world: testing.World) -> None:
+        with pytest.raises(TypeError, match=r"of host 'client' .* coroutine .*: run\(count, 20\)"):
+            await world.host("client").run(called)
+        with pytest.raises(TypeError, match="<lambda> of host 'client' returns is a coroutine"):
+            world.host("client").serve(returns_none)
+        world.host("client").kill()
+        world.host("client").boot()
+
+    testing.simulate(main, seed=1)
+    with pytest.raises(TypeError, match="<lambda> of host 'server' returns is a coroutine"):
+        testing.simulate(main, seed=1, hosts={"server": returns_none})
 
 
 def test_a_plan_for_hosts_that_there_never_are_is_an_error() -> None:
