@@ -30,7 +30,11 @@ class Machine:
         self.host = host
         self.random: random.Random = host.world.random
         self.number: int = lib.aiordma_sim_boot(host.number)
-        self.alive, self.paused = True, False
+        self.alive = True
+        self.boots_again = False
+        """It was killed by the plan alone."""
+        self.pauses: set[object] = set()
+        """Whose, as long as they last."""
         self.listening: dict[int, ListeningStream] = {}
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this one."""
@@ -77,7 +81,7 @@ class Machine:
 
     def due(self) -> int:
         """When its loop makes its next turn, as far as is known."""
-        if not self.alive or self.paused:
+        if not self.alive or self.pauses:
             return NEVER
         program = self.program
         due = 0 if program.has_input else self.loop.due()
@@ -93,15 +97,26 @@ class Machine:
         spent = self.random.random() * TURN * self.host.slowness
         program.busy_until = lib.aiordma_sim_now() + int(spent)
 
-    def set_state(self, *, alive: bool = True, paused: bool = False) -> None:
-        self.alive, self.paused = alive, paused
-        state = lib.AIORDMA_SIM_STOPPED if paused else lib.AIORDMA_SIM_UP
-        lib.aiordma_sim_set_state(self.number, state if alive else lib.AIORDMA_SIM_DEAD)
+    def kill(self) -> None:
+        self.alive = False
+        self._tell()
+
+    def pause(self, whose: object) -> None:
+        self.pauses.add(whose)
+        self._tell()
+
+    def resume(self, whose: object) -> None:
+        self.pauses.discard(whose)
+        self._tell()
+
+    def _tell(self) -> None:
+        state = lib.AIORDMA_SIM_STOPPED if self.pauses else lib.AIORDMA_SIM_UP
+        lib.aiordma_sim_set_state(self.number, state if self.alive else lib.AIORDMA_SIM_DEAD)
 
     def close(self) -> None:
         """Gives back what it has, without a word to its peers."""
         lib.aiordma_sim_enter(self.number)
-        self.set_state(alive=False)
+        self.kill()
         self.loop.abandon()
         for listening in list(self.listening.values()):
             listening.close()

@@ -9,7 +9,8 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -85,7 +86,7 @@ class FaultPlan:
 
     `partitions`, `cables`, `pauses` and `kills` are how many begin in a second of the simulation,
     on average; each is of one of the `hosts`, and lasts up to `duration` seconds.  None begins
-    after `until` seconds.
+    after `until` seconds, and none ends what a program has cut off, paused or killed.
     """
 
     link: Link = Link()
@@ -183,9 +184,10 @@ class Host:
         if self.name == MAIN:
             raise ValueError("the host of the main program is not to be killed")
         machine = self._machine
+        machine.boots_again = False
         if not machine.alive:
             return
-        machine.set_state(alive=False)
+        machine.kill()
         for done in machine.awaited:
             done.get_loop().call_soon(resolve, done, KilledError(f"{self!r} was killed"))
 
@@ -200,13 +202,11 @@ class Host:
 
     def pause(self) -> None:
         """The host stands still until `resume`; what comes for it waits."""
-        if self.alive:
-            self._machine.set_state(paused=True)
+        self._machine.pause(self)
 
     def resume(self) -> None:
         """After `pause`."""
-        if self.alive:
-            self._machine.set_state()
+        self._machine.resume(self)
 
 
 def resolve(done: asyncio.Future[None], error: Exception | None) -> None:
@@ -235,6 +235,8 @@ class World:
         self._cut: set[tuple[int, str, str]] = set()
         self._apart: set[tuple[int, str]] = set()
         """Hosts that are cut off also from those that are yet to boot."""
+        self._planned: Counter[tuple[int, str]] = Counter()
+        """Cuts of the plan: networks, and hosts that are cut off there from all others."""
         self._failure: BaseException | None = None
         self._entered = -1
         self._begun: int = lib.aiordma_sim_now()
@@ -300,7 +302,10 @@ class World:
         self._set_ways()
 
     def heal(self, *names: str, network: int | None = None) -> None:
-        """Ends partitions of these hosts, without names of all; on that network, if given."""
+        """Ends partitions of these hosts, without names of all; on that network, if given.
+
+        Those of a `FaultPlan` end by themselves.
+        """
         self._check_hosts(names)
         healed = self._numbers_of(network)
         self._cut = {
@@ -328,7 +333,8 @@ class World:
 
     def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
         """Streams of TCP are on the first network."""
-        return (network, one.name, other.name) in self._cut
+        planned = self._planned[network, one.name] + self._planned[network, other.name]
+        return (planned > 0 and one is not other) or (network, one.name, other.name) in self._cut
 
     def _latency(self, one: Host, other: Host) -> float:
         """Of one segment of TCP, as it is drawn."""
@@ -429,21 +435,30 @@ class World:
                 asyncio.get_running_loop().call_later(after, begin(victim))
 
     def _cut_off(self, host: Host) -> Callable[[], None]:
-        self.partition(host.name)
-        return lambda: self.heal(host.name)
+        return self._cut_on(self._networks, host)
 
     def _cut_cable(self, host: Host) -> Callable[[], None]:
-        network = self.random.choice(self._networks)
-        self.partition(host.name, network=network)
-        return lambda: self.heal(host.name, network=network)
+        return self._cut_on([self.random.choice(self._networks)], host)
+
+    def _cut_on(self, networks: Iterable[int], host: Host) -> Callable[[], None]:
+        def change(count: int) -> None:
+            for network in networks:
+                self._planned[network, host.name] += count
+            self._set_ways()
+
+        change(1)
+        return lambda: change(-1)
 
     def _pause(self, host: Host) -> Callable[[], None]:
-        host.pause()
-        return host.resume
+        machine, whose = host._machine, object()
+        machine.pause(whose)
+        return lambda: machine.resume(whose)
 
     def _kill(self, host: Host) -> Callable[[], None]:
+        machine = host._machine
         host.kill()
-        return lambda: None if host.alive else host.boot()
+        machine.boots_again = True
+        return lambda: host.boot() if machine.boots_again and host._machine is machine else None
 
     def _end(self) -> None:
         """As `asyncio.run` ends, on all hosts that are alive."""
@@ -451,6 +466,7 @@ class World:
         ends = []
         for host in self.hosts.values():
             host._services.clear()
+            host._machine.pauses.clear()
             host.resume()
             if host.alive:
                 ends.append(host._machine.loop.create_task(host._machine.loop.end()))

@@ -606,6 +606,59 @@ def test_a_plan_spares_hosts_and_cuts_cables() -> None:
     assert cuts
 
 
+def test_a_plan_ends_no_cut_and_no_kill_of_a_program() -> None:
+    async def main(world: testing.World) -> None:
+        here, apart, dead = (world.host(name) for name in ("main", "apart", "dead"))
+        await asyncio.sleep(5)
+        world.partition("apart")
+        dead.kill()
+        while world.now < 30:
+            await asyncio.sleep(0.1)
+            assert world._is_cut(here, apart)
+            assert not dead.alive
+        world.heal()
+        ends = world._cut_off(apart), world._cut_cable(apart)
+        for end in ends:
+            assert world._is_cut(here, apart)
+            end()
+        assert not world._is_cut(here, apart)
+
+    plan = testing.FaultPlan(partitions=1, kills=1, until=20)
+    testing.simulate(main, seed=1, faults=plan)
+
+
+def test_a_plan_ends_no_pause_of_a_program() -> None:
+    times: list[float] = []
+
+    async def serve() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            times.append(time.monotonic())
+
+    async def main(world: testing.World) -> None:
+        await asyncio.sleep(5)
+        world.host("server").pause()
+        paused = time.monotonic()
+        await asyncio.sleep(20)
+        assert times[0] < times[-1] < paused
+
+    plan = testing.FaultPlan(pauses=1)
+    testing.simulate(main, seed=1, hosts={"server": serve}, faults=plan)
+
+
+def test_a_plan_boots_no_host_that_a_program_will() -> None:
+    async def main(world: testing.World) -> None:
+        server = world.host("server")
+        while world.now < 30:
+            await asyncio.sleep(0.3)
+            server.kill()
+            await asyncio.sleep(0.3)
+            server.boot()
+
+    for seed in range(3):
+        testing.simulate(main, seed=seed, faults=testing.FaultPlan(kills=1))
+
+
 def test_nothing_is_left_of_hosts_that_were_killed() -> None:
     """Nor in the collector's oldest generation, which is seldom searched."""
 
