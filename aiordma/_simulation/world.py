@@ -386,7 +386,10 @@ class World:
             due = [machine.due() for machine in machines]
             first, event = min(due), lib.aiordma_sim_next()
             if first == event == NEVER:
-                raise StalledError(f"nothing will ever happen:\n{self._waiting()}")
+                raise StalledError(
+                    "nothing will ever happen; other threads and processes are not waited for:\n"
+                    f"{self._waiting()}"
+                )
             if min(first, event) > end:
                 raise TimeLimitError(f"not done after {limit} s:\n{self._waiting()}")
             lib.aiordma_sim_run(first)
@@ -529,7 +532,8 @@ def simulate(
         raise BusyError(
             "this process is in a simulation already"
             if code == errno.EBUSY
-            else "this process uses its embedded device: close what is open before a simulation"
+            else "this process uses its embedded device: close what is open before a simulation, "
+            "and end its loop, for which it is kept for a second after the last connection"
         )
     try:
         with process.simulated(seed, devices):
