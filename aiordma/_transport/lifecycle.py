@@ -534,7 +534,7 @@ class ConnectionLifecycle:
     def _tear_down(self) -> None:
         try:
             self._give_back()
-        finally:  # what the device refuses to destroy is held for good, but nobody waits for it
+        finally:  # `close` does not wait for what the device refuses to destroy, and has for good
             self._advance(LifecycleEvent.RELEASED)
             if self._loop.is_closed():
                 self._closed = asyncio.Event()  # those that wait have ended with the loop
