@@ -407,7 +407,11 @@ cdef class Outbox(Sender):
         cdef Frame frame
         cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
         if self.lead.has_room_for(2):
-            block = self.frame_block(HEADER + sizeof(length) + self.room.tag_size)
+            try:
+                block = self.frame_block(HEADER + sizeof(length) + self.room.tag_size)
+            except (RDMAError, OSError, MemoryError) as error:
+                write.refused(error)
+                return True
         if block is None:
             self.waiting.appendleft(write)
             return False

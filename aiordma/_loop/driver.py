@@ -88,6 +88,8 @@ class Driver(PerLoopResource):
         self.table: WorkRequestTable = WorkRequestTable(loop)
         self._sinks: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
+        self._broken: set[verbs.CompletionQueue] = set()
+        """Those that have overrun, or broken otherwise: no queue pair gets one any more."""
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         self._reader = CompletionReader(
             self.channel, self.table, self._sinks, math.ceil(polling * 1e6)
@@ -153,7 +155,7 @@ class Driver(PerLoopResource):
         before it is created; `release_cq` gives the room back.
         """
         for cq in self._cqs:
-            if cq.available >= entries:
+            if cq not in self._broken and cq.available >= entries:
                 break
         else:
             # Classic: the driver does not read timestamps, which the device would look up.
@@ -170,6 +172,7 @@ class Driver(PerLoopResource):
         cq.release_when_empty(entries)
         if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
+            self._broken.discard(cq)
             cq.close()
             # Closing takes the channel's events, those of other queues too.
             if not self.loop.is_closed():
@@ -266,6 +269,8 @@ class Driver(PerLoopResource):
                 if element is qp.srq
                 or (event.type is verbs.EventType.CQ_ERR and element in (qp.send_cq, qp.recv_cq))
             ]
+        if event.type is verbs.EventType.CQ_ERR and element in self._cqs:
+            self._broken.add(element)
         for sink in concerned:
             sink.device_event(event)
         if event.port_num is not None:

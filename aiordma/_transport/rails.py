@@ -587,7 +587,7 @@ class Rails:
             berth.watch(self.config)
             to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
             endpoint = self._make(berth.device, to)
-        except (RDMAError, OSError, ValueError) as error:
+        except (RDMAError, OSError, ValueError, MemoryError) as error:
             self._fruitless(name, error)
             berth.empty(self.clock())
             return
@@ -676,7 +676,7 @@ class Rails:
         else:
             try:
                 endpoint = self._partner(remote, {rail.device for rail in alive})
-            except (RDMAError, OSError, ValueError) as error:
+            except (RDMAError, OSError, ValueError, MemoryError) as error:
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
             rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
@@ -711,7 +711,7 @@ class Rails:
                 except BaseException:
                     endpoint.close()
                     raise
-            except (RDMAError, OSError, ValueError) as error:
+            except (RDMAError, OSError, ValueError, MemoryError) as error:
                 errors.append(error)
                 port_is_down = isinstance(error, RouteError) and error.errno == errno.ENETDOWN
                 awaited = awaited or port_is_down or device.name in had_rail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -249,8 +249,9 @@ class Share:
             self._deadline.cancel()
         if self._grace is not None:
             self._grace.cancel()
-        for key in self._keys.values():
-            key.close()
+        with ExitStack() as closing:  # all of them, also if the device refuses one
+            for key in self._keys.values():
+                closing.callback(key.close)
         self._memory._unpin()
         self._sharing.regions.forget(self)
         if tells:

@@ -213,7 +213,7 @@ class Sharing:
                 raise
         except QuotaError as error:
             self._refuse(request.request_id, code.QUOTA, cause_text(error))
-        except (RDMAError, OSError, ValueError) as error:
+        except (RDMAError, OSError, ValueError, MemoryError) as error:
             self._refuse(request.request_id, code.INTERNAL, cause_text(error))
         else:
             self.regions.add(loan)
@@ -455,7 +455,13 @@ class Sharing:
 
     def end_keys(self) -> None:
         for share in list(self.regions.shares.values()):
-            share._end(tells=False)
+            try:
+                share._end(tells=False)
+            except (RDMAError, OSError) as error:  # the device has it for good: the rest goes on
+                if not self._loop.is_closed():
+                    self._loop.call_exception_handler(
+                        {"message": f"aiordma: {share!r} keeps its memory", "exception": error}
+                    )
 
     @property
     def ended(self) -> bool:

@@ -19,6 +19,7 @@ from aiordma import (
     open_connection,
     start_server,
     start_stream_server,
+    testing,
     transport,
 )
 from aiordma._core import protocol
@@ -299,3 +300,22 @@ async def test_a_device_that_cannot_be_opened_any_more_ends_its_listener(
         await ends(factory.connect(listener.port), RDMAError)
         error = await ends(waiting, DeviceEventError)
         assert isinstance(error.__cause__, DeviceNotFoundError)
+
+
+@pytest.mark.any_device
+@by_tcp
+@one_loop
+async def test_a_completion_queue_that_overran_gets_no_connection_any_more(
+    factory: ConnectionFactory,
+) -> None:
+    """The listener keeps the driver, and with it that queue."""
+    async with await factory.listen() as listener:
+        client, server = await factory.both(listener)
+        with testing.faults(overrun="@1"):
+            await ends(client.send(b"one completion too many"), ConnectionBrokenError)
+        client.abort()
+        server.abort()
+        async with asyncio.timeout(20):
+            client, server = await factory.both(listener)
+            async with client, server:
+                await check_alive(client, server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from unittest import mock
 
 import pytest
 
@@ -18,7 +19,7 @@ from aiordma.errors import (
     host_port,
 )
 
-from .connection_factory import ConnectionFactory, ends, give, pattern, yield_loop
+from .connection_factory import ConnectionFactory, check_alive, ends, give, pattern, yield_loop
 from .marks import on_pair
 
 pytestmark = on_pair
@@ -114,10 +115,16 @@ async def test_what_is_under_way_when_the_connection_is_aborted(factory: Connect
         await asyncio.gather(*sends, return_exceptions=True)
 
 
-async def test_a_refused_request_names_the_peer(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, _), factory.within(1):
+async def test_a_refused_request_names_the_peer(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with factory.pair() as (client, server), factory.within(1):
         error = await ends(client.request_region(1 << 40), RequestRefusedError)
         assert str(error).startswith(f"{client._queue.peer} refused the request: ")
+        monkeypatch.setattr(server._memory.pool, "alloc", mock.Mock(side_effect=MemoryError))
+        await ends(client.request_region(64), RequestRefusedError)
+        monkeypatch.undo()
+        await check_alive(client, server)
 
 
 async def test_a_range_names_its_region(factory: ConnectionFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -12,6 +13,9 @@ import pytest
 
 from aiordma import Connection, ConnectionClosedError, verbs
 from aiordma._transport import share_keys
+from aiordma._transport.shares import Loan
+from aiordma.errors import VerbsError
+from tests import combinations
 
 from .connection_factory import (
     ALL,
@@ -67,6 +71,36 @@ async def test_the_connection_ends_before_a_key_works(factory: ConnectionFactory
             client.abort()
             await ends(waiting, ConnectionClosedError)
             await ends(share.ready(), ConnectionClosedError)
+
+
+@pytest.mark.any_device
+async def test_a_window_that_the_device_does_not_destroy(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the connection ends everything else, and tells."""
+    close = verbs.MemoryWindow.close
+    async with factory.pair() as (client, server):
+        await client.request_region(64)
+        (loan,) = server._sharing.regions.shares.values()
+        assert isinstance(loan, Loan)
+        receiving = asyncio.create_task(server.recv())
+        await yield_loop(1)
+        refusals = [VerbsError(errno.EBUSY, "ibv_dealloc_mw")]
+
+        def refuse(window: verbs.MemoryWindow) -> None:
+            if refusals:
+                raise refusals.pop()
+            close(window)
+
+        monkeypatch.setattr(verbs.MemoryWindow, "close", refuse)
+        server.abort()
+        await ends(receiving, ConnectionClosedError)
+        await server.close()
+        (told,) = combinations.reported
+        assert "keeps its memory" in told["message"]
+        combinations.reported.clear()
+        loan._memory._unpin()
+        loan.buffer.release()
 
 
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])

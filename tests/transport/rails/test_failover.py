@@ -504,6 +504,39 @@ async def test_who_waits_for_memory_gets_that_of_the_next_lead() -> None:
             await sent
 
 
+@by_tcp
+@one_loop
+async def test_no_memory_for_the_frame_of_a_write_with_immediate_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is refused, and the connection goes on."""
+    async with joined("tcp") as conns, asyncio.timeout(20):
+        await until_rails(conns)
+        client, server = conns
+        pool = client._memory.pool
+        region, source = await client.request_region(64, access=ALL), client.alloc(8)
+        for _ in range(20):  # after that the journal has no frame from before
+            await asyncio.gather(client.send(b"m" * 600), server.recv())
+        sends = [client.send_nowait(b"m" * 600) for _ in range(8)]  # all credits
+        writing = asyncio.ensure_future(client.write(source, region[:8], imm=7))
+        await yield_loop(20)
+        assert not writing.done()
+        with ExitStack() as stack:
+            for _ in range(200):  # no small block is ready
+                stack.enter_context(client.alloc(8))
+            monkeypatch.setattr(pool, "_block", take_no_block)
+            for _ in sends:
+                (await server.recv()).release()
+            assert "ibv_reg_mr" in str(await ends(writing, VerbsError))
+            monkeypatch.undo()
+        source.release()
+        await both_ways(conns, [b"after"])
+
+
+def take_no_block(size: int) -> Block:
+    raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+
+
 @one_loop
 async def test_what_is_under_way_on_memory_of_the_peer(factory: ConnectionFactory) -> None:
     async with joined(factory.via) as (client, server):
@@ -677,6 +710,38 @@ async def test_news_of_keys_of_a_rail_that_is_gone(monkeypatch: pytest.MonkeyPat
         queue.rail_broke(ConnectionBrokenError(CABLE))
         await until_rails(conns, ("lead", "down"))
         assert not waiting
+
+
+@by_tcp
+@one_loop
+async def test_a_key_that_the_device_does_not_end_keeps_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        _, server = conns
+        with server.alloc(8) as memory:
+            share = await server.send_region(memory)
+            keys, ended, close = (
+                list(share._keys.values()),
+                list[MemoryWindow](),
+                MemoryWindow.close,
+            )
+
+            def refuse_first(window: MemoryWindow) -> None:
+                ended.append(window)
+                if len(ended) == 1:
+                    raise VerbsError(errno.EBUSY, "ibv_dealloc_mw")
+                close(window)
+
+            monkeypatch.setattr(MemoryWindow, "close", refuse_first)
+            with pytest.raises(VerbsError):
+                share.revoke()
+            assert len(ended) == len(keys) == 2
+            for key in keys:
+                key.end_now()
+            memory._unpin()
+            server._sharing.regions.forget(share)
 
 
 BEGIN = Rails.begin
