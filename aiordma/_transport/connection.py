@@ -361,7 +361,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         """Gives borrowed memory (`request_region`) back to its owner, with what is in it.
 
         It cannot be used here any more, and is a Buffer of the peer: see `recv_buffer`.  What was
-        written before is there before.  Cancelled, it is handed over all the same.
+        written before is there before.  Cancelled, it is handed over all the same.  The peer does
+        not get what has ended there meanwhile: with its lease, or with its only rail.
         """
         self._check()
         await self._sharing.hand_over(region)
