@@ -534,7 +534,7 @@ class ConnectionLifecycle:
     def _tear_down(self) -> None:
         try:
             self._give_back()
-        finally:  # `close` does not wait for what the device refuses to destroy, and has for good
+        finally:  # also where the device refuses to destroy something, and keeps it
             self._advance(LifecycleEvent.RELEASED)
             if self._loop.is_closed():
                 self._closed = asyncio.Event()  # those that wait have ended with the loop
