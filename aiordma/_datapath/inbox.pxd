@@ -27,7 +27,7 @@ cdef class PendingRendezvous:
     cdef bytes seal                    # what opens it; None: it is not sealed
     cdef bint has_imm, started
     cdef bint answered                 # the peer's device has answered since it was offered
-    cdef bint large                    # a large block of the pool is its, until it has been read
+    cdef bint watched                  # until it has been read (Fetcher.watch)
     cdef uint64_t unread               # bytes, once it is started
     cdef StripedRead striped           # None: one rail reads it, or none
     cdef Message message               # it is read into
@@ -112,6 +112,7 @@ cdef class Inbox:
     cdef int wake_if_ready(self) except -1
     cdef int arrived(self, object item) except -1
     cdef int offered(self, PendingRendezvous pending) except -1
+    cdef list to_be_read(self)
     cdef Message take(self)
     cdef int take_landed(self, PendingRendezvous pending) except -1
     cdef void count(self, uint64_t length) noexcept
@@ -127,16 +128,16 @@ cdef class Fetcher:
     cdef Controls controls
     cdef Fifo unread                   # those in `incoming` that are not being read
     cdef object memory, source, pool
-    cdef set stalling                  # StalledReads of the pools of these large blocks
+    cdef set stalling                  # StalledReads of the pools of which messages are `watched`
     cdef uint64_t bytes_ahead, max_bytes_ahead  # read, or being read, and not taken
     cdef uint64_t bytes_reading        # of READs under way
     cdef bint probing                  # whether the peer's device answers
-    cdef uint32_t large                # messages being read into large blocks of the pool
+    cdef uint32_t watched              # messages: `watch` has them
     cdef readonly uint64_t progress    # bytes of READs that have completed
     cdef bint reads_ahead              # the last receiver took memory of the pool
     cdef int fetch_ahead(self) except -1
     cdef BlockCache move(self, SendQueue rail)
-    cdef int may_stall(self, PendingRendezvous pending) except -1
+    cdef int watch(self, PendingRendezvous pending) except -1
     cdef int end_stalling(self) except -1
     cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1

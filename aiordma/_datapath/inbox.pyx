@@ -598,6 +598,10 @@ cdef class Inbox:
         self.fetcher.unread.append(pending)
         return self.fetcher.fetch_ahead()
 
+    cdef list to_be_read(self):
+        """The messages that the peer has, in their order."""
+        return [item for item in self.incoming.all() if type(item) is PendingRendezvous]
+
     # ---- taking ----
 
     cdef object next_for(self, RecvOperation operation, bint waited):
@@ -761,21 +765,17 @@ cdef class Fetcher:
     cdef BlockCache move(self, SendQueue rail):
         """The rail is the lead from now on: the memory is that of its driver, whose pool is returned."""
         cdef PendingRendezvous pending
-        cdef Py_ssize_t i
-        for i in range(self.inbox.incoming.size()):
-            item = self.inbox.incoming.at(i)
-            if type(item) is PendingRendezvous:
-                pending = <PendingRendezvous> item
-                if pending.unread and pending.message is not None and not pending.large:
-                    self.may_stall(pending)  # the peer need not give it keys for this rail
+        for pending in self.inbox.to_be_read():
+            if pending.unread and pending.message is not None and not pending.watched:
+                self.watch(pending)  # the peer need not give it keys for this rail
         self.memory.move(rail.driver)
         self.pool = self.memory.pool
         return self.pool
 
-    cdef int may_stall(self, PendingRendezvous pending) except -1:
-        """While it is read, the peer is watched where others wait for memory of the pool."""
-        pending.large = True
-        self.large += 1
+    cdef int watch(self, PendingRendezvous pending) except -1:
+        """Until it has been read, the peer must not be too slow while others wait for memory."""
+        pending.watched = True
+        self.watched += 1
         self.stalling.add(self.pool._stalled_reads)
         self.pool._stalled_reads.begin(self)
         return 0
@@ -814,7 +814,7 @@ cdef class Fetcher:
         pending.message = new_message(block, 0, pending.length)
         pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
         if large or pending.rail != self.outbox.lead.number:  # for which the peer may give no key
-            self.may_stall(pending)  # not before it has a block: it may be read elsewhere
+            self.watch(pending)  # not before it has a block: it may be read elsewhere
         self.read(pending, block, block.address, block.lkey)
         return True
 
@@ -945,7 +945,6 @@ cdef class Fetcher:
         cdef PendingRendezvous pending
         cdef Lane lane
         cdef bytes known
-        cdef Py_ssize_t at
         cdef uint32_t rail, count = 0, i
         if len(content) >= sizeof(RendezvousKeys):
             count = le32toh(frame.count)
@@ -961,11 +960,7 @@ cdef class Fetcher:
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for at in range(self.inbox.incoming.size()):
-                item = self.inbox.incoming.at(at)
-                if type(item) is not PendingRendezvous:
-                    continue
-                pending = <PendingRendezvous> item
+            for pending in self.inbox.to_be_read():
                 if pending.request_id != le32toh(frame.request_id):
                     continue
                 if rail == pending.rail:
@@ -989,13 +984,9 @@ cdef class Fetcher:
     cdef int drop_keys(self, uint32_t rail) except -1:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
-        cdef Py_ssize_t i
-        for i in range(self.inbox.incoming.size()):
-            item = self.inbox.incoming.at(i)
-            if type(item) is PendingRendezvous:
-                pending = <PendingRendezvous> item
-                if pending.keys is not None:
-                    pending.keys.pop(rail, None)
+        for pending in self.inbox.to_be_read():
+            if pending.keys is not None:
+                pending.keys.pop(rail, None)
         return 0
 
     cdef int read_failed(
@@ -1016,10 +1007,10 @@ cdef class Fetcher:
         if pending.unread:
             return self.fetch_ahead() if self.unread.size() else 0
         pending.end_striping()
-        if pending.large:
-            pending.large = False
-            self.large -= 1
-            if not self.large:
+        if pending.watched:
+            pending.watched = False
+            self.watched -= 1
+            if not self.watched:
                 self.end_stalling()
         if pending.seal is not None and not self.opens(pending):
             return 0

@@ -32,9 +32,6 @@ cdef class Fifo:
     cdef list take_all(self)
     cdef list all(self)
 
-    cdef inline object at(self, Py_ssize_t i):
-        return self.items[self.place(i)]
-
     cdef inline Py_ssize_t size(self) noexcept:
         return self.count
 
