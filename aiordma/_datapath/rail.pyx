@@ -188,23 +188,33 @@ cdef class SendQueue(WorkQueues):
     # ---- receives ----
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
-        """Posts at most CHAIN receives with one call, and returns how many the device took."""
+        """Posts at most CHAIN receives with one call, and returns how many the device took.
+
+        The connection ends if the memory, of another rail's device, cannot be registered here.
+        """
         cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges
         cdef uint32_t[CHAIN] indices
         cdef uint32_t i, count = len(blocks), posted = 0
         cdef PoolBlock block
-        for i in range(count):
-            block = <PoolBlock> blocks[i]
-            indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
-            sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, self.lkey_of(block)
-            receives[i].wr_id = self.table.wr_id(indices[i])
-            receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
-        cdef int code = post_recvs(self, receives, count, sges, &posted)
-        for i in range(posted, count):
-            self.table.free_slot(indices[i])
-        if code:
-            self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
+        cdef int code
+        try:
+            for i in range(count):
+                sges[i].lkey = self.lkey_of(<PoolBlock> blocks[i])
+        except (RDMAError, OSError, MemoryError) as error:
+            self.connection_broke(error)
+        else:
+            for i in range(count):
+                block = <PoolBlock> blocks[i]
+                indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
+                sges[i].addr, sges[i].length = block.address, length
+                receives[i].wr_id = self.table.wr_id(indices[i])
+                receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
+            code = post_recvs(self, receives, count, sges, &posted)
+            for i in range(posted, count):
+                self.table.free_slot(indices[i])
+            if code:
+                self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
         for i in range(posted, count):
             if self.left is not None:
                 self.left.late.append(blocks[i])

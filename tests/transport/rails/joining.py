@@ -102,6 +102,13 @@ def further(conn: Connection) -> Rail:
     return conn._rails.rails[-1]
 
 
+def next_lead(conn: Connection) -> Rail:
+    """The further rail that came up first."""
+    assert conn._rails is not None
+    [rail] = [it for it in conn._rails.rails if it.queue is conn._messages.rails[1]]
+    return rail
+
+
 def shown(conn: Connection) -> list[tuple[str, str]]:
     """Device and state of each rail."""
     return [(rail.device, rail.state) for rail in conn.rails]

@@ -41,7 +41,6 @@ from aiordma.mr_pool import Block, MemoryPool
 from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
-from tests import combinations
 from tests.transport.connection_factory import (
     ALL,
     SMALL,
@@ -55,7 +54,7 @@ from tests.transport.connection_factory import (
 )
 from tests.transport.marks import by_cm, by_tcp, one_loop
 
-from .joining import THREE, TWO, WAYS, further, joined, lose, shown, until_rails
+from .joining import THREE, TWO, WAYS, further, joined, lose, next_lead, shown, until_rails
 
 CABLE = "its cable was cut"
 MOVED = list(zip(TWO, ("down", "lead"), strict=True))
@@ -232,9 +231,9 @@ async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
     async with joined("tcp", devices, devices) as conns, asyncio.timeout(30):
         await until_rails(conns, ["lead", "up", "up"][: len(devices)])
         client, server = conns
-        assert server._rails is not None
-        assert server._rails.rails[1].endpoint is not None
-        refusing = server._rails.rails[1].endpoint.driver.pool.pd
+        endpoint = next_lead(server).endpoint
+        assert endpoint is not None
+        refusing = endpoint.driver.pool.pd
 
         def fail(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
             if pd is refusing and region.length > 5 << 20:
@@ -254,7 +253,7 @@ async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
             with await receiving as message:
                 assert message == data
             await sending
-            assert [rail.state for rail in server.rails] == ["down", "down", "lead"]
+            assert sorted(rail.state for rail in server.rails) == ["down", "down", "lead"]
 
 
 @by_tcp
@@ -455,13 +454,14 @@ async def test_a_device_that_is_gone_registers_nothing_more(
     async with AsyncExitStack() as stack:
         conns = await stack.enter_async_context(joined(factory.via, THREE, THREE))
         await until_rails(conns, ["lead", "up", "up"])
-        for device, following in (THREE[:2], THREE[1:]):
+        for _ in range(2):
+            device = conns[0].device
             before = stack.enter_context(conns[0].alloc(size))
             before.view[:] = pattern(size)
             gone.append(conns[0]._memory.pd)
             assert not lib.aiordma_embedded_raise_on(device.encode(), EventType.DEVICE_FATAL)
             await both_ways(conns, [b"after"])
-            while any(conn.device != following for conn in conns):
+            while any(conn.device == device for conn in conns):
                 await yield_loop(1)
             for conn, peer in (conns, conns[::-1]):
                 sending = [conn.send_nowait(it) for it in data]
@@ -917,16 +917,19 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
 
     def fail_once(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
         nonlocal left
-        left -= pd in failing
-        if pd in failing and left == -1:
-            raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
+        if pd in failing and region.pd is not pd:  # else it is registered there anyway
+            left -= 1
+            if left == -1:
+                raise VerbsError(errno.ENOMEM, "ibv_reg_mr")
         return in_domain(region, pd)
 
     monkeypatch.setattr(keys, "in_domain", fail_once)
-    for nth in range(24):
+    config = Config(data_receives=4, control_receives=4, eager_size=1024, max_eager_size=65536)
+    for nth in range(100):
         failing.clear()
-        async with joined("tcp", config=Config(data_receives=4, control_receives=4)) as conns:
+        async with joined("tcp", config=config) as conns:
             await until_rails(conns)
+            await both_ways(conns, [bytes(9000)] * 5)
             client, server = conns
             assert client._rails is not None
             assert client._rails.rails[1].endpoint is not None
@@ -948,6 +951,6 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
             server.abort()
             await asyncio.gather(*sends, return_exceptions=True)
         assert not any(pool.leases for pool in pools)
-    for told in combinations.reported:  # those of a drain, as any error there
-        assert told["message"].startswith("aiordma: handling a completion")
-    combinations.reported.clear()
+        if left >= 0:
+            break  # it did not come to the nth
+    assert nth > 20
