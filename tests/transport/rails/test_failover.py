@@ -314,30 +314,43 @@ async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyP
             await asyncio.gather(*sends)
 
 
-@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(
+    ("fails", "ends"), [("the pool", False), ("the pool", True), ("registration", False)]
+)
 @by_tcp
 @one_loop
 async def test_a_rail_without_memory_for_its_receive(
-    ends: bool, monkeypatch: pytest.MonkeyPatch
+    fails: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It breaks at the side that answers, and comes up when there is memory again; unless the
     answer is one that ends the connection."""
     monkeypatch.setattr(rails, "FIRST_DELAY", 0)
     monkeypatch.setattr(Rails, "begin", lambda _: None)
+    if fails == "registration":  # which there is none of with a key to all memory
+        monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     async with joined("tcp") as conns, asyncio.timeout(20):
         client, server = conns
-        take, answer, failures = server._memory.pool._block, Rails._answer, list[bool]()
+        take, answer, failing = server._memory.pool._block, Rails._answer, [""]
+
+        def refuse(what: str) -> None:
+            if failing == [what]:
+                failing.clear()
+                raise QuotaError("none is left")
 
         def block(size: int) -> Block:
-            if failures:
-                failures.pop()
-                raise QuotaError("none is left")
+            refuse("the pool")
             return take(size)
 
+        def register(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
+            refuse("registration")
+            return in_domain(region, pd)
+
         def answer_once(*args: Any) -> None:
-            failures.append(True)
+            failing[:] = [fails]
             monkeypatch.setattr(Rails, "_answer", answer)
             answer(*args)
+
+        monkeypatch.setattr(keys, "in_domain", register)
 
         monkeypatch.setattr(Rails, "_answer", answer_once)
         monkeypatch.setattr(server._memory.pool, "_block", block)
