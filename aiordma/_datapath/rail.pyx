@@ -190,31 +190,30 @@ cdef class SendQueue(WorkQueues):
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
         """Posts at most CHAIN receives with one call, and returns how many the device took.
 
-        The connection ends if the memory, of another rail's device, cannot be registered here.
+        The connection ends if there is no memory for that, or the blocks, of another rail's device,
+        cannot be registered here.
         """
         cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges
         cdef uint32_t[CHAIN] indices
-        cdef uint32_t i, count = len(blocks), posted = 0
+        cdef uint32_t i, count = len(blocks), taken = 0, posted = 0
         cdef PoolBlock block
-        cdef int code
+        cdef int code = 0
         try:
             for i in range(count):
-                sges[i].lkey = self.lkey_of(<PoolBlock> blocks[i])
-        except (RDMAError, OSError, MemoryError) as error:
-            self.connection_broke(error)
-        else:
-            for i in range(count):
                 block = <PoolBlock> blocks[i]
+                sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, self.lkey_of(block)
                 indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
-                sges[i].addr, sges[i].length = block.address, length
+                taken += 1
                 receives[i].wr_id = self.table.wr_id(indices[i])
                 receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
             code = post_recvs(self, receives, count, sges, &posted)
-            for i in range(posted, count):
-                self.table.free_slot(indices[i])
-            if code:
-                self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
+        except (RDMAError, OSError, MemoryError) as error:
+            self.connection_broke(error)
+        for i in range(posted, taken):
+            self.table.free_slot(indices[i])
+        if code:
+            self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
         for i in range(posted, count):
             if self.left is not None:
                 self.left.late.append(blocks[i])
