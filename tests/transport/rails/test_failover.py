@@ -966,4 +966,4 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
         assert not any(pool.leases for pool in pools)
         if left >= 0:
             break  # it did not come to the nth
-    assert nth > 20
+    assert nth > 8  # the receives of one side, that has got nothing
