@@ -47,6 +47,7 @@ LARGE_SIZES = [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, READ_SIZE, READ_SIZE + 1, 
 # ---- one message ---------------------------------------------------------------------------------
 
 
+@on_device
 @pytest.mark.parametrize("sizes", [SIZES, LARGE_SIZES], ids=["short", "long"])
 async def test_sizes(factory: ConnectionFactory, sizes: list[int]) -> None:
     async with factory.pair(Config()) as (client, server):
