@@ -472,6 +472,10 @@ cdef class StripedTransfer(Striped):
             return 0
         return self.size - start
 
+    cdef bint holds_up(self, Lane lane) except -1:
+        # READs of messages wait in the backlog of the lead behind the chain of a write.
+        return lane.rail is self.stripes.leading and not self.under_way and self.writes()
+
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1:
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef WRChain chain = self.chain

@@ -188,7 +188,8 @@ cdef class SendQueue(WorkQueues):
     # ---- receives ----
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
-        """Posts at most CHAIN receives with one call, and returns how many the device took.
+        """Posts at most CHAIN receives with one call, and returns how many the device took, or else the
+        next lead will.
 
         The connection ends if there is no memory for that, or the blocks, of another rail's device,
         cannot be registered here.
@@ -214,11 +215,11 @@ cdef class SendQueue(WorkQueues):
             self.table.free_slot(indices[i])
         if code:
             self.rail_broke(self.qp._post_error("ibv_post_recv", code, 0))
+        if self.left is not None:
+            self.left.late.extend(blocks[posted:])
+            return count
         for i in range(posted, count):
-            if self.left is not None:
-                self.left.late.append(blocks[i])
-            else:
-                (<PoolBlock> blocks[i]).end_lease()
+            (<PoolBlock> blocks[i]).end_lease()
         return posted
 
     cdef uint32_t lkey_of(self, PoolBlock block) except? 0:

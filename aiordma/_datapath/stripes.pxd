@@ -18,6 +18,7 @@ cdef class Striped:
     cdef readonly bint dropped
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF
     cdef int post(self, Lane lane, uint64_t start, uint64_t length) except -1
+    cdef bint holds_up(self, Lane lane) except -1
     cdef int end_if_over(self) except -1
     cdef int connection_ended(self) except -1
 

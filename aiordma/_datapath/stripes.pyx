@@ -53,6 +53,10 @@ cdef class Striped:
         self._post(lane, start, length)
         return 0
 
+    cdef bint holds_up(self, Lane lane) except -1:
+        """Whether chunks that the rail has may wait for this one, which gets one all the same."""
+        return False
+
     cdef int end_if_over(self) except -1:
         """It has been dropped, and a chunk that was held is over."""
         return 0
@@ -168,7 +172,11 @@ cdef class Stripes:
             given = False
             for operation in tuple(self.operations):
                 for lane in order(self.lanes, operation.size):
-                    if lane.under_way < CHUNKS and operation.rest and self.give(lane, operation):
+                    if not operation.rest:
+                        break
+                    if lane.under_way >= CHUNKS and not operation.holds_up(lane):
+                        continue
+                    if self.give(lane, operation):
                         given = True
         return 0
 

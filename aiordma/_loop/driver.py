@@ -27,7 +27,7 @@ import errno
 import logging
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import cast
 
 from .. import cm, verbs
@@ -35,7 +35,7 @@ from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheStat
 from .._datapath.rail import SendQueue
 from .._datapath.work_queue import WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
-from ..errors import DeviceEventError, InternalError
+from ..errors import DeviceEventError, InternalError, RDMAError
 from ..mr_pool import MemoryPool
 from . import device_failures, shutdown
 from .coarse_timers import CoarseTimers
@@ -64,6 +64,14 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.remove_reader(fd)
 
 
+def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
+    """Whether it is that port's, also where its device does not say."""
+    try:
+        return qp.query().port_num == port_num
+    except (RDMAError, OSError):
+        return True
+
+
 class Driver(PerLoopResource):
     """One event loop's part of one device: protection domain, completion queues, memory pool.
 
@@ -81,9 +89,13 @@ class Driver(PerLoopResource):
     ) -> None:
         super().__init__(loop, key)
         self.context = context
-        self.pd: verbs.ProtectionDomain = context.alloc_pd()
-        self.channel: verbs.CompletionChannel = context.create_comp_channel()
-        self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
+        with ExitStack() as made:  # a context that is not its own keeps nothing of it
+            self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
+            self.channel: verbs.CompletionChannel = made.enter_context(
+                context.create_comp_channel()
+            )
+            self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
+            made.pop_all()
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
         self.table: WorkRequestTable = WorkRequestTable(loop)
         self._sinks: dict[verbs.QueuePair, SendQueue] = {}
@@ -258,7 +270,7 @@ class Driver(PerLoopResource):
             concerned = [
                 sink
                 for qp, sink in self._sinks.items()
-                if not sink.failed and qp.query().port_num == event.port_num
+                if not sink.failed and is_at(qp, event.port_num)
             ]
         elif element is None:
             concerned = []

@@ -551,8 +551,12 @@ class ConnectionLifecycle:
         self._sharing.end_keys()  # without `end`: the loop was closed
         self._queue.close()
         if self._rails is not None:
-            self._rails.close()
-        self._messages.close()
+            self._rails.close_queues()
+        try:
+            self._messages.close()
+        finally:
+            if self._rails is not None:
+                self._rails.close()
         self._memory.close()
         self._endpoint.close()
         if self._link is not None:

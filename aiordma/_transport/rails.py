@@ -538,6 +538,12 @@ class Rails:
             if rail.queue is not None:
                 rail.queue.fail(error)
 
+    def close_queues(self) -> None:
+        """Destroys the queue pairs; what messages have of their devices is closed after this."""
+        for rail in self.rails:
+            if rail.queue is not None:
+                rail.queue.close()
+
     def close(self) -> None:
         """Gives everything back."""
         self.on_up = lambda: None  # which refers to this

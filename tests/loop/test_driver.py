@@ -23,7 +23,7 @@ from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.completion_reader import CompletionReader
 from aiordma._loop.driver import EVENTS, Driver, EventDriver
-from aiordma.errors import InternalError
+from aiordma.errors import InternalError, VerbsError
 from tests.combinations import LOOPS
 from tests.datapath.bare_channel import Owner
 from tests.processes import run_python
@@ -439,6 +439,18 @@ async def test_events_reach_those_whom_they_concern(
         again.release()
 
 
+async def test_a_port_event_when_the_device_does_not_say_whose(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reaches all."""
+    async with the_driver(device) as driver, two_ends(driver) as ends:
+        event = verbs.AsyncEvent(verbs.EventType.PORT_ERR, None, 1)
+        refuse = mock.Mock(side_effect=VerbsError(errno.EIO, "ibv_query_qp"))
+        monkeypatch.setattr(verbs.QueuePair, "query", refuse)
+        driver._on_async_event(event)
+        assert [end.sink.events for end in ends] == [[event], [event]]
+
+
 async def test_event_taken_by_another_loop(
     device: verbs.Device, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,6 +571,19 @@ def test_an_unused_driver_in_the_child_of_a_fork(device: verbs.Device) -> None:
     """It is the parent's: the child, whose loop has its timer, leaves it alone."""
     done = run_python("-c", FORKED, device.name)
     assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
+
+
+async def test_a_driver_that_gets_no_memory_leaves_nothing(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The context is that of the connection manager, and stays open."""
+    refuse = mock.Mock(side_effect=VerbsError(errno.ENOMEM, "ibv_reg_mr"))
+    with device.open() as context:
+        before = verbs.live()
+        monkeypatch.setattr(driver, "MemoryPool", refuse)
+        with pytest.raises(VerbsError):
+            Driver.for_context(context, LIMIT)
+        assert verbs.live() == before
 
 
 async def test_an_unused_driver_still_watches_its_device(device: verbs.Device) -> None:

@@ -38,7 +38,7 @@ from aiordma._transport.shares import Share
 from aiordma._transport.sharing import Sharing
 from aiordma.errors import QuotaError, RDMAError
 from aiordma.mr_pool import Block, MemoryPool
-from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
+from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain, QPState
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
 from tests.transport.connection_factory import (
@@ -169,6 +169,54 @@ async def test_a_long_message_while_the_second_rail_comes_up(
         with await receiving as message:
             assert message == pattern(100_000)
         await sending
+
+
+@by_tcp
+@one_loop
+async def test_a_long_message_is_read_behind_a_long_write_by_one_rail() -> None:
+    """Its READs wait for the end of the write, which the rail that is left goes on with."""
+    size = 8 << 20
+    async with joined("tcp", config=replace(SMALL, lend_quota=size)) as conns, asyncio.timeout(20):
+        await until_rails(conns)
+        client, server = conns
+        region = await client.request_region(size, access=ALL)
+        sending = asyncio.ensure_future(server.send(data := pattern(size)))
+        receiving = asyncio.ensure_future(client.recv())
+        while not client._messages.figures()["read_ahead"]:
+            await yield_loop(1)
+        written = pattern(size, 1)
+        writing = asyncio.ensure_future(client.write(written, region))
+        await yield_loop(2)
+        cut(client)
+        with await receiving as message:
+            assert message == data
+        await asyncio.gather(sending, writing)
+        await client.read(region, found := bytearray(size))
+        assert found == written
+
+
+@by_tcp
+@one_loop
+async def test_receives_that_the_lead_does_not_take() -> None:
+    """The next one gets them, each once."""
+    async with joined("tcp") as conns, asyncio.timeout(20):
+        await until_rails(conns)
+        client, server = conns
+        messages = [bytes([number]) * 600 for number in range(4)]
+        await both_ways(conns, messages)  # after this the pool has blocks that are ready
+        await asyncio.gather(*(client.send(data) for data in messages))
+        while server._messages.figures()["arrived"] < 4:
+            await yield_loop(1)
+        server._queue.qp.modify(qp_state=QPState.RESET)
+        for data in messages:
+            with await server.recv() as message:
+                assert message == data
+        assert "ibv_post_recv" in str(server._queue.error)
+        await until_moved(*conns)
+        await both_ways(conns, [bytes([number]) for number in range(100)])
+        await yield_loop(10)
+        receives = SMALL.data_receives + SMALL.control_receives
+        assert len(server._queue.table) == 2 * receives  # of both sides
 
 
 @one_loop
@@ -442,6 +490,32 @@ async def test_a_port_or_a_device_that_fails(factory: ConnectionFactory) -> None
         assert lib.aiordma_embedded_raise_on(b"embedded0", EventType.DEVICE_FATAL) == 0
         await both_ways(conns, [b"after", pattern(1 << 20)])
         await until_moved(*conns)
+
+
+@pytest.mark.any_device
+@by_tcp
+@one_loop
+async def test_the_device_of_a_further_rail_fails_as_the_connection_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its driver ends at once, and with it the domain, after what a message has there."""
+    monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)  # as on a card
+    async with joined("tcp", config=replace(SMALL, fetch_ahead=0)) as conns:
+        await until_rails(conns)
+        client, server = conns
+        pools = [conn._memory.pool for conn in conns]
+        sending = asyncio.ensure_future(client.send(bytes(1 << 20)))
+        while not server._messages.figures()["unread"]:
+            await yield_loop(1)
+        await yield_loop(20)  # it is opened to that rail as well
+        assert lib.aiordma_embedded_raise_on(TWO[1].encode(), EventType.DEVICE_FATAL) == 0
+        endpoint = further(client).endpoint
+        assert endpoint is not None
+        endpoint.driver.take_device_events()
+        server.abort()
+        client.abort()  # the last one that uses it
+        await ends(sending, ConnectionClosedError)
+    assert not any(pool.leases for pool in pools)
 
 
 @pytest.mark.any_device
