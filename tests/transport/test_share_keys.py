@@ -80,7 +80,7 @@ async def test_a_window_that_the_device_does_not_destroy(
     """The end of the connection ends everything else, and tells."""
     close = verbs.MemoryWindow.close
     async with factory.pair() as (client, server):
-        await client.request_region(64)
+        _kept = await client.request_region(64)  # else it could be given back before
         (loan,) = server._sharing.regions.shares.values()
         assert isinstance(loan, Loan)
         receiving = asyncio.create_task(server.recv())
