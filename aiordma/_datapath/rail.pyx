@@ -188,11 +188,11 @@ cdef class SendQueue(WorkQueues):
     # ---- receives ----
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
-        """Posts at most CHAIN receives with one call, and returns how many the device took, or else the
-        next lead will.
+        """Posts at most CHAIN receives with one call, and returns how many the device has taken, or the
+        next lead will take.
 
-        The connection ends if there is no memory for that, or the blocks, of another rail's device,
-        cannot be registered here.
+        The connection ends if this process has no memory for their slots, or if the blocks are of
+        another rail's pool and cannot be registered with this rail's device.
         """
         cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges

@@ -167,16 +167,13 @@ cdef class Stripes:
         """Gives a chunk to each rail that has room, and again."""
         cdef Lane lane
         cdef Striped operation
-        cdef bint given = True
+        cdef bint has_place, given = True
         while given:
             given = False
             for operation in tuple(self.operations):
                 for lane in order(self.lanes, operation.size):
-                    if not operation.rest:
-                        break
-                    if lane.under_way >= CHUNKS and not operation.holds_up(lane):
-                        continue
-                    if self.give(lane, operation):
+                    has_place = lane.under_way < CHUNKS or operation.holds_up(lane)
+                    if has_place and operation.rest and self.give(lane, operation):
                         given = True
         return 0
 

@@ -65,7 +65,7 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 
 def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
-    """Whether it is that port's, also where its device does not say."""
+    """Whether the queue pair is at that port; True also where the device does not say."""
     try:
         return qp.query().port_num == port_num
     except (RDMAError, OSError):
@@ -89,7 +89,7 @@ class Driver(PerLoopResource):
     ) -> None:
         super().__init__(loop, key)
         self.context = context
-        with ExitStack() as made:  # a context that is not its own keeps nothing of it
+        with ExitStack() as made:  # a failure leaves nothing in a context that lives on
             self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
             self.channel: verbs.CompletionChannel = made.enter_context(
                 context.create_comp_channel()

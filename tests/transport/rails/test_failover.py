@@ -38,7 +38,7 @@ from aiordma._transport.shares import Share
 from aiordma._transport.sharing import Sharing
 from aiordma.errors import QuotaError, RDMAError
 from aiordma.mr_pool import Block, MemoryPool
-from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
+from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain, QPState
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
 from tests.transport.connection_factory import (
@@ -193,6 +193,31 @@ async def test_a_long_message_is_read_behind_a_long_write_by_one_rail() -> None:
         await asyncio.gather(sending, writing)
         await client.read(region, found := bytearray(size))
         assert found == written
+
+
+@by_tcp
+@one_loop
+async def test_receives_that_the_lead_does_not_take() -> None:
+    """The next lead gets each of them, once."""
+    async with joined("tcp") as conns, asyncio.timeout(20):
+        await until_rails(conns)
+        client, server = conns
+        # One less than there are receives: the peer may keep a credit back.
+        messages = [bytes([number]) * 600 for number in range(SMALL.data_receives - 1)]
+        await both_ways(conns, messages)  # after this the pool has blocks that are ready
+        await asyncio.gather(*(client.send(data) for data in messages))
+        while server._messages.figures()["arrived"] < len(messages):
+            await yield_loop(1)
+        server._queue.qp.modify(qp_state=QPState.RESET)
+        for data in messages:
+            with await server.recv() as message:
+                assert message == data
+        assert "ibv_post_recv" in str(server._queue.error)
+        await until_moved(*conns)
+        await both_ways(conns, [bytes([number]) for number in range(100)])
+        await yield_loop(10)
+        receives = SMALL.data_receives + SMALL.control_receives
+        assert len(server._queue.table) == 2 * receives  # of both sides
 
 
 @one_loop
@@ -350,7 +375,7 @@ async def test_a_rail_without_memory_for_its_receive(
     answer is one that ends the connection."""
     monkeypatch.setattr(rails, "FIRST_DELAY", 0)
     monkeypatch.setattr(Rails, "begin", lambda _: None)
-    if fails == "registration":  # which there is none of with a key to all memory
+    if fails == "registration":  # a key to all memory would spare it
         monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     async with joined("tcp") as conns, asyncio.timeout(20):
         client, server = conns
@@ -375,7 +400,6 @@ async def test_a_rail_without_memory_for_its_receive(
             answer(*args)
 
         monkeypatch.setattr(keys, "in_domain", register)
-
         monkeypatch.setattr(Rails, "_answer", answer_once)
         monkeypatch.setattr(server._memory.pool, "_block", block)
         if ends:
