@@ -1,24 +1,36 @@
-"""Connections over several devices: the tests of the folder `rails`."""
+"""Connections over several devices: a test for each file of the folder `rails`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import kind_of
 from tests.processes import run_python
 
+# What the rails carry, also when one breaks, is tested on other devices too.
+ON_OTHERS = ("test_failover", "test_striped", "test_striped_operations")
 
-@pytest.mark.timeout(1600)  # in an emulated machine
-def test_over_several_devices(device_name: str, pytestconfig: pytest.Config) -> None:
-    """With embedded devices all of them; with others, three of a kind, those of what the rails
-    carry, also when one breaks."""
-    if (kind := kind_of(device_name)) == "embedded":
-        several = {"AIORDMA_EMBEDDED_DEVICES": "3"}
-    else:
-        several = {"AIORDMA_RAILS": f"{kind}0,{kind}1,{kind}2"}
-    once = ["--once"] if pytestconfig.getoption("--once") else []
-    done = run_python(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", device_name,
-        *once, "tests/transport/rails", **several, timeout=1500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+
+def over_several_devices(file: Path) -> Callable[[str, pytest.Config], None]:
+    """With embedded devices, or with three of another kind."""
+
+    def test(device_name: str, pytestconfig: pytest.Config) -> None:
+        if (kind := kind_of(device_name)) == "embedded":
+            several = {"AIORDMA_EMBEDDED_DEVICES": "3"}
+        else:
+            several = {"AIORDMA_RAILS": f"{kind}0,{kind}1,{kind}2"}
+        once = ["--once"] if pytestconfig.getoption("--once") else []
+        done = run_python(
+            "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
+            "--device", device_name, *once, file, **several, timeout=550,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return test if file.stem in ON_OTHERS else pytest.mark.any_device(test)
+
+
+for file in (Path(__file__).parent / "rails").glob("test_*.py"):
+    globals()[file.stem] = over_several_devices(file)
