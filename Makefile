@@ -33,6 +33,8 @@ PLAIN := build/plain
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # C tests wait more than they compute. The mutants are those of `make pair`.
 MESON_TEST := --print-errorlogs --num-processes $(shell expr 2 \* $$(nproc)) --no-suite mutants
+# Where a test takes many times as long: pytest's limits are in pyproject.toml.
+SLOW := --timeout 600 -o faulthandler_timeout=1200
 # A process that has run its tests takes over some of another one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
@@ -82,7 +84,7 @@ build:
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench instructions many cost soak softroce roce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench comparisons instructions many cost soak softroce roce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -106,13 +108,13 @@ check-py: .venv/.test build ## some Python tests: ARGS='-k cancel', ARGS='-n0 --
 	$(PYTEST) $(ARGS)
 
 check-c: .venv/.test ## one C test: T=test_ring; all without T
-	@meson test -C $(PLAIN) $(MESON_TEST) $(T)
+	@meson test -C $(PLAIN) $(MESON_TEST) --wrapper '$(CURDIR)/$(BIN)/python -S $(CURDIR)/tests/stacks.py' $(T)
 
 flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every core: which tests ever fail
 	$(BIN)/python -m tests.flaky $(or $(RUNS),25) make test
 
 programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
-	$(BIN)/python -m pytest $(PARALLEL) tests/programs $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=1200 $(PARALLEL) tests/programs $(ARGS)
 
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
 	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/programs/upstream_newer.py $(ARGS)
@@ -141,7 +143,7 @@ network: .venv/.test build ## the device between network namespaces: root, iprou
 		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
 	else \
 		echo 'The kernel of this machine has no netem: tests/network/test_netem.py in the virtual machine.'; \
-		tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider --timeout 600 \
+		tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider $(SLOW) \
 			tests/network/test_netem.py $(ARGS); \
 	fi
 
@@ -186,6 +188,9 @@ examples: .venv/.test build ## run every example
 bench: .venv/.dev build ## what aiordma reaches beside other ways, into bench/RESULTS.md
 	$(BIN)/python -m bench $(or $(ARGS),all)
 
+comparisons: .venv/.test build ## whether every comparison of make bench works, with the least work
+	$(BIN)/python -m pytest tests/comparisons.py $(ARGS)
+
 instructions: .venv/.test build ## how many instructions an operation takes, beside those recorded (valgrind)
 	$(BIN)/python -m bench instructions $(ARGS)
 
@@ -203,7 +208,7 @@ soak: .venv/.test build ## random traffic between processes, some killed, every 
 softroce: .venv/.test .venv/.software build ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
 	@mkdir -p $(LOGS)
 	tests/softroce/vm sh -euc '\
-		$(BIN)/python -m pytest -p no:cacheprovider --timeout 600 --device rxe0 $(PARALLEL) \
+		$(BIN)/python -m pytest -p no:cacheprovider $(SLOW) --device rxe0 $(PARALLEL) \
 			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/guests --ignore tests/network \
 			--ignore tests/site \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
@@ -292,14 +297,14 @@ ASAN_ENVIRONMENT = PYTHONMALLOC=malloc LD_PRELOAD="$(ASAN_PRELOAD)" \
 .PHONY: asan tsan
 asan: .venv/.test ## C tests and Python tests under the address and undefined-behaviour sanitizers
 	$(call instrumented,asan,-Db_sanitize=address$(comma)undefined -Ddebug=true -Doptimization=1)
-	meson test -C build/asan $(MESON_TEST)
-	$(ASAN_ENVIRONMENT) build/venv/asan/bin/python -m pytest -p no:cacheprovider --timeout 600 \
+	meson test -C build/asan $(MESON_TEST) --timeout-multiplier 6
+	$(ASAN_ENVIRONMENT) build/venv/asan/bin/python -m pytest -p no:cacheprovider $(SLOW) \
 		$(EMBEDDED_TESTS) --only-native --once $(ARGS)
 
 # The thread sanitizer wants the address space where it expects it, so no randomisation.
 tsan: .venv/.build ## C tests under the thread sanitizer
 	meson setup --reconfigure build/tsan -Dwerror=true -Db_sanitize=thread -Ddebug=true -Doptimization=1
-	meson test -C build/tsan $(MESON_TEST) --wrapper 'setarch -R'
+	meson test -C build/tsan $(MESON_TEST) --timeout-multiplier 6 --wrapper 'setarch -R'
 
 .PHONY: coverage
 # Counts of a branch are differences of others, and those of a process that was killed or forked in the

@@ -36,7 +36,7 @@ from aiordma import cm, testing, verbs
 from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 
-from . import combinations
+from . import combinations, stacks
 from .combinations import LOOPS, noting
 from .docs import provoking
 from .session.pair import new_loop
@@ -51,8 +51,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Seconds that a coroutine may take on the embedded device, unless marked `time_limit`; a busy
-# machine is many times slower than an idle one.
+# Seconds that a coroutine may take on the embedded device; a busy machine is many times slower than
+# an idle one.  Less than `timeout` in pyproject.toml, which cannot end one that waits on uvloop.
 TIME_LIMIT = 100.0
 
 # The virtual machine emulates its processors; measured: about this many times slower.
@@ -93,12 +93,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     provoking.add_option(parser)
 
 
+@pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
+    if terminal := config.pluginmanager.get_plugin("terminalreporter"):
+        config.pluginmanager.register(NamedAtOnce(terminal))
     provoking.check(config)
     for line in (
         "needs(capability): on a device that lacks it, the test must end in UnsupportedError",
         "any_device: the device only carries what is tested: not repeated on another one",
-        "time_limit(seconds): of a coroutine, instead of the usual limit, on the embedded device",
         *combinations.DESCRIPTIONS,
     ):
         config.addinivalue_line("markers", line)
@@ -591,11 +593,7 @@ def reported(loops: None) -> Iterator[list[dict[str, Any]]]:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Give a coroutine a time limit."""
     if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
-        marker = item.get_closest_marker("time_limit")
-        limit = marker.args[0] if marker else TIME_LIMIT
-        if not all_embedded(item.config):
-            limit *= SLOW
-        item.obj = within(limit, item.obj)
+        item.obj = within(TIME_LIMIT * (1 if all_embedded(item.config) else SLOW), item.obj)
 
 
 def within(
@@ -606,10 +604,34 @@ def within(
     @functools.wraps(test)
     async def limited(*arguments: Any, **keywords: Any) -> None:
         __tracebackhide__ = True
+        timer = asyncio.get_running_loop().call_later(limit, stacks.show, os.getpid())
         async with asyncio.timeout(limit):
             await test(*arguments, **keywords)
+        timer.cancel()
 
     return limited
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, object, object]:
+    """Show the stacks of all processes of a test that reaches its time limit."""
+    done = yield
+    ends = signal.getsignal(signal.SIGALRM)
+    assert callable(ends)
+    signal.signal(signal.SIGALRM, lambda *it: [stacks.show(os.getpid()), ends(*it)])
+    return done
+
+
+class NamedAtOnce:
+    """Prints each failure when it occurs: another test may then stand still."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            where = report.longreprtext.rstrip().rpartition("\n")[2]
+            self.terminal.write(f"\nfailed in {report.when}: {report.nodeid}: {where}\n")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

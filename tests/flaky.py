@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tests.stacks import descendants
+
 LOGS = Path(__file__).parents[1] / "build/logs/flaky"
 
 # The load ends with the process that started it, even if that is killed: prctl(PR_SET_PDEATHSIG).
@@ -57,11 +59,9 @@ def load() -> Iterator[None]:
 
 def threads_below(pid: int) -> Iterator[int]:
     """The threads of a process and of its descendants."""
-    with suppress(OSError):  # it has ended meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            yield int(task.name)
-            for child in (task / "children").read_text().split():
-                yield from threads_below(int(child))
+    for process in descendants(pid):
+        with suppress(OSError):  # it has ended meanwhile
+            yield from map(int, os.listdir(f"/proc/{process}/task"))
 
 
 def run(command: list[str], log: Path) -> int:

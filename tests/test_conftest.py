@@ -15,11 +15,12 @@ from tests.conftest import LACKS, every_combination
 ROOT = Path(__file__).parents[1]
 
 BROKEN = """
-import asyncio, os, pytest, threading
+import asyncio, contextlib, os, pytest, subprocess, sys, threading
 from aiordma import verbs
 from tests import conftest
 from tests.conftest import *
 conftest.PATIENCE = 0.1
+conftest.TIME_LIMIT = 3.0
 
 def test_leak(device_name):
     globals()['kept'] = open(os.devnull)
@@ -46,9 +47,21 @@ async def test_forgotten(device_name):
     async def fail(): raise RuntimeError('in a task')
     asyncio.create_task(fail())
     await asyncio.sleep(0)
-@pytest.mark.time_limit(0.01)
 async def test_too_long(device_name):
-    await asyncio.get_running_loop().create_future()
+    with child(1001):
+        await asyncio.get_running_loop().create_future()
+@pytest.mark.timeout(1)
+def test_longer(device_name):
+    with child(1002) as process:
+        process.wait()
+@contextlib.contextmanager
+def child(seconds):
+    process = subprocess.Popen([sys.executable, '-c', f'import time; time.sleep({seconds})'])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 def test_pure():
     raise LookupError
@@ -142,6 +155,7 @@ def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
         ("ERROR", "callback", reported),
         ("ERROR", "forgotten", reported),
         ("FAILED", "too_long", " - TimeoutError"),
+        ("FAILED", "longer", " - Failed: Timeout"),
     ):
         assert re.search(rf"(?m)^{outcome} \S*::test_{name}{error}", printed), printed
     for told in (
@@ -152,12 +166,30 @@ def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
         r"RuntimeError\('in a callback'\)",
         r"RuntimeError\('in a task'\)",
         r"- Captured combination setup -+\n(asyncio|uvloop)\n",
+        r"process \d+: .* import time; time\.sleep\(1001\)",
+        r"process \d+: .* import time; time\.sleep\(1002\)",
     ):
         assert re.search(told, printed), told
+    # At once, before the end.
+    assert re.search(r"(?m)^failed in call: \S*::test_too_long: \S+: TimeoutError$", printed), (
+        printed
+    )
     assert {"on asyncio.unix_events", "on uvloop"} <= set(printed.splitlines())
     not_repeated = "1 tests to which this run makes no difference are not repeated"
     assert (not_repeated in printed) == ("::test_pure" not in printed)
     assert (not_repeated in printed) == (device_name != "embedded0")
+
+
+def test_a_program_that_takes_too_long_is_ended() -> None:
+    program = (
+        "from tests import stacks; stacks.LIMIT = 1; stacks.main(['sh', '-c', 'sleep 1003; :'])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert re.search(r"process \d+: sh -c sleep 1003", done.stderr)
+    assert re.search(r"process \d+: sleep 1003", done.stderr)
 
 
 async def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:

@@ -18,11 +18,7 @@ from tests.transport.connection_factory import UNTIMED
 # uvloop's loop, likewise; not a class statement, because its type stubs contradict asyncio's.
 UVLoop: Any = type("UVLoop", (streams.OverRDMA, uvloop.Loop), {})
 
-# Seconds for a test, however busy the machine is: it moves megabytes, some of them encrypted, in
-# debug mode.  It is the only limit: the tests switch off those of the software and of aiordma, most
-# of which are seconds.
-LIMIT = 500
-
+# The time limit of a test is the only one: those of the software and of aiordma are seconds.
 PATIENT = replace(UNTIMED, keep_alive=None)
 
 
@@ -42,11 +38,6 @@ def pytest_asyncio_loop_factories(
         "asyncio": noting(partial(made, streams.EventLoop, device_name)),
         "uvloop": noting(partial(made, UVLoop, device_name)),
     }
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.time_limit(LIMIT))
 
 
 @pytest.fixture(autouse=True)

@@ -63,8 +63,6 @@ async def check_growth(
 
 
 @one_loop
-@pytest.mark.time_limit(500)
-@pytest.mark.timeout(600)
 async def test_one_after_another(factory: ConnectionFactory) -> None:
     count = IN_A_ROW.get(factory.device, FEWER_IN_A_ROW)
     async with await start_server(echo, factory.host, 0, config=SMALL, **factory.where) as server:
@@ -101,8 +99,6 @@ def many_files() -> Iterator[None]:
 
 @one_loop
 @pytest.mark.usefixtures("many_files")
-@pytest.mark.time_limit(500)
-@pytest.mark.timeout(600)
 async def test_from_another_process(factory: ConnectionFactory) -> None:
     """All at a time into one process, which then has what it had before."""
     count = FROM_ELSEWHERE.get(factory.device, FEWER_AT_ONCE)
