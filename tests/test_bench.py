@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bench import __main__ as command
-from bench import instructions, peers, plots
-from bench.__main__ import COMPARISONS, IN_ALL
+from bench import instructions, plots
+from bench.__main__ import COMPARISONS
 from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
 from bench.results import Results, markdown
 
@@ -33,27 +33,6 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 # ---- measuring -----------------------------------------------------------------------------------
-
-
-# perftest's is tested with the programs: tests/programs.
-@pytest.mark.parametrize("name", [name for name in IN_ALL if name != "perftest"])
-def test_comparison(name: str) -> None:
-    """One run with the least work: every contender runs and every requirement is judged."""
-    comparison = COMPARISONS[name]
-    data = comparison.measure(Options(turns=1, share=0.01, most=64 << 10))
-    assert data
-    for entry in data:
-        package = re.match("ucxx|nixl", entry["who"])
-        if package and not peers.is_installed(package[0]):
-            assert entry["seconds"] == []
-        else:
-            (seconds,) = entry["seconds"]
-            assert 0 < seconds < 60
-    requirements = list(comparison.requirements(json.loads(json.dumps(data))))
-    assert requirements or name == "perftest"
-    for requirement in requirements:
-        if not re.search("ucxx|nixl", requirement.what):
-            assert requirement.reached is not None
 
 
 def test_turns() -> None:
