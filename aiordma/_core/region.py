@@ -10,6 +10,9 @@ it has a fixed layout, little endian::
     offset  6  u16  reserved, 0       offset 36  u32  access (Rights)
     offset  8  u64  region id         offset 40  u32  lease in milliseconds, 0: no end
 
+The upper 24 bits of a region id say which side of which connection has granted it
+(:func:`granter`), so that the token of another one is refused where it is opened.
+
 Ranges are checked here, before anything is posted: a range that the device refuses costs the
 queue pair, one that is refused here costs nothing.
 """
@@ -17,9 +20,11 @@ queue pair, one that is refused here costs nothing.
 from __future__ import annotations
 
 import struct
+from binascii import crc32
 from dataclasses import dataclass
 from enum import IntFlag
 from operator import index as as_index
+from typing import ClassVar
 
 from aiordma._core.arguments import U64_MAX, choice, integer
 from aiordma._core.layout import check_layout
@@ -33,6 +38,19 @@ TOKEN_SIZE = _LAYOUT.size
 
 ATOMIC_SIZE = 8
 """Bytes, and alignment, of what an atomic operation works on (IBTA volume 1, clause 9.4.5)."""
+
+
+NUMBER_BITS = 40
+"""Bits of a region id that number the regions of one granter."""
+
+
+def granter(owner_qp: int, user_qp: int, *, client: bool) -> int:
+    """The upper 24 bits of the ids of the regions that one side of a connection grants.
+
+    ``owner_qp`` is the number of its own queue pair, ``user_qp`` of the peer's, both from the
+    handshake; ``client`` says which side it is, since the two numbers may be the same.
+    """
+    return crc32(struct.pack("<II?", owner_qp, user_qp, client)) >> 8
 
 
 class Rights(IntFlag):
@@ -61,6 +79,8 @@ class RegionToken:
     rkey: int
     access: Rights
     lease_ms: int = 0
+
+    _no_memory_hint: ClassVar[str] = "pack it: token.pack()"
 
     def __post_init__(self) -> None:
         # No memory is longer than a Python object can say that it is.

@@ -293,13 +293,20 @@ cdef class WRChain(WorkRequest):
 
     cdef object refusal(self):
         cdef Remote region = self.region
-        if region is not None and region.lease_over():
+        if region is not None and self.must_fail(region):
             return region._unusable()
         if self.regions is not None:
             for region in self.regions:
-                if region.lease_over():
+                if self.must_fail(region):
                     return region._unusable()
         return None
+
+    cdef bint must_fail(self, Remote region) noexcept:
+        # This side gives a region up behind what has begun, and so has a waiter, before; but for what
+        # waits among the messages.
+        if not region._usable and (self.waiter is None or self.waiter.sender is not None):
+            return True
+        return region.lease_over()
 
     cdef int take_turn(self) except -1:
         return TO_POST if self.striped is None else self.striped.take_turn()

@@ -65,7 +65,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
     and order is kept.  What has not been posted is not done.
 
     A message comes after those before it, and after all writes whose calls began before its own,
-    awaited or not; so do the regions that are handed over or released.  Operations on the peer's
+    awaited or not; so do the regions that are handed over or released, but that a write with
+    immediate data, if it waits for the peer's room then, is refused.  Operations on the peer's
     memory begin in the order of their calls, and may pass messages that wait for the peer's room,
     or others that wait for memory of the pool.  What a read or an atomic sees may be from after a
     later write: await it first.
@@ -329,9 +330,10 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
         """The peer's memory by a token that came on a channel of your own.
 
-        ProtocolError for what is no token.  That it is good shows when it is used: a wrong one
-        costs the connection, as with all that the peer's device refuses.  UnencryptedError with
-        `encrypt=True`.
+        ProtocolError for what is no token, ValueError for one of this side's own or of another
+        connection, LeaseEndedError for one that has ended, as soon as the peer has told so.  A
+        forged one costs the connection when it is used, as with all that the peer's device refuses.
+        UnencryptedError with `encrypt=True`.
         """
         self._check()
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(bytes_of(token))

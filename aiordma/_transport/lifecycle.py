@@ -30,6 +30,7 @@ from .._core.connection_states import (
 )
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
+from .._core.region import granter
 from .._datapath.session import Session
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
@@ -279,6 +280,11 @@ class ConnectionLifecycle:
         if peer.inspects if client else self._endpoint.security.inspects:
             self._handshake.inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
+        assert self._endpoint.qp is not None
+        here, there = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
+        self._sharing.regions.begin(
+            granter(here, there, client=client), granter(there, here, client=not client)
+        )
         timers = self._endpoint.driver.timers
         self._keep_alive = keep_alive_of(self._queue, timers, self._config)
         if self._endpoint.security.auth is None or self._handshake.proof is not None:
@@ -289,9 +295,8 @@ class ConnectionLifecycle:
             self._messages.start(peer, rails=self._failover is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
-        assert self._endpoint.qp is not None
         proof = self._handshake.make_proof(weakly(self._send_proof), client=client)
-        self._handshake.bind_proof(peer, self._endpoint.qp.query().dest_qp_num)
+        self._handshake.bind_proof(peer, there)
         self._messages.start(peer, rails=self._failover is not None)
         proof.begin()
         try:

@@ -6,15 +6,16 @@ Sends nothing, and awaits nothing.
 from __future__ import annotations
 
 import itertools
-import secrets
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from .._core.fields import Keys
+from .._core.region import NUMBER_BITS, RegionToken
 from ..config import Config
-from ..errors import QuotaError
+from ..errors import LeaseEndedError, QuotaError
 from ..mr_pool import MemoryPool
 from .lease_thread import lease_seconds
 from .remote_memory import RemoteRegion
@@ -22,6 +23,10 @@ from .shares import Loan, Share
 
 if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
+
+MOST_ENDED = 4096
+"""Numbers that are kept of the peer's regions that have ended: twice the runs of such ids.  An
+honest peer makes no more runs than it has regions that have not ended."""
 
 
 class Regions:
@@ -32,13 +37,19 @@ class Regions:
         self.lead: SendQueue = lead
         self.rails: dict[SendQueue, MemoryPool] = {}  # those besides the lead that are up
         self._config = config
-        # Also the tokens that have come from other connections have other numbers.
-        self._ids = itertools.count(1 + secrets.randbits(48))
+        self._granter = self._peer = 0
+        self._ended: list[int] = []
+        """The peer's regions that have ended: ids from an even place up to the next place."""
         self.shares: dict[int, Share] = {}
         self.lent_bytes: int = 0  # what was handed over and not yet received included
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self.keyless: dict[int, Callable[[], object]] = {}
         """By region: hands out one whose key for the lead is still to come."""
+
+    def begin(self, granter: int, peer: int) -> None:
+        """The peer is known: the upper bits of the ids that this side grants, and that it does."""
+        self._granter, self._peer = granter, peer
+        self._ids = itertools.count(granter << NUMBER_BITS)
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -54,6 +65,12 @@ class Regions:
         """The peer knows the region when it gets what is sent after this."""
         share.told = True
         share._open_rails()  # those that came up meanwhile
+
+    def renumber(self, share: Share) -> None:
+        """Gives it another id, since its token has another key: that before has ended."""
+        self.forget(share)
+        share.region_id = self.next_id()
+        self.add(share)
 
     def forget(self, share: Share) -> None:
         known = self.shares.pop(share.region_id, None)
@@ -88,6 +105,35 @@ class Regions:
             )
 
     # ---- the peer's memory ---------------------------------------------------------------
+
+    def check(self, token: RegionToken) -> None:
+        """Raises for a token whose key the peer's device would refuse, as far as is known here."""
+        region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
+        if granter == self._granter:
+            raise ValueError(f"{region} is this side's own: its token is for the peer to open")
+        if granter != self._peer:
+            raise ValueError(
+                f"{region} is not of this connection: a token is good at the other end of the "
+                f"connection whose `share` has made it"
+            )
+        if bisect_right(self._ended, token.region_id) % 2:
+            raise LeaseEndedError(
+                f"{region} has ended: its owner has to share the memory again", token.region_id
+            )
+
+    def end(self, region_id: int) -> None:
+        """The peer's region has ended, and its token is good no more."""
+        ended = self._ended
+        if region_id >> NUMBER_BITS != self._peer or bisect_right(ended, region_id) % 2:
+            return
+        for bound in (region_id, region_id + 1):
+            at = bisect_left(ended, bound)
+            if ended[at : at + 1] == [bound]:
+                del ended[at]  # where it meets the run before or behind
+            else:
+                ended.insert(at, bound)
+        if len(ended) > MOST_ENDED:
+            del ended[:2]
 
     def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
         """Keeps the region, whose owner can end it and change its lease from now on; if the owner
@@ -127,6 +173,7 @@ class Regions:
 
     def taken_back(self, region_id: int) -> None:
         """The owner has ended the region."""
+        self.end(region_id)
         region = self.used.pop(region_id, None)
         if region is not None:
             region._take_back()

@@ -183,6 +183,7 @@ class RemoteRegion(RemoteMemory):
     def _give_up(self) -> None:
         """Makes every use from now on fail: the region is its owner's."""
         self._usable: bool = False
+        self._sharing.regions.end(self.token.region_id)
         self._wake()
 
     def _drop(self) -> None:
@@ -208,7 +209,7 @@ class RemoteRegion(RemoteMemory):
 
     def __del__(self) -> None:
         """Borrowed memory goes back.  In any thread, at any time."""
-        if getattr(self, "_lent", False) and not self.ended:
+        if getattr(self, "_lent", False) and self._usable:  # also of one whose lease is over
             self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
 
 

@@ -27,6 +27,8 @@ class Share:
     the connection, whichever is first.  The memory stays registered and pinned until then.
     """
 
+    _no_memory_hint = "send its token: share.token.pack()"
+
     def __init__(
         self,
         sharing: Sharing,
@@ -134,8 +136,11 @@ class Share:
                 return
             self._keys = {lead: key}
             before.replace(key)
+            self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # for the token before
+            self._sharing.regions.renumber(self)
         if lead in self._keys:
-            self.token = replace(self.token, rkey=self._keys[lead].rkey)
+            rkey = self._keys[lead].rkey
+            self.token = replace(self.token, region_id=self.region_id, rkey=rkey)
         else:
             self.lost = not self._over
             self._end(tells=self.told)

@@ -132,6 +132,7 @@ class Sharing:
     def from_token(self, token: RegionToken) -> RemoteRegion:
         """The token has come by another way."""
         self.check_allowed()
+        self.regions.check(token)
         known = self.regions.used.get(token.region_id)
         # One that was made later has the key of another lead.
         if known is not None and known._usable and replace(known.token, rkey=token.rkey) == token:
@@ -306,6 +307,7 @@ class Sharing:
 
     def give_back(self, region_id: int) -> None:
         """The owner may have the region back, which is not used here any more."""
+        self.regions.end(region_id)
         self.notify(protocol.RegionRelease(0, region_id))
 
     async def hand_over(self, region: RemoteRegion) -> None:

@@ -17,6 +17,7 @@ from aiordma._core.region import (
     RemoteRange,
     Rights,
     check_range,
+    granter,
     slice_range,
 )
 from aiordma.errors import LocalRangeError, ProtocolError, RemoteRangeError
@@ -118,6 +119,12 @@ def test_tokens_that_cannot_be(name: str, value: int) -> None:
     }
     with pytest.raises(ValueError, match=r"fit|address space|rights"):
         RegionToken(**fields | {name: value})  # type: ignore[arg-type]
+
+
+def test_a_granter_is_one_side_of_one_connection() -> None:
+    """Also where both queue pairs have the same number."""
+    sides = itertools.product((17, 18), (17, 18), (False, True))
+    assert len({granter(here, there, client=client) for here, there, client in sides}) == 8
 
 
 def test_representation_shows_the_key_in_hex() -> None:

@@ -18,6 +18,7 @@ import aiordma
 from aiordma import RegionToken, Rights
 from aiordma.transport import Via
 
+from ..transport.connection_factory import forged
 from .plan import CONFIGS, patient
 from .tally import Member
 
@@ -159,7 +160,7 @@ class Stranger(Member):
         token = RegionToken(
             1, address, 64, secrets.randbits(32), Rights.READ | Rights.WRITE | Rights.ATOMIC, 0
         )
-        region = conn.open_region(token)
+        region = forged(conn, token)
         operation = chance.choice(
             (
                 lambda: conn.read(region, bytearray(64)),

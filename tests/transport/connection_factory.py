@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from aiordma import Buffer, Config, Connection, Listener, RemoteRegion, Rights, Share
+from aiordma import Buffer, Config, Connection, Listener, RegionToken, RemoteRegion, Rights, Share
 from aiordma._core.handshake import Hello
 from aiordma.config import Encrypt
 from aiordma.errors import QuotaError
@@ -269,6 +269,11 @@ async def give(
     share = await owner.send_region(memory, access=access, lease=lease)
     remote = await user.recv_region()
     return share, remote
+
+
+def forged(conn: Connection, token: RegionToken) -> RemoteRegion:
+    """A region by a token that `open_region` would refuse: the peer's device has to."""
+    return conn._sharing.regions.use(RemoteRegion(conn._sharing, token, lent=False), granted=False)
 
 
 async def write_as_it_ends(conn: Connection, region: RemoteRegion, data: bytes) -> None:

@@ -20,6 +20,7 @@ from aiordma.errors import ConnectionClosedError, RemoteAccessError
 
 from .connection_factory import (
     ALL,
+    ALONE,
     SMALL,
     ConnectionFactory,
     at_rest,
@@ -129,6 +130,43 @@ async def test_what_is_collected_is_counted_by_its_references(factory: Connectio
                 batch.read(source=remote[24:32], target=into)
             assert (bytes(pooled.view), bytes(into)) == (b"ABCDEFGH", b"abcdefgh")
             assert sys.getrefcount(pooled) == before
+
+
+@pytest.mark.parametrize("how", ["released", "handed over"])
+@one_loop
+async def test_a_region_that_is_given_up_before_the_end(
+    factory: ConnectionFactory, how: str
+) -> None:
+    async with factory.pair() as (client, server):
+        lent = await client.request_region(64)
+
+        async def collect() -> None:
+            async with client.batch() as batch:
+                batch.read(lent[:8], bytearray(8))
+                await (lent.release() if how == "released" else client.hand_over(lent))
+
+        assert "given up> cannot be used" in str(await ends(collect(), BufferStateError))
+        await check_alive(client, server)
+
+
+@one_loop
+async def test_a_region_that_is_given_up_before_a_write_among_messages(
+    factory: ConnectionFactory,
+) -> None:
+    """The write waits for the peer's room, for which the news of the end does not wait."""
+    async with factory.pair() as (client, server):
+        lent = await client.request_region(8)
+        sending = [
+            asyncio.create_task(client.send(bytes(ALONE))) for _ in range(2 * SMALL.data_receives)
+        ]
+        writing = asyncio.create_task(client.write(bytes(8), lent, imm=1))
+        await yield_loop(1)
+        await lent.release()
+        for task in sending:
+            (await server.recv()).release()
+            await task
+        await ends(writing, BufferStateError)
+        await check_alive(client, server)
 
 
 async def test_more_than_the_send_queue_holds(factory: ConnectionFactory) -> None:

@@ -40,6 +40,7 @@ from .connection_factory import (
     ConnectionFactory,
     check_alive,
     exchange,
+    forged,
     give,
     hello,
     pattern,
@@ -137,7 +138,7 @@ async def test_key_of_another_connection(
             with server.alloc(8) as buffer:
                 buffer.view[:] = pattern(8)
                 share, remote = await give(server, client, buffer, ALL)
-                stolen = thief.open_region(share.token)
+                stolen = forged(thief, share.token)
                 await refused(factory, ATTACKS[attack](thief, stolen))
                 assert buffer.view == pattern(8)
                 got = bytearray(8)
@@ -274,7 +275,7 @@ async def test_device_without_windows(
             with server.alloc(8) as buffer:
                 buffer.view[:] = pattern(8)
                 share, remote = await give(server, client, buffer, ALL)
-                for conn, region in ((client, remote), (other, other.open_region(share.token))):
+                for conn, region in ((client, remote), (other, forged(other, share.token))):
                     got = bytearray(8)
                     await conn.read(region, got)
                     assert got == pattern(8)
@@ -320,7 +321,7 @@ async def test_message_for_another_connection(factory: ConnectionFactory, via: V
         data = pattern(LONG)
         sending, request_id, [piece] = await offer(factory, conn, peer, data)
         async with factory.pair() as (thief, _):
-            stolen = thief.open_region(token_of(piece))
+            stolen = forged(thief, token_of(piece))
             await refused(factory, thief.read(stolen, bytearray(LONG)))
         assert piece.flags == IS_WINDOW
         peer.send(acknowledgement(request_id))

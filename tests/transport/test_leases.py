@@ -463,7 +463,8 @@ async def test_the_same_token_twice(factory: ConnectionFactory) -> None:
             share.revoke()
             async with factory.within(2):
                 await first.wait_ended()
-            assert client.open_region(share.token) is not first
+            with pytest.raises(LeaseEndedError, match="has ended"):
+                client.open_region(share.token)
 
 
 @on_device

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -13,15 +16,31 @@ from aiordma import (
     BufferStateError,
     Connection,
     ConnectionBrokenError,
+    LeaseEndedError,
     ProtocolError,
+    RegionToken,
     RemoteRangeError,
+    RemoteRegion,
     Rights,
     prepare_connection,
 )
+from aiordma._core.region import NUMBER_BITS
+from aiordma._transport.regions import MOST_ENDED, Regions
+from aiordma._transport.remote_memory import PAST
 from aiordma.errors import RemoteAccessError
 from aiordma.transport import PendingConnection
 
-from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, pattern, shared
+from .connection_factory import (
+    ALL,
+    SMALL,
+    ConnectionFactory,
+    barrier,
+    check_alive,
+    ends,
+    pattern,
+    shared,
+    yield_loop,
+)
 from .marks import by_tcp, one_loop
 
 pytestmark = [by_tcp, pytest.mark.any_device]  # how else they could have met does not matter
@@ -175,6 +194,78 @@ async def test_a_token_by_another_way(factory: ConnectionFactory) -> None:
                 assert client.open_region(share.token).token == share.token
             assert share.revoked
             await ends(client.read(remote, target), RemoteAccessError)
+
+
+@one_loop
+async def test_a_token_that_is_good_elsewhere(factory: ConnectionFactory) -> None:
+    """It says whose it is: nothing is posted where it is none, and all connections go on."""
+    async with factory.pair() as (client, server), factory.pair() as others:
+        with server.alloc(8) as buffer, server.share(buffer, access=ALL) as share:
+            for conn, why in (
+                (server, "this side's own"),
+                *((other, "not of this connection") for other in others),
+            ):
+                with pytest.raises(ValueError, match=f"{share.region_id:#x} is {why}"):
+                    conn.open_region(share.token.pack())
+            assert await client.fetch_and_add(client.open_region(share.token), 1) >= 0
+        await check_alive(client, server)
+        await check_alive(*others)
+
+
+@pytest.mark.parametrize(
+    "how", ["revoked", "released", "lent and released", "handed over", "dropped", "dropped late"]
+)
+@one_loop
+async def test_a_token_that_has_ended(factory: ConnectionFactory, how: str) -> None:
+    """The side that would use it knows, whatever has ended it, and whether it was opened before."""
+    async with factory.pair() as (client, server):
+        region: RemoteRegion | None
+        with server.alloc(8) as buffer:
+            if how in ("revoked", "released"):
+                share = server.share(buffer)
+                token, region = share.token, None
+                if how == "released":
+                    await client.open_region(token).release()
+                share.revoke()
+                await barrier(server)
+            else:
+                region = await client.request_region(8)
+                token = region.token
+            if region is not None and how == "lent and released":
+                await region.release()
+            elif region is not None and how == "handed over":
+                await client.hand_over(region)
+            elif region is not None and how == "dropped late":
+                region._deadline = PAST
+            del region
+            await yield_loop(2)
+            with pytest.raises(LeaseEndedError, match=f"{token.region_id:#x} has ended"):
+                client.open_region(token)
+        await check_alive(client, server)
+
+
+def test_the_ends_that_are_kept() -> None:
+    """Of ids in any order; a peer can have no more kept than that, and the latest are known."""
+    regions = Regions(*[cast("Any", None)] * 3)
+    regions.begin(1, 2)
+    first, chance = 2 << NUMBER_BITS, random.Random(7)
+
+    def over(region_id: int) -> bool:
+        with suppress(LeaseEndedError):
+            regions.check(RegionToken(region_id, 0, 8, 1, Rights.READ))
+            return False
+        return True
+
+    ended = set[int]()
+    for _ in range(300):
+        ended.add(each := first + chance.randrange(200))
+        regions.end(each)
+        assert {it for it in range(first, first + 201) if over(it)} == ended
+    for each in range(first + 1000, first + 1000 + 2 * MOST_ENDED, 2):
+        regions.end(each)
+    regions.end(1 << NUMBER_BITS)  # none of the peer's
+    assert len(regions._ended) == MOST_ENDED
+    assert over(each)
 
 
 @one_loop

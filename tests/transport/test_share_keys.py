@@ -26,6 +26,7 @@ from .connection_factory import (
     barrier,
     check_alive,
     ends,
+    forged,
     lease_over,
     yield_loop,
 )
@@ -126,7 +127,7 @@ async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, ho
                     with suppress(asyncio.CancelledError):
                         await sharing
                 await go_on()
-            await refused(factory, client.read(client.open_region(token), bytearray(8)))
+            await refused(factory, client.read(forged(client, token), bytearray(8)))
 
 
 @one_loop
@@ -142,7 +143,7 @@ async def test_a_lease_ends_before_the_owner_has_seen_its_bind(factory: Connecti
             assert server._sharing.shared == 0
             await check_alive(client, server)
             token = replace(share.token, lease_ms=0)  # for a peer that does not keep to it
-            await refused(factory, client.read(client.open_region(token), bytearray(8)))
+            await refused(factory, client.read(forged(client, token), bytearray(8)))
 
 
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
@@ -165,7 +166,7 @@ async def test_a_lease_ends_before_its_bind(
                 await go_on()
                 await share.ready()
             token = replace(share.token, lease_ms=0)
-            await refused(factory, client.read(client.open_region(token), bytearray(8)))
+            await refused(factory, client.read(forged(client, token), bytearray(8)))
 
 
 @one_loop

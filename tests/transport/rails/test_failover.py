@@ -45,6 +45,7 @@ from tests.transport.connection_factory import (
     ALL,
     SMALL,
     ConnectionFactory,
+    barrier,
     ends,
     give,
     pattern,
@@ -728,6 +729,27 @@ async def test_the_lead_breaks_while_memory_is_shared(
                 region = lent.result() if asked is lent else await user.recv_region()
                 with suppress(*[LeaseEndedError, BufferStateError] * fails):
                     await user.write(b"12345678", region)
+        await both_ways(conns, [b"after"])
+
+
+@by_tcp
+@one_loop
+async def test_a_token_that_was_made_by_the_lead_before() -> None:
+    """Its key is gone: it is refused, and the one that takes its place is good."""
+    async with joined("tcp") as conns, asyncio.timeout(30):
+        await until_rails(conns)
+        user, owner = conns
+        with owner.alloc(8) as memory, owner.share(memory, access=ALL) as share:
+            await share.ready()
+            before = share.token
+            cut(user)
+            await until_moved(*conns)
+            await share.ready()
+            await barrier(owner)
+            with pytest.raises(LeaseEndedError, match="has ended"):
+                user.open_region(before)
+            await user.write(b"12345678", user.open_region(share.token))
+            assert bytes(memory.view) == b"12345678"
         await both_ways(conns, [b"after"])
 
 
