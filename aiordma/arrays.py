@@ -13,13 +13,15 @@ import json
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate, product
 from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from ._core.region import TOKEN_SIZE, Rights
+from ._core.strict_json import parse_json
 from .transport import Connection, Message, RemoteRegion, Share
 from .verbs import bytes_of
 
@@ -189,17 +191,32 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
     else:
         if np.ma.isMaskedArray(array):
             raise TypeError(f"{what} is a masked array; use its `data` and `mask`, or `filled()`")
-        array = np.asarray(array)
+        array = _asarray(what, array)
         name, strides = array.dtype.name, array.strides
-        if not array.dtype.isnative:
+        if array.dtype.hasobject:
+            raise TypeError(
+                f"{what} has Python objects (dtype {array.dtype}), which mean nothing to a peer: "
+                f"give each array of a nested one a name of its own, as 'layer.weight', and send "
+                f"other values as metadata (str) or in a message of their own (json, pickle)"
+            )
+        if name in _CODES and not array.dtype.isnative:
             raise TypeError(f"{what} has the other byte order; use astype({name!r})")
     if name not in _CODES:
         raise TypeError(
-            f"{what} is of {name}, which a safetensors message cannot hold; convert it (astype), "
-            f"or send its bytes (view('u1')); it can hold {', '.join(_CODES)}"
+            f"{what} is of {name}, which a safetensors message cannot hold: convert numbers "
+            f"(astype, Tensor.to), or send its bytes (reshape(-1).view('u1'), torch.uint8 for a "
+            f"tensor); it can hold {', '.join(_CODES)}"
         )
     memory = array if _is_tensor(array) else array.view(f"u{array.itemsize}")
     return memory, _Layout(_CODES[name], tuple(array.shape), strides, 0)
+
+
+def _asarray(what: str, values: Any, dtype: Any = None) -> Any:
+    try:
+        return np.asarray(values, dtype)
+    except (TypeError, ValueError, OverflowError) as error:  # such as lists of several lengths
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{what}: {error}") from None
 
 
 def _contiguous(array: Any) -> Any:
@@ -216,8 +233,14 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     must not change until the `send` has ended.  TypeError for a type that the format lacks.
     """
     metadata = metadata or {}
-    if not all(isinstance(it, str) for it in (*arrays, *metadata, *metadata.values())):
-        raise TypeError("arrays come by name, in a dict; names and metadata are strings")
+    try:
+        texts = (*arrays.keys(), *metadata.keys(), *metadata.values())
+        "".join(texts).encode()
+    except (AttributeError, TypeError):
+        wanted = "arrays come by name, in a dict; names and metadata are strings"
+        raise TypeError(wanted) from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a name or metadata has half of a surrogate pair: {error}") from None
     if "__metadata__" in arrays:
         raise ValueError("no array has the name '__metadata__': it is that of the metadata")
     found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
@@ -242,12 +265,19 @@ def _no_file(what: str) -> ValueError:
     return ValueError(f"no message or file of safetensors: {what}")
 
 
+def _numbers(value: object) -> tuple[int, ...]:
+    """Those of a list; TypeError for another value of JSON."""
+    if type(value) is not list or not all(type(it) is int for it in value):
+        raise TypeError
+    return tuple(value)
+
+
 def _check_numbers(layout: _Layout, *more: int) -> None:
     """ValueError or TypeError for what a peer says if numpy and torch can have no such array."""
     code, shape, strides, origin = layout
     numbers = (*shape, *strides, origin, *more)
-    if len(shape) > 64 or not all(type(it) is int for it in numbers):
-        raise TypeError
+    if len(shape) > 64:
+        raise ValueError
     bytes_at_least = _TYPES[code][0] * math.prod(it or 1 for it in shape)
     if min((*shape, 0)) < 0 or max(bytes_at_least, *map(abs, numbers)) >> 63:
         raise ValueError
@@ -264,8 +294,8 @@ def _header_size(prefix: bytes, size: int) -> int:
 def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
     """The header of a message of `size` bytes: where its arrays lie, and its metadata."""
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        header: Any = parse_json(text) if text.startswith(b"{") else None
+    except ValueError as error:
         raise _no_file(f"its header is no JSON ({error})") from None
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -274,7 +304,8 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
     entries: dict[str, _Layout] = {}
     for name, entry in header.items():
         try:
-            code, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            code, shape = entry["dtype"], _numbers(entry["shape"])
+            start, end = _numbers(entry["data_offsets"])
             _check_numbers(_Layout(code, shape, (), start), end)
             entries[name] = _Layout.in_c_order(code, shape, data + start)
             if end - start != entries[name].nbytes:
@@ -333,9 +364,16 @@ class SharedArray:
     `with` or that of the lease, the array's memory stays registered.
     """
 
-    def __init__(self, share: Share, token: bytes) -> None:
+    _no_memory_hint = "send its token"
+
+    def __init__(self, share: Share, layout: bytes) -> None:
         self.share: Share = share
-        self.token: bytes = token
+        self._layout = layout
+
+    @property
+    def token(self) -> bytes:
+        """The bytes for the peer; others once the connection goes on by another device."""
+        return self.share.token.pack() + self._layout
 
     def close(self) -> None:
         """Takes the memory back from the peer."""
@@ -380,24 +418,25 @@ def share(
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
     with conn.register(memory) as region:  # which the share holds
         shared = conn.share(region, access=access, lease=lease)
-    return SharedArray(
-        shared, shared.token.pack() + json.dumps(layout._replace(origin=origin)).encode()
-    )
+    return SharedArray(shared, json.dumps(layout._replace(origin=origin)).encode())
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
-    """The peer's array of a `SharedArray.token`.  ValueError or ProtocolError for what is none."""
+    """The peer's array of a `SharedArray.token`.  ValueError or ProtocolError for what is none;
+    see `Connection.open_region` for tokens that are good elsewhere, or no more.
+    """
     data = bytes(_bytes_of(token))
     region = conn.open_region(data[:TOKEN_SIZE])
     _module(kind)
     try:
-        code, shape, strides, origin = json.loads(data[TOKEN_SIZE:])
-        layout = _Layout(code, tuple(shape), tuple(strides), origin)
+        description: Any = parse_json(data[TOKEN_SIZE:])
+        code, shape, strides, origin = description
+        layout = _Layout(code, _numbers(shape), _numbers(strides), *_numbers([origin]))
         _check_numbers(layout)
         low, high = layout.span()
         if low < 0 or high > len(region) or high - low < layout.nbytes:
             raise ValueError
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         raise ValueError(f"no token of an array: {data[TOKEN_SIZE:][:200]!r}") from None
     return RemoteArray(conn, region, layout, kind)
 
@@ -443,6 +482,8 @@ class RemoteArray:
     look at `nbytes` before you await what one has sent that you do not trust.
     """
 
+    _no_memory_hint = "it is in the peer's memory: `await` it"
+
     def __init__(self, conn: Connection, region: RemoteRegion, layout: _Layout, kind: Kind) -> None:
         self._conn, self._layout, self._kind = conn, layout, kind
         self.region: RemoteRegion = region
@@ -472,12 +513,10 @@ class RemoteArray:
         return RemoteArray(self._conn, self.region, self._layout.part(key), self._kind)
 
     def _elsewhere(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError(f"{self!r} is in the peer's memory: `await` it, or a part of it")
-
-    # numpy and Python would take its rows one by one, each a RemoteArray.
-    __array__: Callable[..., NoReturn] = _elsewhere
-    __iter__: Callable[..., NoReturn] = _elsewhere
-    __contains__: Callable[..., NoReturn] = _elsewhere
+        raise TypeError(
+            f"{self!r} is in the peer's memory: `await` it, or a part of it, to get an array; "
+            f"`await part.write(values)` changes it"
+        )
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.read().__await__()
@@ -504,7 +543,9 @@ class RemoteArray:
             torch = _module("torch")
             values = torch.as_tensor(values, dtype=self.dtype).broadcast_to(self.shape)
         elif not _is_tensor(values):
-            values = np.broadcast_to(np.asarray(values, self.dtype), self.shape)
+            values = _asarray("values", values, self.dtype)
+            with suppress(ValueError):  # else they are refused as they are
+                values = np.broadcast_to(values, self.shape)
         memory = self._memory_of("values", values)
         for part, here in _parts(self._layout, memory, 0) if self.size else ():
             await self._move(part, _contiguous(here), reading=False)
@@ -512,8 +553,8 @@ class RemoteArray:
     def _memory_of(self, what: str, array: Any, *, in_place: bool = False) -> Any:
         memory, layout = _described(what, array, in_place=in_place)
         if layout[:2] != self._layout[:2]:
-            remote = f"the part of the remote array is {self._layout.code} {self.shape}"
-            raise ValueError(f"{what}: {layout.code} {layout.shape}, but {remote}")
+            here, there = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
+            raise ValueError(f"{what}: {here}, but the part of the remote array is {there}")
         return memory
 
     async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:
@@ -540,3 +581,16 @@ class RemoteArray:
                         place = part.origin + sum(step)
                         there = self.region[place : place + length]
                         batch.read(there, here) if reading else batch.write(here, there)
+
+
+# What needs the elements at once.  Python and numpy would take the rows one by one, or fail without
+# a word of `await`.
+_OF_ARRAYS = "array bytes iter reversed contains setitem delitem bool int float complex index"
+_OF_NUMBERS = "lt le eq ne gt ge neg pos abs invert round trunc floor ceil"
+_OF_TWO = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
+for _name in (
+    *_OF_ARRAYS.split(),
+    *_OF_NUMBERS.split(),
+    *(prefix + name for prefix in ("", "r", "i") for name in _OF_TWO.split()),
+):
+    setattr(RemoteArray, f"__{_name}__", RemoteArray._elsewhere)

@@ -7,6 +7,7 @@ of `aiordma._core` that takes such input and is in neither `DECODERS` nor `NO_DE
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from aiordma._core import (
     layout,
     protocol,
     refusal,
+    strict_json,
     trace_records,
 )
 from aiordma._core.region import RegionToken
@@ -224,6 +226,17 @@ DECODERS: dict[str, Decoder] = {
         st.text(max_size=30).map(refusal.pack_refusal),
         (),
         covers=("refusal.unpack_refusal",),
+        whole=False,
+    ),
+    "text of JSON": Decoder(
+        strict_json.parse_json,
+        st.recursive(
+            st.one_of(st.none(), st.booleans(), st.integers(), st.floats(-9, 9), st.text()),
+            lambda it: st.lists(it, max_size=3) | st.dictionaries(st.text(), it, max_size=3),
+        ).map(lambda value: json.dumps(value).encode()),
+        (ValueError,),
+        lambda value: json.dumps(value, ensure_ascii=False).encode(),
+        ("strict_json.parse_json",),
         whole=False,
     ),
     "region token": Decoder(

@@ -89,7 +89,7 @@ GROUPS: dict[str, set[str]] = {
     "pytest_plugin": {"testing"},
     "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
     "testing": PUBLIC | {"", "streams", "_core.arguments", "_simulation"} | {"_loop.virtual_loop"},
-    "perf": PUBLIC | {"", "streams", "_core.refusal"},
+    "perf": PUBLIC | {"", "streams", "_core.refusal", "_core.strict_json"},
     "cli": PUBLIC | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket"},
     "__main__": {"cli"},
 }

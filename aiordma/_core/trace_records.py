@@ -6,10 +6,11 @@ the C header without their prefixes. A field that a line need not have is None w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
+
+from aiordma._core.strict_json import parse_json
 
 VERSION = 1
 """The version of the schema that this module reads."""
@@ -255,8 +256,8 @@ def parse(line: str) -> Record:
     Fields that are not known are passed over, so that a newer writer may add some.
     """
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(line)
+    except ValueError as error:
         raise ValueError(f"it is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 import msgpack  # type: ignore[import-untyped]  # without type annotations
 
 from aiordma._core.refusal import printable
+from aiordma._core.strict_json import unique
 from aiordma.errors import ProtocolError
 
 from .settings import MOST_INLINE, OPERATIONS, QP_TYPES
@@ -180,7 +181,7 @@ def pack(message: Wire) -> bytes:
 
 def unpack(data: bytes) -> Wire:
     try:
-        value = msgpack.unpackb(data, max_ext_len=0)
+        value = msgpack.unpackb(data, max_ext_len=0, object_pairs_hook=unique)
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(f"the peer's control message is not msgpack: {error}") from error
     match value:

@@ -83,6 +83,13 @@ def test_what_is_nearly_one(value: list[Any]) -> None:
         wire.unpack(msgpack.packb(value))
 
 
+def test_a_name_that_is_there_twice() -> None:
+    name, packed = msgpack.packb("Refused"), msgpack.packb({"text": "no"})
+    assert wire.unpack(b"\x92" + name + packed) == wire.Refused("no")
+    with pytest.raises(ProtocolError, match="'text' is there twice"):
+        wire.unpack(b"\x92" + name + b"\x82" + 2 * packed[1:])
+
+
 def test_texts_of_the_peer_are_escaped() -> None:
     sent = wire.Refused("no\n\x1b[2J")
     assert wire.unpack(wire.pack(sent)) == wire.Refused(r"no\n\x1b[2J")

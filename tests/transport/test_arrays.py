@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import operator
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -81,17 +84,31 @@ async def test_files_of_safetensors(factory: ConnectionFactory) -> None:
 
 
 def test_types_that_have_no_place() -> None:
-    """The error names the array."""
+    """The error names the array, and what it advises works."""
+    array: Any
     for array, why in (
-        (np.array([object()]), "is of object"),
-        (np.array(["x"]), "is of str"),
-        (np.zeros(2, "M8[s]"), "is of datetime64"),
-        (np.zeros(2, complex), "is of complex128"),
+        (np.array([object()]), "Python objects .*json, pickle"),
+        ({"weight": np.zeros(2)}, "Python objects .*as 'layer.weight'"),
+        (None, "Python objects"),
+        (np.zeros(2, "f4,O"), "Python objects"),
+        (np.array(["x"], np.dtypes.StringDType()), "Python objects"),
         (np.zeros(2, ">f4"), "byte order"),
         (np.ma.array([1, 2], mask=[False, True]), "masked"),
     ):
         with pytest.raises(TypeError, match=f"array 'x' .*{why}"):
             arrays.pack({"x": array})
+    for array in (
+        np.array(["x"]),
+        np.array(b"x"),
+        np.zeros(2, "M8[s]"),
+        np.zeros((2, 2), complex).T,
+        np.zeros(2, ">f4,i2"),
+    ):
+        with pytest.raises(TypeError, match=r"array 'x' is of .*bytes \(reshape\(-1\)\.view"):
+            arrays.pack({"x": array})
+        arrays.pack({"x": array.reshape(-1).view("u1")})
+    with pytest.raises(ValueError, match=r"array 'x': .*inhomogeneous"):
+        arrays.pack({"x": [[1, 2], [3]]})
 
 
 def test_an_error_of_ml_dtypes_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +127,13 @@ def test_names_that_cannot_be() -> None:
         ({"x": array}, {"n": 1}),
         ({"x": array}, {1: "n"}),
         ([array], {}),
+        (None, {}),
     ]
     for sent, metadata in wrong:
         with pytest.raises(TypeError, match="strings"):
             arrays.pack(sent, metadata)
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        arrays.pack({"\ud800": array})
     with pytest.raises(ValueError, match="kind is"):
         arrays.unpack(header(entry(), bytes(4)), "tensor")  # type: ignore[arg-type]
 
@@ -135,11 +155,20 @@ NO_FILES = {
     "no JSON": header(b"{"),
     "deep": header(b"[" * 100_000),
     "a list": header([]),
+    "white space": header(b" {}"),
+    "UTF-16": header("{}".encode("utf-16-le")),
+    "a byte order mark": header(b"\xef\xbb\xbf{}"),
+    "no UTF-8": header(b'{"__metadata__":{"x":"\xff"}}'),
+    "half a pair": header(b'{"__metadata__":{"x":"\\ud800"}}'),
+    "no number": header(b'{"x":{"y":NaN,' + json.dumps(entry()["x"]).encode()[1:] + b"}", bytes(4)),
+    "a name twice": header(b'{"__metadata__":{},"__metadata__":{}}'),
     "metadata": header({"__metadata__": {"x": 1}}),
     "no entry": header({"x": 5}),
     "type": header(entry(dtype="OBJ"), bytes(4)),
     "type of type": header(entry(dtype=["U8"]), bytes(4)),
     "shape": header(entry(shape=[5]), bytes(4)),
+    "shape of text": header(entry(shape="", offsets=[0, 1]), bytes(1)),
+    "shape of names": header(entry(shape={}, offsets=[0, 1]), bytes(1)),
     "negative": header(entry(shape=[-2, -2]), bytes(4)),
     "bool": header(entry(shape=[4, True]), bytes(4)),
     "float": header(entry(shape=[4.0]), bytes(4)),
@@ -256,6 +285,25 @@ async def test_parts_of_many_pieces(
             await nothing.write(1)
 
 
+def subscript(remote: Any) -> None:
+    remote[0] = 1
+
+
+def add_in_place(remote: Any) -> None:
+    remote += 1
+
+
+# What would need the elements without an `await`.
+TAKES_ELEMENTS: list[Callable[[Any], object]] = [
+    *(iter, list, reversed, max, bytes, bool, abs, round, math.floor, np.asarray, np.sum),
+    *(lambda remote, take=take: take(remote[0, 0]) for take in (int, float, complex, range)),
+    *(partial(take, 1) for take in (operator.add, operator.pow, divmod, operator.gt, operator.eq)),
+    *(lambda it: it + 1, lambda it: it @ it, lambda it: -it, lambda it: it != 1),
+    *(lambda it: np.zeros(4) + it[0], lambda it: np.zeros(4) == it[0], lambda it: 1 in it),
+    *(lambda it: operator.delitem(it, 0), subscript, add_in_place),
+]
+
+
 async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
     array = np.zeros((3, 4), np.float32)
     async with factory.pair() as (client, server):
@@ -268,17 +316,31 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
             for some in ("x", 1.5, None, True, [0, 1], np.array([1, 2]), array > 0, slice("x")):
                 with pytest.raises(IndexError, match="is no index"):
                     remote[some]
-            takes: list[Callable[[Any], object]] = [iter, list, np.asarray, np.sum]
-            for take in takes:
-                with pytest.raises(TypeError, match="is in the peer's memory"):
+            for take in TAKES_ELEMENTS:
+                with pytest.raises(TypeError, match=r"is in the peer's memory: `await` it.*write"):
                     take(remote)
-            with pytest.raises(TypeError, match="is in the peer's memory"):
-                assert array[0] in remote
+            assert hash(remote)
+            assert len(remote) == 3
             with pytest.raises(TypeError):
                 len(remote[0, 0])
+            no_memory: Any
+            for no_memory in (remote, shared):
+                await ends(client.send(no_memory), TypeError)
             await ends(remote.write(1), RemoteRangeError)
             await ends(remote[0].write(remote[1]), TypeError)
-            await ends(remote.read(np.zeros((3, 4))), ValueError)
+            wide = await ends(remote.read(np.zeros((3, 4))), ValueError)
+            assert "float64 (3, 4), but the part of the remote array is float32 (3, 4)" in str(wide)
+            values: Any
+            for values in (np.zeros(3), np.zeros((4, 3)), np.zeros((2, 3, 4))):
+                told = str(await ends(remote.write(values), ValueError))
+                assert f"values: float32 {values.shape}, but " in told
+                assert told.endswith("float32 (3, 4)")
+            for values in ([[1], [2, 3]], "x", {"x": 1}):
+                assert (
+                    str(await ends(remote.write(values), ValueError, TypeError))[:8] == "values: "
+                )
+            with pytest.raises(ValueError, match="this side's own"):
+                arrays.open_array(server, shared.token)
             await ends(remote.read(np.zeros((4, 3), np.float32)), ValueError)
             await ends(remote.read(np.zeros((4, 3), np.float32).T), BufferError)
             await ends(remote[0].read([0.0] * 4), TypeError)
