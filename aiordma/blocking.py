@@ -532,7 +532,7 @@ def check_server(host: object = None, port: object = None, *_: object, **__: obj
 
 def is_local(host: object) -> bool:
     """Whether it names an address of this machine."""
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):
         for family, kind, _, _, address in socket.getaddrinfo(
             str(host), None, type=socket.SOCK_DGRAM
         ):

@@ -83,7 +83,10 @@ def start(path: str | os.PathLike[str]) -> Path:
     written: EFBIG and ENOSPC without room for it, ESPIPE if it is not a regular file.
     """
     used = ffi.new("char[]", 4097)
-    code = lib.aiordma_trace_start(os.fsencode(path), used, len(used))
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError(f"{path!r} is no name of a file: there is a null character in it")
+    code = lib.aiordma_trace_start(name, used, len(used))
     if code == errno.EBUSY:
         raise BusyError("this process is being traced already: call stop() first")
     if code:

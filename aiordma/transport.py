@@ -168,16 +168,27 @@ async def resolve(
     flags |= socket.AI_PASSIVE if passive else 0
     kind = socket.SOCK_STREAM
     try:
-        # A numeric host is not looked up anywhere: no thread is needed that may block.
-        numeric_only = flags | socket.AI_NUMERICHOST
-        infos = socket.getaddrinfo(host, port, family, kind, flags=numeric_only)
-    except socket.gaierror:
         try:
+            # A numeric host is not looked up anywhere: no thread is needed that may block.
+            numeric_only = flags | socket.AI_NUMERICHOST
+            infos = socket.getaddrinfo(host, port, family, kind, flags=numeric_only)
+        except socket.gaierror:
             loop = asyncio.get_running_loop()
             infos = await loop.getaddrinfo(host, port, family=family, type=kind, flags=flags)
-        except socket.gaierror as error:
-            raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
+    except socket.gaierror as error:
+        raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
+    except UnicodeError as error:
+        what = "a name has parts of 1 to 63 characters, with dots between"
+        raise AddressError(f"{host!r} cannot be a host: {what}") from error
     return [numeric(info[4]) for info in infos]
+
+
+async def source_to(address: Address, source: Address | None) -> Address | None:
+    """The numeric local address to connect from; a host "" is any of the peer's family."""
+    if source is None:
+        return None
+    family, every = (socket.AF_INET6, "::") if ":" in address[0] else (socket.AF_INET, "0.0.0.0")
+    return (await resolve(source[0] or every, source[1], family=family))[0]
 
 
 def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
@@ -269,7 +280,8 @@ async def _connect(
         async with asyncio.timeout(to.config.connect_timeout):
             for address in await find():
                 try:
-                    return await introduce(await connect(replace(to, address=address)), data)
+                    one = replace(to, address=address, source=await source_to(address, to.source))
+                    return await introduce(await connect(one), data)
                 except OSError as error:
                     errors.append(error)
             raise errors[-1]

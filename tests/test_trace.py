@@ -126,6 +126,8 @@ def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
     assert path == tmp_path / f"trace.{os.getpid()}"
     with pytest.raises(BusyError, match="is being traced already"):
         trace.start(tmp_path / "another")
+    with pytest.raises(ValueError, match="null character"):
+        trace.start(f"{tmp_path}/another\0")
     assert not (tmp_path / "another").exists()
     trace.stop()
     trace.stop()

@@ -22,7 +22,7 @@ from .._core.refusal import REFUSAL_SIZE, REJECTED_BY_APPLICATION, is_of_key, un
 from .._loop.driver import writable
 from .._native import fork
 from .._native.calls import failure
-from ..cm.address import Address
+from ..cm.address import Address, scope_id
 from ..errors import (
     UNANNOUNCED,
     AuthenticationError,
@@ -74,8 +74,7 @@ def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]
     host, _, interface = address[0].partition("%")
     if not interface:
         return address
-    scope = int(interface) if interface.isdecimal() else socket.if_nametoindex(interface)
-    return host, address[1], 0, scope
+    return host, address[1], 0, scope_id(interface)
 
 
 class TCPLink(asyncio.Protocol):

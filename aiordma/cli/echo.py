@@ -14,7 +14,15 @@ import aiordma
 from aiordma import verbs
 
 from .child import ChildError, listening_child
-from .options import NO_MEMORY, Via, connection_options, loop_factory, own_address, parse_sizes
+from .options import (
+    NO_MEMORY,
+    FiniteRange,
+    Via,
+    connection_options,
+    loop_factory,
+    own_address,
+    parse_sizes,
+)
 from .report import Report
 from .round_trips import Plan, Result, measure, plans
 from .tables import size_text
@@ -34,7 +42,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--count", type=click.IntRange(min=1),
     help="Messages of each size [default: up to 1000 within a second, at least 3].")  # fmt: skip
 @click.option("--timeout", "time_limit", metavar="SECONDS", default=30.0, show_default=True,
-    type=click.FloatRange(min=0, min_open=True), help="Longest round trip.")  # fmt: skip
+    type=FiniteRange(min=0, min_open=True), help="Longest round trip.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.argument("file", required=False, type=FILE)
 def echo(

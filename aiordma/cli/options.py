@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
@@ -19,7 +20,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 NO_MEMORY = "there is not enough memory for messages of that size: choose smaller ones"
 MOST_BYTES = 1 << 62  # as for Config.max_message
-SIZE = re.compile(r"(\d+)\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
+SIZE = re.compile(r"([0-9]{1,30})\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
+QP_NUM = re.compile(r"0x[0-9a-f]{1,6}|[0-9]{1,8}", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
@@ -37,6 +39,24 @@ def parse_sizes(value: str | list[int]) -> list[int]:
     if not isinstance(value, str):
         return value
     return [parse_size(part) for part in value.split(",")]
+
+
+def parse_qp_num(text: str) -> int:
+    if QP_NUM.fullmatch(text) is None:
+        raise click.BadParameter(f"{text!r} is no queue pair: write its number as 17 or 0x11")
+    return int(text, 16 if text[:2] in ("0x", "0X") else 10)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, of which nan is none, nor is inf."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 class SizeType(click.ParamType[int]):

@@ -339,7 +339,12 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
             raise click.ClickException(
                 f"{file} is not the output of aiordma perf --json: {error}"
             ) from error
-    draw(records, target)
+    try:
+        draw(records, target)
+    except (KeyError, TypeError, ValueError) as error:
+        raise click.ClickException(
+            f"a file has not all that aiordma perf --json prints: {error!r}"
+        ) from error
 
 
 @perf.command()

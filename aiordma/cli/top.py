@@ -23,6 +23,7 @@ from aiordma import __version__
 from aiordma.monitoring import RailState, Snapshot, Traffic
 from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
 
+from .options import FiniteRange
 from .tables import amount, plain
 
 # Seconds for which a process may leave a question unanswered.
@@ -60,7 +61,7 @@ Row = dict[str, object]
 @click.argument("pid", type=int, required=False)
 @click.option("--once", is_flag=True, help="Print once and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshots once, as JSON.")
-@click.option("--interval", default=2.0, type=click.FloatRange(0.1, 3600), show_default=True,
+@click.option("--interval", default=2.0, type=FiniteRange(0.1, 3600), show_default=True,
     help="Seconds between updates.")  # fmt: skip
 @click.option("--limit", default=30, type=click.IntRange(0), show_default=True,
     help="Connections that are shown, the busiest first; 0: all.")  # fmt: skip

@@ -11,6 +11,7 @@ import aiordma
 from aiordma.trace import Outcome
 from aiordma.verbs import WCStatus
 
+from .options import parse_qp_num
 from .trace_chrome import chrome_trace
 from .trace_listing import listing, load
 
@@ -20,7 +21,7 @@ STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
-@click.option("--qp", "qps", type=lambda text: int(text, 0), metavar="NUMBER", multiple=True,
+@click.option("--qp", "qps", type=parse_qp_num, metavar="NUMBER", multiple=True,
     help="Only this queue pair, also as 0x11; repeatable.")  # fmt: skip
 @click.option("--status", "statuses", metavar="STATUS", multiple=True,
     type=click.Choice(STATUSES, case_sensitive=False), help="Only requests with this status, as in "

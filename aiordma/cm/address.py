@@ -8,7 +8,7 @@ import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from aiordma._core.arguments import integer, refusal
+from aiordma._core.arguments import U32_MAX, integer, refusal
 from aiordma._native import ffi
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def to_storage(address: Address) -> h.sockaddr_storage:
         packed = _IPV4.pack(port, ip.packed)
         family = socket.AF_INET
     else:
-        packed = _IPV6.pack(port, 0, ip.packed) + _SCOPE.pack(_scope(ip.scope_id))
+        packed = _IPV6.pack(port, 0, ip.packed) + _SCOPE.pack(scope_id(ip.scope_id))
         family = socket.AF_INET6
     ffi.buffer(storage)[: len(packed)] = _FAMILY.pack(family) + packed[2:]
     return storage
@@ -66,14 +66,14 @@ def as_sockaddr(address: Address) -> tuple[h.sockaddr, object]:
     return ffi.cast("struct sockaddr *", storage), storage
 
 
-def _scope(scope: str | None) -> int:
+def scope_id(scope: str | None) -> int:
+    """The number of a network interface, by name or by number; ValueError for what is none."""
     if scope is None:
         return 0
-    if scope.isdecimal():
-        return int(scope)
+    number = int(scope) if scope.isascii() and scope.isdecimal() and len(scope) <= 10 else -1
     try:
-        return socket.if_nametoindex(scope)
-    except OSError:
+        return number if 0 <= number <= U32_MAX else socket.if_nametoindex(scope)
+    except (OSError, ValueError):
         raise ValueError(f"there is no network interface {scope!r}") from None
 
 

@@ -122,4 +122,8 @@ def getaddrinfo(
 
 
 def _text(value: str | None) -> h.Characters | h.Null:
-    return ffi.NULL if value is None else ffi.new("char[]", value.encode())
+    if value is None:
+        return ffi.NULL
+    if "\0" in value:
+        raise AddressError(f"{value!r} cannot be a host or a service")
+    return ffi.new("char[]", value.encode(errors="replace"))

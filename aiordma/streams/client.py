@@ -11,6 +11,7 @@ from ssl import SSLContext
 from typing import IO, Any, TypeVar, Unpack
 
 from .._options import STREAM, TLS, StreamOptions, complete, shows
+from ..errors import AddressError
 from ..transport import Connection, check_security, connect_with
 from .tls import NO_LIMITS, TLSLimits, between, context_of
 from .transport import StreamTransport
@@ -66,8 +67,13 @@ def port_number(port: int | str | bytes | None) -> int:
         return port or 0
     if not isinstance(port, str | bytes):
         return port  # the resolver refuses it, or takes it for a number
-    text = port if isinstance(port, str) else port.decode()
-    return int(text or 0) if not text or text.isdecimal() else socket.getservbyname(text, "tcp")
+    text = port if isinstance(port, str) else port.decode(errors="replace")
+    if not text or (text.isascii() and text.isdecimal()):
+        return int(text or 0)
+    try:
+        return socket.getservbyname(text, "tcp")
+    except (OSError, ValueError):
+        raise AddressError(f"port {port!r} is neither a number nor a known service") from None
 
 
 async def attach(

@@ -91,6 +91,8 @@ def test_a_file_in_pieces_and_whole(
         (["--sizes", "1000000000G"], 1, "not enough memory for messages of that size"),
         (["--count", "0"], 2, "0 is not in the range"),
         (["--timeout", "0"], 2, "0.0 is not in the range"),
+        (["--timeout", "nan"], 2, "'nan' is not a finite number"),
+        (["--timeout", "inf"], 2, "'inf' is not a finite number"),
         (["/nonsense/file"], 2, "'/nonsense/file' does not exist"),
     ],
 )

@@ -31,7 +31,9 @@ def test_sizes(text: str, sizes: list[int]) -> None:
     assert parse_sizes(text) == sizes
 
 
-@pytest.mark.parametrize("text", ["", ",", "64,", "x", "-1", "1.5", "1T", "KiB", "1 2"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "64,", "x", "-1", "1.5", "1T", "KiB", "1 2", "\u0663", "9" * 5000]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a size"):
         parse_sizes(text)

@@ -164,6 +164,7 @@ def test_drawing_several_files(tmp_path: Path) -> None:
         ("[1]", "its format is not"),
         ("nonsense", "is not the output of aiordma perf --json: Expecting value"),
         ('{"format": "aiordma-perf", "version": 2}', "its version is 2, not 1"),
+        ('{"format": "aiordma-perf", "version": 1}', "has not all that aiordma perf --json prints"),
     ],
 )
 def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> None:

@@ -115,6 +115,8 @@ def test_a_selection(
     ("option", "value", "text"),
     [
         ("--qp", "99", "no queue pair 99 in the traces; there are: 3, 4"),
+        ("--qp", "0x63", "no queue pair 99 in the traces; there are: 3, 4"),
+        *(("--qp", text, "is no queue pair") for text in ("-1", "1_0", "\u0663", "x", "")),
         ("--status", "failde", "'failde' is not one of 'failed', 'success', "),
     ],
 )

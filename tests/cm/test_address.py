@@ -31,8 +31,9 @@ def test_scope_of_a_link_local_address() -> None:
     assert from_storage(to_storage(("fe80::1%lo", 1))) == ("fe80::1%lo", 1)
     assert from_storage(to_storage(("fe80::1%1", 1))) == ("fe80::1%lo", 1)
     assert from_storage(to_storage(("fe80::1%4000000", 1))) == ("fe80::1%4000000", 1)
-    with pytest.raises(ValueError, match="no network interface 'nowhere7'"):
-        to_storage(("fe80::1%nowhere7", 1))
+    for scope in ("nowhere7", "4294967296", "9" * 5000, "\u0663", "\ud800", "a\0b"):
+        with pytest.raises(ValueError, match="no network interface '"):
+            to_storage((f"fe80::1%{scope}", 1))
 
 
 def test_no_address() -> None:

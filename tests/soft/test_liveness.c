@@ -259,7 +259,8 @@ static void idle_without_probes(void)
 /* What is no time is refused, and it is said what is wrong. */
 static void no_time(void)
 {
-	static const char *const wrong[] = {"soon", "0", "3601", "5s", "-1"};
+	static const char *const wrong[] = {"soon", "0",  "3601", "5s",
+					    "-1",   " 5", "+5",   "-18446744073709551611"};
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		char expected[60];

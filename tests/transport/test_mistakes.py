@@ -11,13 +11,15 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import AsyncMock
 
 import pytest
 
 import aiordma
-from aiordma import Config, Connection, RemoteRegion, Rights
+from aiordma import Config, Connection, RemoteRegion, Rights, blocking
 from aiordma._transport.acceptor import Acceptor
 from aiordma.errors import (
     AddressError,
@@ -322,6 +324,46 @@ async def test_the_error_says_what_to_do(factory: ConnectionFactory, mistake: Mi
         assert matches(expected, text), text
         assert text.count("[Errno") <= 1
         await here.conn.send(b"")  # none of them costs the connection
+
+
+NO_HOSTS = [
+    *("..", ".", "a..b", "x" * 64, "\xfc" * 63, "\ud800", "a\0b", "127.0.0.1\n", "[::1]"),
+    *("fe80::1%", "fe80::1%nowhere7", "fe80::1%4294967296", "fe80::1%\u0663"),
+]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS, ids=ascii)
+async def test_what_cannot_be_a_host(factory: ConnectionFactory, host: str) -> None:
+    """One kind of error, however the name is used."""
+    where: Any = {"device": factory.device, "config": PATIENT}
+    handler: Any = noop
+    for use in (
+        partial(aiordma.connect, host, 1),
+        partial(aiordma.connect, factory.host, 1, source=(host, 0)),
+        partial(aiordma.listen, host),
+        partial(aiordma.start_server, AsyncMock(), host),
+        partial(aiordma.start_stream_server, handler, host, 0),
+        partial(aiordma.open_connection, host, 1),
+        partial(aiordma.prepare_connection, address=host),
+    ):
+        error = await ends(use(**where), AddressError)
+        assert repr(host) in str(error)
+    assert not blocking.is_local(host)
+
+
+async def test_a_source_of_the_other_family(factory: ConnectionFactory) -> None:
+    other = "127.0.0.1" if ":" in factory.host else "::1"
+    for via in ("cm", "tcp"):
+        connecting = aiordma.connect(
+            factory.host, 1, source=(other, 0), device=factory.device, via=via
+        )
+        assert "Address family for hostname" in str(await ends(connecting, AddressError))
+
+
+@pytest.mark.parametrize("port", ["\u0663", "no-such-service", b"\xff", "\ud800", "1\0"])
+async def test_what_cannot_be_the_port_of_a_stream(factory: ConnectionFactory, port: Any) -> None:
+    opening = aiordma.open_connection(factory.host, port, device=factory.device)
+    assert f"port {port!r} is neither a number nor" in str(await ends(opening, AddressError))
 
 
 # ---- running out of something --------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Device:
         if plan is not None and "\0" in plan:
             raise ValueError("plan of faults: there is a null character in it")
         error = ffi.new("char[]", 256)
-        text = ffi.NULL if plan is None else plan.encode()
+        text = ffi.NULL if plan is None else plan.encode(errors="replace")
         if self.library.table.device.set_faults(text, error, len(error)):
             raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
 
@@ -220,6 +220,9 @@ def find_device(
         hint = ""
         if name == ALL or "," in str(name):
             hint = f"{', '.join(known)}; several are for connect and listen: device=[...] or 'all'"
+        elif str(name).startswith("embedded"):
+            number = "the environment variable AIORDMA_EMBEDDED_DEVICES, 1 to 4"
+            hint = f"{', '.join(known)}; how many there are says {number}"
         raise DeviceNotFoundError(str(name), known, detail=hint)
     there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
     raise DeviceNotFoundError(

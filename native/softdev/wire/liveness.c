@@ -51,7 +51,8 @@ int soft_liveness_configure(void)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
-	if (!*end && value >= 1 && value <= MAX) {
+	/* strtoul would take a sign. */
+	if (*text >= '0' && *text <= '9' && !*end && value >= 1 && value <= MAX) {
 		soft_device.wire->liveness_seconds = value;
 		return 0;
 	}
