@@ -417,8 +417,15 @@ class LocalMemory(Local):
     def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        """A registration of its own for a part, with rights for the peer."""
-        return pd.reg_mr(self.view[offset : offset + length], access)
+        """A registration of its own for a part, with rights for the peer; also of memory that was
+        given back, while it is pinned."""
+        return pd.reg_mr(self._pinned_bytes()[offset : offset + length], access)
+
+    def _pinned_bytes(self) -> memoryview:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        """Raises when it was given back."""
 
 
 class LocalSlice(LocalMemory):
@@ -449,6 +456,9 @@ class LocalSlice(LocalMemory):
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
         return self._owner._expose(pd, access, self._offset + offset, length)
+
+    def _check(self) -> None:
+        self._owner._check()
 
 
 class OwnMemory(LocalMemory):
@@ -505,6 +515,9 @@ class Buffer(OwnMemory):
     @property
     def view(self) -> memoryview:
         self._check()
+        return self._block.export(0, self.length)
+
+    def _pinned_bytes(self) -> memoryview:
         return self._block.export(0, self.length)
 
     def release(self) -> None:
@@ -564,6 +577,9 @@ class Region(OwnMemory):
     @property
     def view(self) -> memoryview:
         self._check()
+        return self._mr.buf
+
+    def _pinned_bytes(self) -> memoryview:
         return self._mr.buf
 
     def close(self) -> None:

@@ -123,6 +123,7 @@ class Sharing:
                 f"{memory!r} is not registered memory of this side (Connection.register, alloc); "
                 f"borrowed memory goes back by hand_over"
             )
+        memory._check()
         share = Share(self, self.regions.next_id(), memory, rights, lease)
         if begins:
             share._lease_from_now(lease)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aiordma import (
@@ -25,6 +26,7 @@ from aiordma import (
     OutcomeUnknownError,
     ProtocolError,
     VerbsError,
+    arrays,
 )
 from aiordma._core.protocol import Message, RailAnswer, RailReady, RegionGrant, RegionKey
 from aiordma._core.region import RegionToken
@@ -739,17 +741,19 @@ async def test_a_token_that_was_made_by_the_lead_before() -> None:
     async with joined("tcp") as conns, asyncio.timeout(30):
         await until_rails(conns)
         user, owner = conns
-        with owner.alloc(8) as memory, owner.share(memory, access=ALL) as share:
+        with arrays.share(owner, np.arange(3)) as shared_array:  # which has closed its Region
+            with owner.alloc(8) as memory:
+                share = owner.share(memory, access=ALL)
             await share.ready()
-            before = share.token
+            before = shared_array.token
             cut(user)
             await until_moved(*conns)
             await share.ready()
             await barrier(owner)
             with pytest.raises(LeaseEndedError, match="has ended"):
-                user.open_region(before)
+                arrays.open_array(user, before)
+            assert list(await arrays.open_array(user, shared_array.token)) == [0, 1, 2]
             await user.write(b"12345678", user.open_region(share.token))
-            assert bytes(memory.view) == b"12345678"
         await both_ways(conns, [b"after"])
 
 
