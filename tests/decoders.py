@@ -11,8 +11,10 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import numpy as np
 from hypothesis import strategies as st
 
@@ -28,14 +30,17 @@ from aiordma._core import (
     strict_json,
     trace_records,
 )
-from aiordma._core.region import RegionToken
+from aiordma._core.region import TOKEN_SIZE, RegionToken
 from aiordma._core.trace_requests import requests
 from aiordma._core.trace_runs import offsets, parse_runs
 from aiordma._datapath.sealing import Sealing
+from aiordma._native import ffi
 from aiordma._transport import encryption
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.connect_tcp import MAGIC, MESSAGE_SIZE, read_message
 from aiordma._transport.tcp_link import REFUSED, accepted_link
+from aiordma.cli.options import parse_sizes
+from aiordma.cm.address import to_storage
 from aiordma.errors import IntegrityError, ProtocolError, RejectedError, TraceFormatError
 from aiordma.perf import wire
 from aiordma.verbs import find_device
@@ -139,6 +144,12 @@ def opened(data: bytes) -> bytes:
     return sealing().opened(data)
 
 
+def remote_array(data: bytes) -> object:
+    """With memory of 1,000 bytes, which is never read."""
+    conn: Any = SimpleNamespace(open_region=lambda _: bytes(1000))
+    return arrays.open_array(conn, bytes(TOKEN_SIZE) + data).shape
+
+
 def field(name: str) -> Callable[[bytes], object]:
     """A field's codec, by what msgpack makes of the bytes."""
     codec = fields.__dict__[name].__metadata__[0]
@@ -153,6 +164,10 @@ packed_values = st.one_of(
     st.none(), st.booleans(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(), st.text(),
     st.binary(), st.lists(st.integers(0, 9)), tokens().map(RegionToken.pack),
 ).map(protocol._pack)  # fmt: skip
+
+arrays_of_numbers = st.lists(st.integers(0, 3), max_size=4).map(
+    lambda shape: ["U8", shape, [3**at for at in range(len(shape))[::-1]]]
+)
 
 lines = records().map(lambda record: line(record).encode())
 inner_lines = (
@@ -312,6 +327,21 @@ DECODERS: dict[str, Decoder] = {
             max_size=3,
         ).map(lambda found: b"".join(bytes(memoryview(it)) for it in arrays.pack(found))),
         (ValueError,),
+    ),
+    "token of an array": Decoder(
+        remote_array, arrays_of_numbers.map(lambda it: json.dumps([*it, 0]).encode()), (ValueError,)
+    ),
+    "size for a command": Decoder(
+        lambda data: parse_sizes(data.decode(errors="replace")),
+        st.from_regex(r"[0-9]{1,9} ?([KMG](iB|B)?|B?)", fullmatch=True).map(str.encode),
+        (click.BadParameter,),
+        whole=False,
+    ),
+    "host and interface": Decoder(
+        lambda data: bytes(ffi.buffer(to_storage((data.decode(errors="replace"), 1)))),
+        st.sampled_from([b"127.0.0.1", b"::1", b"fe80::1%lo", b"fe80::1%4294967295"]),
+        (ValueError,),
+        whole=False,
     ),
     "header of a datagram": Decoder(
         GRH.parse,
