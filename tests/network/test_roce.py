@@ -92,6 +92,8 @@ def test_a_new_address(agents: Agents, wire: Network) -> None:
         ("ucmatose", "-s {host}", 4791),
         ("udaddy", "-s {host}", 4791),
         ("ib_send_bw -R", "{host}", 4791),
+        ("fi_pingpong -p verbs -e msg -S 64 -I 10", "{host}", 47592),
+        ("fi_pingpong -p verbs;ofi_rxm -e rdm -S 64 -I 10", "{host}", 47592),
     ],
 )
 def test_programs(wire: Network, server: str, client: str, port: int) -> None:

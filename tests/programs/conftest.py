@@ -27,6 +27,7 @@ from .ports import chosen_port
 PACKAGES = {
     "ibv_": "ibverbs-utils",
     "ib_": "perftest",
+    "fi_": "libfabric-bin",
     "cmake": "cmake",
     "c++": "g++",
     "tshark": "tshark",

@@ -23,6 +23,19 @@ static void device_binding(void)
 	CHECK(!any.id->verbs);
 	side_close(&specific);
 	side_close(&any);
+	/* To an id without a channel a loopback address means none before something is resolved. */
+	for (int six = 0; six < 2; six++) {
+		union address address = address_of(six ? "::1" : host, 0);
+		struct rdma_cm_id *id;
+
+		CHECK_EQUAL(rdma->rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP), 0);
+		CHECK_EQUAL(rdma->rdma_bind_addr(id, &address.any), 0);
+		CHECK(!id->verbs);
+		address.v4.sin_port = htons(7777);
+		CHECK_EQUAL(rdma->rdma_resolve_addr(id, NULL, &address.any, 1000), 0);
+		CHECK(id->verbs);
+		CHECK_EQUAL(rdma->rdma_destroy_id(id), 0);
+	}
 }
 
 static void wrong_addresses(void)

@@ -209,19 +209,31 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 	return error;
 }
 
+/* rdma_bind_addr(3): a specific address means a device, the wildcard does not.  The loopback interface's
+ * does, unlike those of the kernel's rdma_cm (drivers/infiniband/core/cma.c, cma_any_addr), but not to an
+ * id without a channel: by one libfabric asks where to listen, and a device means there, and nowhere else. */
+static bool means_device(const struct soft_cm_id *id, const struct sockaddr *address)
+{
+	union ibv_gid gid;
+
+	soft_gid_from(&gid, address);
+	return !soft_cm_is_any(address) &&
+	       !(id->synchronous && (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)) ||
+				     !memcmp(&gid, &in6addr_loopback, sizeof(gid))));
+}
+
 /* With the lock held; the device is open. */
 static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
 
-	if (!error && !soft_cm_is_any(address))
+	if (!error && means_device(id, address))
 		error = soft_cm_device_error(address);
 	if (!error)
 		error = soft_cm_bind(id, address);
 	if (error)
 		return error;
-	/* rdma_bind_addr(3): a specific address means a device, the wildcard does not. */
-	if (!soft_cm_is_any(address)) {
+	if (means_device(id, address)) {
 		soft_cm_device_bind(id);
 		soft_gid_from(&id->id.route.addr.addr.ibaddr.sgid, address);
 	}
