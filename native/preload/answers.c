@@ -43,7 +43,6 @@ CONSTANT(link_layer, "Ethernet")
 CONSTANT(rate, "200 Gb/sec (4X HDR)") /* active_width and active_speed of ibv_query_port(3) */
 CONSTANT(pkey, "0xffff")
 CONSTANT(zero, "0")
-CONSTANT(lid, "0x1") /* SOFT_LID */
 CONSTANT(zero_hex, "0x0")
 CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
 
@@ -131,6 +130,11 @@ ANSWER(cpu_mask)
 }
 
 /* ---- the port -------------------------------------------------------------------------------- */
+
+ANSWER(lid)
+{
+	return print_text(text, "0x%x\n", soft_links->lid(hca_at(number)));
+}
 
 static bool is_down(int number)
 {

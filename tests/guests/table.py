@@ -23,12 +23,13 @@ SOFTWARE = [
         "qperf",
         apt=("qperf",),
         note="Its xrc tests are not in Debian's program: they want `ibv_open_xrc_domain` of "
-        "OFED's old libibverbs, where rdma-core has `ibv_open_xrcd`. It names the peers of its ud "
-        "tests by LID, without a GRH, which a RoCE card refuses; here the port's LID means this "
-        "host. Its poll_lat tests wait by polling memory, and poll the completion queue once for "
-        "each message, as perftest's ib_write_lat polls memory: no process writes into another's "
-        "memory, so the receiver's own device thread has to be woken. Two such programs keep two "
-        "cores busy; beside other work that thread may have to wait for the end of a time slice.",
+        "OFED's old libibverbs, where rdma-core has `ibv_open_xrcd`. Without `-cm1` it names its "
+        "peers by LID, without a GRH, which a RoCE card refuses, and this device for another host "
+        "or with links of RoCE. Its poll_lat tests wait by polling memory, and poll the completion "
+        "queue once for each message, as perftest's ib_write_lat polls memory: no process writes "
+        "into another's memory, so the receiver's own device thread has to be woken. Two such "
+        "programs keep two cores busy; beside other work that thread may have to wait for the end "
+        "of a time slice.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,

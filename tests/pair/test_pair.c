@@ -1282,7 +1282,6 @@ static void run_seed(void)
 	options.mtu = IBV_MTU_256;
 	if (wire.roce) {
 		options.mtu += draw(5);
-		options.gid = 1;
 		unit = UNIT << (options.mtu - IBV_MTU_256);
 		longest = 8 * unit < LONGEST ? 8 * unit : LONGEST;
 		wire.ipv6 = chance(300);

@@ -168,8 +168,7 @@ static void open_sides(void)
 					.sends = DEPTH,
 					.cqe = CONNECTIONS_MOST * DEPTH,
 					.timeout = 14,
-					.mtu = scenario->mtu,
-					.gid = 1};
+					.mtu = scenario->mtu};
 	struct address addresses[SIDES];
 
 	for (int host = 0; host < SIDES; host++) {

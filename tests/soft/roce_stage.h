@@ -61,7 +61,6 @@ static inline void open_stage(struct stage *stage, struct options options)
 	stage->peer = bound(peer_gid);
 	stage->stranger = bound(stranger_gid);
 	stage->psn = PEER_PSN;
-	options.gid = 1;
 	options.timeout = 255; /* nothing is sent again because this test is slow */
 	if (!options.mtu)
 		options.mtu = IBV_MTU_256;

@@ -1,5 +1,6 @@
 /* Address handles: ibv_create_ah(3), ibv_create_ah_from_wc(3). */
 #include "ud_side.h"
+#include "wire/link.h"
 
 #include <arpa/inet.h>
 
@@ -15,14 +16,12 @@ static void address_handles(struct side *side)
 	CHECK_EQUAL(verbs->ibv_query_device(side->context, &device), 0);
 	CHECK(device.max_ah > 0 && device.max_mcast_grp > 0 && device.max_mcast_qp_attach > 0 &&
 	      device.max_total_mcast_qp_attach > 0);
-	for (int wrong = 0; wrong < 3; wrong++) {
+	for (int wrong = 0; wrong < 2; wrong++) {
 		attr = good;
 		if (wrong == 0)
 			attr.port_num = 2;
 		if (wrong == 1)
 			attr.grh.sgid_index = 254;
-		if (wrong == 2)
-			attr.is_global = 0; /* RoCE has no addresses without a GRH (or a LID) */
 		REFUSED(verbs->ibv_create_ah(side->pd, &attr), EINVAL);
 	}
 	attr = good;
@@ -47,26 +46,65 @@ static void address_handles(struct side *side)
 	free(all);
 }
 
-/* As software for InfiniBand has them: the port's LID, without a GRH, is this host. */
-static void address_by_lid(void)
+static void modified_to_rtr(struct ibv_ah_attr path, struct options options, bool allowed)
+{
+	struct side side;
+
+	open_side(&side, options);
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_1024,
+		.dest_qp_num = side.qp->qp_num,
+		.rq_psn = side.psn,
+		.ah_attr = path,
+	};
+
+	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_EQUAL(verbs->ibv_modify_qp(side.qp, &attr,
+					 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+						 IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+						 (options.uc ? 0
+							     : IBV_QP_MAX_DEST_RD_ATOMIC |
+								       IBV_QP_MIN_RNR_TIMER)),
+		    allowed ? 0 : EINVAL);
+	if (allowed) {
+		CHECK_EQUAL(to_rts(&side), 0);
+		RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8,
+		    .remote = (uintptr_t)side.memory + 8, .rkey = side.mr->rkey);
+	}
+	close_side(&side);
+}
+
+/* As software for InfiniBand has them, without a GRH: the port's LID is this device, any other one leads
+ * nowhere.  RoCE has none. */
+static void addresses_by_lid(void)
 {
 	struct side a, b;
 	struct ibv_port_attr port;
-	struct ibv_ah_attr attr = {.port_num = 1};
 
 	ud_open(&a, (struct options){0});
 	ud_open(&b, (struct options){0});
 	CHECK_EQUAL(verbs->ibv_query_port(a.context, 1, (void *)&port), 0);
-	attr.dlid = port.lid;
-	struct ibv_ah *ah = verbs->ibv_create_ah(a.pd, &attr);
+	CHECK_EQUAL(!port.lid, soft_device.wire->roce);
+	for (uint16_t other = 0; other < 3; other++) {
+		struct ibv_ah_attr path = {.dlid = other == 2 ? 0 : port.lid + other,
+					   .port_num = 1};
+		const bool allowed = path.dlid && !other;
 
-	CHECK(ah);
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
-	UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY);
-	CHECK_EQUAL(poll_one(&b).slid, port.lid);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	attr.dlid = 0;
-	REFUSED(verbs->ibv_create_ah(a.pd, &attr), EINVAL);
+		modified_to_rtr(path, (struct options){0}, allowed);
+		modified_to_rtr(path, (struct options){.uc = true}, allowed);
+		if (!allowed) {
+			REFUSED(verbs->ibv_create_ah(a.pd, &path), EINVAL);
+			continue;
+		}
+		struct ibv_ah *ah = verbs->ibv_create_ah(a.pd, &path);
+
+		CHECK(ah);
+		CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
+		UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY);
+		CHECK_EQUAL(poll_one(&b).byte_len, GRH);
+		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	}
 	close_pair(&a, &b);
 }
 
@@ -115,7 +153,7 @@ int main(void)
 {
 	limit_seconds(60);
 	SIDE(address_handles, .ud = true);
-	STEP(address_by_lid());
+	STEP(addresses_by_lid());
 	SIDE(address_from_wc, .ud = true);
 	return 0;
 }

@@ -67,7 +67,7 @@ static void between_processes(const char *ip)
 	limit_seconds(60);
 	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
 	CHECK(index >= 0);
-	ud_open(&side, (struct options){.gid = index + 1});
+	ud_open(&side, (struct options){.gid = (uint8_t)index});
 	struct address own = address_of_side(&side), peer = exchange(&process, &side);
 	struct ibv_ah *ah = process.child ? ud_path(&side, &peer, index) : NULL;
 
@@ -90,7 +90,6 @@ static void between_processes(const char *ip)
 		CHECK_EQUAL(wc.imm_data, round);
 		CHECK_EQUAL(wc.byte_len, GRH + length);
 		CHECK_EQUAL(wc.src_qp, peer.qpn);
-		CHECK_EQUAL(wc.slid, 1);
 		CHECK(filled(side.memory + 8192 + GRH, length, round));
 		if (ip)
 			check_grh(side.memory + 8192, &peer, &own, length);
@@ -236,7 +235,6 @@ static void hostile(struct side *side)
 	struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.byte_len, GRH + 3);
-	CHECK_EQUAL(wc.slid, 1);
 	CHECK_EQUAL(wc.src_qp, number);
 	expect_no_wc(side);
 	close(fd);

@@ -8,7 +8,7 @@
 #define OF(number, ...)                                                                            \
 	(struct options)                                                                           \
 	{                                                                                          \
-		.device = (number), .gid = 1, __VA_ARGS__                                          \
+		.device = (number), __VA_ARGS__                                                    \
 	}
 
 static void connect_of(struct side *a, int device_a, struct side *b, int device_b)
@@ -64,7 +64,7 @@ static void most(void)
 	CHECK_EQUAL(count, 4);
 	CHECK(!strcmp(list[3]->name, "embedded3"));
 	verbs->ibv_free_device_list(list);
-	PAIR(one_message, .device = 3, .gid = 1);
+	PAIR(one_message, .device = 3);
 }
 
 /* Names, GUIDs, addresses. */

@@ -382,8 +382,7 @@ static void answered_as_read(uint8_t depth)
 	uint64_t word = 5;
 
 	open_extended_side(
-		&stage.side,
-		(struct options){.gid = 1, .timeout = 255, .mtu = IBV_MTU_256, .depth = depth},
+		&stage.side, (struct options){.timeout = 255, .mtu = IBV_MTU_256, .depth = depth},
 		(struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE | IBV_QP_EX_WITH_FLUSH});
 	bring_up(&stage.side, &peer);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(stage.side.qp);
@@ -560,6 +559,6 @@ int main(void)
 	STEP(refused(EIO, 3));
 	STEP(refused(EIO, 3));
 	STEP(sender());
-	SIDE(port_in_use, .gid = 1);
+	SIDE(port_in_use, 0);
 	return 0;
 }

@@ -234,7 +234,7 @@ static void sent(void)
 	struct side side;
 
 	memcpy(to.gid.raw, peer_gid, sizeof(peer_gid));
-	ud_open(&side, (struct options){.gid = 1});
+	ud_open(&side, (struct options){0});
 	struct ibv_ah *ah = ud_path(&side, &to, 0);
 
 	memcpy(side.memory, payload, MTU);
@@ -272,7 +272,7 @@ static void classes_sent(void)
 	struct side side;
 
 	CHECK_EQUAL(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)), 0);
-	ud_open(&side, (struct options){.gid = 1});
+	ud_open(&side, (struct options){0});
 	for (int i = 0; i < 2; i++) {
 		struct ibv_ah_attr attr = {
 			.grh = {.traffic_class = i ? 0x20 : 0x61},
@@ -316,14 +316,14 @@ static void classes_received(int index)
 {
 	struct side side, own;
 
-	ud_open(&side, (struct options){.gid = index + 1});
+	ud_open(&side, (struct options){.gid = (uint8_t)index});
 	CHECK_EQUAL(post_recv_at(&side, 1, 0, GRH), 0);
 	const struct address to = address_of_side(&side);
 	const bool ipv4 = is_ipv4(to.gid.raw);
 	pid_t child = fork_asleep();
 
 	if (!child) {
-		ud_open(&own, (struct options){.gid = index + 1});
+		ud_open(&own, (struct options){.gid = (uint8_t)index});
 		CHECK_EQUAL(post_recv_at(&own, 1, 0, GRH), 0);
 		UD_POST(&own, .ah = ud_path(&own, &to, index), .qpn = to.qpn, .qkey = QKEY,
 			.wr_id = 2);
@@ -504,7 +504,7 @@ static void port_in_use(void)
 	int taken = bound(device_gid, SOFT_ROCE_PORT);
 	struct side connected, side;
 
-	open_side(&connected, (struct options){.gid = 1, .device = 1});
+	open_side(&connected, (struct options){.device = 1});
 	CHECK_EQUAL(to_init(&connected), 0);
 	CHECK_EQUAL(to_rtr(&connected, &peer), 0);
 	open_side(&side, (struct options){.ud = true});

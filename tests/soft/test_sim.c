@@ -13,7 +13,7 @@ enum {
 
 #define MS UINT64_C(1000000)
 
-static const struct options options = {.gid = 2, .timeout = 10};
+static const struct options options = {.gid = 1, .timeout = 10};
 
 static void set_links(void)
 {

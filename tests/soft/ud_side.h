@@ -90,7 +90,7 @@ static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
 {
 	const struct address address = address_of_side(to);
 
-	return ud_path(side, &address, side->options.gid ? side->options.gid - 1 : 0);
+	return ud_path(side, &address, side->options.gid);
 }
 
 static inline void open_two(struct side *a, struct side *b)

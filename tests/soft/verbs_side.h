@@ -50,7 +50,7 @@ struct options {
 	bool ud;             /* a UD queue pair: see ud_side.h */
 	bool ends_with_peer; /* end_with_peer of abi/device_calls.h */
 	int comp_vector;     /* of its completion queue */
-	int gid;             /* 1 + the GID index to use; 0: none, a peer of this host */
+	uint8_t gid;         /* the index */
 	int device; /* its number */
 	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
@@ -251,10 +251,7 @@ static inline struct address address_of_side(const struct side *side)
 		.rkey = side->mr ? side->mr->rkey : 0,
 	};
 
-	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1,
-					 side->options.gid ? side->options.gid - 1 : 0,
-					 &address.gid),
-		    0);
+	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, side->options.gid, &address.gid), 0);
 	return address;
 }
 
@@ -280,24 +277,25 @@ static inline uint8_t or_default(uint8_t value, uint8_t standard, uint8_t zero)
 
 static inline int to_rtr(struct side *side, const struct address *peer)
 {
+	const struct address own = address_of_side(side);
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_RTR,
 		.path_mtu = side->options.mtu ? side->options.mtu : IBV_MTU_4096,
 		.rq_psn = peer->psn,
 		.dest_qp_num = peer->qpn,
-		.ah_attr = {.dlid = ANY_DLID, .port_num = 1},
+		/* A number alone is that of a peer of this host. */
+		.ah_attr = {.grh = {.dgid = peer->gid.global.interface_id ? peer->gid : own.gid,
+				    .sgid_index = side->options.gid,
+				    .traffic_class = side->options.traffic_class},
+			    .dlid = ANY_DLID,
+			    .is_global = 1,
+			    .port_num = 1},
 		.max_dest_rd_atomic = side->options.answers
 					      ? side->options.answers
 					      : or_default(side->options.depth, 4, 255),
 		.min_rnr_timer = or_default(side->options.rnr_timer, 1, 255),
 	};
 
-	if (side->options.gid) {
-		attr.ah_attr.is_global = 1;
-		attr.ah_attr.grh.sgid_index = (uint8_t)(side->options.gid - 1);
-		attr.ah_attr.grh.dgid = peer->gid;
-		attr.ah_attr.grh.traffic_class = side->options.traffic_class;
-	}
 	return verbs->ibv_modify_qp(
 		side->qp, &attr,
 		IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |

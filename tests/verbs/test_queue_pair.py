@@ -10,7 +10,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import BufferStateError, QPTransitionError, VerbsError
-from aiordma.verbs import MTU, AccessFlags, AddressVector, QPState
+from aiordma.verbs import MTU, AccessFlags, AddressVector, QPState, QPType
 from aiordma.verbs._qp.qp_attributes import QPChanges
 
 if TYPE_CHECKING:
@@ -93,6 +93,23 @@ def test_not_a_transition(qp: verbs.QueuePair) -> None:
     with pytest.raises(QPTransitionError, match="RESET -> ERR is not"):
         qp.to_error()
     qp.to_reset()
+
+
+@pytest.mark.parametrize("qp_type", ["AH", "RC", "UC"])
+def test_a_lid_is_no_address(
+    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, qp_type: str
+) -> None:
+    """RoCE sends nothing without a GRH; the embedded device takes its own LID alone."""
+    vector = AddressVector(dlid=pd.context.query_port().lid + 1)
+    refused = pytest.raises(VerbsError, match=rf"Errno 22.* to LID {vector.dlid} .* RoCE needs")
+    if qp_type == "AH":
+        with refused:
+            pd.create_ah(vector)
+        return
+    with pd.create_qp(cq, qp_type=QPType[qp_type]) as qp:
+        qp.to_init()
+        with refused:
+            qp.to_rtr(vector, dest_qp_num=5, rq_psn=7, path_mtu=MTU.MTU_512)
 
 
 def test_step_by_step(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:

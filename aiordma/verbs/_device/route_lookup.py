@@ -58,7 +58,7 @@ def describe(context: Context, vector: AddressVector, error: VerbsError) -> str:
 def _describe(context: Context, vector: AddressVector) -> str:
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
-        return f"to LID {vector.dlid} by {where}"
+        return f"to LID {vector.dlid} by {where}, without a dgid, which RoCE needs"
     source, problem = f"GID index {vector.sgid_index}", "is empty"
     for entry in context.query_gid_table():
         if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):

@@ -66,6 +66,9 @@ struct soft_ah {
 	struct soft_ud_address path;
 };
 
+/* The entry of the GID table that an address vector is from; 0, or an errno value: why it leads nowhere. */
+int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own);
+
 /* The sum of the 16-bit words of an IPv4 header without options: all ones if its checksum is right. */
 uint16_t soft_ipv4_sum(const uint8_t *header);
 

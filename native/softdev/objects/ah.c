@@ -17,16 +17,26 @@ enum {
 	IPV4_DESTINATION = 16
 };
 
-static int resolve(const struct soft_hca *hca, const struct ibv_ah_attr *attr,
+int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own)
+{
+	if (attr->port_num != 1)
+		return EINVAL;
+	if (attr->is_global)
+		return soft_gid_source(hca, attr->grh.sgid_index, &attr->grh.dgid, own);
+	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
+	 * one (drivers/infiniband/core/verbs.c, rdma_check_ah_attr).  Where there is a LID, that of
+	 * the port means this device: software for InfiniBand runs. */
+	return attr->dlid && attr->dlid == soft_links->lid(hca) ? soft_gid_at(hca, 0, own) : EINVAL;
+}
+
+static int resolve(struct soft_hca *hca, const struct ibv_ah_attr *attr,
 		   struct soft_ud_address *path)
 {
 	struct soft_gid own = {0};
-	int rc;
+	int rc = soft_ah_source(hca, attr, &own);
 
-	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
-	 * one.  Here it means this device if it names the port's LID: software for InfiniBand runs. */
-	if (attr->port_num != 1 || (!attr->is_global && attr->dlid != SOFT_LID))
-		return EINVAL;
+	if (rc)
+		return rc;
 	*path = (struct soft_ud_address){
 		.destination = hca->gids[0].gid,
 		.hop_limit = DEFAULT_HOP_LIMIT,
@@ -38,10 +48,6 @@ static int resolve(const struct soft_hca *hca, const struct ibv_ah_attr *attr,
 		path->traffic_flow = (uint32_t)attr->grh.traffic_class << SOFT_CLASS_SHIFT |
 				     (attr->grh.flow_label & 0xfffff);
 	}
-	rc = soft_gid_source(hca, attr->is_global ? attr->grh.sgid_index : 0, &path->destination,
-			     &own);
-	if (rc)
-		return rc;
 	path->source = own.gid;
 	path->ifindex = own.ifindex;
 	return 0;

@@ -107,7 +107,6 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 		.opcode = IBV_WC_RECV,
 		.byte_len = byte_len,
 		.src_qp = datagram->from,
-		.slid = SOFT_LID,
 		.sl = packet_kind(datagram),
 		.wc_flags = IBV_WC_GRH,
 	};

@@ -239,7 +239,7 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_port_attr *port_attr,
 		    size_t length)
 {
-	const struct soft_hca *hca = soft_hca_of(context);
+	struct soft_hca *hca = soft_hca_of(context);
 
 	if (port_num != 1)
 		return EINVAL;
@@ -249,7 +249,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = soft_links->active_mtu(hca),
-		.lid = SOFT_LID,
+		.lid = soft_links->lid(hca),
 		.gid_tbl_len = soft_gid_count(hca),
 		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
 		.max_msg_sz = SOFT_MAX_MESSAGE,

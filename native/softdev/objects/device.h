@@ -208,10 +208,6 @@ extern const union ibv_gid soft_gid_loopback; /* of the first device: 127.0.0.1 
 
 /* ---- port.c: the devices, and what can happen to them and their ports ------------------------------------ */
 
-enum {
-	SOFT_LID = 1 /* RoCE needs none, and no packet carries it: ah.c */
-};
-
 /* An open context is told; not under the lock. */
 void soft_port_attach(struct soft_context *context);
 void soft_port_detach(struct soft_context *context);

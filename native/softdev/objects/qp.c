@@ -457,18 +457,10 @@ static const struct soft_qp_transition *transition(const struct soft_qp *qp, enu
 	return NULL;
 }
 
-static int check_address(const struct soft_hca *hca, const struct ibv_ah_attr *ah)
-{
-	struct soft_gid gid;
-
-	if (ah->port_num != 1)
-		return EINVAL;
-	return ah->is_global ? soft_gid_source(hca, ah->grh.sgid_index, &ah->grh.dgid, &gid) : 0;
-}
-
 /* ibv_modify_qp(3): what each attribute can be. */
-static int check_values(const struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask)
+static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask)
 {
+	struct soft_gid own;
 	/* Those of regions as well, which mean nothing here: programs pass on what they register
 	 * with. */
 	const unsigned rights = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
@@ -493,7 +485,7 @@ static int check_values(const struct soft_hca *hca, const struct ibv_qp_attr *at
 	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
 	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
 		return EINVAL;
-	return mask & IBV_QP_AV ? check_address(hca, &attr->ah_attr) : 0;
+	return mask & IBV_QP_AV ? soft_ah_source(hca, &attr->ah_attr, &own) : 0;
 }
 
 #define TAKE(bit, member)                                                                          \

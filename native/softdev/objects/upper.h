@@ -46,6 +46,8 @@ struct soft_link_calls {
 	void (*revoke_key)(uint32_t key);
 	/* The largest path MTU that every network of the device carries. */
 	enum ibv_mtu (*active_mtu)(const struct soft_hca *hca);
+	/* The port's LID, which no packet carries (ah.c): one of this device alone; 0 for RoCE. */
+	uint16_t (*lid)(struct soft_hca *hca);
 	/* The TCP and UDP port of this process; 0 and errno if there is none to be had. */
 	uint16_t (*ip_port)(void);
 };

@@ -341,6 +341,14 @@ static enum ibv_mtu active_mtu(const struct soft_hca *hca)
 	return soft_device.wire->roce ? soft_roce_active_mtu(hca) : IBV_MTU_4096;
 }
 
+/* From what tells hosts, containers and devices apart. */
+static uint16_t lid(struct soft_hca *hca)
+{
+	enum { UNICAST = 0xbfff }; /* the highest one; those above are of groups */
+
+	return soft_device.wire->roce ? 0 : 1 + soft_ibv_get_device_guid(&hca->device) % UNICAST;
+}
+
 const struct soft_link_calls soft_wire_links = {
 	.begin = soft_connect_begin,
 	.again = soft_connect_again,
@@ -353,6 +361,7 @@ const struct soft_link_calls soft_wire_links = {
 	.revoke_requests = soft_cma_flush,
 	.revoke_key = soft_cma_withdraw_key,
 	.active_mtu = active_mtu,
+	.lid = lid,
 	.ip_port = soft_listener_port,
 };
 
