@@ -10,6 +10,20 @@ from .errors import BufferStateError
 from .mr_pool import OwnMemory, Registration
 
 
+class DmabufRegistration(Registration):
+    """As Registration, with the file for registering it again.  Internal to the library."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, mr: verbs.MemoryRegion, fd: int) -> None:
+        self.fd: int = os.dup(fd)
+        super().__init__(mr, mapped=False)
+
+    def _retire(self) -> None:
+        os.close(self.fd)
+        super()._retire()
+
+
 class DmabufRegion(OwnMemory):
     """Registered memory of a dma-buf, for `read`, `write` and `send_region`.
 
@@ -19,15 +33,15 @@ class DmabufRegion(OwnMemory):
     a `close` during an operation takes effect when the operation is done.
     """
 
-    __slots__ = ("_fd", "_offset")
+    __slots__ = ("_offset", "_registration")
 
     def __init__(
         self, pd: verbs.ProtectionDomain, fd: int, length: int, offset: int, writable: bool
     ) -> None:
         access = verbs.AccessFlags.LOCAL_WRITE if writable else verbs.AccessFlags.NONE
         mr = pd.reg_dmabuf_mr(fd, length, access, offset=offset)
-        self.pinned: Registration = Registration(mr, mapped=False)
-        self._fd = os.dup(fd)  # to register it again for the peer
+        self._registration = DmabufRegistration(mr, fd)
+        self.pinned: Registration = self._registration
         self._offset = offset
         self.address: int = mr.addr
         self.length = length
@@ -49,19 +63,14 @@ class DmabufRegion(OwnMemory):
     def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        self._check()
-        return pd.reg_dmabuf_mr(self._fd, length, access, offset=self._offset + offset)
+        fd = self._registration.fd
+        return pd.reg_dmabuf_mr(fd, length, access, offset=self._offset + offset)
 
     def close(self) -> None:
         """Deregister the memory; a second call does nothing."""
         self._give_back()
 
-    def _give_back(self) -> None:
-        if not self.gone:
-            os.close(self._fd)
-            super()._give_back()
-
     def __del__(self) -> None:
-        if not self.gone and hasattr(self, "_fd"):
+        if not self.gone and hasattr(self, "_registration"):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
             self.close()

@@ -515,7 +515,7 @@ class Buffer(OwnMemory):
     @property
     def view(self) -> memoryview:
         self._check()
-        return self._block.export(0, self.length)
+        return self._pinned_bytes()
 
     def _pinned_bytes(self) -> memoryview:
         return self._block.export(0, self.length)
@@ -577,7 +577,7 @@ class Region(OwnMemory):
     @property
     def view(self) -> memoryview:
         self._check()
-        return self._mr.buf
+        return self._pinned_bytes()
 
     def _pinned_bytes(self) -> memoryview:
         return self._mr.buf

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from .._core.fields import Keys
 from .._core.region import NUMBER_BITS, RegionToken
 from ..config import Config
-from ..errors import LeaseEndedError, QuotaError
+from ..errors import LeaseEndedError, QuotaError, RDMAError, cause_text
 from ..mr_pool import MemoryPool
 from .lease_thread import lease_seconds
 from .remote_memory import RemoteRegion
@@ -186,7 +186,7 @@ class Regions:
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:
-                share._add_rail(rail, pool)
+                share._open_rails()
 
     def remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this."""
@@ -202,7 +202,12 @@ class Regions:
         before, self.lead, self.pool = self.lead, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
             share._remove_rail(before)  # of one that was made since that broke
-            share._move(lead, self.pool)
+            try:
+                share._move(lead, self.pool)
+            except (RDMAError, OSError, MemoryError) as error:
+                device, why = lead.qp.context.name, cause_text(error)
+                lead.rail_broke(RDMAError(f"{share!r} cannot be opened by {device}: {why}"))
+                break
         for region_id, region in list(self.used.items()):
             if region._move(lead.number):
                 self._hand_out(region_id)

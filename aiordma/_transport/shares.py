@@ -42,13 +42,12 @@ class Share:
         regions = sharing.regions
         key = share_keys.make_key(regions.pool, regions.lead, memory, rights)
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
-        self._replaced: share_keys.ShareKey | None = None  # by that of the next lead
+        self._replaced: share_keys.ShareKey | None = None  # the last one, by that of the next lead
         self.told = False
         """Whether the peer knows the region, and so is told of its keys by other rails."""
-        self.lost: bool = False
-        """Whether it has ended because the lead's device could not register the memory."""
         memory._pin()
         self._over = False
+        self._lapsed = False  # the thread of leases has ended the keys that it saw
         self._deadline: Deadline | None = None
         self._grace: Deadline | None = None  # after the deadline, for a bind that is under way
         self.region_id = region_id
@@ -103,47 +102,40 @@ class Share:
     @property
     def _first(self) -> share_keys.ShareKey:
         """The oldest of its keys; all end together."""
-        return next(iter(self._keys.values()))
+        first = next(iter(self._keys.values()), self._replaced)
+        assert first is not None
+        return first
 
     def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Opens the memory by a further rail; where that cannot be, others have it."""
-        if rail in self._keys or self.revoked:
+        """Opens the memory by the rail; raises where that cannot be."""
+        if rail in self._keys:
             return
-        with suppress(RDMAError, OSError):
-            key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
-            if self._deadline is not None and not self._deadline.pending:
-                key.close()  # the lease has ended meanwhile, with the keys that its thread saw
-            elif self.told:
-                key.on_ready(partial(self._tell_key, rail))
+        key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
+        if self._lease_is_over():
+            key.close()  # the thread may not have seen it
+        elif self.told:
+            key.on_ready(partial(self._tell_key, rail))
 
     def _open_rails(self) -> None:
-        """Opens the memory by the rails besides the lead."""
+        """Opens the memory by the rails besides the lead; one that cannot have it is tried again as
+        the lead."""
         for rail, pool in self._sharing.regions.rails.items():
-            self._add_rail(rail, pool)
+            with suppress(RDMAError, OSError, MemoryError):
+                self._add_rail(rail, pool)
 
     def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
-        """That rail is the lead from now on."""
-        before, self._replaced = self._replaced, None
-        if before is None or self._over:
-            self._add_rail(lead, pool)
-        else:
-            try:
-                key = share_keys.make_key(pool, lead, self._memory, self.rights)
-            except (RDMAError, OSError):
-                self.lost = True
-                self._end(tells=False)
-                before.give_up()
-                return
-            self._keys = {lead: key}
-            before.replace(key)
-            self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # for the token before
-            self._sharing.regions.renumber(self)
-        if lead in self._keys:
-            rkey = self._keys[lead].rkey
-            self.token = replace(self.token, region_id=self.region_id, rkey=rkey)
-        else:
-            self.lost = not self._over
-            self._end(tells=self.told)
+        """That rail is the lead from now on; raises where it cannot have the memory."""
+        if self._over:
+            return
+        self._add_rail(lead, pool)
+        before, self._replaced, key = self._replaced, None, self._keys[lead]
+        if before is None or self.told:
+            self.token = replace(self.token, rkey=key.rkey)
+            return
+        self._sharing.notify(protocol.RegionEnd(0, self.region_id))  # for the token before
+        self._sharing.regions.renumber(self)
+        self.token = replace(self.token, region_id=self.region_id, rkey=key.rkey)
+        before.replace(key)
 
     def _tell_key(self, rail: SendQueue) -> None:
         key = self._keys.get(rail)
@@ -154,40 +146,32 @@ class Share:
     def _remove_rail(self, rail: SendQueue) -> None:
         """The rail is gone, and its queue pair goes after this.
 
-        The share ends with its last key if the peer knows the region; else the key of the next lead
-        takes that one's place.
+        The key of the next lead, or of a rail that comes up before, takes the place of the last.
         """
-        key = self._keys.get(rail)
+        key = self._keys.pop(rail, None)  # the thread of leases does not end it from now on
         if key is None:
             return
-        deadline = self._deadline
-        if deadline is not None:
-            deadline.cancel()  # a key is not ended beside its thread
-        if self._grace is not None:
-            self._expired()  # the others have that time as well
-            return
-        if len(self._keys) == 1 and self.told:
-            self._end(tells=True)
-            return
+        if self._lease_is_over():
+            self._expired()
         key.withdraw_news()  # else a peer that gives no credits could have many wait
         key.close()
-        if len(self._keys) > 1:
-            del self._keys[rail]
+        if self._keys:
             key.give_up()
         else:
             self._replaced = key
-        if deadline is not None and (self._replaced is not None or not self._first.closed):
-            try:
-                self._deadline = lease_thread.at(deadline.when, self._expire)
-            except RDMAError:
-                self._end(tells=True)  # the peer could use it for ever
 
     @property
     def revoked(self) -> bool:
         """Whether the memory has been taken back: the peer's key does nothing any more."""
+        return self._over or (
+            self._lease_is_over() and all(key.closed for key in self._keys.values())
+        )
+
+    def _lease_is_over(self) -> bool:
+        """Whether its thread has ended it, and so does nothing more."""
         if self._deadline is not None and not self._deadline.pending:
             self._deadline.cancel()  # it may be under way
-        return self._first.closed
+        return self._lapsed
 
     def revoke(self) -> None:
         """Takes the memory back: when this returns the key works no more.  Idempotent.
@@ -221,7 +205,7 @@ class Share:
         shorter = when is not None and (before is None or when < before.when)
         if before is not None and not (at_least and shorter):
             before.cancel()
-        if self.revoked or self._grace is not None:
+        if self._over or self._lease_is_over():
             return False
         if not (at_least and shorter):
             self._deadline = None
@@ -235,6 +219,7 @@ class Share:
 
     def _expire(self) -> None:
         """In the thread of leases: the key ends, the rest follows in the loop."""
+        self._lapsed = True
         try:
             late = [key for key in list(self._keys.values()) if not key.end_now()]
             if late:

@@ -34,7 +34,6 @@ from .._loop.wait_queue import WaitQueue
 from .._native import fork
 from ..config import Config
 from ..errors import (
-    BufferStateError,
     ProtocolError,
     QuotaError,
     RDMAError,
@@ -146,11 +145,6 @@ class Sharing:
         try:
             share._open_rails()
             await share.ready()  # until then no peer can use it
-            if share.lost:
-                raise BufferStateError(
-                    f"{share!r}: its memory cannot be registered with the device by which the "
-                    f"connection goes on"
-                )
             share._lease_from_now(lease)
             told = self._tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)

@@ -64,6 +64,17 @@ MUTANTS = {
         "    def _expired(self) -> None:\n        self._end(tells=True)",
         "    def _expired(self) -> None:\n        self._end(tells=False)",
     ),
+    "a region ends with the last rail that had a key": (
+        "_transport/shares.py",
+        "            self._replaced = key\n",
+        "            self._replaced = key\n            if self.told:\n"
+        "                self._end(tells=True)\n",
+    ),
+    "the peer is not told of the key that takes the place of the last one": (
+        "_transport/shares.py",
+        "        elif self.told:\n",
+        "        elif self.told and self._replaced is None:\n",
+    ),
     "a lease counts from its grant": (
         "_transport/sharing.py",
         "lent=True, since=request.since)",

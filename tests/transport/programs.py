@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiordma import (
+    BufferStateError,
     Config,
     Connection,
     ConnectionBrokenError,
@@ -28,6 +29,7 @@ from aiordma import (
     Rights,
     Share,
 )
+from aiordma._core.connection_states import ConnectionState
 from aiordma._core.frames import HEADER_SIZE
 from aiordma.errors import LeaseEndedError, QuotaError, RequestRefusedError, WorkCompletionError
 from aiordma.mr_pool import Region
@@ -347,7 +349,7 @@ class End:
         except asyncio.CancelledError:
             sent.end = "cancelled"
             raise
-        except (OutcomeUnknownError, LeaseEndedError):
+        except (OutcomeUnknownError, BufferStateError):
             sent.end = "unknown"
             raise
         except BaseException:
@@ -572,6 +574,12 @@ class End:
 
     # ---- the end ---------------------------------------------------------------------------------
 
+    def check_share(self) -> None:
+        """What was granted without a lease is there as long as the connection."""
+        if self.conn._state is ConnectionState.OPEN and self.conn._config.lease is None:
+            assert self.share is not None
+            assert not self.share.revoked, "a region has ended by itself"
+
     async def drain(self) -> None:
         """Receives all that there is, up to the other's last message; then no task waits here."""
         while not self.got_last.is_set():
@@ -721,6 +729,8 @@ async def run_program(
                     end.release_all()
                 gc.collect()
                 await factory.rest(*conns)
+                for end in ends:
+                    end.check_share()
                 if complete:
                     while any(conn._queue.outstanding for conn in conns):
                         await yield_loop(1)  # credits, which a device with threads still sends
@@ -730,7 +740,9 @@ async def run_program(
                 task.cancel()
     for ended in tasks_of(ends):
         error = None if ended.cancelled() else ended.exception()
-        if isinstance(error, OutcomeUnknownError | LeaseEndedError) and factory.loses_work:
+        if isinstance(error, LeaseEndedError) and config.lease is None:
+            raise error  # nobody has taken anything back
+        if isinstance(error, OutcomeUnknownError | BufferStateError) and factory.loses_work:
             continue
         if error is not None and (complete or not isinstance(error, EXPECTED)):
             raise error
