@@ -10,8 +10,14 @@ from typing import Unpack
 
 from ._core.arguments import integer, seconds
 from ._options import CONNECT, ConnectOptions, complete, shows
-from .errors import AuthenticationError, ConnectionManagerError, RejectedError, host_port
-from .transport import Connection, connect
+from .errors import (
+    AuthenticationError,
+    ConnectionManagerError,
+    RejectedError,
+    cause_text,
+    host_port,
+)
+from .transport import Connection, Statistics, connect
 
 logger: logging.Logger = logging.getLogger("aiordma.reconnect")
 
@@ -39,7 +45,7 @@ async def reconnect(
     port: int,
     *,
     first_delay: float = 0.1,
-    longest_delay: float = 30.0,
+    longest_delay: float = 1.0,
     attempts: int | None = None,
     **options: Unpack[ConnectOptions],
 ) -> AsyncIterator[Connection]:
@@ -51,10 +57,14 @@ async def reconnect(
 
     A failed attempt is repeated after a delay with exponential back-off: `first_delay` seconds,
     doubled after each failure up to `longest_delay`, and reduced by a random part of up to a half,
-    so that many clients do not reconnect at once.  After `attempts` failures in a row (None: no
-    limit) the last error is raised.  Raised at once are errors that no restart of the server can
-    cause, such as a wrong key (`TEMPORARY` has the rule, docs/connecting.md a table).  The other
-    arguments are those of `connect`.
+    so that many clients do not reconnect at once.  A connection that ends without having carried a
+    message or an operation counts as a failure; one that has carried something begins the back-off
+    anew.  So a listener is found that lives longer than `longest_delay` and an attempt, which takes
+    `Config.connect_timeout` at most; one that is restarted sooner can be missed again and again.
+
+    After `attempts` failures in a row (None: no limit) the error of an attempt is raised.  Raised
+    at once are errors that no restart of the server can cause, such as a wrong key (`TEMPORARY` has
+    the rule, docs/connecting.md a table).  The other arguments are those of `connect`.
     """
     first_delay = seconds("first_delay", first_delay)
     longest_delay = seconds("longest_delay", longest_delay, endless=True)
@@ -69,12 +79,17 @@ async def reconnect(
             failures += 1
             if not is_temporary(error) or (attempts is not None and failures >= attempts):
                 raise
-            delay = min(longest_delay, first_delay * 2 ** min(failures - 1, 30))
-            delay *= random.uniform(0.5, 1)
-            where = host_port((host, port))
-            logger.info("connecting to %s: %s; again in %.3g seconds", where, error, delay)
-            await asyncio.sleep(delay)
-            continue
-        failures = 0
-        async with connection:
-            yield connection
+            why = cause_text(error)
+        else:
+            async with connection:
+                yield connection
+            if connection.statistics() != Statistics():
+                failures = 0
+                continue
+            failures += 1
+            why = "the connection has ended and carried nothing"
+        delay = min(longest_delay, first_delay * 2 ** min(failures - 1, 30))
+        delay *= random.uniform(0.5, 1)
+        where = host_port((host, port))
+        logger.info("connecting to %s: %s; again in %.3g seconds", where, why, delay)
+        await asyncio.sleep(delay)

@@ -1,10 +1,12 @@
-"""How long it takes to go on without a cable or a peer, in virtual time."""
+"""How long it takes to go on without a cable, a peer or a listener, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 import aiordma
 from aiordma import testing
 
-from .scenarios import ANY_ADDRESS, PORT, serve
+from .scenarios import ANY_ADDRESS, BROKEN, PORT, serve
 
 LONG = 64 << 20
 RETRIES = 4.096e-6 * (1 << 14) * (1 + ANY_ADDRESS.retry_count)
@@ -114,3 +116,71 @@ def test_a_lead_that_says_nothing(via: str) -> None:
 
     hosts = {"server": partial(serve, echo, **options(via, limits))}
     testing.simulate(main, seed=1, hosts=hosts, faults=EVEN, devices=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_listener_that_stays_is_found(via: str, seed: int) -> None:
+    """By `reconnect`, after any number of lives that were too short for it."""
+    limits = options(via, replace(ANY_ADDRESS, connect_timeout=0.5))
+    enough = 1 + 0.5 + 0.1  # the longest delay, what is left of an attempt, and one that succeeds
+    lives: list[tuple[float, float]] = []
+    found: list[float] = []
+
+    async def live(world: testing.World) -> None:
+        for _ in range(50):
+            conns: list[aiordma.Connection] = []
+            length = world.random.choice((world.random.random(), enough))
+            async with await aiordma.listen("", PORT, **limits) as listener:
+                lives.append((world.now, length))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(length):
+                        async for conn in listener:
+                            conns.append(conn)
+                            await conn.send(b"here")
+            for conn in conns:
+                conn.abort()
+            await asyncio.sleep(world.random.uniform(0, 5))
+
+    async def find(world: testing.World) -> None:
+        async for conn in aiordma.reconnect("server", PORT, **limits):
+            with suppress(*BROKEN):
+                while True:
+                    (await conn.recv()).release()
+                    found.append(world.now)
+
+    async def main(world: testing.World) -> None:
+        finding = asyncio.create_task(find(world))
+        await world.host("server").run(live, world)
+        finding.cancel()
+        for begun, length in lives:
+            assert length < enough or any(begun < when < begun + enough for when in found)
+
+    testing.simulate(main, seed=seed, faults=EVEN, limit=1000)
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_the_back_off_begins_anew_when_a_connection_has_carried_something(
+    via: str, carries: bool
+) -> None:
+    async def answer(conn: aiordma.Connection) -> None:
+        if carries:
+            await conn.send(b"here")
+
+    async def main(world: testing.World) -> None:
+        ends: list[float] = []
+        async for conn in aiordma.reconnect("server", PORT, **options(via)):
+            with suppress(*BROKEN):
+                while True:
+                    (await conn.recv()).release()
+            ends.append(world.now)
+            if len(ends) == 20:
+                break
+        pauses = [later - before for before, later in pairwise(ends)]
+        if carries:
+            assert max(pauses) < 0.1
+        else:
+            for count, pause in enumerate(pauses):
+                assert 0.5 <= pause / min(1, 0.1 * 2**count) < 1.2
+
+    hosts = {"server": partial(serve, answer, **options(via))}
+    testing.simulate(main, seed=1, hosts=hosts, faults=EVEN)
