@@ -270,8 +270,8 @@ cdef class Session(FrameHandler):
             self.batches.remove(chain)
             return None
         return BufferStateError(
-            "the memory of this batch could not be registered with the device by which the "
-            "connection goes on: nothing of the batch was done"
+            "nothing of the batch was done: the rail by which the connection goes on has no key for "
+            "memory of the peer yet, or cannot register memory here; do it again"
         )
 
     @property
