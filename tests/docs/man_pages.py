@@ -29,8 +29,9 @@ def _inner(context: click.Context) -> list[click.Context]:
     command = context.command
     if not isinstance(command, click.Group):
         return []
-    command.list_commands(context)  # loads them
-    each = [it for it in command.commands.values() if not it.hidden]
+    # Not in the order in which they were loaded, which the tests before this one choose.
+    every = [command.get_command(context, name) for name in command.list_commands(context)]
+    each = [it for it in every if it and not it.hidden]
     return [click.Context(it, info_name=it.name, parent=context) for it in each]
 
 
