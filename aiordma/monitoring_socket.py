@@ -60,9 +60,7 @@ def directory(setting: str) -> Path:
     """
     if setting != "1":
         if not os.path.isabs(setting):
-            raise ValueError(
-                f"{VARIABLE} is 1 or the absolute path of a directory, not {setting!r}"
-            )
+            raise ValueError("it can be 1 or the absolute path of a directory")
         return private(Path(setting))
     failures: list[OSError] = []
     for path in usual():
@@ -78,7 +76,7 @@ def private(path: Path) -> Path:
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
             f"the path {path} has {size} bytes, which for a directory of sockets may be at most "
-            f"{MOST_PATH}: set {VARIABLE} to a shorter one"
+            f"{MOST_PATH}: choose a shorter one"
         )
     with suppress(FileExistsError):
         path.mkdir(0o700)
@@ -87,8 +85,8 @@ def private(path: Path) -> Path:
         raise NotADirectoryError(f"{path} is not a directory")
     if found.st_uid != os.geteuid():
         raise PermissionError(
-            f"{path} belongs to user {found.st_uid}, and this process to user {os.geteuid()}: set "
-            f"{VARIABLE} to the path of a directory of its own"
+            f"{path} belongs to user {found.st_uid}, and this process to user {os.geteuid()}: "
+            "choose a directory of its own"
         )
     if mode := found.st_mode & 0o077:
         raise PermissionError(f"{path} is open to others ({mode:03o}): chmod 700 {path}")
@@ -205,7 +203,9 @@ def start() -> None:
     try:
         _server = _Server(directory(setting))
     except (OSError, ValueError, RuntimeError) as error:
-        logger.warning("this process is not shown to `aiordma top`: %s", error)
+        logger.warning(
+            "%s is %r: this process is not shown to `aiordma top`: %s", VARIABLE, setting, error
+        )
 
 
 def _restart_after_fork() -> None:

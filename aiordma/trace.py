@@ -90,7 +90,8 @@ def start(path: str | os.PathLike[str]) -> Path:
     if code == errno.EBUSY:
         raise BusyError("this process is being traced already: call stop() first")
     if code:
-        raise OSError(code, os.strerror(code), os.fspath(path))
+        why = "it is not a regular file" if code == errno.ESPIPE else os.strerror(code)
+        raise OSError(code, why, os.fspath(path))
     return Path(os.fsdecode(ffi.string(used)))
 
 

@@ -11,11 +11,6 @@ from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 
-OPENS = """
-from aiordma import verbs
-verbs.find_device("embedded0").open().close()
-"""
-
 # Two queue pairs of one process, and whether a stream is between them when they have talked.
 TALKS = """
 import asyncio
@@ -49,9 +44,3 @@ def test_which_wire(wire: str, streams: int) -> None:
     done = run(wire, "-c", TALKS)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == streams
-
-
-def test_a_wrong_word_is_refused() -> None:
-    done = run("smoke", "-c", OPENS)
-    assert done.returncode != 0
-    assert "AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared', 'tcp' or 'roce'" in done.stderr

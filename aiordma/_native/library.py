@@ -67,6 +67,12 @@ class Library:
         """Whether its devices have this optional entry of native/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
+    def misconfiguration(self) -> str:
+        """The variable that this thread's latest call to open a device was refused for, or ""."""
+        if not self.offers("misconfiguration"):
+            return ""
+        return ffi.string(self.table.device.misconfiguration()).decode(errors="replace")
+
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
         """Whether a peer with the address `peer` may have an endpoint with this GID.
 

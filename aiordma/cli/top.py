@@ -78,7 +78,7 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         setting = "1" if setting in {"", "0"} else setting
         where = directories(setting)
     except (OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{VARIABLE} is {setting!r}: {error}") from None
     answers, notes = collect(where, pid)
     shown, unknown = readable(answers)
     if not (answers if as_json else shown):

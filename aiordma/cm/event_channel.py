@@ -54,9 +54,11 @@ class EventChannel(Resource["h.rdma_event_channel"]):
         try:
             pointer = library.calls.rdma_create_event_channel()
         except VerbsError as error:
-            detail = "the kernel's connection manager cannot be opened"
-            if error.errno != errno.EMFILE:
-                detail += "; is rdma_ucm loaded?"
+            detail = library.misconfiguration()
+            if not detail:
+                detail = "the kernel's connection manager cannot be opened"
+                if error.errno != errno.EMFILE:
+                    detail += "; is rdma_ucm loaded?"
             raise explained(error, detail) from None
         self.fd: int = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel

@@ -112,6 +112,7 @@ static const struct aiordma_device_calls device = {
 	.withdrawn = soft_cm_withdrawn,
 	.set_faults = aiordma_embedded_faults,
 	.fault_counts = aiordma_embedded_fault_counts,
+	.misconfiguration = soft_misconfiguration,
 };
 
 static const struct aiordma_calls table = {

@@ -205,7 +205,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
         [(WARNING, "docker", "--device /dev/infiniband")]),
     (checks.embedded, GOOD, [(OK, "works, and other machines reach it at 10.0.0.1", "")]),
     (checks.embedded, BARE, [(WARNING, "", "IP address")]),
-    (checks.embedded, BROKEN, [(PROBLEM, "does not work: no epoll", "AIORDMA_EMBEDDED_")]),
+    (checks.embedded, BROKEN, [(PROBLEM, "does not work: no epoll", "environment variable")]),
     (checks.embedded, replace(BARE, embedded=device("embedded0")), [(PROBLEM, "no port", "")]),
     (checks.embedded, replace(BARE, embedded=device("embedded0", port(LOOPBACK, state=DOWN))),
         [(PROBLEM, "no port is active", "")]),

@@ -488,4 +488,10 @@ def test_a_program_runs_where_it_cannot_be_shown(sockets: Path, device_name: str
     with run(device_name) as process:
         _, errors = process.communicate("\n", timeout=100)
     assert process.returncode == 0
-    assert errors == (f"this process is not shown to `aiordma top`: {sockets} is not a directory\n")
+    assert errors == (
+        f"{VARIABLE} is '{sockets}': this process is not shown to `aiordma top`: "
+        f"{sockets} is not a directory\n"
+    )
+    assert (
+        top("--once").output == f"Error: {VARIABLE} is '{sockets}': {sockets} is not a directory\n"
+    )

@@ -13,6 +13,7 @@ from aiordma import cm
 from aiordma._native import embedded, ffi
 from aiordma._native.library import Library, _not_found
 from aiordma.errors import LibraryNotFoundError, UnsupportedError
+from tests.processes import run_python
 
 UNTYPED: Any = ffi  # the stub knows only what the package does with it
 
@@ -83,3 +84,51 @@ assert "libibverbs" not in text and "librdmacm" not in text
 @pytest.mark.parametrize("flags", [[], ["-X", "dev"]])
 def test_import_does_nothing(flags: list[str]) -> None:
     subprocess.run([sys.executable, *flags, "-c", _IMPORT], check=True, timeout=300)
+
+
+OPENS = """
+from aiordma import cm, verbs
+device = verbs.devices()[-1]
+for what in device.open, lambda: cm.EventChannel(device.library):
+    try:
+        what()
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "cause", "remedy"),
+    [
+        (
+            "TRACE",
+            "/proc/run.%p",
+            "No such file or directory",
+            "no trace can be written there; name a regular",
+        ),
+        ("TRACE", "/", "Is a directory", "no trace can be written there; name a regular"),
+        ("TRACE", "/dev/full", "Invalid argument", "no trace can be written there; name a regular"),
+        (
+            "TRACE",
+            "x" * 4096,
+            "File name too long",
+            "no trace can be written there; name a regular",
+        ),
+        ("EMBEDDED_DEVICES", "5", "Invalid argument", "it is a number of devices, 1 to 4, or the"),
+        ("EMBEDDED_FAULTS", "seed=1,speed=3", "Invalid argument", "'speed=3': there is no such p"),
+        ("EMBEDDED_LINKS", "smoke", "Invalid argument", "it can be 'shared', 'tcp' or 'roce'"),
+        ("EMBEDDED_PATH_TIMEOUT", "0", "Invalid argument", "it is a number of seconds, 1 to 3600"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(
+    variable: str, value: str, cause: str, remedy: str
+) -> None:
+    """In the error, and for a program in C on standard error."""
+    done = run_python("-c", OPENS, **{f"AIORDMA_{variable}": value})
+    wrong = f"AIORDMA_{variable} is '{value[:700]}': "
+    opened, channel = done.stdout.splitlines()
+    assert f"ibv_open_device: {cause}; {wrong}" in opened
+    assert f"rdma_create_event_channel: {cause}; {wrong}" in channel
+    assert remedy in opened
+    assert remedy in channel
+    assert done.stderr.count(f"aiordma: {wrong}") == 2

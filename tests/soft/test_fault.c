@@ -504,9 +504,10 @@ static void environment(void)
 {
 	static const char *const texts[] = {"", "seed=3,loss=0.5"};
 
-	expect_setting_refused("AIORDMA_EMBEDDED_FAULTS", "loss=x",
-			       "aiordma: AIORDMA_EMBEDDED_FAULTS: 'loss=x': a probability from 0 "
-			       "to 1, an occurrence as @3, @3-5 or @3-, or both are expected\n");
+	expect_setting_refused(
+		"AIORDMA_EMBEDDED_FAULTS", "loss=x",
+		"aiordma: AIORDMA_EMBEDDED_FAULTS is 'loss=x': 'loss=x': a probability from 0 "
+		"to 1, an occurrence as @3, @3-5 or @3-, or both are expected\n");
 	for (int i = 0; i < 2; i++) {
 		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_FAULTS", texts[i], 1), 0);
 		CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0);

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma._core.arguments import instance, integer
-from aiordma._native import Library, copy_of, embedded, ffi, system
+from aiordma._native import Library, copy_of, embedded, explained, ffi, system
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
 from .address import GID, IPAddress
@@ -39,6 +39,11 @@ def name_or_variable(name: str | None) -> str | None:
     if name is not None:
         instance("device", name, str, "the name of a device, as 'mlx5_0' (aiordma devinfo)")
     return name or os.environ.get(VARIABLE) or None
+
+
+def _by_variable(name: str | None) -> str:
+    """For an error about that name: that the environment has it."""
+    return f"; {VARIABLE} is {name!r}" if name and name == os.environ.get(VARIABLE) else ""
 
 
 def only_device(name: str | None) -> str | None:
@@ -86,14 +91,17 @@ class Device:
         """Open it. Close the context, or use it in ``with``.
 
         Raises DeviceNotFoundError when the device has gone, VerbsError when it cannot be opened
-        (EACCES: no permission for /dev/infiniband/uverbs*).
+        (EACCES: no permission for /dev/infiniband/uverbs*, or for the file of AIORDMA_TRACE).
         """
         calls = self.library.calls
         with _device_list(self.library) as pointers:
             names = [_name(self.library, pointer) for pointer in pointers]
             if self.name not in names:
                 raise DeviceNotFoundError(self.name, names)
-            pointer = calls.ibv_open_device(pointers[names.index(self.name)])
+            try:
+                pointer = calls.ibv_open_device(pointers[names.index(self.name)])
+            except VerbsError as error:
+                raise explained(error, self.library.misconfiguration()) from None
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
@@ -217,12 +225,12 @@ def find_device(
     wanted += [f"the GUID {guid:#018x}"] if guid is not None else []
     known = [device.name for device in found]
     if not wanted:
-        hint = ""
+        hint = ", ".join(known) + _by_variable(name)
         if name == ALL or "," in str(name):
-            hint = f"{', '.join(known)}; several are for connect and listen: device=[...] or 'all'"
+            hint += "; several are for connect and listen: device=[...] or 'all'"
         elif str(name).startswith("embedded"):
             number = "the environment variable AIORDMA_EMBEDDED_DEVICES, 1 to 4"
-            hint = f"{', '.join(known)}; how many there are says {number}"
+            hint += f"; how many there are says {number}"
         raise DeviceNotFoundError(str(name), known, detail=hint)
     there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
     raise DeviceNotFoundError(
@@ -282,7 +290,8 @@ def choose_device(name: str | None = None) -> Choice:
     if missing is not None:  # `aiordma doctor` shows the whole error, with the package
         why = f"{missing.library} is {'too old' if missing.symbol else 'not installed'}"
     if name == SYSTEM:
-        detail = f"{(missing and missing.strerror) or why}; `aiordma doctor` says more"
+        detail = (missing and missing.strerror) or why
+        detail += f"{_by_variable(name)}; `aiordma doctor` says more"
         raise DeviceNotFoundError("", wanted="an active port", detail=detail)
     return Choice(_embedded_devices()[0], why, is_fallback=True)
 

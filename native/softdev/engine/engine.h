@@ -387,6 +387,12 @@ struct soft_subsystem {
 	void (*send_delayed)(uint64_t age_ns);
 };
 
+/* A variable of the environment does not let the engine start: says which, what it is and is to be, to
+ * standard error and to aiordma_device_calls.  Returns `error`. */
+__attribute__((format(printf, 4, 5))) int
+soft_misconfigured(int error, const char *variable, const char *value, const char *expected, ...);
+const char *soft_misconfiguration(void);
+
 /* Called once, before anything else: a list that ends with NULL, in the order of the calls. */
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);
 void soft_engine_port_changed(enum soft_port_change change, uint32_t ports);

@@ -2,8 +2,10 @@
 #define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -245,6 +247,29 @@ static int start_thread(void)
 	return rc;
 }
 
+static _Thread_local char misconfiguration[1024]; /* of the thread's latest start */
+
+int soft_misconfigured(int error, const char *variable, const char *value, const char *expected,
+		       ...)
+{
+	int length = snprintf(misconfiguration, sizeof(misconfiguration),
+			      "%s is '%.700s': ", variable, value);
+	va_list values;
+
+	va_start(values, expected);
+	vsnprintf(misconfiguration + length, sizeof(misconfiguration) - (size_t)length, expected,
+		  values);
+	va_end(values);
+	fprintf(stderr, "aiordma: %s%s%s\n", misconfiguration, error == EINVAL ? "" : ": ",
+		error == EINVAL ? "" : strerror(error));
+	return error;
+}
+
+const char *soft_misconfiguration(void)
+{
+	return misconfiguration;
+}
+
 static int start(void)
 {
 	int rc = soft_engine_guard_fork();
@@ -295,6 +320,7 @@ int soft_engine_get(void)
 {
 	int rc = 0;
 
+	misconfiguration[0] = '\0';
 	pthread_mutex_lock(&engine()->users_mutex);
 	if (engine()->users == 0) {
 		soft_lock();

@@ -240,15 +240,13 @@ int soft_faults_of_environment(void)
 {
 	const char *text = getenv(VARIABLE);
 	char error[256];
-	int rc;
 
 	if (soft_device.inject->asked || soft_faults_set || !text || !*text)
 		return 0;
-	rc = soft_fault_parse(text, &soft_faults, error, sizeof(error));
-	if (rc) {
-		fprintf(stderr, "aiordma: " VARIABLE ": %s\n", error);
-		return rc;
-	}
+	int rc = soft_fault_parse(text, &soft_faults, error, sizeof(error));
+
+	if (rc)
+		return soft_misconfigured(rc, VARIABLE, text, "%s", error);
 	soft_device.inject->asked = soft_faults_set = true;
 	return 0;
 }

@@ -101,12 +101,10 @@ static int start(void)
 	soft_hca_count();
 	if (!soft_device.objects->hcas_wrong)
 		return 0;
-	fprintf(stderr,
-		"aiordma: " VARIABLE
-		" is '%s': it is a number of devices, 1 to %d, or the names of so many network "
-		"interfaces of this host, as in eth0,eth1\n",
-		getenv(VARIABLE), SOFT_HCAS_MOST);
-	return EINVAL;
+	return soft_misconfigured(EINVAL, VARIABLE, getenv(VARIABLE),
+				  "it is a number of devices, 1 to %d, or the names of so many "
+				  "network interfaces of this host, as in eth0,eth1",
+				  SOFT_HCAS_MOST);
 }
 
 static void tell(struct soft_hca *hca, enum ibv_event_type type)

@@ -14,6 +14,8 @@
 #include "trace.h"
 #include "trace_names.h"
 
+#define VARIABLE "AIORDMA_TRACE"
+
 enum { FORMAT_VERSION = 1, TEXT_MOST = 300 };
 
 static uint32_t next_request(void)
@@ -460,7 +462,7 @@ static void forget(void)
 /* The engine starts: begin, if the environment asks for it. */
 static int begin(void)
 {
-	const char *path = secure_getenv("AIORDMA_TRACE");
+	const char *path = secure_getenv(VARIABLE);
 
 	if (!soft_trace_file_path())
 		forget();
@@ -468,14 +470,14 @@ static int begin(void)
 		return 0;
 	int rc = start(path);
 	/* As in the middle of a trace, that does not end the program. */
-	bool without = rc == ENOSPC || rc == EDQUOT || rc == EFBIG;
-
-	if (rc)
-		fprintf(stderr, "aiordma: AIORDMA_TRACE=%s: %s%s\n", path,
-			rc == ESPIPE ? "not a regular file" : strerror(rc),
-			without ? "; the program goes on without a trace" : "");
-	if (rc && !without)
-		return rc;
+	if (rc == ENOSPC || rc == EDQUOT || rc == EFBIG)
+		fprintf(stderr,
+			"aiordma: " VARIABLE " is '%s': the program goes on without a trace: %s\n",
+			path, strerror(rc));
+	else if (rc)
+		return soft_misconfigured(rc == ESPIPE ? EINVAL : rc, VARIABLE, path,
+					  "no trace can be written there; name a regular file that "
+					  "this process may write, or unset it");
 	soft_device.trace->asked = getpid();
 	return 0;
 }

@@ -61,7 +61,8 @@ void soft_trace_file_close(const char *line, size_t length)
 		write_at(spare(), line, length);
 	/* What a full disk took of a line is cut off. */
 	if (ftruncate(file()->fd, file()->end))
-		perror(file()->path);
+		fprintf(stderr, "aiordma: the end of the trace %s is torn: %s\n", file()->path,
+			strerror(errno));
 	close(file()->fd);
 	file()->fd = -1;
 }

@@ -6,7 +6,6 @@
  * above all.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include "inject/inject.h"
 #include "cma_descriptor.h"
 
+#define VARIABLE "AIORDMA_EMBEDDED_LINKS"
 #define LINGER_NS 2000000000u /* for room to say so */
 
 static void lingered(struct soft_timer *timer)
@@ -379,16 +379,13 @@ static void create(void)
 
 static int start(void)
 {
-	const char *wish = getenv("AIORDMA_EMBEDDED_LINKS");
+	const char *wish = getenv(VARIABLE);
 
 	soft_device.wire->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
 	soft_device.wire->roce = wish && !strcmp(wish, "roce");
 	if (soft_device.wire->may_use_shm || soft_device.wire->roce || !strcmp(wish, "tcp"))
 		return soft_liveness_configure();
-	fprintf(stderr,
-		"aiordma: AIORDMA_EMBEDDED_LINKS is '%s': it can be 'shared', 'tcp' or 'roce'\n",
-		wish);
-	return EINVAL;
+	return soft_misconfigured(EINVAL, VARIABLE, wish, "it can be 'shared', 'tcp' or 'roce'");
 }
 
 /* The last frames of lingering links have been given to the kernel. */

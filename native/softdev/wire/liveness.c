@@ -23,7 +23,6 @@
  */
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -31,6 +30,7 @@
 
 #include "link.h"
 
+#define VARIABLE "AIORDMA_EMBEDDED_PATH_TIMEOUT"
 #define SECOND_NS 1000000000u
 
 enum {
@@ -43,7 +43,7 @@ enum {
 
 int soft_liveness_configure(void)
 {
-	const char *text = getenv("AIORDMA_EMBEDDED_PATH_TIMEOUT");
+	const char *text = getenv(VARIABLE);
 	char *end;
 
 	soft_device.wire->liveness_seconds = DEFAULT;
@@ -56,11 +56,8 @@ int soft_liveness_configure(void)
 		soft_device.wire->liveness_seconds = value;
 		return 0;
 	}
-	fprintf(stderr,
-		"aiordma: AIORDMA_EMBEDDED_PATH_TIMEOUT is '%s': it is a number of seconds, 1 to "
-		"%d\n",
-		text, MAX);
-	return EINVAL;
+	return soft_misconfigured(EINVAL, VARIABLE, text, "it is a number of seconds, 1 to %d",
+				  MAX);
 }
 
 uint64_t soft_liveness_limit(void)
