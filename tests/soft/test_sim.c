@@ -139,10 +139,14 @@ int main(void)
 	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1), 0);
 	CHECK_EQUAL(simulate(1), simulate(1));
 	CHECK(simulate(1) != simulate(2));
-	size_t used = memory();
+	size_t used = 0;
 
-	for (uint64_t seed = 1; seed <= SEEDS; seed++)
-		simulate(seed);
+	/* What malloc caches counts as used: half of the time is for filling that cache. */
+	for (uint64_t seed = 0; seed < 2 * SEEDS; seed++) {
+		if (seed == SEEDS)
+			used = memory();
+		simulate(seed % SEEDS);
+	}
 	CHECK_EQUAL(memory(), used);
 	CHECK_EQUAL(resources(), before);
 	return 0;
