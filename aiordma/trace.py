@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aiordma._core.trace_records import (
+    REASONS,
     AccessRefused,
     AsyncEvent,
     Completion,
@@ -29,6 +30,7 @@ from aiordma._core.trace_records import (
     End,
     Fault,
     Header,
+    KeyEnded,
     Posted,
     PostedReceive,
     PostedSend,
@@ -36,6 +38,8 @@ from aiordma._core.trace_records import (
     QPStateChange,
     Record,
     Refused,
+    RegisteredMR,
+    RequestRefused,
     Retry,
 )
 from aiordma._core.trace_requests import Outcome, Request, requests
@@ -44,6 +48,7 @@ from aiordma._native import ffi, lib
 from aiordma.errors import BusyError
 
 __all__ = [
+    "REASONS",
     "AccessRefused",
     "AsyncEvent",
     "Completion",
@@ -52,6 +57,7 @@ __all__ = [
     "End",
     "Fault",
     "Header",
+    "KeyEnded",
     "Outcome",
     "Posted",
     "PostedReceive",
@@ -60,7 +66,9 @@ __all__ = [
     "QPStateChange",
     "Record",
     "Refused",
+    "RegisteredMR",
     "Request",
+    "RequestRefused",
     "Retry",
     "Run",
     "offsets",

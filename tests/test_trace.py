@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from aiordma import trace, verbs
+from aiordma.cli.app import app
 from aiordma.errors import BusyError, TraceFormatError
 from aiordma.verbs import AccessFlags, SendFlags, SendWorkRequest
 from tests.processes import run_python
@@ -159,6 +162,42 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
     path.write_text("text\n")
     with pytest.raises(TraceFormatError, match=f"^{path}, line 1: it is no JSON"):
         trace.read(path)
+
+
+def test_why_memory_could_not_be_used(tmp_path: Path) -> None:
+    """A key that was never given out, one that has ended, and one of another domain."""
+    with (
+        trace.recording(tmp_path / "trace") as path,
+        verbs.open_device("embedded0") as context,
+        context.alloc_pd() as pd,
+        context.alloc_pd() as other,
+        other.reg_mr(64) as foreign,
+        context.create_cq(8) as cq,
+    ):
+        with pd.reg_mr(64) as mr:
+            ended = mr.lkey
+        keys = [ended ^ 1, ended, foreign.lkey]
+        for lkey in keys:
+            with pd.create_qp(cq, cq) as qp:
+                qp.connect(qp.endpoint(), qp.endpoint())
+                qp.post_send_one(1, verbs.WROpcode.SEND, 0, foreign.addr, 8, lkey, 0, 0)
+                while not cq.poll():
+                    os.sched_yield()
+    lines = CliRunner().invoke(app, ["trace", str(path)]).output.splitlines()
+    assert [line.partition(" LOC_PROT_ERR ")[2] for line in lines if "LOC_PROT_ERR" in line] == [
+        f"reason={reason} lkey={lkey:#x}: {trace.REASONS[reason]}"
+        for reason, lkey in zip(["KEY", "ENDED", "DOMAIN"], keys, strict=True)
+    ]
+
+
+def test_each_reason_has_a_meaning() -> None:
+    """Of those that the device writes, and no others."""
+    device = Path(__file__).parents[1] / "native/softdev"
+    names = ["objects/queue_pair.h", "objects/keys.c", "objects/mw.c", "rc/*.c", "ud/ud.c"]
+    text = "".join(path.read_text() for name in names for path in device.glob(name))
+    written = set(re.findall(r'"([A-Z_]{3,})"|\bR\(([A-Z_]+), E', text))
+    statuses = {status.name for status in verbs.WCStatus}
+    assert {"".join(it) for it in written} == trace.REASONS.keys() - statuses - {"ENDED"}
 
 
 # ---- by the environment -------------------------------------------------------------------------

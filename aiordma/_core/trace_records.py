@@ -16,6 +16,63 @@ VERSION = 1
 """The version of the schema that this module reads."""
 
 
+REASONS = {
+    # Of a call that posts.
+    "STATE": "the queue pair takes sends from RTS on, receives from INIT on",
+    "NO_QUEUE": "this queue pair has no such queue: it takes receives from a shared one, or is "
+    "a side of XRC",
+    "OPCODE": "queue pairs of this type do not have the operation",
+    "UNSUPPORTED": "the device does not have the operation, this call cannot express it, or it is "
+    "not among the send_ops_flags of the queue pair",
+    "DESTINATION": "the address handle is missing or of another protection domain, or the number "
+    "has more than 24 bits",
+    "FLAGS": "the flags do not exist, or not for this operation",
+    "SGES": "it has more SGEs than max_send_sge or max_recv_sge",
+    "INLINE": "it has more bytes than max_inline_data",
+    "BIND": "the type of the window, its region or the rights do not go with this bind",
+    "SETTER": "the setter does not belong to the request before it",
+    "UNFINISHED": "wr_start was called again before wr_complete",
+    "NO_MEMORY": "the process is out of memory",
+    "FULL": "max_send_wr or max_recv_wr requests have not completed; an unsignaled one has not "
+    "until a later one completes",
+    # Of memory.
+    "KEY": "this process never gave out that key, or before the trace began",
+    "ENDED": "the key has ended: the region was deregistered, or the window unbound",
+    "DOMAIN": "the key is of another protection domain than the queue pair",
+    "RIGHT": "the region or window was registered or bound without that right",
+    "RANGE": "some of the bytes are outside of the region or window",
+    "PAGES": "there is no memory at that address",
+    "WINDOW": "the key is of a window, which opens memory for peers alone",
+    "WINDOW_UNBOUND": "the key is of a window that is not bound",
+    "WINDOW_QP": "the window is another queue pair's, or of type 1, which a request cannot end",
+    "REGION": "a request can end a window, and the key is of a region",
+    "QUEUE_PAIR": "the queue pair itself lacks the right (qp_access_flags)",
+    # Of a request of the peer.
+    "NO_RECEIVE": "no receive is posted",
+    "LENGTH": "the message is longer than the receive",
+    "QKEY": "the datagram has another qkey than the queue pair",
+    "READS": "there are more READs and atomics at a time than max_dest_rd_atomic",
+    "ALIGNMENT": "the address of an atomic operation is not a multiple of 8",
+    "PATH_MTU": "the peer has another path_mtu",
+    "SRQ": "the domain has no such shared receive queue, or its completion queue has overflowed",
+    "PACKET": "the packet does not follow from those before it",
+    # Causes of a retry.
+    "RNR": "the peer has no receive posted",
+    "LOSS": "a packet, or its acknowledgement, got lost",
+    # Statuses that have no other reason on this side.
+    "RNR_RETRY_EXC_ERR": "the peer had no receive posted, rnr_retry times",
+    "RETRY_EXC_ERR": "the peer did not answer, retry_cnt times",
+    "REM_ACCESS_ERR": "the peer's trace has the reason",
+    "REM_INV_REQ_ERR": "the peer's trace has the reason",
+    "REM_OP_ERR": "the peer could not use its own receive: its trace has the reason",
+    "LOC_LEN_ERR": "the message is longer than the receive, 2 GiB or, of a datagram, the MTU; or "
+    "an atomic operation is not about 8 bytes",
+    "LOC_QP_OP_ERR": "max_rd_atomic is 0, or queue pairs of this type do not have the operation",
+    "MW_BIND_ERR": "the key, region, rights or state of the window do not go with this request",
+}
+"""What each ``reason`` of a line means, each ``cause`` and each status that is one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """A line of a trace, with the time at which it was written."""
@@ -91,6 +148,7 @@ class Refused(Record):
     wr_id: int
     errno: int
     error: str
+    reason: str | None = None
     qp_num: int | None = None
     srq: int | None = None
     opcode: str | None = None
@@ -101,7 +159,7 @@ class Completion(Record):
     """A work completion, when the device put it into its queue.
 
     ``request`` is 0 when the request was posted before the trace began. ``lost``: the completion
-    queue had no room, so the application never saw it.
+    queue had no room, so the application never saw it. LOC_PROT_ERR has ``reason`` and ``lkey``.
     """
 
     request: int
@@ -114,6 +172,8 @@ class Completion(Record):
     src_qp: int | None = None
     imm_data: int | None = None
     invalidated_rkey: int | None = None
+    reason: str | None = None
+    lkey: int | None = None
     lost: bool = False
 
 
@@ -123,6 +183,7 @@ class CreatedQP(Record):
 
     qp_num: int
     qp_type: str
+    pd: int | None = None
     send_cq: int | None = None
     recv_cq: int | None = None
     srq: int | None = None
@@ -158,6 +219,27 @@ class AsyncEvent(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredMR(Record):
+    """A region from now on, or its new properties: ibv_reg_mr(3), ibv_rereg_mr(3).
+
+    ``key`` is lkey and rkey.
+    """
+
+    key: int
+    pd: int
+    addr: int
+    length: int
+    access: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEnded(Record):
+    """A region was deregistered, or a window is not bound any more."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retry(Record):
     """Requests are transmitted again, from the oldest on.
 
@@ -172,8 +254,8 @@ class Retry(Record):
 class AccessRefused(Record):
     """The peer of a queue pair may not reach what its request names: the owner's trace says why.
 
-    ``reason`` is one of those in docs/trace.md. ``access`` are the rights that the request needs;
-    one that ends a window has none, and no address.
+    ``access`` are the rights that the request needs; one that ends a window has none, and no
+    address.
     """
 
     qp_num: int
@@ -182,6 +264,14 @@ class AccessRefused(Record):
     access: tuple[str, ...] = ()
     remote_addr: int | None = None
     length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRefused(Record):
+    """A request of the peer was refused, or a datagram dropped: the receiver's trace says why."""
+
+    qp_num: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +301,11 @@ TYPES: dict[str, type[Record]] = {
     "destroy_qp": DestroyedQP,
     "qp_state": QPStateChange,
     "async_event": AsyncEvent,
+    "reg_mr": RegisteredMR,
+    "key_ended": KeyEnded,
     "retry": Retry,
     "access_refused": AccessRefused,
+    "request_refused": RequestRefused,
     "fault": Fault,
     "end": End,
 }

@@ -6,9 +6,19 @@ A process that was killed may have left half a line at the end of its run.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from aiordma._core.trace_records import VERSION, End, Header, Record, parse
+from aiordma._core.trace_records import (
+    VERSION,
+    AccessRefused,
+    Completion,
+    End,
+    Header,
+    KeyEnded,
+    Record,
+    RegisteredMR,
+    parse,
+)
 from aiordma.errors import TraceFormatError
 
 
@@ -33,6 +43,7 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
     lines = data.decode(errors="replace").split("\n")
     torn = lines.pop()  # what follows the last newline
     runs: list[Run] = []
+    ended: set[int] = set()  # keys of the run
     problem: TraceFormatError | None = None  # of the line before
     for number, line in enumerate(lines, 1):
         try:
@@ -53,16 +64,30 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
             raise problem
         if isinstance(record, Header):
             runs.append(Run(record))
+            ended.clear()
         elif not runs:
             raise TraceFormatError("it does not begin with the header of a trace", path, number)
         elif runs[-1].end:
             raise TraceFormatError("there is a record after the end of its run", path, number)
         else:
-            runs[-1].records.append(record)
+            runs[-1].records.append(_with_reason(record, ended))
     if problem or not runs:
         raise problem or TraceFormatError("there is no trace in it", path, 1)
     runs[-1].torn |= bool(torn)
     return runs
+
+
+def _with_reason(record: Record, ended: set[int]) -> Record:
+    """The record, with the reason ENDED for KEY, which the device says of both."""
+    match record:
+        case RegisteredMR():
+            ended.discard(record.key)
+        case KeyEnded():
+            ended.add(record.key)
+        case AccessRefused(reason="KEY", rkey=key) | Completion(reason="KEY", lkey=key):
+            if key in ended:
+                return replace(record, reason="ENDED")
+    return record
 
 
 def offsets(runs: Iterable[Run]) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from aiordma import trace
 from aiordma.trace import Outcome, Request
 
-from .trace_listing import Incident, Traced, arguments, incident_text, wr_id_text
+from .trace_listing import Incident, Traced, arguments, incident_text, qp_num, wr_id_text
 
 Event = dict[str, Any]
 
@@ -78,7 +78,7 @@ class Process:
             receives = " receives" if request.is_receive else ""
             self.spans.setdefault(name + receives, []).append(Span.of(traced, request))
         for incident in traced.incidents:
-            number = incident.qp_num
+            number = qp_num(incident)
             name = "" if number is None else self._queue_pair(number)
             self.instants.setdefault(name, []).append(instant(traced, incident))
 

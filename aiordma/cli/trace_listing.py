@@ -22,11 +22,14 @@ Incident = (
     | trace.AsyncEvent
     | trace.Refused
     | trace.Retry
+    | trace.RegisteredMR
+    | trace.KeyEnded
     | trace.AccessRefused
+    | trace.RequestRefused
     | trace.Fault
 )
 
-KEYS = {"remote_addr", "rkey", "invalidate_rkey", "invalidated_rkey"}
+KEYS = {"addr", "remote_addr", "key", "lkey", "rkey", "invalidate_rkey", "invalidated_rkey"}
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ def load(
     for (path, run), offset in zip(runs, offsets, strict=True):
         incidents = [it for it in run.records if isinstance(it, Incident)]
         found.append(Traced(path, run, offset - zero, trace.requests(run), incidents))
-    shown = [it.qp_num for traced in found for it in (*traced.requests, *traced.incidents)]
+    shown = [qp_num(it) for traced in found for it in (*traced.requests, *traced.incidents)]
     known = {number for number in shown if number is not None}
     if missing := sorted(set(qps) - known):
         there = ", ".join(map(str, sorted(known))) or "none"
@@ -73,7 +76,7 @@ def load(
         raise click.BadParameter(text, param_hint="--qp")
 
     def is_shown(it: Request | Incident) -> bool:
-        if qps and it.qp_num not in qps:
+        if qps and qp_num(it) not in qps:
             return False
         if not statuses:
             return True
@@ -103,10 +106,15 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
             *((request.began, request, request_text(request)) for request in traced.requests),
             *((incident.t, incident, incident_text(incident)) for incident in traced.incidents),
         ]:
-            at, qp_num = traced.at(t), "-" if it.qp_num is None else it.qp_num
-            rows.append((at, f"{at / 1e6:12.4f} {header.pid:>8} {qp_num:>10}  {text}"))
+            at, number = traced.at(t), "-" if qp_num(it) is None else qp_num(it)
+            rows.append((at, f"{at / 1e6:12.4f} {header.pid:>8} {number:>10}  {text}"))
     yield f"{'ms':>12} {'process':>8} {'queue pair':>10}"
     yield from (text for _, text in sorted(rows, key=lambda row: row[0]))
+
+
+def qp_num(it: Request | Incident) -> int | None:
+    """The number of its queue pair; memory has none."""
+    return None if isinstance(it, trace.RegisteredMR | trace.KeyEnded) else it.qp_num
 
 
 def ending(run: Run) -> str:
@@ -123,17 +131,27 @@ def request_text(request: Request) -> str:
         text += f" took={request.took / 1e3:.1f}us"
     elif request.outcome is Outcome.IMPLICIT and request.ended is not None:
         text += f" took<{(request.ended - request.began) / 1e3:.1f}us"
-    known = request.status if request.completion else request.outcome.value
-    return f"{text} {known}" + (" (lost)" if request.outcome is Outcome.LOST else "")
+    done = request.completion
+    text += f" {request.status if done else request.outcome.value}"
+    text += " (lost)" if request.outcome is Outcome.LOST else ""
+    if done and done.reason and done.lkey is not None:
+        text += f" reason={plain(done.reason)} lkey={done.lkey:#x}"
+    return text + meaning((done.reason or done.status) if done else None)
+
+
+def meaning(reason: str | None) -> str:
+    """What a reason says, behind a colon; empty for one of a newer version."""
+    return f": {trace.REASONS[reason]}" if reason in trace.REASONS else ""
 
 
 def incident_text(incident: Incident) -> str:
-    """The type of a record, and its fields as in the file."""
+    """The type of a record, its fields as in the file, and the meaning of its reason."""
     values = (
         f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
         for name, value in arguments(incident).items()
     )
-    return plain(" ".join([incident.TYPE, *values]))
+    reason = getattr(incident, "cause", None) or getattr(incident, "reason", None)
+    return plain(" ".join([incident.TYPE, *values])) + meaning(reason)
 
 
 def wr_id_text(wr_id: int) -> str:

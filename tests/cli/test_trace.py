@@ -44,7 +44,7 @@ def files(tmp_path: Path) -> list[Path]:
     writer.add(trace.AsyncEvent(t=writer.now(), event_type="CQ_ERR", cq=1))
     writer.add(
         trace.Refused(
-            t=writer.now(), qp_num=3, wr_id=99, opcode="SEND", errno=12, error="No <memory>"
+            t=writer.now(), qp_num=3, wr_id=99, opcode="SEND", reason="FULL", errno=12, error="<N>"
         )
     )
     writer.destroy()
@@ -71,6 +71,7 @@ def test_the_listing(files: list[Path]) -> None:
     assert lines[3].endswith(": 2 lines, the last line is torn: the process was killed")
     assert lines[4].split() == ["ms", "process", "queue", "pair"]
     assert lines[5].split()[0] == "0.0000"
+    refused = "wr_id=99 errno=12 error=<N> reason=FULL opcode=SEND"
     assert [line.split(maxsplit=1)[1].split("  ")[-2:] for line in lines[5:]] == [
         ["3", "create_qp qp_type=RC send_cq=1 recv_cq=1"],
         ["3", "qp_state cur_qp_state=RESET qp_state=INIT"],
@@ -80,12 +81,16 @@ def test_the_listing(files: list[Path]) -> None:
         ["3", "qp_state cur_qp_state=INIT qp_state=RTS"],
         ["3", "RDMA_WRITE wr_id=40 bytes=100 took<0.0us implicit"],
         ["3", "SEND wr_id=50 bytes=10 took=0.0us SUCCESS"],
-        ["3", "RDMA_READ wr_id=60 bytes=4000 took=0.0us REM_ACCESS_ERR"],
+        [
+            "3",
+            "RDMA_READ wr_id=60 bytes=4000 took=0.0us REM_ACCESS_ERR: the peer's trace has the "
+            "reason",
+        ],
         ["3", "SEND wr_id=70 bytes=8 took=0.0us WR_FLUSH_ERR"],
         ["3", "qp_state cur_qp_state=RTS qp_state=ERR"],
         ["3", "async_event event_type=QP_FATAL"],
         ["-", "async_event event_type=CQ_ERR cq=1"],
-        ["3", "refused wr_id=99 errno=12 error=No <memory> opcode=SEND"],
+        ["3", f"refused {refused}: {trace.REASONS['FULL']}"],
         ["3", "destroy_qp"],
         ["4", "ATOMIC_FETCH_AND_ADD wr_id=10 bytes=8 open"],
     ]
@@ -329,15 +334,17 @@ def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
     refusal = trace.AccessRefused(t=writer.now(), qp_num=3, reason="RANGE", rkey=16)
     writer.add(replace(refusal, access=("REMOTE_READ",), remote_addr=256, length=4096))
     writer.add(trace.AccessRefused(t=writer.now(), qp_num=3, reason="NEWER", rkey=16))
+    writer.add(trace.RequestRefused(t=writer.now(), qp_num=3, reason="NO_RECEIVE"))
     writer.complete(posted)
     traces = written(tmp_path, (writer, {}))
     wanted = "access=REMOTE_READ remote_addr=0x100 length=4096"
     expected = [
-        *["retry cause=RNR"] * 3,
+        *["retry cause=RNR: the peer has no receive posted"] * 3,
         "fault fault=LOSS",
         "fault fault=OVERRUN cq=2",
-        f"access_refused reason=RANGE rkey=0x10 {wanted}",
+        f"access_refused reason=RANGE rkey=0x10 {wanted}: {trace.REASONS['RANGE']}",
         "access_refused reason=NEWER rkey=0x10",
+        "request_refused reason=NO_RECEIVE: no receive is posted",
     ]
     lines = aiordma_trace(traces[0].path).output.splitlines()
     assert [line.split("  ")[-1] for line in lines[4:]] == expected

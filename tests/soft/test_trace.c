@@ -593,13 +593,191 @@ static void extended_calls(void)
 	ex->wr_flags = 1u << 20;
 	ex->wr_send(ex);
 	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
-	model.refused++;
+	/* By the calls that build it. */
+	ex->wr_start(ex);
+	ex->wr_id = 92;
+	ex->wr_rdma_read(ex, b.mr->rkey, (uintptr_t)b.memory);
+	CHECK_EQUAL(ex->wr_complete(ex), EOPNOTSUPP);
+	ex->wr_start(ex);
+	ex->wr_id = 93;
+	ex->wr_send(ex);
+	ex->wr_set_inline_data(ex, a.memory, 257);
+	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
+	ex->wr_start(ex);
+	ex->wr_id = 94;
+	ex->wr_set_sge(ex, a.mr->lkey, (uintptr_t)a.memory, 8);
+	CHECK_EQUAL(ex->wr_complete(ex), EINVAL);
+	model.refused += 4;
 	compare();
-	size_t at = 0;
-	const char *line = next_of("refused", &at);
+	static const char *const expected[] = {"FLAGS", "UNSUPPORTED", "INLINE", "SETTER"};
+	const char *line;
+	unsigned seen = 0;
 
-	CHECK_EQUAL(number(line, "wr_id"), 91);
+	for (size_t at = 0; (line = next_of("refused", &at)); seen++) {
+		CHECK(is(line, "reason", expected[seen]));
+		CHECK_EQUAL(number(line, "wr_id"), 91 + seen);
+	}
 	close_pair(&a, &b);
+}
+
+/* ---- why a call refuses ----------------------------------------------------------------------- */
+
+/* The latest line of the type has that reason. */
+static void expect_reason(const char *type, const char *reason)
+{
+	const char *line, *last = NULL;
+
+	read_trace(path);
+	for (size_t at = 0; (line = next_of(type, &at));)
+		last = line;
+	CHECK(last);
+	CHECK(is(last, "reason", reason));
+}
+
+static void refuse_post(struct side *side, const char *reason, int error, struct ibv_send_wr wr)
+{
+	struct ibv_sge sges[5] = {{(uintptr_t)side->memory, 257, side->mr->lkey}};
+
+	wr.sg_list = sges;
+	CHECK_EQUAL(post_wr(side, &wr), error);
+	expect_reason("refused", reason);
+}
+
+#define REFUSED_POST(side, reason, error, ...)                                                     \
+	refuse_post(side, reason, error, (struct ibv_send_wr){.opcode = __VA_ARGS__})
+
+static void refused_posts(void)
+{
+	struct side a, b, ud;
+
+	open_pair(&a, &b, (struct options){.sends = 2, .receives = 2, .shared = 2});
+	REFUSED_POST(&a, "INLINE", EINVAL, IBV_WR_SEND, .num_sge = 1,
+		     .send_flags = IBV_SEND_INLINE);
+	REFUSED_POST(&a, "SGES", EINVAL, IBV_WR_SEND, .num_sge = 5);
+	REFUSED_POST(&a, "FLAGS", EINVAL, IBV_WR_SEND, .send_flags = 1u << 20);
+	REFUSED_POST(&a, "FLAGS", EINVAL, IBV_WR_RDMA_READ, .send_flags = IBV_SEND_INLINE);
+	REFUSED_POST(&a, "OPCODE", EINVAL, (enum ibv_wr_opcode)99);
+	REFUSED_POST(&a, "UNSUPPORTED", EOPNOTSUPP, IBV_WR_TSO);
+	REFUSED_POST(&a, "BIND", EINVAL, IBV_WR_BIND_MW);
+	POST(&a, IBV_WR_SEND, .wr_id = 1);
+	POST(&a, IBV_WR_SEND, .wr_id = 2);
+	REFUSED_POST(&a, "FULL", ENOMEM, IBV_WR_SEND);
+	post_recvs(&b, 0, 2, 8);
+	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), ENOMEM);
+	expect_reason("refused", "FULL");
+	struct ibv_recv_wr *bad, wr = {.num_sge = 5};
+
+	CHECK_EQUAL(b.context->ops.post_recv(b.qp, &wr, &bad), EINVAL);
+	expect_reason("refused", "NO_QUEUE");
+	CHECK_EQUAL(b.context->ops.post_srq_recv(b.srq, &wr, &bad), EINVAL);
+	expect_reason("refused", "SGES");
+	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	REFUSED_POST(&a, "STATE", EINVAL, IBV_WR_SEND);
+	ud_open(&ud, (struct options){0});
+	REFUSED_POST(&ud, "OPCODE", EINVAL, IBV_WR_RDMA_WRITE);
+	REFUSED_POST(&ud, "DESTINATION", EINVAL, IBV_WR_SEND);
+	close_side(&ud);
+	close_pair(&a, &b);
+}
+
+/* A message that its receiver refuses, in the receiver's trace. */
+static void refused_requests(void)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){.rnr_retry = 1});
+	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	expect_reason("request_refused", "NO_RECEIVE");
+	close_pair(&a, &b);
+	open_pair(&a, &b, (struct options){0});
+	CHECK_EQUAL(post_recv_at(&b, 1, 0, 7), 0);
+	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	expect_reason("request_refused", "LENGTH");
+	close_pair(&a, &b);
+	open_pair(&a, &b, (struct options){0});
+	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
+	    REMOTE(&b, 4));
+	expect_reason("request_refused", "ALIGNMENT");
+	close_pair(&a, &b);
+	open_two(&a, &b);
+	struct ibv_ah *ah = path_to(&a, &b);
+
+	for (unsigned i = 0; i < 2; i++) {
+		UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY + i);
+		next_wc(&a);
+		expect_reason("request_refused", i ? "QKEY" : "NO_RECEIVE");
+	}
+	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	close_pair(&a, &b);
+}
+
+/* The completion has the key of what its request may not use, and why. */
+static void refuse_memory(const char *reason, bool receive)
+{
+	struct side a, b;
+
+	open_pair(&a, &b, (struct options){0});
+	struct side *side = receive ? &b : &a;
+	const bool other = !strcmp(reason, "DOMAIN"), beyond = !strcmp(reason, "RANGE");
+	struct ibv_pd *pd = other ? verbs->ibv_alloc_pd(side->context) : side->pd;
+	struct ibv_mr *mr = verbs->ibv_reg_mr(pd, side->memory, beyond ? 7 : 64,
+					      strcmp(reason, "RIGHT") ? IBV_ACCESS_LOCAL_WRITE : 0);
+	struct ibv_mw *mw = side->context->ops.alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_sge sge = {(uintptr_t)side->memory, 8, mr->lkey};
+
+	if (!strcmp(reason, "WINDOW"))
+		sge.lkey = mw->rkey;
+	if (!strcmp(reason, "KEY"))
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	if (receive) {
+		CHECK_EQUAL(post_recv_wr(&b, &(struct ibv_recv_wr){.sg_list = &sge, .num_sge = 1}),
+			    0);
+		RUN(&a, IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
+		expect_wc(&b, 0, IBV_WC_LOC_PROT_ERR);
+	} else {
+		RUN(&a, IBV_WC_LOC_PROT_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8,
+		    REMOTE(&b, 0), .lkey = sge.lkey);
+	}
+	read_trace(path);
+	const char *line, *found = NULL, *registered = NULL;
+
+	for (size_t at = 0; (line = next_of("completion", &at));)
+		if (is(line, "status", "LOC_PROT_ERR") &&
+		    number(line, "qp_num") == side->qp->qp_num)
+			found = line;
+		else if (is(line, "status", "REM_OP_ERR"))
+			CHECK(!field(line, "reason"));
+	CHECK(found && is(found, "reason", reason));
+	CHECK_EQUAL(number(found, "lkey"), sge.lkey);
+	/* The trace has the region, its end, and which domain each is of. */
+	for (size_t at = 0; (line = next_of("reg_mr", &at));)
+		if (number(line, "key") == sge.lkey)
+			registered = line;
+	CHECK_EQUAL(!registered, !strcmp(reason, "WINDOW"));
+	for (size_t at = 0; registered && (line = next_of("create_qp", &at));)
+		if (number(line, "qp_num") == side->qp->qp_num)
+			CHECK_EQUAL(number(line, "pd") != number(registered, "pd"), other);
+	size_t ends = 0;
+
+	for (size_t at = 0; (line = next_of("key_ended", &at));)
+		ends += number(line, "key") == sge.lkey;
+	CHECK_EQUAL(ends, !strcmp(reason, "KEY"));
+	CHECK_EQUAL(side->context->ops.dealloc_mw(mw), 0);
+	if (strcmp(reason, "KEY"))
+		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	if (other)
+		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	close_pair(&a, &b);
+}
+
+static void refused_memory(void)
+{
+	static const char *const all[] = {"KEY", "DOMAIN", "RIGHT", "RANGE", "WINDOW"};
+
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+		refuse_memory(all[i], false);
+		refuse_memory(all[i], true);
+	}
 }
 
 /* Completions that a queue has no room for are said to be lost. */
@@ -736,6 +914,9 @@ int main(void)
 	STEP(traced(shared));
 	STEP(traced(datagrams));
 	STEP(traced(extended_calls));
+	STEP(traced(refused_posts));
+	STEP(traced(refused_requests));
+	STEP(traced(refused_memory));
 	STEP(traced(overrun));
 	STEP(traced(faults));
 	STEP(traced(lost_datagrams));

@@ -44,6 +44,35 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 		complete(qp->ibv.send_cq, &wc, send->request, false);
 }
 
+/* For the trace: the next completion is of a request with these SGEs. */
+static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
+		    unsigned rights)
+{
+	uint32_t lkey;
+	const char *reason = soft_local_objection(pd, sges, num_sge, rights, &lkey);
+
+	soft_trace_why(reason, lkey);
+}
+
+void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status)
+{
+	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
+
+	if (soft_trace_on && status == IBV_WC_LOC_PROT_ERR)
+		explain(qp->ibv.pd, soft_send_sges(qp, qp->sq.oldest),
+			send->flags & IBV_SEND_INLINE ? 0 : send->num_sge,
+			soft_send_is_read(send) ? IBV_ACCESS_LOCAL_WRITE : 0);
+	soft_complete_send(qp, status);
+}
+
+void soft_fail_receive(struct soft_qp *qp, enum ibv_wc_status status)
+{
+	if (soft_trace_on && status == IBV_WC_LOC_PROT_ERR)
+		explain(soft_receive_pd(qp), soft_receive_sges(&qp->rq, qp->rq.head),
+			soft_receive_at(&qp->rq, qp->rq.head)->num_sge, IBV_ACCESS_LOCAL_WRITE);
+	soft_complete_receive(qp, status, 0);
+}
+
 /* Where the receive completes; NULL: its shared queue was destroyed meanwhile, and that completion
  * queue may be gone too. */
 static struct ibv_cq *receive_cq(const struct soft_qp *qp)

@@ -77,13 +77,36 @@ static const char *window_objection(const struct soft_range *range, const struct
 	return range->qp_num && range->qp_num != qp->ibv.qp_num ? "WINDOW_QP" : NULL;
 }
 
+static const char *local_objection(const struct soft_range *range, const struct ibv_pd *pd,
+				   uint64_t address, uint64_t length, unsigned rights)
+{
+	return range && range->window ? "WINDOW" : objection(range, pd, address, length, rights);
+}
+
 static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
 				      uint64_t length, unsigned rights)
 {
 	const struct soft_range *range = soft_range_find(lkey);
 
-	return (range && range->window) || objection(range, pd, address, length, rights) ? NULL
-											 : range;
+	return local_objection(range, pd, address, length, rights) ? NULL : range;
+}
+
+const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
+				 uint32_t num_sge, unsigned rights, uint32_t *lkey)
+{
+	*lkey = 0;
+	for (uint32_t i = 0; i < num_sge; i++) {
+		const struct ibv_sge *sge = &sges[i];
+		const char *wrong = local_objection(soft_range_find(sge->lkey), pd, sge->addr,
+						    sge->length, rights);
+
+		if (!sge->length)
+			continue;
+		*lkey = sge->lkey;
+		if (wrong)
+			return wrong;
+	}
+	return "PAGES"; /* of one of them */
 }
 
 static const struct soft_range *remote(const struct soft_qp *qp, const struct ibv_pd *pd,

@@ -45,6 +45,9 @@ bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t
  * lacks one of the rights, or does not reach that far. */
 bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
 			 unsigned rights);
+/* Why the device may not reach what the SGEs name, and the key of the first of them for which that is so. */
+const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
+				 uint32_t num_sge, unsigned rights, uint32_t *lkey);
 /* The same for a request of the queue pair's peer; `pd` is of soft_remote_pd. */
 bool soft_remote_allowed(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned right);
@@ -112,8 +115,8 @@ struct soft_bind {
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int soft_dealloc_mw(struct ibv_mw *mw);
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
-/* An IBV_WR_BIND_MW becomes a slot of the send queue; 0 or an errno value. */
-int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
+/* An IBV_WR_BIND_MW becomes a slot of the send queue, if it can be. */
+bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
 /* Carry it out; false if that may not be. */
 bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
 /* The window of type 2 that has this key opens nothing any more: NULL.  Or the queue pair has no such

@@ -12,6 +12,7 @@
 
 #include "extended.h"
 #include "inject/inject.h"
+#include "trace/trace.h"
 
 enum {
 	/* ibv_reg_mr(3): these are hints, ignored where they mean nothing (bits 20 to 29). */
@@ -85,6 +86,7 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 	rc = soft_fault_registration(soft_hca_of(pd->context)->port) ? ENOMEM
 								     : soft_range_add(&mr->range);
 	if (!rc) {
+		SOFT_TRACE(registered, &mr->range);
 		mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;
 		soft_pd_of(pd)->users++;
 	}
@@ -117,6 +119,12 @@ struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int
 	return reg_mr(pd, addr, length, (uintptr_t)addr, (unsigned)access, true);
 }
 
+static void end_key(struct soft_mr *mr)
+{
+	SOFT_TRACE(key_ended, mr->range.key);
+	soft_range_remove(&mr->range);
+}
+
 int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 {
 	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
@@ -130,7 +138,7 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 		return EBUSY; /* ibv_alloc_mw(3): a window is still bound to it */
 	}
 	if (open) {
-		soft_range_remove(&open->range);
+		end_key(open);
 		open->closed = true;
 	}
 	soft_links->revoke_key(ibv->lkey);
@@ -199,11 +207,12 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 		range.key = mr->range.key;
 		range.pd = soft_pd_root(ibv->pd);
 		mr->range = range;
+		SOFT_TRACE(registered, &mr->range);
 		ibv->addr = moved ? addr : ibv->addr;
 		ibv->length = range.length;
 		soft_links->revoke_key(ibv->lkey);
 	} else if (!input) {
-		soft_range_remove(&mr->range);
+		end_key(mr);
 		mr->closed = true;
 		soft_links->revoke_key(ibv->lkey);
 	}

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "objects.h"
+#include "trace/trace.h"
 
 enum {
 	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
@@ -60,6 +61,7 @@ static void unbind(struct soft_mw *mw)
 	mw->region->windows--;
 	mw->region = NULL;
 	mw->range.bound = false;
+	SOFT_TRACE(key_ended, mw->range.key);
 	soft_links->revoke_key(mw->range.key);
 }
 
@@ -79,13 +81,13 @@ int soft_dealloc_mw(struct ibv_mw *ibv)
 
 /* ---- binding ------------------------------------------------------------------------------- */
 
-int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
+bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 {
 	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
 
 	if (!wr->bind_mw.mw || (info->length && !info->mr) ||
 	    info->mw_access_flags & ~(unsigned)ACCEPTED)
-		return EINVAL;
+		return false;
 	send->rkey = wr->bind_mw.rkey;
 	send->bind = (struct soft_bind){
 		.window = wr->bind_mw.mw->handle,
@@ -94,7 +96,7 @@ int soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 		.length = info->length,
 		.access = info->mw_access_flags & WINDOW_RIGHTS,
 	};
-	return 0;
+	return true;
 }
 
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
@@ -109,8 +111,13 @@ int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 	};
 	struct ibv_send_wr *bad;
 
-	if (mw->type != IBV_MW_TYPE_1)
-		return EINVAL; /* ibv_bind_mw(3) */
+	if (mw->type != IBV_MW_TYPE_1) { /* ibv_bind_mw(3) */
+		soft_lock();
+		SOFT_TRACE(refused, "qp_num", qp->qp_num, wr.opcode, wr.wr_id,
+			   &soft_refusals[SOFT_REFUSED_BIND]);
+		soft_unlock();
+		return EINVAL;
+	}
 	int rc = soft_post_send(qp, &wr, &bad);
 
 	if (!rc)

@@ -7,39 +7,41 @@
  * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
  * (soft_unlock) writes it to the stream, all requests with one system call.
  */
-#include <errno.h>
 #include <string.h>
 
 #include "objects.h"
 #include "trace/trace.h"
 
-static int check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
+static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv_send_wr *wr,
+				      bool built)
 {
 	switch (wr->opcode) {
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:
-		return 0;
+		return SOFT_TAKEN;
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
 	case IBV_WR_BIND_MW:
-		return soft_qp_is_ud(qp) ? EINVAL : 0; /* ibv_post_send(3) */
+		return soft_qp_is_ud(qp) ? SOFT_REFUSED_OPCODE : SOFT_TAKEN; /* ibv_post_send(3) */
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		/* What is answered needs a reliable connection; the SGEs are written to, so they
 		 * cannot be inline: ibv_post_send(3). */
-		return !soft_qp_is_requester(qp) || wr->send_flags & IBV_SEND_INLINE ? EINVAL : 0;
+		if (wr->send_flags & IBV_SEND_INLINE)
+			return SOFT_REFUSED_FLAGS;
+		__attribute__((fallthrough));
 	case IBV_WR_ATOMIC_WRITE:
-		return soft_qp_is_requester(qp) ? 0 : EINVAL;
+		return soft_qp_is_requester(qp) ? SOFT_TAKEN : SOFT_REFUSED_OPCODE;
 	case IBV_WR_FLUSH: /* struct ibv_send_wr has no place for it: ibv_wr_flush builds it */
-		return built ? 0 : EOPNOTSUPP;
+		return built ? SOFT_TAKEN : SOFT_REFUSED_UNSUPPORTED;
 	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
-		return EOPNOTSUPP;
+		return SOFT_REFUSED_UNSUPPORTED;
 	}
-	return EINVAL;
+	return SOFT_REFUSED_OPCODE;
 }
 
 static uint64_t length_of(const struct ibv_sge *sges, int count)
@@ -52,12 +54,10 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 }
 
 /* IBTA 10.2.2.2: the address handle must be of the queue pair's own protection domain. */
-static int check_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
+static bool has_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	return wr->wr.ud.ah && soft_pd_root(wr->wr.ud.ah->pd) == soft_pd_root(qp->ibv.pd) &&
-			       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK
-		       ? 0
-		       : EINVAL;
+	       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK;
 }
 
 /* The word of an atomic write has its place, whatever the queue pair was made for. */
@@ -66,31 +66,32 @@ static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-/* What the call itself refuses: 0 or an errno value.  `built` by the wr_* calls. */
-static int check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr, bool built,
-		      bool local, int num_sge)
+/* What the call itself refuses.  `built` by the wr_* calls. */
+static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr,
+				    bool built, bool local, int num_sge)
 {
 	/* The SGE is the batch's own, in which the data is by value, and none of the program's. */
 	bool by_value = built && wr->send_flags & IBV_SEND_INLINE;
-	int rc = check_opcode(qp, wr, built);
+	enum soft_refusal refusal = check_opcode(qp, wr, built);
 
-	if (!rc && soft_qp_is_ud(qp))
-		rc = check_destination(qp, wr);
-	if (!rc && qp->ibv.qp_type == IBV_QPT_XRC_SEND && !local &&
+	if (refusal)
+		return refusal;
+	if (soft_qp_is_ud(qp) && !has_destination(qp, wr))
+		return SOFT_REFUSED_DESTINATION;
+	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND && !local &&
 	    wr->qp_type.xrc.remote_srqn > SOFT_PSN_MASK)
-		rc = EINVAL;
-	if (rc)
-		return rc;
-	if (num_sge < 0 || (!by_value && (uint32_t)num_sge > qp->cap.max_send_sge) ||
-	    wr->send_flags & ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED |
-					 IBV_SEND_INLINE))
-		return EINVAL;
-	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? ENOMEM : 0;
+		return SOFT_REFUSED_DESTINATION;
+	if (num_sge < 0 || (!by_value && (uint32_t)num_sge > qp->cap.max_send_sge))
+		return SOFT_REFUSED_SGES;
+	if (wr->send_flags &
+	    ~(unsigned)(IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE))
+		return SOFT_REFUSED_FLAGS;
+	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? SOFT_REFUSED_FULL : SOFT_TAKEN;
 }
 
-/* The members that belong to the opcode: 0 or an errno value.  A FLUSH replaces the length. */
-static int fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *wr,
-			  uint64_t *length)
+/* The members that belong to the opcode.  A FLUSH replaces the length. */
+static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *wr,
+					uint64_t *length)
 {
 	switch (wr->opcode) {
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
@@ -102,19 +103,19 @@ static int fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *
 		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
 		if (*length != SOFT_ATOMIC_RESULT)
 			send->status = IBV_WC_LOC_LEN_ERR;
-		return 0;
+		return SOFT_TAKEN;
 	case IBV_WR_ATOMIC_WRITE:
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
 		if (*length != SOFT_ATOMIC_WORD)
 			send->status = IBV_WC_LOC_LEN_ERR;
-		return 0;
+		return SOFT_TAKEN;
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
 	case IBV_WR_RDMA_READ:
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
-		return 0;
+		return SOFT_TAKEN;
 	case IBV_WR_FLUSH: /* as wr_flush has packed it */
 		send->remote_address = wr->wr.atomic.remote_addr;
 		send->rkey = wr->wr.atomic.rkey;
@@ -122,15 +123,15 @@ static int fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *
 		*length = wr->wr.atomic.compare_add;
 		send->length = (uint32_t)*length;
 		send->psns = 1;
-		return 0;
+		return SOFT_TAKEN;
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_LOCAL_INV:
 		send->rkey = wr->invalidate_rkey;
-		return 0;
+		return SOFT_TAKEN;
 	case IBV_WR_BIND_MW:
-		return soft_bind_prepare(send, wr);
+		return soft_bind_prepare(send, wr) ? SOFT_TAKEN : SOFT_REFUSED_BIND;
 	default:
-		return 0;
+		return SOFT_TAKEN;
 	}
 }
 
@@ -167,19 +168,19 @@ static void copy_data(struct soft_qp *qp, struct soft_send_wqe *send, const stru
 	}
 }
 
-static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
+static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool built)
 {
 	bool local = wr->opcode == IBV_WR_LOCAL_INV || wr->opcode == IBV_WR_BIND_MW;
 	int num_sge = local ? 0 : wr->num_sge;
-	int rc = check_send(qp, wr, built, local, num_sge);
+	enum soft_refusal refusal = check_send(qp, wr, built, local, num_sge);
 
-	if (rc)
-		return rc;
+	if (refusal)
+		return refusal;
 	uint64_t length = length_of(wr->sg_list, num_sge);
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.tail);
 
 	if (wr->send_flags & IBV_SEND_INLINE && length > inline_room(qp, wr->opcode))
-		return EINVAL;
+		return SOFT_REFUSED_INLINE;
 	*send = (struct soft_send_wqe){
 		.wr_id = wr->wr_id,
 		.immediate = wr->imm_data,
@@ -191,36 +192,38 @@ static int post_one_send(struct soft_qp *qp, const struct ibv_send_wr *wr, bool 
 		.psns = local ? 0 : soft_psns(qp, (uint32_t)length),
 		.local = local,
 	};
-	rc = fill_operation(send, wr, &length);
-	if (rc)
-		return rc;
+	refusal = fill_operation(send, wr, &length);
+	if (refusal)
+		return refusal;
 	fill_destination(qp, send, wr);
 	if (length > (soft_qp_is_ud(qp) ? 1u << soft_mtu_shift(qp) : SOFT_MAX_MESSAGE))
 		send->status = IBV_WC_LOC_LEN_ERR; /* IBTA 9.7.2, 10.7.2.2 */
 	copy_data(qp, send, wr, num_sge);
 	qp->sq.psn += send->psns;
 	qp->sq.tail++;
-	return 0;
+	return SOFT_TAKEN;
 }
 
 /* Posts the requests up to the first that is refused, which is then in *bad_wr. */
-static int post_chain(struct soft_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr,
-		      bool built)
+static enum soft_refusal post_chain(struct soft_qp *qp, struct ibv_send_wr *wr,
+				    struct ibv_send_wr **bad_wr, bool built)
 {
-	int rc = 0;
+	enum soft_refusal refusal = SOFT_TAKEN;
 
 	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR
 	 * take it and complete it flushed.  The receiving side of XRC has no send queue. */
-	if (qp->ibv.state < IBV_QPS_RTS || qp->xrcd)
-		rc = EINVAL;
-	for (; wr && !rc; wr = wr->next) {
-		rc = post_one_send(qp, wr, built);
-		if (rc)
+	if (qp->xrcd)
+		refusal = SOFT_REFUSED_NO_QUEUE;
+	else if (qp->ibv.state < IBV_QPS_RTS)
+		refusal = SOFT_REFUSED_STATE;
+	for (; wr && !refusal; wr = wr->next) {
+		refusal = post_one_send(qp, wr, built);
+		if (refusal)
 			break;
 	}
-	if (rc)
+	if (refusal)
 		*bad_wr = wr;
-	return rc;
+	return refusal;
 }
 
 int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
@@ -229,34 +232,32 @@ int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_w
 
 	soft_lock();
 	uint32_t tail = qp->sq.tail;
-	int rc = post_chain(qp, wr, bad_wr, false);
+	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, false);
 
 	SOFT_TRACE(sends, qp, tail);
-	if (rc)
-		SOFT_TRACE(refused_send, qp, *bad_wr, rc);
+	if (refusal)
+		SOFT_TRACE(refused, "qp_num", ibv->qp_num, (*bad_wr)->opcode, (*bad_wr)->wr_id,
+			   &soft_refusals[refusal]);
 	soft_qp_kick(qp);
 	soft_unlock();
-	return rc;
+	return soft_refusals[refusal].error;
 }
 
-int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr)
+enum soft_refusal soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr,
+				  struct ibv_send_wr **bad_wr)
 {
-	struct ibv_send_wr *bad_wr;
-
-	soft_lock();
+	soft_assert_locked();
 	uint32_t tail = qp->sq.tail, psn = qp->sq.psn;
-	int rc = post_chain(qp, wr, &bad_wr, true);
+	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, true);
 
-	if (rc) { /* nothing of it has been looked at yet */
+	if (refusal) { /* nothing of it has been looked at yet */
 		qp->sq.tail = tail;
 		qp->sq.psn = psn;
-		SOFT_TRACE(refused_send, qp, bad_wr, rc);
 	} else {
 		SOFT_TRACE(sends, qp, tail);
 		soft_qp_kick(qp);
 	}
-	soft_unlock();
-	return rc;
+	return refusal;
 }
 
 int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
@@ -267,16 +268,18 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 	uint32_t tail = qp->rq.tail;
 	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own, nor on
 	 * either side of XRC. */
-	bool none = ibv->state == IBV_QPS_RESET || ibv->srq || soft_is_xrc(ibv->qp_type);
-	int rc = none ? EINVAL : soft_receive_queue_post(&qp->rq, &wr);
+	enum soft_refusal refusal = ibv->srq || soft_is_xrc(ibv->qp_type) ? SOFT_REFUSED_NO_QUEUE
+				    : ibv->state == IBV_QPS_RESET
+					    ? SOFT_REFUSED_STATE
+					    : soft_receive_queue_post(&qp->rq, &wr);
 
 	SOFT_TRACE(receives, qp, tail);
-	if (rc) {
+	if (refusal) {
 		*bad_wr = wr;
-		SOFT_TRACE(refused_receive, qp, wr, rc);
+		SOFT_TRACE(refused, "qp_num", ibv->qp_num, -1, wr->wr_id, &soft_refusals[refusal]);
 	}
 	if (ibv->state == IBV_QPS_ERR)
 		soft_flush(qp);
 	soft_unlock();
-	return rc;
+	return soft_refusals[refusal].error;
 }

@@ -383,6 +383,35 @@ static inline struct ibv_sge *soft_receive_sges(const struct soft_receive_queue 
 }
 
 /* queues.c */
+/* Why a call that posts returns an error: the name in a trace, which REASONS of
+ * aiordma/_core/trace_records.py explains, and the errno value. */
+#define SOFT_REFUSALS(R)                                                                           \
+	R(STATE, EINVAL)                                                                           \
+	R(NO_QUEUE, EINVAL)                                                                        \
+	R(OPCODE, EINVAL)                                                                          \
+	R(UNSUPPORTED, EOPNOTSUPP)                                                                 \
+	R(DESTINATION, EINVAL)                                                                     \
+	R(FLAGS, EINVAL)                                                                           \
+	R(SGES, EINVAL)                                                                            \
+	R(INLINE, EINVAL)                                                                          \
+	R(BIND, EINVAL)                                                                            \
+	R(SETTER, EINVAL)                                                                          \
+	R(UNFINISHED, EDEADLK)                                                                     \
+	R(NO_MEMORY, ENOMEM)                                                                       \
+	R(FULL, ENOMEM)
+
+enum soft_refusal {
+	SOFT_TAKEN,
+#define R(name, error) SOFT_REFUSED_##name,
+	SOFT_REFUSALS(R)
+#undef R
+};
+
+extern const struct soft_refused {
+	const char *reason;
+	int error;
+} soft_refusals[];
+
 /* Slots for that many requests: a power of two, because the indices count up and wrap as 32 bits. */
 uint32_t soft_slots_for(uint32_t count);
 /* Zero or an errno value. */
@@ -390,7 +419,7 @@ int soft_receive_queue_create(struct soft_receive_queue *rq, struct ibv_pd *pd, 
 			      uint32_t max_sge);
 void soft_receive_queue_destroy(struct soft_receive_queue *rq);
 /* Those of the list up to the first that is refused, which *wr is then. */
-int soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr);
+enum soft_refusal soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr);
 /* Move the first one of `from` to the end of `to`, which has room for it. */
 void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to);
 
@@ -478,12 +507,16 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 /* post.c */
 int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
 int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
-/* All of the chain, or, when one of it is refused, nothing; 0 or an errno value. */
-int soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr);
+/* All of the chain, or, when one of it is refused, which is *bad_wr then, nothing. */
+enum soft_refusal soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr,
+				  struct ibv_send_wr **bad_wr);
 
 /* cqe.c: work completions */
 void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status); /* the oldest one */
 void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32_t byte_len);
+/* The oldest one, with an error that is its own. */
+void soft_fail_send(struct soft_qp *qp, enum ibv_wc_status status);
+void soft_fail_receive(struct soft_qp *qp, enum ibv_wc_status status);
 void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *datagram,
 			    uint32_t byte_len);
 void soft_flush_sends(struct soft_qp *qp);

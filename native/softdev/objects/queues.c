@@ -5,6 +5,12 @@
 
 #include "objects.h"
 
+const struct soft_refused soft_refusals[] = {{NULL, 0},
+#define R(name, error) {#name, error},
+					     SOFT_REFUSALS(R)
+#undef R
+};
+
 uint32_t soft_slots_for(uint32_t count)
 {
 	uint32_t slots = 1;
@@ -41,14 +47,14 @@ void soft_receive_queue_destroy(struct soft_receive_queue *rq)
 	rq->sges = NULL;
 }
 
-static int post_one(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr)
+static enum soft_refusal post_one(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr)
 {
 	uint64_t length = 0;
 
 	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > rq->max_sge)
-		return EINVAL;
+		return SOFT_REFUSED_SGES;
 	if (rq->tail - rq->head >= rq->max_wr)
-		return ENOMEM;
+		return SOFT_REFUSED_FULL;
 	for (int i = 0; i < wr->num_sge; i++)
 		length += wr->sg_list[i].length;
 	*soft_receive_at(rq, rq->tail) = (struct soft_recv_wqe){
@@ -60,20 +66,20 @@ static int post_one(struct soft_receive_queue *rq, const struct ibv_recv_wr *wr)
 		memcpy(soft_receive_sges(rq, rq->tail), wr->sg_list,
 		       sizeof(*wr->sg_list) * (size_t)wr->num_sge);
 	rq->tail++;
-	return 0;
+	return SOFT_TAKEN;
 }
 
-int soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr)
+enum soft_refusal soft_receive_queue_post(struct soft_receive_queue *rq, struct ibv_recv_wr **wr)
 {
-	int rc = 0;
+	enum soft_refusal refusal = SOFT_TAKEN;
 
 	while (*wr) {
-		rc = post_one(rq, *wr);
-		if (rc)
+		refusal = post_one(rq, *wr);
+		if (refusal)
 			break;
 		*wr = (*wr)->next;
 	}
-	return rc;
+	return refusal;
 }
 
 void soft_receive_queue_move(struct soft_receive_queue *from, struct soft_receive_queue *to)

@@ -51,7 +51,7 @@ void soft_send_settle(struct soft_qp *qp)
 void soft_send_fail(struct soft_qp *qp, enum ibv_wc_status status)
 {
 	soft_links->revoke_requests(qp);
-	soft_complete_send(qp, status);
+	soft_fail_send(qp, status);
 	if (soft_qp_is_reliable(qp))
 		soft_qp_error(qp);
 	else

@@ -191,15 +191,15 @@ int soft_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_r
 
 	soft_lock();
 	uint32_t tail = srq->rq.tail;
-	int rc = soft_receive_queue_post(&srq->rq, &wr);
+	enum soft_refusal refusal = soft_receive_queue_post(&srq->rq, &wr);
 
 	SOFT_TRACE(shared_receives, srq, tail);
-	if (rc) {
+	if (refusal) {
 		*bad_wr = wr;
-		SOFT_TRACE(refused_shared_receive, srq, wr, rc);
+		SOFT_TRACE(refused, "srq", ibv->handle, -1, wr->wr_id, &soft_refusals[refusal]);
 	}
 	soft_unlock();
-	return rc;
+	return soft_refusals[refusal].error;
 }
 
 int soft_ibv_destroy_srq(struct ibv_srq *ibv)

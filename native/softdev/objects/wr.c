@@ -9,11 +9,15 @@
 #include <string.h>
 
 #include "extended.h"
+#include "trace/trace.h"
+
+#define NO_OPCODE ((enum ibv_wr_opcode)UINT8_MAX)
 
 struct soft_batch {
 	pthread_mutex_t mutex; /* from wr_start to wr_complete or wr_abort */
 	bool open;
-	int error; /* the first one since wr_start */
+	enum soft_refusal refusal; /* the first one since wr_start, */
+	struct ibv_send_wr refused; /* of which only wr_id and opcode are known */
 	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
 	bool takes_data;  /* the last request: there are setters for it */
 	bool takes_peer;
@@ -30,10 +34,23 @@ static struct soft_qp *qp_of(struct ibv_qp_ex *ex)
 	return soft_container(ex, struct soft_qp, ex);
 }
 
-static void fail(struct soft_batch *batch, int error)
+static void refuse(struct soft_batch *batch, struct ibv_send_wr wr, enum soft_refusal refusal)
 {
-	if (!batch->error)
-		batch->error = error;
+	if (batch->refusal)
+		return;
+	batch->refusal = refusal;
+	batch->refused = wr;
+}
+
+/* The latest request that was built, if there is one. */
+static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
+{
+	struct soft_batch *batch = qp_of(ex)->batch;
+
+	refuse(batch,
+	       batch->count ? batch->wrs[batch->count - 1]
+			    : (struct ibv_send_wr){.wr_id = ex->wr_id, .opcode = NO_OPCODE},
+	       refusal);
 }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -90,14 +107,13 @@ static bool make_room(struct soft_qp *qp)
 static void wr_start(struct ibv_qp_ex *ex)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
-	int rc = pthread_mutex_lock(&batch->mutex);
 
-	if (rc) { /* EDEADLK: this thread is between start and complete already */
-		fail(batch, rc);
+	if (pthread_mutex_lock(&batch->mutex)) { /* this thread is between start and complete */
+		refuse_latest(ex, SOFT_REFUSED_UNFINISHED);
 		return;
 	}
 	batch->open = true;
-	batch->error = 0;
+	batch->refusal = SOFT_TAKEN;
 	batch->count = 0;
 }
 
@@ -129,14 +145,19 @@ static int wr_complete(struct ibv_qp_ex *ex)
 
 	if (!batch->open)
 		return EINVAL;
-	int rc = batch->error;
+	enum soft_refusal refusal = batch->refusal;
+	struct ibv_send_wr *refused = &batch->refused;
 
-	if (!rc && batch->count) {
-		chain(qp);
-		rc = soft_post_batch(qp, batch->wrs);
-	}
+	chain(qp);
+	soft_lock();
+	if (!refusal && batch->count)
+		refusal = soft_post_batch(qp, batch->wrs, &refused);
+	if (refusal)
+		SOFT_TRACE(refused, "qp_num", qp->ibv.qp_num, refused->opcode, refused->wr_id,
+			   &soft_refusals[refusal]);
+	soft_unlock();
 	end(batch);
-	return rc;
+	return soft_refusals[refusal].error;
 }
 
 static void wr_abort(struct ibv_qp_ex *ex)
@@ -165,13 +186,15 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 
 	if (!batch->open)
 		return; /* what wr_complete says then */
-	if (!(batch->allowed & operation))
-		fail(batch, EOPNOTSUPP); /* not among the send_ops_flags of this queue pair */
-	else if (batch->count == qp->cap.max_send_wr || !make_room(qp))
-		fail(batch, ENOMEM);
-	if (batch->error)
-		return;
 	wr.wr_id = ex->wr_id;
+	if (!(batch->allowed & operation)) /* the send_ops_flags of this queue pair */
+		refuse(batch, wr, SOFT_REFUSED_UNSUPPORTED);
+	else if (batch->count == qp->cap.max_send_wr)
+		refuse(batch, wr, SOFT_REFUSED_FULL);
+	else if (!make_room(qp))
+		refuse(batch, wr, SOFT_REFUSED_NO_MEMORY);
+	if (batch->refusal)
+		return;
 	/* Data is made inline by its setter, not by a flag. */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
@@ -256,7 +279,7 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 
 	build(ex,
 	      (struct ibv_send_wr){.opcode = IBV_WR_ATOMIC_WRITE, .wr.rdma = {remote_addr, rkey}});
-	if (!qp->batch->open || qp->batch->error)
+	if (!qp->batch->open || qp->batch->refusal)
 		return;
 	uint32_t index = qp->batch->count - 1;
 
@@ -272,7 +295,9 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 {
 	if (!type || type & ~(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) || level > IBV_FLUSH_MR) {
 		if (qp_of(ex)->batch->open)
-			fail(qp_of(ex)->batch, EINVAL);
+			refuse(qp_of(ex)->batch,
+			       (struct ibv_send_wr){.wr_id = ex->wr_id, .opcode = IBV_WR_FLUSH},
+			       SOFT_REFUSED_FLAGS);
 		return;
 	}
 	build(ex, (struct ibv_send_wr){
@@ -286,13 +311,15 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 /* ---- setters ------------------------------------------------------------------------------- */
 
 /* The request that a setter is for, or NULL if the batch is spoilt. */
-static struct ibv_send_wr *last(struct soft_batch *batch, bool takes)
+static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool takes)
 {
+	struct soft_batch *batch = qp_of(ex)->batch;
+
 	if (!batch->open)
 		return NULL;
 	if (!batch->count || !takes)
-		fail(batch, EINVAL);
-	return batch->error ? NULL : &batch->wrs[batch->count - 1];
+		refuse_latest(ex, SOFT_REFUSED_SETTER);
+	return batch->refusal ? NULL : &batch->wrs[batch->count - 1];
 }
 
 /* The same, of the setters for the peer of one type. */
@@ -300,18 +327,18 @@ static struct ibv_send_wr *last_of(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	return last(batch, batch->takes_peer && ex->qp_base.qp_type == type);
+	return last(ex, batch->takes_peer && ex->qp_base.qp_type == type);
 }
 
 static void wr_set_sge_list(struct ibv_qp_ex *ex, size_t num_sge, const struct ibv_sge *sg_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(qp->batch, qp->batch->takes_data);
+	struct ibv_send_wr *wr = last(ex, qp->batch->takes_data);
 
 	if (!wr)
 		return;
 	if (num_sge > qp->cap.max_send_sge) {
-		fail(qp->batch, EINVAL);
+		refuse_latest(ex, SOFT_REFUSED_SGES);
 		return;
 	}
 	wr->send_flags &= ~(unsigned)IBV_SEND_INLINE;
@@ -331,14 +358,14 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t num_buf,
 				    const struct ibv_data_buf *buf_list)
 {
 	struct soft_qp *qp = qp_of(ex);
-	struct ibv_send_wr *wr = last(qp->batch, qp->batch->takes_data);
+	struct ibv_send_wr *wr = last(ex, qp->batch->takes_data);
 	size_t length = 0;
 
 	if (!wr)
 		return;
 	for (size_t i = 0; i < num_buf; i++) {
 		if (buf_list[i].length > qp->cap.max_inline_data - length) {
-			fail(qp->batch, EINVAL);
+			refuse_latest(ex, SOFT_REFUSED_INLINE);
 			return;
 		}
 		if (buf_list[i].length)

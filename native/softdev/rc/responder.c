@@ -112,8 +112,11 @@ static enum soft_sink drop(struct soft_qp *qp)
 	return SOFT_SINK_DISCARD;
 }
 
-static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak)
+/* `reason`: as the trace names it, which has told it already if that is NULL. */
+static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *reason)
 {
+	if (reason)
+		SOFT_TRACE(request_refused, qp, reason);
 	if (soft_qp_is_uc(qp))
 		return drop(qp);
 	soft_responder_fail(qp, nak, qp->responder.psn);
@@ -137,7 +140,7 @@ static enum soft_sink refuse_right(struct soft_qp *qp, const struct soft_frame *
 {
 	SOFT_TRACE(no_access, qp, "QUEUE_PAIR", frame->rkey, frame->address, frame->dma_length,
 		   rights);
-	return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+	return refuse(qp, SOFT_NAK_INVALID_REQUEST, NULL);
 }
 
 static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame *frame,
@@ -146,22 +149,23 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 	if (soft_trace_on)
 		tell_refusal(qp, qp->responder.srq_num, frame->rkey, frame->address, length,
 			     rights);
-	return refuse(qp, SOFT_NAK_REMOTE_ACCESS);
+	return refuse(qp, SOFT_NAK_REMOTE_ACCESS, NULL);
 }
 
 /* The receive that was taken fails, and the queue pair with it. */
 static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
 {
-	soft_complete_receive(qp, status, 0);
+	soft_fail_receive(qp, status);
 	if (soft_qp_is_uc(qp))
 		soft_qp_error(qp);
 	else
-		refuse(qp, nak);
+		refuse(qp, nak, NULL);
 }
 
 /* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send this packet again. */
 static enum soft_sink not_ready(struct soft_qp *qp)
 {
+	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
 	if (soft_qp_is_uc(qp))
 		return drop(qp);
 	qp->responder.resend_wanted = true;
@@ -195,7 +199,7 @@ static enum soft_sink too_many(struct soft_qp *qp)
 		if (responder->responses[i & responder->response_mask].again)
 			return lose(qp);
 	}
-	return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.3.1 */
+	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
 }
 
 /* Zero bytes need no key: IBTA 9.4.3, 9.4.4 (C9-88). */
@@ -221,7 +225,7 @@ static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *fra
 		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
 		if (!soft_qp_is_uc(qp))
 			soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "LENGTH");
 	}
 	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
 }
@@ -232,7 +236,7 @@ static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *fr
 	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
 
 	if (soft_is_last(frame) ? end != total : end >= total)
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.6 */
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.6 */
 	if (frame->flags & SOFT_FRAME_IMMEDIATE) {
 		if (!soft_receive_ready(qp) || soft_fault_not_ready(qp))
 			return not_ready(qp);
@@ -290,14 +294,14 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 	if (!(qp->attr.qp_access_flags & atomic_right(frame)))
 		return refuse_right(qp, frame, atomic_right(frame));
 	if (frame->address % sizeof(uint64_t)) /* IBTA 9.4.5 (C9-104) */
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "ALIGNMENT");
 	uint64_t *at = word(qp, frame);
 
 	if (!at)
 		return refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
 	/* A region with an iova of its own can make an aligned address a misaligned pointer. */
 	if ((uintptr_t)at % sizeof(uint64_t))
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "ALIGNMENT");
 	return SOFT_SINK_SMALL;
 }
 
@@ -314,7 +318,7 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 
 	if (!rights || types & ~(unsigned)(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) ||
 	    level > IBV_FLUSH_MR)
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET");
 	if (rights & ~qp->attr.qp_access_flags)
 		return refuse_right(qp, frame, rights);
 	if (level == IBV_FLUSH_MR ? !soft_remote_key(qp, pd, frame->rkey, rights)
@@ -381,7 +385,7 @@ static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
 
 	if (frame->opcode != responder->opcode ||
 	    (soft_is_first(frame) && frame->psn != responder->first))
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET");
 	responder->flags = frame->flags;
 	responder->immediate = frame->immediate;
 	if (frame->opcode == SOFT_WRITE)
@@ -413,12 +417,12 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
 	found(qp);
 	if (responder->active == (soft_is_first(frame) && !frame->skip))
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST); /* IBTA 9.7.4.1.2 */
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
 		return go_on(qp, frame);
 	/* Its PSNs would mean other places; and a stream of the connection manager has no handshake. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
-		return refuse(qp, SOFT_NAK_INVALID_REQUEST);
+		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PATH_MTU");
 	if (!qp->communicated) {
 		qp->communicated = true;
 		/* IBTA 11.6.3.1: in RTR alone; in RTS its own requests show it. */
@@ -437,7 +441,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		enum soft_nak nak = name_srq(qp, frame->ack);
 
 		if (nak)
-			return refuse(qp, nak);
+			return refuse(qp, nak, "SRQ");
 	}
 	if (soft_is_empty_read(frame->opcode) && soft_responder_is_full(responder))
 		return lose(qp);

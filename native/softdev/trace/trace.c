@@ -227,34 +227,19 @@ void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from)
 	trace_receives(&srq->rq, from, "post_srq_recv", "srq", srq->ibv.handle);
 }
 
-static void trace_refused(const char *owner, uint32_t number, const char *opcode, uint64_t wr_id,
-			  int error)
+void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
+			const struct soft_refused *why)
 {
 	struct line line = begin_line("refused");
 
 	put_number(&line, owner, number);
-	if (opcode)
-		put_name(&line, "opcode", opcode);
+	if (opcode >= 0)
+		put_name(&line, "opcode", soft_wr_opcode_name((unsigned)opcode));
 	put_number(&line, "wr_id", wr_id);
-	put_number(&line, "errno", (uint64_t)error);
-	put_name(&line, "error", strerror(error));
+	put_name(&line, "reason", why->reason);
+	put_number(&line, "errno", (uint64_t)why->error);
+	put_name(&line, "error", strerror(why->error));
 	add(&line);
-}
-
-void soft_trace_refused_send(const struct soft_qp *qp, const struct ibv_send_wr *wr, int error)
-{
-	trace_refused("qp_num", qp->ibv.qp_num, soft_wr_opcode_name(wr->opcode), wr->wr_id, error);
-}
-
-void soft_trace_refused_receive(const struct soft_qp *qp, const struct ibv_recv_wr *wr, int error)
-{
-	trace_refused("qp_num", qp->ibv.qp_num, NULL, wr->wr_id, error);
-}
-
-void soft_trace_refused_shared_receive(const struct soft_srq *srq, const struct ibv_recv_wr *wr,
-				       int error)
-{
-	trace_refused("srq", srq->ibv.handle, NULL, wr->wr_id, error);
 }
 
 /* ---- what becomes of them -------------------------------------------------------------------- */
@@ -263,6 +248,7 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 			   bool lost)
 {
 	soft_assert_locked();
+	struct soft_trace *trace = soft_device.trace;
 	struct line line = begin_line("completion");
 	put_number(&line, "request", request);
 	put_number(&line, "cq", cq->ibv.handle);
@@ -280,8 +266,58 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 		if (wc->wc_flags & IBV_WC_WITH_INV)
 			put_number(&line, "invalidated_rkey", wc->invalidated_rkey);
 	}
+	if (wc->status == IBV_WC_LOC_PROT_ERR && trace->why) {
+		put_name(&line, "reason", trace->why);
+		put_number(&line, "lkey", trace->lkey);
+	}
+	trace->why = NULL;
 	if (lost)
 		put(&line, ",\"lost\":true");
+	add(&line);
+}
+
+void soft_trace_why(const char *reason, uint32_t lkey)
+{
+	soft_device.trace->why = reason;
+	soft_device.trace->lkey = lkey;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static const struct flag_name accesses[] = {
+	{IBV_ACCESS_LOCAL_WRITE, "LOCAL_WRITE"},
+	{IBV_ACCESS_REMOTE_WRITE, "REMOTE_WRITE"},
+	{IBV_ACCESS_REMOTE_READ, "REMOTE_READ"},
+	{IBV_ACCESS_REMOTE_ATOMIC, "REMOTE_ATOMIC"},
+	{IBV_ACCESS_MW_BIND, "MW_BIND"},
+	{IBV_ACCESS_ZERO_BASED, "ZERO_BASED"},
+	{IBV_ACCESS_ON_DEMAND, "ON_DEMAND"},
+	{IBV_ACCESS_FLUSH_GLOBAL, "FLUSH_GLOBAL"},
+	{IBV_ACCESS_FLUSH_PERSISTENT, "FLUSH_PERSISTENT"},
+};
+
+static void put_access(struct line *line, unsigned access)
+{
+	put_flags(line, "access", accesses, sizeof(accesses) / sizeof(accesses[0]), access);
+}
+
+void soft_trace_registered(const struct soft_range *range)
+{
+	struct line line = begin_line("reg_mr");
+
+	put_number(&line, "key", range->key);
+	put_number(&line, "pd", range->pd->handle);
+	put_number(&line, "addr", range->start);
+	put_number(&line, "length", range->length);
+	put_access(&line, range->access & ~SOFT_ACCESS_CMA);
+	add(&line);
+}
+
+void soft_trace_key_ended(uint32_t key)
+{
+	struct line line = begin_line("key_ended");
+
+	put_number(&line, "key", key);
 	add(&line);
 }
 
@@ -291,6 +327,8 @@ void soft_trace_created(const struct soft_qp *qp)
 {
 	struct line line = begin_qp_line("create_qp", qp);
 	put_name(&line, "qp_type", soft_qp_type_name(qp->ibv.qp_type));
+	if (qp->ibv.pd)
+		put_number(&line, "pd", soft_pd_root(qp->ibv.pd)->handle);
 	if (qp->ibv.send_cq)
 		put_number(&line, "send_cq", qp->ibv.send_cq->handle);
 	if (qp->ibv.recv_cq)
@@ -356,22 +394,22 @@ void soft_trace_retry(const struct soft_qp *qp, const char *cause)
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights)
 {
-	static const struct flag_name names[] = {
-		{IBV_ACCESS_REMOTE_WRITE, "REMOTE_WRITE"},
-		{IBV_ACCESS_REMOTE_READ, "REMOTE_READ"},
-		{IBV_ACCESS_REMOTE_ATOMIC, "REMOTE_ATOMIC"},
-		{IBV_ACCESS_FLUSH_GLOBAL, "FLUSH_GLOBAL"},
-		{IBV_ACCESS_FLUSH_PERSISTENT, "FLUSH_PERSISTENT"},
-	};
-
 	struct line line = begin_qp_line("access_refused", qp);
 	put_name(&line, "reason", reason);
 	put_number(&line, "rkey", rkey);
-	put_flags(&line, "access", names, sizeof(names) / sizeof(names[0]), rights);
+	put_access(&line, rights);
 	if (rights) {
 		put_number(&line, "remote_addr", address);
 		put_number(&line, "length", length);
 	}
+	add(&line);
+}
+
+void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
+{
+	struct line line = begin_qp_line("request_refused", qp);
+
+	put_name(&line, "reason", reason);
 	add(&line);
 }
 

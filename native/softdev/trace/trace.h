@@ -14,11 +14,15 @@
 
 struct soft_cq;
 struct soft_qp;
+struct soft_range;
+struct soft_refused;
 struct soft_srq;
 
 struct soft_trace {
 	bool on;
 	uint32_t requests; /* numbers given so far; 0 is none */
+	const char *why; /* of the next completion, with that lkey, or NULL */
+	uint32_t lkey;
 	pid_t asked; /* the process that has read its environment */
 	struct soft_trace_file {
 		char path[PATH_MAX];
@@ -44,11 +48,9 @@ struct soft_trace {
 void soft_trace_sends(struct soft_qp *qp, uint32_t from);
 void soft_trace_receives(struct soft_qp *qp, uint32_t from);
 void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from);
-/* One that was refused, with an errno value. */
-void soft_trace_refused_send(const struct soft_qp *qp, const struct ibv_send_wr *wr, int error);
-void soft_trace_refused_receive(const struct soft_qp *qp, const struct ibv_recv_wr *wr, int error);
-void soft_trace_refused_shared_receive(const struct soft_srq *srq, const struct ibv_recv_wr *wr,
-				       int error);
+/* One that was refused, for a queue by the name and number of its owner; `opcode` -1: a receive. */
+void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
+			const struct soft_refused *why);
 
 /* Of the request with that number, or 0 when it was posted before the trace began; `lost`: the
  * completion queue had no room for it. */
@@ -61,6 +63,13 @@ void soft_trace_state(const struct soft_qp *qp, enum ibv_qp_state to);
 void soft_trace_event(const struct ibv_async_event *event);
 /* Requests of a queue pair are transmitted again, or the receiver was not ready for them. */
 void soft_trace_retry(const struct soft_qp *qp, const char *cause);
+/* Why the device may not reach the memory of the next request that completes, and its key. */
+void soft_trace_why(const char *reason, uint32_t lkey);
+void soft_trace_registered(const struct soft_range *range);
+/* A region was deregistered, or a window is no longer bound. */
+void soft_trace_key_ended(uint32_t key);
+/* A request of the peer, for which no memory is to blame. */
+void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
 /* The peer of a queue pair may not reach memory: why (soft_remote_objection), and what
  * it asked for; without rights, the key of a window that it wants to end. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,

@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include "inject/inject.h"
+#include "trace/trace.h"
 #include "ud.h"
 
 enum { SENDS_PER_TURN = 256 };
@@ -188,16 +189,20 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 		return;
 	if (datagram->qkey != qp->attr.qkey) {
 		soft_qp_hca(qp)->bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
+		SOFT_TRACE(request_refused, qp, "QKEY");
 		return;
 	}
 	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message
 	 * is dropped in silence; the receive stays for the next one, as on rdma_rxe. */
-	if (!soft_receive_ready(qp) ||
-	    length + SOFT_GRH > soft_receive_at(&qp->rq, qp->rq.head)->length)
+	const bool ready = soft_receive_ready(qp);
+
+	if (!ready || length + SOFT_GRH > soft_receive_at(&qp->rq, qp->rq.head)->length) {
+		SOFT_TRACE(request_refused, qp, ready ? "LENGTH" : "NO_RECEIVE");
 		return;
+	}
 	put_grh(grh, datagram, length);
 	if (!put(qp, 0, grh, SOFT_GRH) || !put(qp, SOFT_GRH, payload, length)) {
-		soft_complete_receive(qp, IBV_WC_LOC_PROT_ERR, 0);
+		soft_fail_receive(qp, IBV_WC_LOC_PROT_ERR);
 		soft_qp_error(qp);
 		return;
 	}
