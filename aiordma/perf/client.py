@@ -184,7 +184,8 @@ class PerfClient:
                 return None
             result = part.result
             result.operations *= ways
-            result.slices = slices([(at, ways * done) for at, done in part.marks], size)
+            marks = [(at, ways * done) for at, done in part.marks]
+            result.slices = slices(result.throughput, marks, SAMPLE_INTERVAL / 2)
             return result
         # The peer's program takes no part in reads and atomics: their latency is their completion.
         first = "ping" if settings.halved else "alone"
@@ -235,14 +236,13 @@ class PerfClient:
                 Run(limit, settings.depth, settings.batch, settings.verify_all) for _ in self._ends
             ]
             start, cpu = perf_counter(), process_time()
-            marks = await self._all(kind, duration, progress)
+            marks = await self._all(kind, duration, progress, start)
             # The server waits for what may be lost, so the end of sending counts.
-            seconds = perf_counter() - start
+            seconds, used = perf_counter() - start, process_time() - cpu
             done = [run.done for run in self._runs]
             reached = await self._ask(wire.Finish(done), wire.Reached)
             if settings.qp not in ("uc", "ud"):
-                seconds = perf_counter() - start
-            used = process_time() - cpu, reached.cpu_us / 1e6
+                seconds, used = perf_counter() - start, process_time() - cpu
             finished = await answer(self._control, wire.Finished)
             wrong = [finished.mismatch] + [
                 run.mismatch or end.verify(run.done, 0 if way == "flood" else run.done)
@@ -254,22 +254,21 @@ class PerfClient:
             seconds,
             mismatch=next(filter(None, wrong), ""),
             interrupted=self.stopped,
-            cpu=used,
+            cpu=(used, reached.cpu_us / 1e6),
             lost=reached.lost,
         )
         return Part(result, [time for run in self._runs for time in run.times], marks)
 
     async def _all(
-        self, kind: str, duration: float | None, progress: Progress
+        self, kind: str, duration: float | None, progress: Progress, start: float
     ) -> list[tuple[float, int]]:
         loop = asyncio.get_running_loop()
-        start = loop.time()
         timer: asyncio.Handle | None = None
         marks: list[tuple[float, int]] = []
 
         def sample() -> None:
             nonlocal timer
-            passed = loop.time() - start
+            passed = perf_counter() - start
             done = sum(run.done for run in self._runs)
             marks.append((passed, done))
             if duration is not None and passed >= duration:

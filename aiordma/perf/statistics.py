@@ -37,7 +37,7 @@ class Summary:
             raise ValueError("no samples to summarise")
         ordered = sorted(samples)
         count = len(ordered)
-        mean = fsum(ordered) / count
+        mean = min(max(fsum(ordered) / count, ordered[0]), ordered[-1])  # despite rounding
         return cls(
             count,
             min=ordered[0],
@@ -84,12 +84,19 @@ class Throughput:
         return self.operations / 1e6 / self.seconds
 
 
-def slices(marks: Sequence[tuple[float, int]], size: int) -> list[Throughput]:
-    """The throughput between consecutive samples of (seconds, operations done)."""
+def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) -> list[Throughput]:
+    """The throughput between samples of (seconds, operations done), of at least `gap` seconds each.
+
+    Together they are the whole, whose throughput therefore lies between their least and their peak.
+    """
+    ends = [(0.0, 0)]
+    for mark in marks:
+        if ends[-1][0] + gap <= mark[0] <= whole.seconds - gap:
+            ends.append(mark)
+    ends.append((whole.seconds, whole.operations))
     return [
-        Throughput(done - before, size, now - then)
-        for (then, before), (now, done) in pairwise(marks)
-        if now > then
+        Throughput(done - before, whole.size, now - then)
+        for (then, before), (now, done) in pairwise(ends)
     ]
 
 

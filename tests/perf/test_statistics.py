@@ -27,6 +27,7 @@ def test_quantiles_are_those_of_numpy(samples: list[float]) -> None:
         assert value == np.quantile(samples, part, method="inverted_cdf")
     assert summary.mean == pytest.approx(np.mean(samples))
     assert summary.deviation == pytest.approx(np.std(samples), abs=1e-6)
+    assert summary.min <= summary.mean <= summary.max
     assert summary.count == len(samples)
 
 
@@ -76,12 +77,19 @@ def test_the_tail_goes_from_all_to_one(samples: list[float]) -> None:
     assert list(parts) == sorted(parts, reverse=True)
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000))))
-@example([(1, 10), (0, 0), (1, 30)])
-def test_slices_make_up_the_whole(steps: list[tuple[int, int]]) -> None:
-    marks, second, done = [(0.0, 0)], 0, 0
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 1000))), st.integers(1, 8))
+@example([(4, 10), (1, 0), (4, 30)], 3)  # a sample that is too near
+@example([(2, 10)], 1)  # the end is far behind the last sample
+def test_slices_make_up_the_whole(steps: list[tuple[int, int]], rest: int) -> None:
+    """So the throughput of the whole is between the least and the peak."""
+    marks, second, done = [], 0, 0
     for seconds, operations in steps:
         second, done = second + seconds, done + operations
         marks.append((float(second), done))
-    found = slices(marks, 8)
-    assert [(one.seconds, one.operations) for one in found] == [step for step in steps if step[0]]
+    whole = Throughput(done + rest, 1 << 20, float(second + rest))
+    found = slices(whole, marks, gap=2)
+    assert sum(one.seconds for one in found) == whole.seconds
+    assert sum(one.operations for one in found) == whole.operations
+    assert all(one.seconds >= 2 for one in found) or len(found) == 1
+    speeds = [one.mb_per_s for one in found]
+    assert min(speeds) <= whole.mb_per_s <= max(speeds)
