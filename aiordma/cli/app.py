@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 import click
@@ -11,7 +12,17 @@ import aiordma
 COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "run", "top", "trace")
 
 
-class Commands(click.Group):
+class Group(click.Group):
+    """A group that lists its commands with whole sentences: click would cut them to a line."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.short_help = command.get_short_help_str(sys.maxsize)
+        return command
+
+
+class Commands(Group):
     """A group that imports a command when it is called: all of them take three times as long."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

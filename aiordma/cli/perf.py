@@ -34,6 +34,7 @@ from aiordma.perf.settings import (
     default_sizes,
 )
 
+from .app import Group
 from .child import ChildError, listening_child
 from .echo_server import end_of_input
 from .options import (
@@ -66,7 +67,7 @@ Record = dict[str, Any]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class PerfGroup(click.Group):
+class PerfGroup(Group):
     """`perf --local ...` is `perf local ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -32,12 +34,27 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
         )
 
 
-def test_help_lists_the_commands_for_people() -> None:
-    done = CliRunner().invoke(app, ["--help"])
-    assert done.exit_code == 0
-    commands = done.output.partition("Commands:")[2]
-    names = [line.split()[0] for line in commands.splitlines() if line.strip()]
-    assert names == ["devinfo", "doctor", "echo", "perf", "run", "top", "trace"]
+@pytest.mark.parametrize("width", [30, 40, 80, 200])
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        ([], ["devinfo", "doctor", "echo", "perf", "run", "top", "trace"]),
+        (["perf"], ["client", "local", "plot", "server"]),
+    ],
+)
+def test_help_lists_the_commands_for_people(group: list[str], names: list[str], width: int) -> None:
+    """With the first sentence of each, whole."""
+
+    def help_of(*words: str) -> str:
+        done = CliRunner().invoke(app, [*group, *words, "--help"], terminal_width=width)
+        assert done.exit_code == 0
+        return done.output
+
+    commands = help_of().partition("Commands:")[2]
+    assert re.findall(r"^  (\w+)", commands, re.MULTILINE) == names
+    for name in names:
+        said = " ".join(help_of(name).partition("\n\n")[2].split())
+        assert f"{name} {re.split(r'(?<=[.]) ', said)[0]}" in " ".join(commands.split())
 
 
 def test_a_command_is_imported_without_the_others() -> None:
