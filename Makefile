@@ -82,6 +82,13 @@ build:
 	@ninja -C $(PLAIN) --quiet
 	@$(BIN)/python -m compileall -q aiordma tests bench
 
+# The first prerequisite of what needs more than Python and a compiler: need/ a program, or the path of a
+# file, / Debian's package.
+.PHONY: need
+need/%: need
+	@command -v $(*D) >/dev/null || test -e /$(*D) || \
+		{ echo '$(*D) is missing: on Debian and Ubuntu, apt-get install $(*F)' >&2; exit 1; }
+
 # ---- use and tests --------------------------------------------------------------------------
 
 .PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench comparisons instructions many cost soak softroce roce
@@ -113,7 +120,8 @@ check-c: .venv/.test ## one C test: T=test_ring; all without T
 flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every core: which tests ever fail
 	$(BIN)/python -m tests.flaky $(or $(RUNS),25) make test
 
-programs: .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
+PYVERBS := need/usr/lib/python3/dist-packages/pyverbs/__init__.py/python3-pyverbs
+programs: need/ibv_devinfo/ibverbs-utils need/rping/rdmacm-utils need/ib_send_lat/perftest $(PYVERBS) .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
 	$(BIN)/python -m pytest -o faulthandler_timeout=1200 $(PARALLEL) tests/programs $(ARGS)
 
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
@@ -122,7 +130,7 @@ upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's
 guests: .venv/.test build ## real RDMA software on the embedded device, into docs/guests.md; ARGS=--quick as CI does (Debian, root)
 	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/guests $(ARGS)
 
-software: .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
+software: need/redis-server/redis-server .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)
 
 # A virtual environment with the packages of .venv, and what only this needs.
@@ -137,7 +145,7 @@ valkey: .venv/.test build ## integrations/valkey: a real Valkey server over RDMA
 
 # What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
 # cannot.
-network: .venv/.test build ## the device between network namespaces: root, iproute2
+network: need/ip/iproute2 .venv/.test build ## the device between network namespaces: root, iproute2
 	$(BIN)/python -m pytest $(PARALLEL) tests/network --ignore tests/network/test_netem.py $(ARGS)
 	@if tests/network/has-netem; then \
 		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
@@ -191,7 +199,7 @@ bench: .venv/.dev build ## what aiordma reaches beside other ways, into bench/RE
 comparisons: .venv/.test build ## whether every comparison of make bench works, with the least work
 	$(BIN)/python -m pytest tests/comparisons.py $(ARGS)
 
-instructions: .venv/.test build ## how many instructions an operation takes, beside those recorded (valgrind)
+instructions: need/valgrind/valgrind .venv/.test build ## how many instructions an operation takes, beside those recorded (valgrind)
 	$(BIN)/python -m bench instructions $(ARGS)
 
 many: .venv/.test build ## what 10,000 queue pairs cost that do nothing
@@ -226,8 +234,7 @@ docs: .venv/.test build ## write the generated parts of docs/: tables of states,
 	$(BIN)/python -m tests.docs
 
 # Without the network: links to other sites are not followed.
-site: .venv/.test .venv/.docs build ## the documentation site, into build/site/html, and its checks (Debian: graphviz)
-	@command -v dot >/dev/null || { echo 'The diagrams need dot: apt-get install graphviz' >&2; exit 1; }
+site: need/dot/graphviz .venv/.test .venv/.docs build ## the documentation site, into build/site/html, and its checks (Debian: graphviz)
 	rm -rf build/site/html
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -d build/site/doctrees docs build/site/html
 	$(BIN)/python -m pytest $(PARALLEL) tests/site tests/docs $(ARGS)
@@ -267,7 +274,7 @@ types: .venv/.dev build ## mypy, strict
 public-types: .venv/.public-types build ## pyright --verifytypes: every public name has a type that needs no guess
 	PYTHONPATH=. $(BIN)/pyright --pythonpath $(BIN)/python --ignoreexternal --verifytypes aiordma
 
-abi: .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
+abi: need/usr/include/infiniband/verbs.h/libibverbs-dev need/usr/include/rdma/rdma_cma.h/librdmacm-dev .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m tests.abi.abi_check
 	$(BIN)/python -m pytest --quiet tests/abi
 
@@ -328,7 +335,7 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 	$(BIN)/python -m tests.coverage_table build/coverage/python.json build/coverage/c.json
 
 .PHONY: fuzz
-fuzz: .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
+fuzz: need/clang/clang .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
 	CC=clang meson setup --reconfigure build/fuzz -Dwerror=true -Dfuzzing=true \
 		-Db_sanitize=address,undefined -Doptimization=1 -Ddebug=true
 	tests/fuzz/run $(or $(SECONDS),60) $(T)

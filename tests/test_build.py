@@ -43,6 +43,30 @@ def test_a_module_exports_only_what_python_calls(module: ModuleType) -> None:
     assert done.stdout.split() == ["PyInit_" + module.__name__.rpartition(".")[2]]
 
 
+@pytest.mark.parametrize(
+    ("target", "package"),
+    [
+        ("site", "graphviz"),
+        ("software", "redis-server"),
+        ("network", "iproute2"),
+        ("instructions", "valgrind"),
+        ("fuzz", "clang"),
+        ("programs", "ibverbs-utils"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_first(
+    target: str, package: str, tmp_path: Path
+) -> None:
+    """Not after a set-up of minutes."""
+    make, bash = shutil.which("make"), shutil.which("bash")
+    assert make
+    assert bash
+    (tmp_path / "bash").symlink_to(bash)
+    done = run(make, target, "PYTHON=none", PATH=str(tmp_path), MAKEFLAGS="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"is missing: on Debian and Ubuntu, apt-get install {package}\n" in done.stderr
+
+
 def test_a_change_compiles_what_depends_on_it(tmp_path: Path) -> None:
     """Also where the PATH has no program `cython`: an import compiles, whatever started it."""
     source, folder = tmp_path / "source", tmp_path / "build"
