@@ -65,7 +65,7 @@ REASONS = {
     "REM_ACCESS_ERR": "the peer's trace has the reason",
     "REM_INV_REQ_ERR": "the peer's trace has the reason",
     "REM_OP_ERR": "the peer could not use its own receive: its trace has the reason",
-    "LOC_LEN_ERR": "the message is longer than the receive, 2 GiB or, of a datagram, the MTU; or "
+    "LOC_LEN_ERR": "the message is longer than the receive, 1 GiB or, of a datagram, the MTU; or "
     "an atomic operation is not about 8 bytes",
     "LOC_QP_OP_ERR": "max_rd_atomic is 0, or queue pairs of this type do not have the operation",
     "MW_BIND_ERR": "the key, region, rights or state of the window do not go with this request",

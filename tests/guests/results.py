@@ -22,9 +22,13 @@ INTRODUCTION = """\
 `make guests` installs the software below from the packages of Debian 12 and PyPI, runs each row
 under `aiordma run`, once with shared memory and once with the TCP wire between the processes
 (`AIORDMA_EMBEDDED_LINKS`), and writes this page. A row works if its programs end well in bounded
-time and a [trace](trace.md) shows that work requests of the device carried its bytes. How fast it
-was has no part in the verdict. CI runs the rows marked with \\*, without figures:
-`make guests ARGS=--quick`.
+time and a [trace](trace.md) shows that work requests of the device carried its bytes. CI runs the
+rows marked with \\*, without figures: `make guests ARGS=--quick`.
+
+Between two hosts each side names a GID that reaches the other, by its index in `aiordma devinfo`:
+`-g` of the pingpongs, `-x` of perftest. Their default leads to the loopback address, and ends in
+"transport retries exceeded". With the connection manager (`-R` of perftest, `-cm 1` of qperf,
+rping) the addresses choose it. The same holds for [RoCE v2](roce-v2.md).
 
 A figure is what the program itself printed, in the row's unit, in a second run without the trace.
 "yes" stands for a row that works and has no figure: its program prints none, or its last run was
