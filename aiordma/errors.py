@@ -447,6 +447,7 @@ class DeviceEventError(RDMAError):
 
 # What the end of the peer mostly means, as this side notices it. For the texts of this package.
 PEER_GONE = "the peer's process ended, or its machine or the path to it failed"
+ON_LOOPBACK = "one on 127.0.0.1 is reached from its own host alone"
 UNANNOUNCED = "the peer's process ended, or aborted the connection, without a goodbye"
 
 

@@ -109,6 +109,7 @@ THIRD_PARTY = {
     "_core": {"msgpack"},
     "_native": {"cffi"},  # the builder; the compiled module imports its backend by itself
     "perf": {"msgpack"},
+    "_simulation": {"numpy"},  # to seed it, where there is one
     "arrays": {"numpy"},
     "pytest_plugin": {"pytest"},
     "rpc": {"msgpack"},

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import select
-import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .._loop.virtual_loop import VirtualLoop
-from .._native import lib
-from .sockets import connected_socket, listening_socket
+from .process import monotonic_ns
+from .sockets import check_simulated, getaddrinfo, refuse
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -53,7 +53,7 @@ class HostLoop(VirtualLoop):
         self.fd: int = self._epoll.fileno()
 
     def time(self) -> float:
-        return lib.aiordma_sim_now() / 1e9
+        return monotonic_ns() / 1e9
 
     def create_future(self) -> asyncio.Future[Any]:
         future = Future.__new__(Future)
@@ -66,6 +66,7 @@ class HostLoop(VirtualLoop):
     ) -> asyncio.Task[Any]:
         task = Task.__new__(Task)
         task.number = self.machine.world._next_number()
+        options["name"] = options.get("name") or f"Task-{task.number}"  # not of all the process
         Task.__init__(task, work, loop=self, **options)
         return task
 
@@ -73,36 +74,42 @@ class HostLoop(VirtualLoop):
         self, executor: object, function: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         """In this thread: there are no others in a simulation."""
-        del executor
+        if not isinstance(executor, ThreadPoolExecutor | None):
+            refuse("executor but threads", "None runs the function in the loop's thread")
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(_run_for, future, function, args)
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
-        """Knows the names of hosts, and looks up no others."""
-        found = self.machine.world.hosts.get(host)
-        address = found.address if found else "127.0.0.1" if host == "localhost" else host
-        options["flags"] = options.get("flags", 0) | socket.AI_NUMERICHOST
-        return socket.getaddrinfo(address, port, **options)
+        return getaddrinfo(host, port, **options)
 
-    async def create_connection(  # type: ignore[override]
-        self, factory: Any, host: str | None = None, port: int = 0, **options: Any
-    ) -> Any:
-        """Over a simulated stream (sockets.py)."""
-        source = options.pop("local_addr", None)
-        if options.get("sock") is None:
-            [*_, (*_, address)] = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            options["sock"] = await connected_socket(address[:2], source)
-            if options.get("ssl") and options.get("server_hostname") is None:
-                options["server_hostname"] = host
-        return await super().create_connection(factory, **options)
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        try:
+            await super().sock_connect(sock, address)
+        except ConnectionRefusedError as error:
+            raise ConnectionRefusedError(error.errno, f"{error.strerror}{sock.hint}") from None
 
-    async def create_server(  # type: ignore[override]
-        self, factory: Any, host: str | None = None, port: int = 0, **options: Any
-    ) -> asyncio.Server:
-        if options.get("sock") is None:
-            options["sock"] = listening_socket((host or "0.0.0.0", port))
-        return await super().create_server(factory, **options)
+    def _make_socket_transport(self, sock: Any, *args: Any, **options: Any) -> Any:
+        check_simulated(sock)
+        return super()._make_socket_transport(sock, *args, **options)  # type: ignore[misc]
+
+    def _start_serving(self, factory: Any, sock: Any, *args: Any) -> None:
+        check_simulated(sock)
+        super()._start_serving(factory, sock, *args)  # type: ignore[misc]
+
+    async def _sendfile_native(self, _: Any, file: Any, offset: int, *__: Any) -> NoReturn:
+        """The kernel would send past the simulation, so asyncio reads the file itself."""
+        file.seek(offset)
+        raise asyncio.SendfileNotAvailableError
+
+    _sock_sendfile_native = _sendfile_native
+
+    def add_signal_handler(self, sig: int, callback: Any, *_: Any) -> None:  # type: ignore[override]
+        """No signal comes to a simulated host."""
+        self._signal_handlers[sig] = callback  # type: ignore[attr-defined]
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return self._signal_handlers.pop(sig, None) is not None  # type: ignore[attr-defined]
 
     # ---- for the scheduler ---------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from .._native import lib
 from .loop import NEVER, HostLoop
 
 if TYPE_CHECKING:
-    from .sockets import ListeningStream
+    from .sockets import Socket
     from .world import Host, World
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Machine:
 
     def __init__(self, host: Host) -> None:
         self.world: World = host.world
-        self.host = host
+        self.host: Host = host
         self.random: random.Random = host.world.random
         self.number: int = lib.aiordma_sim_boot(host.number)
         self.alive = True
@@ -35,7 +35,8 @@ class Machine:
         """It was killed by the plan alone."""
         self.pauses: set[object] = set()
         """Whose, as long as they last."""
-        self.listening: dict[int, ListeningStream] = {}
+        self.bound: list[Socket] = []
+        """Sockets that have a port."""
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this one."""
         self.program = lib.aiordma_sim_program(self.number)
@@ -118,6 +119,6 @@ class Machine:
         lib.aiordma_sim_enter(self.number)
         self.kill()
         self.loop.abandon()
-        for listening in list(self.listening.values()):
-            listening.close()
+        for bound in list(self.bound):
+            bound.close()
         shutdown._finish(self.loop)

@@ -1,28 +1,48 @@
-"""The clock and the chance of this process, while it simulates hosts."""
+"""The clock, the chance and the system of this process, while it simulates hosts."""
 
 from __future__ import annotations
 
+import _posixsubprocess
+import _thread
 import asyncio
 import gc
 import os
 import random
+import select
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from threading import get_ident
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 from .._loop import coarse_timers, driver
-from .._native import ffi, lib
-from .._transport import connect_tcp, lease_thread, tcp_link
+from .._loop.virtual_loop import StalledError
+from .._native import ffi, lib, service_thread
+from .._transport import lease_thread
 from ..verbs._device import device
-from . import sockets
+from .sockets import Socket, getaddrinfo, here, refuse
 
 SECOND = 1_000_000_000
 EPOCH = 1_800_000_000  # of the wall clock, as of the devices' (sim.c)
+MOST_LOOKS = 1_000_000
+"""At a clock that stands still: what looks at it more often waits for a time."""
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
+THREADS = "threads", "asyncio.to_thread runs a function in the thread of all hosts"
+PROCESSES = "processes", "World.host starts a program on a host of its own"
+SOCKETS = "sockets of the machine", "make it in the program of the host"
+RESOLVER = "resolver", "await loop.getaddrinfo"
+NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
 WITHOUT = ("AIORDMA_EMBEDDED_FAULTS", "AIORDMA_TRACE")
 
 
@@ -66,65 +86,216 @@ class Leases:
 
 chance: random.Random | None = None
 """What programs draw, while a simulation is on."""
+thread: int | None = None
+"""Whose the simulation is: the others have the machine's clock and chance."""
+looked_at, looks = 0, 0
+"""The time, and how often programs have looked at the clock since it is that."""
 injected: str | None = None
 """The plan of the block of `testing.faults` that is open."""
 
 
-def monotonic() -> float:
-    return lib.aiordma_sim_look() / SECOND
+# ---- the clock and chance ------------------------------------------------------------------------
 
 
-def wall() -> float:
-    return EPOCH + monotonic()
+def monotonic_ns() -> int:
+    """A look changes nothing, or a line of a log would make another run."""
+    global looked_at, looks  # noqa: PLW0603 - one for the process
+    if looked_at != (now := lib.aiordma_sim_now()):
+        looked_at, looks = now, 0
+    looks += 1
+    if looks > MOST_LOOKS:
+        raise StalledError(
+            f"a program has looked at the clock {MOST_LOOKS} times without an await: it takes no "
+            "time, so what waits for a time awaits asyncio.sleep"
+        )
+    return now
 
 
 def wall_ns() -> int:
-    return EPOCH * SECOND + lib.aiordma_sim_look()
+    return EPOCH * SECOND + monotonic_ns()
 
 
-def sleep(seconds: float) -> None:
-    lib.aiordma_sim_pass(round(seconds * SECOND))
+def in_seconds(clock: Callable[[], int]) -> Callable[[], float]:
+    return lambda: clock() / SECOND
 
 
-def urandom(size: int) -> bytes:
+def clock_gettime_ns(clock: int) -> int:
+    return wall_ns() if clock == time.CLOCK_REALTIME else monotonic_ns()
+
+
+def sleep(length: float) -> None:
+    if length < 0:
+        raise ValueError("sleep length must be non-negative")
+    lib.aiordma_sim_pass(round(length * SECOND))
+
+
+def urandom(size: int, _: int = 0) -> bytes:
     assert chance is not None
     return chance.randbytes(size)
 
 
+def seed_generator(
+    generator: random.Random,
+    a: Any = None,
+    version: int = 2,
+    seed: Callable[..., None] = random.Random.seed,
+) -> None:
+    """Without a seed, of the simulation's chance."""
+    seed(generator, urandom(32) if a is None else a, version)
+
+
+# ---- what is replaced ----------------------------------------------------------------------------
+
+Row = tuple[Any, str, Any]
+"""An object, the name of an attribute of it, and what takes its place."""
+
+CLOCKS: dict[str, Callable[[], int]] = {
+    "time": wall_ns,
+    **dict.fromkeys(("monotonic", "perf_counter", "process_time", "thread_time"), monotonic_ns),
+}
+
+# What would leave the simulation, or stop all hosts: names of an object, or else audit events of
+# Python, which also tell of names that were taken before; what no host has, and a remedy.
+REFUSED: list[tuple[Any, str, str, str]] = [
+    (threading.Thread, "start", *THREADS),
+    (_thread, "start_new_thread", *THREADS),
+    (service_thread, "in_service_thread", "threads (aiordma.blocking)", "use aiordma's own calls"),
+    (None, "subprocess.Popen os.fork os.forkpty os.posix_spawn os.system os.exec", *PROCESSES),
+    (_posixsubprocess, "fork_exec", *PROCESSES),
+    (None, "socket.bind socket.connect socket.sendto", *SOCKETS),
+    (None, "socket.gethostbyname socket.gethostbyaddr socket.getnameinfo", *RESOLVER),
+    (signal, "signal setitimer alarm set_wakeup_fd", "signals", "call loop.add_signal_handler"),
+    (select, "poll select", "waits in the kernel", "they would stop all hosts; use asyncio"),
+    (asyncio.BaseEventLoop, "connect_read_pipe connect_write_pipe", "pipes", "use streams"),
+]
+EVENTS = {
+    event: (what, instead)
+    for place, events, what, instead in REFUSED
+    if place is None
+    for event in events.split()
+}
+
+
+@cache
+def watch_events() -> None:
+    """For good: Python cannot stop it."""
+
+    def hook(event: str, _: object) -> None:
+        if event in EVENTS and thread == get_ident():
+            refuse(*EVENTS[event])
+
+    sys.addaudithook(hook)
+
+
+def refusal(what: str, instead: str) -> Callable[..., Any]:
+    return lambda *_, **__: refuse(what, instead)
+
+
+def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
+    """A function of `time` that is of now without an argument behind those `before` it."""
+    real = getattr(time, name)
+
+    def call(*args: Any) -> Any:
+        given = args[before:] not in ((), (None,))
+        return real(*args) if given else real(*args[:before], now())
+
+    return time, name, call
+
+
 def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
-    """The simulated function while a simulation is on, and the real one otherwise.
+    """The simulated function in the thread of a simulation, and the real one otherwise.
 
     A module that is first imported in a simulation, and takes the name, has this one for good.
     """
-    return lambda *args: real(*args) if chance is None else simulated(*args)
+
+    def call(*args: Any, **options: Any) -> Any:
+        return (simulated if thread == get_ident() else real)(*args, **options)
+
+    return call
+
+
+# What programs call, and names that their modules have taken of it (`from time import time`).
+FUNCTIONS: list[Row] = [
+    *((time, name, in_seconds(clock)) for name, clock in CLOCKS.items()),
+    *((time, f"{name}_ns", clock) for name, clock in CLOCKS.items()),
+    *(of_now(name, 0, in_seconds(wall_ns)) for name in ("gmtime", "localtime", "ctime")),
+    *(
+        of_now(name, before, lambda: time.localtime(wall_ns() / SECOND))
+        for name, before in (("asctime", 0), ("strftime", 1))
+    ),
+    (time, "clock_gettime", lambda clock: clock_gettime_ns(clock) / SECOND),
+    (time, "clock_gettime_ns", clock_gettime_ns),
+    (time, "sleep", sleep),
+    (os, "urandom", urandom),
+    (os, "getrandom", urandom),
+    (ssl, "RAND_bytes", urandom),
+    (random, "_urandom", urandom),  # of `secrets`
+    (random, "seed", lambda *args: random.Random.seed(random._inst, *args)),
+    (random.Random, "seed", seed_generator),
+    (socket, "getaddrinfo", getaddrinfo),
+    (socket, "gethostbyname", lambda name: getaddrinfo(name, None, socket.AF_INET)[0][4][0]),
+    (socket, "gethostname", lambda: here().host.name),  # type: ignore[union-attr]
+    *(
+        (place, name, refusal(what, instead))
+        for place, names, what, instead in REFUSED
+        if place is not None
+        for name in names.split()
+    ),
+]
+REPLACED: list[Row] = [
+    *((place, name, while_on(value, getattr(place, name))) for place, name, value in FUNCTIONS),
+    (socket, "socket", Socket),
+]
+# By what the names stand for now.  Of classes, what has the name inherits it.
+TAKEN = {
+    id(getattr(place, name)): value
+    for place, name, value in REPLACED
+    if isinstance(place, ModuleType)
+}
+# These compare the clock with waits for other threads, which take the machine's time.
+WAIT_FOR_THREADS = {"threading", "queue"}
+
+
+def taken() -> list[Row]:
+    """The names of modules that took what is replaced before (`from time import time`)."""
+    return [
+        (module, name, TAKEN[id(value)])
+        for called, module in list(sys.modules.items())
+        if called not in WAIT_FOR_THREADS
+        and not called.startswith(__package__)
+        and not TAKEN.keys().isdisjoint(map(id, getattr(module, "__dict__", {}).values()))
+        for name, value in list(vars(module).items())
+        if id(value) in TAKEN
+    ]
 
 
 @contextmanager
 def simulated(seed: int, devices: int) -> Iterator[None]:
     """The simulation answers programs, and this package, in place of the machine."""
-    global chance  # noqa: PLW0603 - one for the process
-    of_programs: list[tuple[Any, str, Any]] = [
-        (time, "monotonic", monotonic),
-        (time, "monotonic_ns", lib.aiordma_sim_look),
-        (time, "perf_counter", monotonic),
-        (time, "perf_counter_ns", lib.aiordma_sim_look),
-        (time, "time", wall),
-        (time, "time_ns", wall_ns),
-        (time, "sleep", sleep),
-        (os, "urandom", urandom),
-        (random, "_urandom", urandom),  # of `secrets`
-    ]
-    replaced: list[tuple[Any, str, Any]] = [
-        *((at, name, while_on(value, getattr(at, name))) for at, name, value in of_programs),
+    global chance, thread  # noqa: PLW0603 - one for the process
+    watch_events()
+    generators: list[tuple[Any, Any, Any]] = [(random.seed, random.setstate, random.getstate())]
+    with suppress(OSError):
+        tempfile.gettempdir()  # it draws names where it is called first
+    with suppress(ImportError):
+        from numpy import random as numpys  # noqa: PLC0415 - where there is one
+
+        generators.append((numpys.seed, numpys.set_state, numpys.get_state()))
+    replaced: list[Row] = [
+        *REPLACED,
+        *taken(),
+        # What these modules keep from one call to the next, and from the machine.
+        (tempfile, "_name_sequence", None),
+        (uuid, "_node", NODE),
+        (uuid, "_generate_time_safe", None),
+        *((uuid, name, None) for name in vars(uuid) if name.startswith("_last_timestamp")),
         (lease_thread, "_LeaseThread", Leases),
         (lease_thread, "_thread", None),
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
         (driver, "CoarseTimers", Timers),
-        (tcp_link, "connected_socket", sockets.connected_socket),
-        (connect_tcp, "listening_socket", sockets.listening_socket),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
-    drawn, collects = random.getstate(), gc.isenabled()
+    collects = gc.isenabled()
     clock = ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_sim_look"))
     try:
         with patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
@@ -134,16 +305,19 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
                 setattr(place, name, value)
             lib.aiordma_use_clock(int(clock))
             chance = random.Random(f"programs {seed}")
-            random.seed(seed)
+            for seeds, *_ in generators:
+                seeds(seed % (1 << 32))
+            thread = get_ident()
             gc.disable()  # at times of its own, it would be chance
             gc.freeze()  # what is there already is not searched again and again
             yield
     finally:
-        chance = None
+        chance = thread = None
         for place, name, value in before:
             setattr(place, name, value)
         lib.aiordma_use_clock(0)
-        random.setstate(drawn)
+        for _, resets, state in generators:
+            resets(state)
         gc.collect()  # what is left is old from now on, and such objects are seldom searched
         gc.unfreeze()
         if collects:

@@ -1,28 +1,32 @@
-"""Streams between simulated hosts, for the TCP bootstrap and for asyncio's own connections.
+"""TCP between simulated hosts: `socket.socket`, as programs, asyncio and the bootstrap find it.
 
-Each end is a socket of the kernel, of a pair whose other end the simulation has: what arrives is
-written there.  What an end sends arrives by a timer of the receiving host's loop, so it waits for
-a host that is paused.  Behind a cut it is tried again.  What is sent to a host that was killed
-resets the connection when that has booted.  An end takes no more bytes while `WINDOW` of them have
-not arrived: then the kernel's buffer of its socket is full, and the loop waits until it can be
-written again.
+Each socket is one of the kernel, of a pair whose other end the simulation has: what arrives is
+written there.  What is sent arrives by a timer of the receiving host's loop, so it waits for a host
+that is paused.  Behind a cut it is tried again.  What is sent to a host that was killed resets the
+connection when that has booted.  A socket takes no more bytes while `WINDOW` of them have not
+arrived, and none before it is connected: then the kernel's buffer of it is full, and the loop waits
+until it can be written again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import operator
 import os
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from socket import AF_INET, AF_INET6, MSG_PEEK, SO_REUSEPORT, SOCK_STREAM, SOL_SOCKET
+from socket import socket as RealSocket
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..cm.address import Address
+from ..errors import RDMAError
 
 if TYPE_CHECKING:
-    from .loop import HostLoop
     from .machine import Machine
+    from .world import Host
 
 RETRY = 0.2  # seconds, as TCP's
 LONGEST_RETRY = 120.0
@@ -30,219 +34,413 @@ CONNECT_TIMEOUT = 127.0  # seconds, of six retries: tcp(7), tcp_syn_retries
 ROUNDED = 1e-8  # seconds that a timer may be early
 WINDOW = 256 << 10  # bytes
 FULL = bytes(4096)  # fills the smallest buffer of a socket
-FIRST_PORT, PORTS = 32768, 28232
+PORTS = 32768, 60999  # that the kernel chooses from
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and what they mean for those who connect
+
+real_getaddrinfo = socket.getaddrinfo
 
 
-def _loop() -> HostLoop:
-    return cast("HostLoop", asyncio.get_running_loop())
+class NotSimulatedError(RDMAError, NotImplementedError):
+    """What the program of a simulated host asks for would leave the simulation."""
 
 
-class Stream(socket.socket):
-    """One end of a connection."""
+def refuse(what: str, instead: str) -> NoReturn:
+    raise NotSimulatedError(f"a simulated host has no {what}: {instead}")
 
-    def __init__(self, machine: Machine, local: Address, peer: Address) -> None:
+
+def here() -> Machine | None:
+    """The machine whose program runs."""
+    return getattr(asyncio._get_running_loop(), "machine", None)
+
+
+def getaddrinfo(
+    host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+) -> list[Any]:
+    """Knows the names of hosts, and looks up no others."""
+    if isinstance(port, int):
+        check_port("getaddrinfo", port)
+    if not flags & socket.AI_NUMERICHOST:
+        flags |= socket.AI_NUMERICHOST
+        machine = here()
+        found = machine and machine.world.hosts.get(host)
+        host = found.address if found else "127.0.0.1" if host == "localhost" else host
+    return real_getaddrinfo(host, port, family, type, proto, flags)
+
+
+def check_port(where: str, port: Any) -> int:
+    if not 0 <= (number := operator.index(port)) <= 0xFFFF:
+        raise OverflowError(f"{where}(): port must be 0-65535, not {number}")
+    return number
+
+
+def any_like(host: str) -> str:
+    return "::" if ":" in host else "0.0.0.0"
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")
+
+
+def failure(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
+
+
+class Socket(RealSocket):
+    """A TCP socket of a simulated host.  The kernel's rules, for sockets that do not block."""
+
+    def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
+        """A real one for a descriptor that there is, and where no simulated host runs."""
+        if fileno is not None or here() is None:
+            return RealSocket(family, type, proto, fileno)
+        kind = SOCK_STREAM if type == -1 else type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        if family not in (-1, AF_INET, AF_INET6) or kind != SOCK_STREAM:
+            names = f"{socket.AddressFamily(family).name}, {socket.SocketKind(kind).name}"
+            refuse(f"sockets of {names}", "TCP and the devices are simulated")
+        return super().__new__(cls)
+
+    def __init__(
+        self, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None
+    ) -> None:
         own, self._inner = socket.socketpair()
-        super().__init__(fileno=own.detach())
-        self.setblocking(False)
+        super().__init__(
+            AF_INET if family == -1 else family, SOCK_STREAM, max(proto, 0), own.detach()
+        )
+        super().setblocking(False)
         self._inner.setblocking(False)
-        super().setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(FULL))
+        super().setsockopt(SOL_SOCKET, socket.SO_SNDBUF, len(FULL))
+        machine = here()
+        assert machine is not None
         self._machine = machine
-        self._names = local, peer
+        self._blocks = True
+        self._options: dict[tuple[int, int], Any] = {}
+        self._local: Address = "::" if self.family == AF_INET6 else "0.0.0.0", 0
+        self._peer: Address | None = None
+        self._backlog = -1  # it does not listen
+        self._waiting: deque[Socket] = deque()
+        self._asking: asyncio.TimerHandle | None = None  # a listener, until there is an answer
+        self._error = 0
+        self.hint = ""
+        """Why nothing listens where this has tried to connect to."""
+        self._network = 0
+        self._other: Socket | None = None
         self._last = 0.0
-        self._coming: deque[tuple[float, bytes]] = deque()  # with the time of each
+        self._coming: deque[tuple[float, bytes | None]] = deque()  # with the time of each
         self._room = WINDOW
-        self.other: Stream
+        self._has_ended = False  # it sends no more
 
-    def getsockname(self) -> Address:
-        return self._names[0]
+    # ---- options and names ---------------------------------------------------------------
 
-    def getpeername(self) -> Address:
-        return self._names[1]
+    def setblocking(self, flag: bool) -> None:
+        self._blocks = flag
+        self._check_blocking()
 
-    def setsockopt(self, *_: Any) -> None:
-        """Nothing of it changes anything here."""
+    def settimeout(self, value: float | None) -> None:
+        self.setblocking(value != 0)
 
-    def send(self, data: Any, flags: int = 0) -> int:
+    def _check_blocking(self) -> None:
+        if self._blocks:
+            refuse(
+                "sockets that block",
+                "all hosts would stand still; use asyncio's, or setblocking(False)",
+            )
+
+    def setsockopt(self, level: int, name: int, value: Any, *_: Any) -> None:
+        self._options[level, name] = value
+
+    def getsockopt(self, level: int, name: int, *_: int) -> Any:
+        if (level, name) != (SOL_SOCKET, socket.SO_ERROR):
+            return self._options.get((level, name), 0)
+        code, self._error = self._error, 0
+        return code
+
+    def _named(self, address: Address) -> Any:
+        host, port = address
+        if self.family == AF_INET:
+            return address
+        return host if ":" in host else f"::ffff:{host}", port, 0, 0
+
+    def getsockname(self) -> Any:
+        return self._named(self._local)
+
+    def getpeername(self) -> Any:
+        if self._peer is None:
+            raise failure(errno.ENOTCONN)
+        return self._named(self._peer)
+
+    def _numeric(self, where: str, address: Any) -> Address:
+        """IPv4 as such, also for a socket that takes both."""
+        host, port = address[:2]
+        [*_, (*_, (found, *_))] = getaddrinfo(host or self._local[0], 0, self.family, SOCK_STREAM)
+        return found.removeprefix("::ffff:"), check_port(where, port)
+
+    # ---- listening -----------------------------------------------------------------------
+
+    def bind(self, address: Any) -> None:
+        host, port = self._numeric("bind", address)
+        if self._local[1]:
+            raise failure(errno.EINVAL)
+        if not (host in ANY or is_loopback(host) or host in self._machine.host._addresses):
+            raise failure(errno.EADDRNOTAVAIL)
+        self._take_port(host, port)
+
+    def _take_port(self, host: str, port: int) -> None:
+        """Without a port, one that is free."""
+        machine, before = self._machine, self._local
+        while True:
+            self._local = host, port or machine.random.randint(*PORTS)
+            if not any(map(self._excludes, machine.bound)):
+                machine.bound.append(self)
+                return
+            if port:
+                self._local = before
+                raise failure(errno.EADDRINUSE)
+
+    def _excludes(self, other: Socket) -> bool:
+        one, two = self._local, other._local
+        meet = one[1] == two[1] and (self._is_at(two[0]) or other._is_at(one[0]))
+        return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (self, other))
+
+    def _is_at(self, host: str) -> bool:
+        """Whether it gets what is sent to that address of its host."""
+        own = self._local[0]
+        takes_both = not self._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+        return own in (host, any_like(host)) or (own == "::" and takes_both)
+
+    def listen(self, backlog: int = socket.SOMAXCONN) -> None:
+        if not self._local[1]:
+            self._take_port(self._local[0], 0)
+        self._backlog = max(backlog, 0)
+
+    def accept(self) -> tuple[Socket, Any]:
+        self._check_blocking()
+        if self._backlog < 0 or not self._waiting:
+            raise failure(errno.EINVAL if self._backlog < 0 else errno.EAGAIN)
+        accepted = self._waiting.popleft()
+        if not self._waiting:
+            self.recv(1)
+        return accepted, accepted.getpeername()
+
+    def _offer(self, accepted: Socket) -> None:
+        if not self._waiting:
+            self._inner.send(b"1")
+        self._waiting.append(accepted)
+
+    # ---- connecting ----------------------------------------------------------------------
+
+    def connect(self, address: Any) -> None:
+        if code := self.connect_ex(address):
+            raise failure(code)
+
+    def connect_ex(self, address: Any) -> int:
+        """As with Linux, a silent host is asked for some time."""
+        self._check_blocking()
+        if self._asking is not None or self._other is not None:
+            return errno.EISCONN if self._asking is None else errno.EALREADY
+        host, port = self._numeric("connect", address)
+        host = ANY.get(host, host)
+        machine = self._machine
+        found = machine.world._host_at(host, machine.host)
+        if found is None:
+            return errno.ENETUNREACH
+        there, self._network = found
+        own, bound = self._local
+        if own in ANY:
+            own = (
+                ANY[any_like(host)] if is_loopback(host) else machine.host._addresses[self._network]
+            )
+        elif is_loopback(own) and there is not machine.host:
+            return errno.EINVAL
+        if not bound:
+            self._take_port(own, 0)
+        self._local, self._peer = (own, self._local[1]), (host, port)
+        self._fill()
+        self._ask(there, machine.now + CONNECT_TIMEOUT)
+        return errno.EINPROGRESS
+
+    def _ask(self, there: Host, until: float) -> None:
+        """Again and again, as TCP does."""
+        machine = self._machine
+        self._asking = machine.loop.call_later(1, self._ask, there, until)
+        if machine.now >= until:
+            self._answered(errno.ETIMEDOUT)
+        elif not machine.world._is_cut(machine.host, there, self._network):
+            delay = machine.world._latency(machine.host, there)
+            there._machine.loop.call_at(machine.now + delay, self._asked, there._machine)
+
+    def _asked(self, there: Machine) -> None:
+        """What has been asked has arrived there."""
+        if self._asking is None or self._other is not None or self._peer is None:
+            return
+        host, port = self._peer
+        there_is = [it for it in there.bound if it._backlog >= 0 and it._local[1] == port]
+        found = [it for it in there_is if it._is_at(host)]
+        # Hosts have no addresses of IPv6, by which their names would lead there.
+        found = found or [it for it in there_is if it._local[0] == "::"]
+        if found:
+            listening = there.random.choice(found)
+            if len(listening._waiting) > listening._backlog:
+                return
+            self._other = accepted = Socket(listening.family)
+            accepted._local, accepted._peer, accepted._other = self._peer, self._local, self
+            accepted._network = self._network
+            listening._offer(accepted)
+        elif there_is:
+            only = ", ".join(it._local[0] for it in there_is)
+            self.hint = (
+                f"; {there.host.name!r} listens on {only} alone, which no other host reaches"
+            )
+        code = 0 if found else errno.ECONNREFUSED
+        delay = there.world._latency(there.host, self._machine.host)
+        self._machine.loop.call_at(there.now + delay, self._answered, code)
+
+    def _answered(self, code: int) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking, self._error = None, code
+            self._empty()
+
+    # ---- a connection --------------------------------------------------------------------
+
+    def send(self, data: Any, _: int = 0) -> int:
+        if self._other is None or self._has_ended or self._inner.fileno() < 0:
+            raise failure(errno.EPIPE)
         taken = bytes(data[: self._room])
         self._room -= len(taken)
         if len(taken) < len(data):
-            with suppress(BlockingIOError):
-                super().send(FULL)
+            self._fill()
         if taken:
-            self.other._transmit(taken)
+            self._other._transmit(taken)
         elif data:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise failure(errno.EAGAIN)
         return len(taken)
 
-    def _arrived(self, count: int) -> None:
-        """So many bytes that this end has sent."""
-        was_full, self._room = not self._room, self._room + count
-        if was_full and self._inner.fileno() >= 0:
-            with suppress(BlockingIOError):
-                while self._inner.recv(len(FULL)):
-                    pass
+    def sendall(self, data: Any, _: int = 0) -> None:
+        if self.send(data) < len(data):
+            raise failure(errno.EAGAIN)
 
     def sendmsg(self, buffers: Any, *_: Any) -> int:
         return self.send(b"".join(buffers))
 
+    def _fill(self) -> None:
+        """It cannot be written."""
+        with suppress(OSError):  # it is full, or its end has come
+            super().send(FULL)
+
+    def _empty(self) -> None:
+        with suppress(OSError):
+            while self._inner.recv(len(FULL)):
+                pass
+
+    def _arrived(self, count: int) -> None:
+        """So many bytes that this end has sent."""
+        if not self._room:
+            self._empty()
+        self._room += count
+
     def shutdown(self, how: int) -> None:
-        if how != socket.SHUT_RD:
-            self.other._transmit(b"")
+        if self._other is None:
+            raise failure(errno.ENOTCONN)
+        if how != socket.SHUT_WR:
+            self._inner.shutdown(socket.SHUT_WR)
+        if how != socket.SHUT_RD and not self._has_ended:
+            self._has_ended = True
+            self._other._transmit(b"")
+
+    def detach(self) -> NoReturn:
+        refuse("descriptors of TCP", "use the socket")
+
+    dup = detach
 
     def close(self) -> None:
+        """What has not been read resets the connection."""
         if self.fileno() >= 0:
-            self._end()
-            self.other._transmit(b"")
+            unread: object = self._asking
+            with suppress(OSError):
+                unread = unread or self.recv(1, MSG_PEEK)
+            self._leave(reset=bool(unread))
+            for waiting in self._waiting:
+                waiting._leave(reset=True)
+                waiting.close()
         super().close()
+
+    def _leave(self, *, reset: bool) -> None:
+        self._end()
+        if self._other is not None and (reset or not self._has_ended):
+            self._other._transmit(None if reset else b"")
+        self._has_ended = True
 
     def _end(self) -> None:
         """Nothing comes from the network any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+        if self in self._machine.bound:
+            self._machine.bound.remove(self)
         if self._inner.fileno() >= 0:
             self._machine.loop.remove_writer(self._inner)
             self._inner.close()
 
-    def _transmit(self, data: bytes) -> None:
-        """To this end; nothing is the end."""
-        machine = self._machine
+    def _reset(self) -> None:
+        self._fill()  # that, unread by the other end, has the kernel reset this one
+        self._end()
+
+    def _transmit(self, data: bytes | None) -> None:
+        """To this end; nothing is the end, None a reset."""
+        machine, other = self._machine, self._other
+        assert other is not None
         if not machine.alive:
-            self.other._retry(RETRY)
+            other._retry(RETRY)
             return
-        delay = machine.world._latency(self.other._machine.host, machine.host)
+        delay = machine.world._latency(other._machine.host, machine.host)
         self._last = max(machine.now + delay, self._last)
         self._coming.append((self._last, data))
         machine.loop.call_at(self._last, self._take)
 
     def _retry(self, after: float) -> None:
         """Until the dead host has booted, and does not know the connection, or for minutes."""
+        assert self._other is not None
         if self._inner.fileno() < 0:  # it has been closed here
             return
-        if after < LONGEST_RETRY and not self.other._machine.host.alive:
+        if after < LONGEST_RETRY and not self._other._machine.host.alive:
             self._machine.loop.call_later(after, self._retry, 2 * after)
-            return
-        with suppress(BlockingIOError):
-            super().send(FULL)  # that, unread by the other end, has the kernel reset this one
-        self._end()
+        else:
+            self._reset()
 
     def _take(self) -> None:
-        machine = self._machine
+        machine, other = self._machine, self._other
+        assert other is not None
         if self._inner.fileno() < 0:  # it has been closed here
+            if any(data for _, data in self._coming):
+                other._transmit(None)
+            self._coming.clear()
             return
         machine.loop.remove_writer(self._inner)
         while self._coming and self._coming[0][0] <= machine.now + ROUNDED:
-            if machine.world._is_cut(self.other._machine.host, machine.host):
+            if machine.world._is_cut(other._machine.host, machine.host, self._network):
                 machine.loop.call_later(RETRY, self._take)
                 return
             due, data = self._coming.popleft()
+            if data is None:
+                self._reset()
+                return
             if not data:
                 self._inner.shutdown(socket.SHUT_WR)
                 continue
-            taken = 0
-            with suppress(BlockingIOError):
+            try:
                 taken = self._inner.send(data)
-                delay = machine.world._latency(machine.host, self.other._machine.host)
-                self.other._machine.loop.call_at(machine.now + delay, self.other._arrived, taken)
+            except BlockingIOError:
+                taken = 0
+            except BrokenPipeError:  # it is not read any more
+                taken = len(data)
+            if taken:
+                delay = machine.world._latency(machine.host, other._machine.host)
+                other._machine.loop.call_at(machine.now + delay, other._arrived, taken)
             if taken < len(data):  # the rest when the program has read
                 self._coming.appendleft((due, data[taken:]))
                 machine.loop.add_writer(self._inner, self._take)
                 return
 
 
-class ListeningStream:
-    """A listening socket, as far as asyncio and the bootstrap use it."""
-
-    family, type, proto = socket.AF_INET, socket.SOCK_STREAM, 0
-
-    def __init__(self, machine: Machine, address: Address) -> None:
-        host, port = address
-        if not port:
-            free = set(range(FIRST_PORT, FIRST_PORT + PORTS)) - machine.listening.keys()
-            port = machine.random.choice(sorted(free))
-        elif port in machine.listening:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        self._machine = machine
-        self._address = host, port
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-        self._waiting: deque[Stream] = deque()
-        machine.listening[port] = self
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def getsockname(self) -> Address:
-        return self._address
-
-    def setblocking(self, _: bool) -> None:
-        """It never blocks."""
-
-    def listen(self, _: int = 0) -> None:
-        """It does already."""
-
-    def offer(self, stream: Stream) -> None:
-        self._waiting.append(stream)
-        os.eventfd_write(self._fd, 1)
-
-    def accept(self) -> tuple[Stream, Address]:
-        os.eventfd_read(self._fd)
-        stream = self._waiting.popleft()
-        return stream, stream.getpeername()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            del self._machine.listening[self._address[1]]
-            for stream in self._waiting:
-                stream.close()
-
-
-def listening_socket(address: Address) -> ListeningStream:
-    """Takes the place of connect_tcp's."""
-    return ListeningStream(_loop().machine, address)
-
-
-async def connected_socket(address: Address, source: Address | None) -> Stream:
-    """Takes the place of tcp_link's.  As with Linux, a silent host is asked for some time."""
-    loop = _loop()
-    here = loop.machine
-    host = here.world._host_at(address[0], here.host)
-    if host is None:
-        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
-    port = source[1] if source and source[1] else here.random.randrange(FIRST_PORT, 1 << 16)
-    local = (source or (here.host.address,))[0], port
-    answer: asyncio.Future[Stream] = loop.create_future()
-    patience = loop.time() + CONNECT_TIMEOUT
-
-    def ask() -> None:
-        """Again and again, as TCP does."""
-        if answer.done():
-            return
-        if loop.time() >= patience:
-            answer.set_exception(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-            return
-        there = host._machine
-        if not here.world._is_cut(here.host, host):
-            delay = here.world._latency(here.host, host)
-            there.loop.call_at(here.now + delay, arrive, there)
-        loop.call_later(1, ask)
-
-    def arrive(there: Machine) -> None:
-        listening = there.listening.get(address[1])
-        made = None
-        if not answer.done() and listening is not None:
-            made, accepted = Stream(here, local, address), Stream(there, address, local)
-            made.other, accepted.other = accepted, made
-            listening.offer(accepted)
-        delay = here.world._latency(host, here.host)
-        loop.call_at(there.now + delay, finish, made)
-
-    def finish(made: Stream | None) -> None:
-        if answer.done():
-            if made is not None:
-                made.close()
-        elif made is None:
-            answer.set_exception(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
-        else:
-            answer.set_result(made)
-
-    ask()
-    return await answer
+def check_simulated(sock: Any) -> None:
+    """A pair of the kernel's is within this process."""
+    if not isinstance(sock, Socket) and sock.family != socket.AF_UNIX:
+        refuse("sockets of the machine", "make it in the program of the host")

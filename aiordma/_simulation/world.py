@@ -24,6 +24,7 @@ from ..errors import BusyError
 from . import process
 from .loop import NEVER
 from .machine import Machine
+from .sockets import is_loopback
 
 T = TypeVar("T")
 Program = Callable[..., Coroutine[Any, Any, T]]
@@ -121,9 +122,10 @@ class Host:
 
     def __init__(self, world: World, name: str, number: int) -> None:
         self.world = world
-        self.name = name
+        self.name: str = name
         self.number = number
-        self.address: str = f"10.0.0.{number + 1}"
+        self._addresses = [f"10.{network}.0.{number + 1}" for network in world._networks]
+        self.address: str = self._addresses[0]
         """Its IP address; `name` stands for it on every host."""
         self._slowness = 1.0
         self._services: list[tuple[Program[Any], tuple[Any, ...]]] = []
@@ -271,11 +273,14 @@ class World:
                 self._set_way(other, made)
         return self.hosts[name]
 
-    def _host_at(self, address: str, here: Host) -> Host | None:
-        """That `here` reaches by the address."""
-        if address == "::1" or address.startswith("127."):
-            return here
-        return next((host for host in self.hosts.values() if host.address == address), None)
+    def _host_at(self, address: str, here: Host) -> tuple[Host, int] | None:
+        """That `here` reaches by the address, and on which network."""
+        if is_loopback(address):
+            return here, 0
+        for host in self.hosts.values():
+            if address in host._addresses:
+                return host, host._addresses.index(address)
+        return None
 
     # ---- the network ---------------------------------------------------------------------
 
@@ -332,7 +337,6 @@ class World:
         return range(network, network + 1)
 
     def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
-        """Streams of TCP are on the first network."""
         planned = self._planned[network, one.name] + self._planned[network, other.name]
         return (planned > 0 and one is not other) or (network, one.name, other.name) in self._cut
 

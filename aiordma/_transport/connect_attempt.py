@@ -13,7 +13,7 @@ from .._core.handshake import Hello
 from .._native.calls import shortage_hint
 from ..cm.address import Address
 from ..config import Config
-from ..errors import AuthenticationError, UnreachableError, host_port
+from ..errors import ON_LOOPBACK, AuthenticationError, UnreachableError, host_port
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
 from .endpoint import RailEndpoint, make_hello, most_rails
@@ -159,7 +159,8 @@ class ConnectAttempt(Generic[E]):
 
 def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:
     """The error for a handshake that was not over in time."""
-    why = shortage_hint() or f"is it an aiordma listener, with a like device and via={via!r}?"
+    ours = f"is it an aiordma listener ({ON_LOOPBACK}), with a like device and via={via!r}?"
+    why = shortage_hint() or ours
     return UnreachableError(
         f"{host_port(address)} did not finish the handshake within {seconds:g} seconds; {why}"
     )

@@ -24,6 +24,7 @@ from .._native import fork
 from .._native.calls import failure
 from ..cm.address import Address, scope_id
 from ..errors import (
+    ON_LOOPBACK,
     UNANNOUNCED,
     AuthenticationError,
     HandshakeBrokenError,
@@ -290,7 +291,7 @@ async def open_link(address: Address, source: Address | None, security: Security
         connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
         raise RejectedError(
-            f"no listener on {host_port(address)}; {VIA_HINT}",
+            f"no listener on {host_port(address)} ({ON_LOOPBACK}); {VIA_HINT}",
             reason=-(error.errno or ECONNREFUSED),
             event="",
         ) from error

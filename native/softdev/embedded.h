@@ -140,8 +140,7 @@ struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to);
 struct aiordma_sim_program *aiordma_sim_program(int machine);
 uint64_t aiordma_sim_now(void); /* nanoseconds */
 void aiordma_sim_pass(uint64_t ns); /* a program has taken so long */
-uint64_t
-aiordma_sim_look(void); /* the same for a program, whose look at the clock takes a moment */
+uint64_t aiordma_sim_look(void); /* now, for a poll, which takes a moment */
 uint64_t aiordma_sim_next(void); /* when something happens next; UINT64_MAX: never */
 /* What is due by then happens, up to the first program that has input and is not busy. */
 void aiordma_sim_run(uint64_t until);

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import gc
+import logging
 import math
 import os
 import random
+import secrets
+import ssl
+import tempfile
 import time
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import time as taken_before
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 import aiordma
 from aiordma import testing
+from aiordma._simulation import process
 from aiordma._transport.observation import _Event
 from aiordma.errors import BusyError, UnreachableError
 from aiordma.transport import Statistics
@@ -534,7 +544,7 @@ def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
         writer.close()
         if not boots:
             before = world.now
-            with pytest.raises(TimeoutError, match="timed out"):
+            with pytest.raises(TimeoutError, match="Errno 110"):
                 await asyncio.open_connection("server", PORT)
             assert 126 < world.now - before < 129
 
@@ -581,7 +591,7 @@ def test_a_plan_breaks_hosts_until_it_ends() -> None:
         await ask(64)
         return failures, world.trace
 
-    runs = {testing.simulate(main, seed=7, hosts={"server": echo}, faults=plan) for _ in range(2)}
+    runs = {testing.simulate(main, seed=3, hosts={"server": echo}, faults=plan) for _ in range(2)}
     assert len(runs) == 1
     assert runs.pop()[0] >= 2
 
@@ -737,29 +747,110 @@ def test_nothing_of_a_simulation_is_left() -> None:
     assert left[1] == left[2] == left[3]
 
 
+# ---- the clock and chance ------------------------------------------------------------------------
+
+
+def asked() -> dict[str, Any]:
+    """The clock and chance, by each name for them."""
+    by_name: dict[str, Callable[[], Any]] = {
+        **{name: getattr(time, name) for name in ("gmtime", "localtime", "ctime", "asctime")},
+        **{name: getattr(time, f"{name}_ns") for name in process.CLOCKS},
+        "time": time.time,
+        "taken before": taken_before,
+        "clock_gettime": lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
+        "clock_gettime_ns": lambda: time.clock_gettime_ns(time.CLOCK_REALTIME),
+        "strftime": lambda: time.strftime("%X"),
+        "date.today": datetime.date.today,
+        "random": random.random,
+        "Random()": lambda: random.Random().random(),
+        "seed()": lambda: (random.seed(), random.random()),
+        "SystemRandom": lambda: random.SystemRandom().random(),
+        "token_hex": secrets.token_hex,
+        "uuid1": uuid.uuid1,
+        "uuid4": uuid.uuid4,
+        "urandom": lambda: os.urandom(8),
+        "getrandom": lambda: os.getrandom(8),
+        "RAND_bytes": lambda: ssl.RAND_bytes(8),
+        "mktemp": tempfile.mktemp,
+        "numpy": np.random.rand,
+        "default_rng": lambda: np.random.default_rng().random(),
+    }
+    return {name: function() for name, function in by_name.items()}
+
+
+def test_whatever_a_program_asks_the_answer_comes_again() -> None:
+    async def main(_: testing.World) -> dict[str, Any]:
+        await asyncio.sleep(1.5)
+        return {**asked(), "a task": asyncio.ensure_future(asyncio.sleep(0)).get_name()}
+
+    first, again, other = (testing.simulate(main, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    of_clock = {*list(first)[: list(first).index("random")], "a task"}
+    assert {name for name in first if first[name] == other[name]} <= of_clock
+    assert first["taken before"] == first["time"] == pytest.approx(1_800_001_001.5, abs=0.01)
+    assert not {name for name, it in asked().items() if it == first[name]} - {"date.today"}
+
+
+def test_a_look_at_the_clock_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def client(look: Callable[[], object]) -> None:
+        async with await aiordma.connect("server", PORT) as conn:
+            for size in (64, 1 << 20):
+                look()
+                await conn.send(bytes(size))
+                look()
+                (await conn.recv()).release()
+
+    names = "time", "monotonic_ns", "perf_counter", "ctime"
+    plan = testing.FaultPlan(testing.Link(loss=0.02))
+    plain = run(client, list, faults=plan)
+    assert run(client, lambda: [getattr(time, name)() for name in names], faults=plan) == plain
+    caplog.set_level(logging.DEBUG)
+    assert run(client, lambda: logging.warning("now"), faults=plan) == plain
+    assert len(caplog.messages) > 4
+
+
+def test_a_program_that_waits_for_the_clock_alone_is_told() -> None:
+    async def main(_: testing.World) -> None:
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            pass
+
+    with pytest.raises(testing.StalledError, match=r"looked at the clock .* asyncio\.sleep"):
+        testing.simulate(main, seed=1)
+
+
+def test_other_threads_have_the_clock_of_the_machine() -> None:
+    with ThreadPoolExecutor() as pool:
+        pool.submit(int).result()  # so the thread is there
+
+        async def main(_: testing.World) -> float:
+            return pool.submit(time.monotonic).result()
+
+        assert time.monotonic() <= testing.simulate(main, seed=1) <= time.monotonic()
+
+
 def test_what_a_simulation_replaces_is_back_after_it() -> None:
-    before = time.monotonic, time.time, os.urandom, dict(os.environ), random.getstate()
+    def now() -> list[Any]:
+        rows = [getattr(place, name) for place, name, _ in (*process.REPLACED, *process.taken())]
+        return [*rows, taken_before, dict(os.environ), random.getstate()]
+
+    before = now()
     with pytest.raises(ZeroDivisionError):
         testing.simulate(fails, seed=1)
-    assert before == (time.monotonic, time.time, os.urandom, dict(os.environ), random.getstate())
-
-
-def clocks() -> list[Callable[[], float]]:
-    return [time.monotonic, time.perf_counter, time.time, time.monotonic_ns, time.time_ns]
+    assert before == now()
 
 
 def test_names_that_were_taken_in_a_simulation_are_real_after_it() -> None:
     """As by a module that is first imported there; and virtual again in the next one."""
 
-    async def main(_: testing.World) -> list[Callable[[], float]]:
-        return clocks()
+    async def main(_: testing.World) -> Callable[[], float]:
+        return time.monotonic
 
     async def sleeps(_: testing.World) -> float:
-        begun = taken[0]()
+        begun = taken()
         await asyncio.sleep(3600)
-        return taken[0]() - begun
+        return taken() - begun
 
     taken = testing.simulate(main, seed=1)
-    for real, name in zip(clocks(), taken, strict=True):
-        assert real() <= name() <= real()
+    assert time.monotonic() <= taken() <= time.monotonic()
     assert testing.simulate(sleeps, seed=1) >= 3600

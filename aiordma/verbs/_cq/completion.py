@@ -323,7 +323,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         """Poll until ``end``, at least once; back in Python every millisecond, for signals."""
         while True:
             left = end - time.monotonic()
-            found = self._poll(max, int(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
+            found = self._poll(max, math.ceil(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
             if found or left <= 0:
                 return found
 

@@ -160,7 +160,11 @@ static int reserve(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
 	int type = soft_cm_datagrams(id) ? SOCK_DGRAM : SOCK_STREAM, fd;
+	union ibv_gid own;
 
+	if (!soft_cm_is_any(address) &&
+	    !(soft_gid_from(&own, address) && soft_gid_is_of_host(&own)))
+		return EADDRNOTAVAIL;
 	memcpy(&addresses->src_storage, address, soft_cm_address_length(address));
 	fd = soft_device.platform->network->reserve(&addresses->src_addr, type);
 	if (fd < 0)
@@ -271,13 +275,16 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 
 	if (network) {
 		soft_gid_from(&gid, target);
+		const bool inside = soft_gid_is_of_host(&gid);
 		const int device = network->device_to(&gid);
 
-		own = soft_gid_is_of_host(&gid) ? gid : network->address(device);
+		if (!inside && device < 0)
+			return ENETUNREACH;
+		own = inside ? gid : network->address(device);
 		if (wanted && !soft_cm_is_any(wanted))
 			soft_gid_from(&own, wanted);
 		soft_gid_address(&own, &own, 0, source);
-		return device < 0 && !soft_gid_is_of_host(&gid) ? ENETUNREACH : 0;
+		return inside || network->device_to(&own) == device ? 0 : EINVAL;
 	}
 	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	int error = 0;
