@@ -72,6 +72,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     try:
         item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
+        made._only_here = False
     except (TypeError, ValueError, OSError) as error:
         given = ", ".join(f"{name}={value!r}" for name, value in faults.items())
         wrong = f"@pytest.mark.rdma({given}): {error}"
@@ -79,6 +80,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         environment.setenv(_VARIABLE, made.plan)  # for the programs that the test starts
         return
     pytest.fail(wrong, pytrace=False)  # out of the block, whose exception would be shown too
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fails a test that has passed without its faults."""
+    if (faults := item.stash.get(_FAULTS, None)) is None:
+        return
+    programs = item.stash.get(_PROGRAMS, None)
+    if never := faults._never_happened(programs._folder if programs else None):
+        pytest.fail(
+            f"{never} of {faults.plan} never happened, in this process or in a program of "
+            "rdma_programs, so the test shows nothing about it",
+            pytrace=False,
+        )
 
 
 # Wrappers of pluggy's old kind, which the pytest of Debian 12 also has.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import secrets
 import threading
 import time
@@ -22,12 +23,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Literal
 
 from . import verbs
 from ._core.arguments import instance, integer, real, seconds
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
+from ._simulation.sockets import NotSimulatedError
 from ._simulation.world import FaultPlan, Host, KilledError, Link, TimeLimitError, World, simulate
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
@@ -44,6 +47,7 @@ __all__ = [
     "Host",
     "KilledError",
     "Link",
+    "NotSimulatedError",
     "StalledError",
     "TimeLimitError",
     "When",
@@ -63,6 +67,46 @@ counted per connection, everything else per process.
 """
 
 
+# Parts of a plan: the member of FaultCounts that counts each, and its name in a trace.
+_KINDS = {
+    "loss": ("lost", "LOSS"),
+    "duplicate": ("duplicated", "DUPLICATE"),
+    "delay": ("delayed", ""),
+    "jitter": ("delayed", ""),
+    "rate": ("delayed", ""),
+    "cut": ("cut", "CUT"),
+    "rnr": ("not_ready", "RNR"),
+    "overrun": ("overruns", "OVERRUN"),
+    "register": ("registrations", "REGISTER"),
+    "handshake": ("handshakes", "HANDSHAKE"),
+}
+
+
+def _never_happened(
+    plan: str, traces: Path | None, counts: FaultCounts | None = None, chances: int = 0
+) -> str:
+    """The parts of a plan that have not happened, and should have; empty if there is none.
+
+    By the traces in a folder, of which each process that opens the device has one, and by the
+    counts of this process.  One with a probability need not happen where it could have.
+    """
+    files = list(traces.iterdir()) if traces else []
+    traced = {""} if files else set()
+    for path in files:
+        with path.open() as lines:
+            traced |= {found[1] for it in lines if (found := re.search(r'"fault":"(\w+)"', it))}
+    missing = []
+    for part in plan.split(","):
+        name, _, value = part.partition("=")
+        counted, in_trace = _KINDS.get(name, ("", ""))
+        found = re.match(r"[\d.]+", value)
+        probability = float(found[0]) if found else 1.0
+        due = probability >= 1 or (probability > 0 and not files and not chances)
+        if counted and due and in_trace not in traced and not getattr(counts, counted, 0):
+            missing.append(part)
+    return ", ".join(missing)
+
+
 class Faults:
     """Active fault injection, from :func:`faults`."""
 
@@ -73,7 +117,10 @@ class Faults:
         self.seed = seed
         self._device = device
         self._before = device.fault_counts()
+        self._chances = device._fault_chances()
         self._after: FaultCounts | None = None
+        self._only_here = True
+        """Not in the programs that a test starts."""
 
     def __repr__(self) -> str:
         return f"<Faults {self.plan}: {self.counts()}>"
@@ -81,9 +128,14 @@ class Faults:
     def counts(self) -> FaultCounts:
         """The number of faults injected so far; after the block, the total.
 
-        Assert on it: a test whose fault never happened shows nothing.
+        Assert on it where a fault has a probability, by which it need not happen.
         """
         return (self._after or self._device.fault_counts()) - self._before
+
+    def _never_happened(self, traces: Path | None = None) -> str:
+        """Which faults have not, also by the traces of other programs."""
+        chances = self._device._fault_chances() - self._chances
+        return _never_happened(self.plan, traces, self.counts(), chances)
 
 
 @contextmanager
@@ -133,6 +185,9 @@ def faults(
     replace those of the environment variable AIORDMA_EMBEDDED_FAULTS for good. A peer in another
     process has faults of its own, or none.
 
+    Raises AssertionError at the end of a block in which one of them never happened, or in which
+    nothing came that one with a probability could strike: such a test shows nothing.
+
     Raises ValueError for an invalid value, BusyError inside another such block or a simulation,
     since the faults are those of the process, and UnsupportedError when ``device`` (or
     AIORDMA_DEVICE, or the default device) is not the embedded one.
@@ -172,6 +227,8 @@ def faults(
     process.injected = plan
     try:
         yield made
+        if made._only_here and (never := made._never_happened()):
+            raise AssertionError(f"{never} never happened, so the block shows nothing about it")
     except BaseException as error:
         error.add_note(f"faults were injected ({plan}): {made.counts()}")
         raise

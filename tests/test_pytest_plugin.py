@@ -62,11 +62,38 @@ class TestNearest:
         pass
 
 
-@pytest.mark.rdma(loss="@1000", seed=5)
+@pytest.mark.rdma(register="@1", seed=5)
 class TestKeywords:
     @pytest.mark.rdma(seed=6)
     def test_both(self, rdma_faults):
-        assert rdma_faults.plan == "seed=6,loss=@1000"
+        assert rdma_faults.plan == "seed=6,register=@1"
+        test_faults()
+
+
+@pytest.mark.rdma(loss="@1", seed=1)
+def test_no_device():
+    pass
+
+
+@pytest.mark.rdma(register=0.5, seed=1)
+def test_nothing_to_strike():
+    pass
+
+
+@pytest.mark.rdma(register="@1", loss="@1", seed=1)
+def test_one_of_two():
+    test_faults()
+
+
+@pytest.mark.rdma(register="@1", seed=1)
+def test_program_without(rdma_programs):
+    rdma_programs.run(sys.executable, "-c", DEVICE)
+
+
+@pytest.mark.rdma(register=1e-9)
+def test_chance():
+    with verbs.open_device() as context, context.alloc_pd() as pd:
+        pd.reg_mr(4096)
 
 
 @pytest.mark.rdma(5)
@@ -110,12 +137,12 @@ class TestSeed:
         assert one == again != other
 
 
-@pytest.mark.rdma(loss="@1", seed=3)
+@pytest.mark.rdma(loss=0.5, seed=3)
 def test_programs(rdma_programs):
     show = "import os; print(os.environ['AIORDMA_EMBEDDED_FAULTS'])"
     for environment in (None, {"PATH": os.environ["PATH"]}):
         run = rdma_programs.run(sys.executable, "-c", show, env=environment)
-        assert run.stdout == "seed=3,loss=@1\\n"
+        assert run.stdout == "seed=3,loss=0.5\\n"
     server = rdma_programs.start(sys.executable, "-c", DEVICE + "import time; time.sleep(1000)")
     assert server.stdout.readline() == "True\\n"
 
@@ -169,6 +196,11 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "test_faults": ("PASSED", ""),
         "test_without_faults": ("PASSED", ""),
         "test_both": ("PASSED", ""),
+        "test_no_device": ("FAILED", "Failed"),
+        "test_nothing_to_strike": ("FAILED", "Failed"),
+        "test_one_of_two": ("FAILED", "Failed"),
+        "test_program_without": ("FAILED", "Failed"),
+        "test_chance": ("PASSED", ""),
         "test_without_the_marker": ("PASSED", ""),
         "test_one": ("PASSED", ""),
         "test_other": ("PASSED", ""),

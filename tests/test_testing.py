@@ -8,10 +8,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -199,17 +199,47 @@ def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_nam
 
 @needs_faults
 def test_all_parts_of_a_plan(device_name: str, cq: verbs.CompletionQueue) -> None:
-    with testing.faults(
-        seed=3, loss=1e-9, duplicate="0.5@7-", frames="answers", delay=1e-6, jitter=2.5,
-        rate=10, cut="@4", cut_after=5, rnr=0.25, overrun="@6-8", register=0, handshake="@9",
-        qp=17, cq=cq, device=device_name,
-    ) as faults:  # fmt: skip
-        assert faults.plan == (
-            "seed=3,loss=0.000000001,duplicate=0.5@7-,frames=answers,delay=1000ns,"
-            "jitter=2500000000ns,rate=10,cut=@4,cut_after=5,rnr=0.25,overrun=@6-8,handshake=@9,"
-            f"qp=17,cq={cq.handle},device={device_name}"
-        )
+    given: dict[str, Any] = {
+        "seed": 3, "loss": 1e-9, "duplicate": "0.5@7-", "frames": "answers", "delay": 1e-6,
+        "jitter": 2.5, "rate": 10, "cut": "@4", "cut_after": 5, "rnr": 0.25, "overrun": "@6-8",
+        "register": 0, "handshake": "@9", "qp": 17, "cq": cq, "device": device_name,
+    }  # fmt: skip
+    with pytest.raises(AssertionError), testing.faults(**given) as faults:
         assert repr(faults) == f"<Faults {faults.plan}: {testing.FaultCounts()}>"
+    assert faults.plan == (
+        "seed=3,loss=0.000000001,duplicate=0.5@7-,frames=answers,delay=1000ns,"
+        "jitter=2500000000ns,rate=10,cut=@4,cut_after=5,rnr=0.25,overrun=@6-8,handshake=@9,"
+        f"qp=17,cq={cq.handle},device={device_name}"
+    )
+
+
+@needs_faults
+def test_a_fault_that_never_happens_is_an_error(
+    pd: verbs.ProtectionDomain, device_name: str
+) -> None:
+    """One with a probability, where there was nothing that it could strike."""
+
+    def register(times: int, **given: Any) -> None:
+        with testing.faults(seed=1, device=device_name, **given):
+            for _ in range(times):
+                with suppress(VerbsError):
+                    pd.reg_mr(64).close()
+
+    cases: list[tuple[str, int, dict[str, Any]]] = [
+        ("register=@3", 2, {"register": "@3"}),
+        ("register=1", 0, {"register": 1}),
+        ("register=0.5", 0, {"register": 0.5}),
+        ("loss=@1", 1, {"loss": "@1", "register": "@1"}),
+        ("delay=1000000000ns", 1, {"delay": 1, "register": "@1"}),
+        ("overrun=@1, handshake=1", 1, {"overrun": "@1", "handshake": 1}),
+    ]
+    for never, times, given in cases:
+        with pytest.raises(AssertionError, match=f"^{never} never happened") as caught:
+            register(times, **given)
+        assert "faults were injected (seed=1," in caught.value.__notes__[0]
+    register(1, register=1e-9)
+    register(2, register="@2-5")
+    register(0)
 
 
 @needs_faults
@@ -235,8 +265,15 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         faults = testing.faults(device=device_name, **given)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=part), faults:
             pass
-    with pytest.raises(ValueError, match="plan of faults: 'los=1': there is no such part"):
-        device.set_faults("los=1")
+    for text, says in {
+        "los=1": "'los=1': there is no such part",
+        "loss=@1,device=embedded31": "'device=embedded31': there is no such device",
+        "cut_after=5": "cut_after is about cut, which is not there",
+        "overrun=0,cq=3": "cq is about overrun, which is not there",
+        "rnr=1,frames=answers": "frames is about loss and duplicate, and neither is there",
+    }.items():
+        with pytest.raises(ValueError, match=f"plan of faults: {says}"):
+            device.set_faults(text)
     with testing.faults(device=device_name):  # none of these has been set
         pass
     assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
@@ -268,6 +305,9 @@ def test_the_environment() -> None:
         "        except verbs.VerbsError as error: print(error.errno)\n"
     ).replace("verbs.VerbsError", "Exception")
     assert child(program, "register=@2").stdout == "fine\n12\nfine\n"
+    done = child(program, "register=@2,device=embedded7")
+    assert done.returncode == 1
+    assert "'device=embedded7': there is no such device" in done.stderr
 
 
 # --- pairs and leaks -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import math
+import os
 import random
 import sys
 import warnings
@@ -46,11 +47,13 @@ class TimeLimitError(AssertionError):
     """The simulation has not ended in time."""
 
 
-def _check(record: Link | FaultPlan, names: str, most: float) -> None:
-    """Each of these fields is a number from 0 to `most`."""
+def _check(record: Link | FaultPlan, names: str, most: float, least: float = 0) -> None:
+    """Each of these fields is 0, or a number from `least` to `most`."""
     for name in names.split():
-        if not 0 <= (value := real(name, getattr(record, name))) <= most:
-            raise ValueError(f"{name} is a number from 0 to {most:g}, not {value:g}")
+        value = real(name, getattr(record, name))
+        if value and not least <= value <= most:
+            zero = "0, or from " if least else "from "
+            raise ValueError(f"{name} is a number {zero}{least:g} to {most:g}, not {value:g}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ class Link:
 
     def __post_init__(self) -> None:
         _check(self, "latency jitter late", MOST)
-        _check(self, "loss duplicate reorder", 1)
+        _check(self, "loss duplicate reorder", 1, 1e-6)
+        if self.reorder and not self.late:
+            raise ValueError("late is a number above 0 where there is reorder, or nothing is late")
         if not (rate := real("rate", self.rate)) >= 1:
             raise ValueError(f"rate is a number of bytes per second, 1 or more, not {rate:g}")
 
@@ -111,10 +116,19 @@ class FaultPlan:
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
         _check(self, "partitions cables pauses kills duration", MOST)
-        seconds("until", self.until, endless=True)
+        if not seconds("until", self.until, endless=True) and self._rates:
+            raise ValueError("until is a number of seconds above 0, or no fault ever begins")
+        if not self.duration and (self.partitions or self.cables or self.pauses):
+            raise ValueError("duration is a number of seconds above 0, or nothing is broken")
         several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(f"hosts are names of hosts other than {MAIN!r}, not {self.hosts!r}")
+
+    @property
+    def _rates(self) -> list[float]:
+        """Of partitions, cables, pauses and kills; empty: there are none."""
+        rates = [self.partitions, self.cables, self.pauses, self.kills]
+        return rates if any(rates) else []
 
 
 class Host:
@@ -287,6 +301,8 @@ class World:
     def link(self, one: str, other: str, **changes: float) -> None:
         """Changes the ways between two hosts, from now on: see `Link`."""
         self._check_hosts((one, other))
+        if one == other:
+            raise ValueError(f"what {one!r} sends to itself passes no link: name two hosts")
         for names in ((one, other), (other, one)):
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
             self._set_way(self.hosts[names[0]], self.hosts[names[1]])
@@ -299,6 +315,8 @@ class World:
         if not names:
             raise ValueError("a partition cuts off hosts: name one")
         self._check_hosts(names)
+        if self.hosts.keys() <= {*names}:
+            raise ValueError("a partition of all hosts cuts off none: name fewer of them")
         numbers = self._numbers_of(network)
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
@@ -422,21 +440,15 @@ class World:
     async def _break_things(self) -> None:
         """By the plan, until its end."""
         plan, draw = self._plan, self.random
-        kinds = {
-            self._cut_off: plan.partitions,
-            self._cut_cable: plan.cables,
-            self._pause: plan.pauses,
-            self._kill: plan.kills,
-        }
-        rate = sum(kinds.values())
-        while rate:
-            await asyncio.sleep(draw.expovariate(rate))
+        kinds = self._cut_off, self._cut_cable, self._pause, self._kill
+        while rates := plan._rates:
+            await asyncio.sleep(draw.expovariate(sum(rates)))
             if self.now > plan.until:
                 return
             among = plan.hosts or self.hosts.keys() - {MAIN}
             victims = [host for host in self.hosts.values() if host.name in among and host.alive]
             if victims:
-                [begin] = draw.choices(list(kinds), list(kinds.values()))
+                [begin] = draw.choices(kinds, rates)
                 victim = draw.choice(victims)
                 after = draw.uniform(0, plan.duration)
                 asyncio.get_running_loop().call_later(after, begin(victim))
@@ -527,10 +539,12 @@ def simulate(
     faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
     integer("devices", devices, 1, lib.AIORDMA_SIM_NETWORKS)
-    if process.injected is not None:
+    if faults.cables and devices == 1:
+        raise ValueError("FaultPlan.cables cuts one of several cables: simulate(devices=2)")
+    if plan := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
         raise BusyError(
-            f"testing.faults ({process.injected}) has no effect on simulated hosts: end that block "
-            "first, and use World.link or a FaultPlan"
+            f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({plan}) has no effect on simulated hosts: "
+            "end that first, and use World.link or a FaultPlan"
         )
     if code := lib.aiordma_sim_begin(seed & NEVER):
         raise BusyError(
@@ -573,6 +587,8 @@ def _simulate(
         if never := set(world._plan.hosts) - world.hosts.keys():
             names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
             raise ValueError(f"FaultPlan.hosts names {names}, never a host; there were {there}")
+        if world._plan._rates and len(world.hosts) == 1:
+            raise ValueError(f"a FaultPlan spares {MAIN!r}, and there never was another host")
     except Exception:
         with suppress(Exception):
             world._end()

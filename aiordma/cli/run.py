@@ -40,7 +40,8 @@ class NotFoundError(CannotRunError):
 @click.option(
     "--must-use",
     is_flag=True,
-    help="Fail with exit status 125 if PROGRAM ends with 0 and no process opened the device.",
+    help="Fail with exit status 125 if PROGRAM ends with 0 and no process opened the device, "
+    "or a fault of AIORDMA_EMBEDDED_FAULTS never happened.",
 )
 @click.argument("program")
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
@@ -210,6 +211,9 @@ UNUSED = 125
 """The exit status where a program that must use the device has not: that of env(1), timeout(1)."""
 
 
+FAULTS = "AIORDMA_EMBEDDED_FAULTS"
+
+
 def run_watched(
     path: str,
     words: list[str],
@@ -227,15 +231,8 @@ def run_watched(
     kept = False
     try:
         status = wait(path, words, {**environment, "AIORDMA_TRACE": f"{traces}/%p.jsonl"})
-        gone = not traces.exists()  # such as by a program that cleans up in TMPDIR
-        used = not gone and any(traces.iterdir())
-        if status == 0 and must_use and not used:
-            if gone:
-                text = (
-                    f"{path} removed {traces}, which tells whether it opened embedded0: keep that"
-                )
-            else:
-                text = f"{path} ended with 0 and never opened embedded0"
+        used = traces.exists() and any(traces.iterdir())  # a program may clean up in TMPDIR
+        if status == 0 and must_use and (text := in_vain(path, traces, environment)):
             print(f"aiordma: {text}", file=sys.stderr)
             status = UNUSED
         kept = status != 0 and failure_traces is not None and used
@@ -245,6 +242,18 @@ def run_watched(
         if not kept:
             shutil.rmtree(traces, ignore_errors=True)
     end(status)
+
+
+def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
+    """Why the success of a program that must use the device shows nothing; empty if it does."""
+    if not traces.exists():
+        return f"{path} removed {traces}, which tells whether it opened embedded0: keep that"
+    if not any(traces.iterdir()):
+        return f"{path} ended with 0 and never opened embedded0"
+    from aiordma import testing  # noqa: PLC0415 - it takes as long as all the rest
+
+    never = testing._never_happened(environment.get(FAULTS, ""), traces)
+    return f"{path} ended with 0, and {never} of {FAULTS} never happened" if never else ""
 
 
 def new_folder(parent: Path | None, program: str) -> Path:

@@ -22,6 +22,7 @@ struct aiordma_fault_counts {
 	uint64_t registrations;
 	uint64_t handshakes;
 	uint64_t retried; /* and what followed: how often a requester went back */
+	uint64_t chances; /* what there was that one might have struck, by its probability */
 };
 
 struct aiordma_device_calls {

@@ -172,6 +172,14 @@ def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
     done = aiordma_run("--must-use", "true")
     assert done.returncode == 125
     assert done.stderr.endswith("true ended with 0 and never opened embedded0\n")
+    opens = ["--must-use", sys.executable, "-c", OPENED, ""]
+    for plan, says in {
+        "register=@1": "ended with 0, and register=@1 of AIORDMA_EMBEDDED_FAULTS never happened\n",
+        "register=0.5,seed=1": "",
+    }.items():
+        done = aiordma_run(*opens, AIORDMA_EMBEDDED_FAULTS=plan)
+        assert done.stderr.endswith(says)
+        assert done.returncode == (125 if says else 0)
     options = ["--must-use", "--failure-traces", str(tmp_path)]
     assert aiordma_run(*options, "sh", "-c", "exit 9").returncode == 9
     assert list(tmp_path.iterdir()) == []

@@ -172,7 +172,7 @@ def test_there_is_one_simulation_at_a_time() -> None:
     testing.simulate(main, seed=1)
 
 
-def test_faults_of_the_process_are_none_of_a_simulation() -> None:
+def test_faults_of_the_process_are_none_of_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(_: testing.World) -> None:
         with testing.faults(loss=0.1):
             pytest.fail("faults are injected")
@@ -180,7 +180,11 @@ def test_faults_of_the_process_are_none_of_a_simulation() -> None:
     with pytest.raises(BusyError, match=r"simulates hosts: World\.link .* FaultPlan"):
         testing.simulate(main, seed=1)
     in_vain = pytest.raises(BusyError, match=r"\(seed=1,loss=0\.1,.*\) has no effect .* FaultPlan")
-    with testing.faults(device="embedded0", seed=1, loss=0.1), in_vain:
+    with testing.faults(device="embedded0", seed=1, loss=0.1) as faults, in_vain:
+        faults._only_here = False
+        testing.simulate(main, seed=1)
+    monkeypatch.setenv("AIORDMA_EMBEDDED_FAULTS", "seed=1,loss=0.1,rnr=0.2")
+    with in_vain:
         testing.simulate(main, seed=1)
 
 
@@ -196,7 +200,11 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         lambda: testing.Link(latency=-1),
         lambda: testing.Link(jitter=float("nan")),
         lambda: testing.Link(rate=0),
+        lambda: testing.Link(loss=1e-7),  # of which none would get lost
+        lambda: testing.Link(reorder=0.1, late=0),
         lambda: testing.FaultPlan(kills=-1),
+        lambda: testing.FaultPlan(kills=1, until=0),
+        lambda: testing.FaultPlan(pauses=1, duration=0),
         lambda: testing.FaultPlan(duration=float("inf")),
         lambda: testing.FaultPlan(until=float("nan")),
         lambda: testing.simulate(fails, limit=-1),
@@ -232,10 +240,14 @@ def test_wrong_programs_are_refused() -> None:
         testing.simulate(main, seed=1, hosts={"server": returns_none})
 
 
-def test_a_plan_for_hosts_that_there_never_are_is_an_error() -> None:
+def test_a_plan_that_breaks_nothing_is_an_error() -> None:
     plan = testing.FaultPlan(hosts=["server", "servr"])
     with pytest.raises(ValueError, match="names servr, never a host; there were main, server"):
         testing.simulate(lambda _: asyncio.sleep(1), seed=1, hosts={"server": echo}, faults=plan)
+    with pytest.raises(ValueError, match="spares 'main', and there never was another host"):
+        testing.simulate(lambda _: asyncio.sleep(1), seed=1, faults=testing.FaultPlan(kills=1))
+    with pytest.raises(ValueError, match=r"one of several cables: simulate\(devices=2\)"):
+        testing.simulate(fails, seed=1, faults=testing.FaultPlan(cables=1))
 
 
 def test_a_partition_of_nobody_is_an_error() -> None:
@@ -255,6 +267,10 @@ def test_a_partition_of_nobody_is_an_error() -> None:
         assert [*world.hosts] == ["main", "server"]
         with pytest.raises(ValueError, match="name one"):
             world.partition()
+        with pytest.raises(ValueError, match="cuts off none"):
+            world.partition("server", "main")
+        with pytest.raises(ValueError, match="name two hosts"):
+            world.link("server", "server", loss=1)
         for slowness in 0, -5, float("nan"), float("inf"):
             with pytest.raises(ValueError, match="slowness is a number above 0"):
                 world.host("server").slowness = slowness

@@ -126,10 +126,17 @@ class Device:
 
         Raises UnsupportedError for any device but the embedded one.
         """
+        return copy_of(self._read_fault_counts(), FaultCounts)
+
+    def _fault_chances(self) -> int:
+        """How often a fault might have struck, by its probability."""
+        return int(self._read_fault_counts().chances)
+
+    def _read_fault_counts(self) -> h.aiordma_fault_counts:
         self._check_faults()
         found = ffi.new("struct aiordma_fault_counts *")
         self.library.table.device.fault_counts(found)
-        return copy_of(found, FaultCounts)
+        return found
 
     def _check_faults(self) -> None:
         if not self.library.offers("set_faults"):

@@ -35,7 +35,10 @@ bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned str
 {
 	const struct soft_fault_when *when = &soft_faults.when[fault];
 
-	return when->probability > 0 && occurrence >= when->first && occurrence <= when->last &&
+	if (when->probability <= 0)
+		return false;
+	soft_fault_counts.chances++;
+	return occurrence >= when->first && occurrence <= when->last &&
 	       soft_fault_number(fault, connection, stream, draw) < when->probability;
 }
 
@@ -92,14 +95,14 @@ static void set(const struct soft_fault_spec *spec)
 int aiordma_embedded_faults(const char *text, char *error, size_t room)
 {
 	struct soft_fault_spec spec;
+
+	soft_lock();
 	int rc = text ? soft_fault_parse(text, &spec, error, error ? room : 0) : 0;
 
-	if (rc)
-		return rc;
-	soft_lock();
-	set(text ? &spec : NULL);
+	if (!rc)
+		set(text ? &spec : NULL);
 	soft_unlock();
-	return 0;
+	return rc;
 }
 
 void aiordma_embedded_fault_counts(struct aiordma_fault_counts *counts)

@@ -1,5 +1,5 @@
 /* A fault spec as text: what embedded.h says of aiordma_embedded_faults.  Pure but for the
- * environment, which is asked once. */
+ * environment, which is asked once, and the number of devices. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -9,6 +9,8 @@
 #include "inject.h"
 
 #define VARIABLE "AIORDMA_EMBEDDED_FAULTS"
+
+enum { ALL_FRAMES = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS };
 
 /* Each takes all of the text, or says what would be right. */
 typedef const char *(*reader)(const char *text, void *value);
@@ -142,7 +144,7 @@ static const char *read_frames(const char *text, void *value)
 	} known[] = {
 		{"requests", SOFT_FAULT_REQUESTS},
 		{"answers", SOFT_FAULT_ANSWERS},
-		{"all", SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS},
+		{"all", ALL_FRAMES},
 	};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -160,9 +162,10 @@ static const char *read_device(const char *text, void *value)
 	const char *end;
 	uint64_t number;
 
-	if (strncmp(text, name, length) || !read_whole(text + length, &end, &number) || *end ||
-	    number > 31) /* its port is a bit of a word */
+	if (strncmp(text, name, length) || !read_whole(text + length, &end, &number) || *end)
 		return "the name of a device is expected, as embedded1";
+	if (number >= (uint64_t)soft_device.inject->hooks->devices())
+		return "there is no such device; AIORDMA_EMBEDDED_DEVICES says how many there are";
 	*(uint32_t *)value = 1u << number;
 	return NULL;
 }
@@ -213,13 +216,29 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq, device";
 }
 
+/* What is about a kind of fault that is not there, or NULL. */
+static const char *in_vain(const struct soft_fault_spec *spec)
+{
+	const struct soft_fault_when *when = spec->when;
+
+	if (spec->frames != ALL_FRAMES && when[SOFT_FAULT_LOSS].probability <= 0 &&
+	    when[SOFT_FAULT_DUPLICATE].probability <= 0)
+		return "frames is about loss and duplicate, and neither is there";
+	if (spec->cut_after && when[SOFT_FAULT_DISCONNECT].probability <= 0)
+		return "cut_after is about cut, which is not there";
+	if (spec->cq && when[SOFT_FAULT_OVERRUN].probability <= 0)
+		return "cq is about overrun, which is not there";
+	return NULL;
+}
+
 int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error, size_t room)
 {
 	char *copy = strdup(text), *rest = copy, *part;
+	const char *vain;
 	unsigned seen = 0;
 	int rc = 0;
 
-	*spec = (struct soft_fault_spec){.frames = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS};
+	*spec = (struct soft_fault_spec){.frames = ALL_FRAMES};
 	if (!copy) {
 		snprintf(error, room, "no memory");
 		return ENOMEM;
@@ -233,6 +252,10 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
 		}
 	}
 	free(copy);
+	if (!rc && (vain = in_vain(spec)) != NULL) {
+		snprintf(error, room, "%s", vain);
+		rc = EINVAL;
+	}
 	return rc;
 }
 

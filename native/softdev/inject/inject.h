@@ -46,6 +46,7 @@ struct soft_fault_spec {
 
 /* Callbacks of higher folders for faults; softdev.c sets them. */
 struct soft_fault_hooks {
+	int (*devices)(void); /* how many there are */
 	/* There is another spec, or none. */
 	void (*spec_changed)(void);
 	/* Is the queue pair's peer told that there is no receive? */

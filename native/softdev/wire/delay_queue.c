@@ -522,6 +522,7 @@ static void spec_changed(void)
 }
 
 const struct soft_fault_hooks soft_delay_hooks = {
+	.devices = soft_hca_count,
 	.spec_changed = spec_changed,
 	.refuses = refuses,
 	.keeps_datagram = keeps_datagram,
