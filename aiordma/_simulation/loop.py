@@ -97,6 +97,11 @@ class HostLoop(VirtualLoop):
         check_simulated(sock)
         super()._start_serving(factory, sock, *args)  # type: ignore[misc]
 
+    def _add_reader(self, fd: Any, *args: Any) -> Any:
+        if sys.__stdin__ is not None and fd in (0, sys.__stdin__, sys.stdin):
+            refuse("standard input", "programs have arguments")
+        return super()._add_reader(fd, *args)  # type: ignore[misc]
+
     async def _sendfile_native(self, _: Any, file: Any, offset: int, *__: Any) -> NoReturn:
         """The kernel would send past the simulation, so asyncio reads the file itself."""
         file.seek(offset)
