@@ -26,7 +26,7 @@ from . import verbs
 from ._core.arguments import integer
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
-from ._datapath.memory import BlockCache, Local, Pinned, PoolBlock
+from ._datapath.memory import MACHINE, BlockCache, Clock, Local, Pinned, PoolBlock
 from ._memory.pool_waiters import PoolWaiters
 from ._memory.stalled_reads import StalledReads
 from .errors import BufferStateError, LocalRangeError, QuotaError
@@ -185,7 +185,14 @@ class MemoryPool(BlockCache):
     first come first served; `alloc` raises QuotaError.
     """
 
-    def __init__(self, pd: verbs.ProtectionDomain, *, limit: int, huge_pages: bool = False) -> None:
+    def __init__(
+        self,
+        pd: verbs.ProtectionDomain,
+        *,
+        limit: int,
+        huge_pages: bool = False,
+        clock: Clock = MACHINE,
+    ) -> None:
         self.pd = pd
         self.limit = limit
         self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
@@ -203,12 +210,12 @@ class MemoryPool(BlockCache):
             self.local_dma_lkey = self._local_dma.lkey
             self.local_dma_mr: int = address_of_mr(self._local_dma)
         self.ready_bytes = READY_BYTES
-        self._waiters: PoolWaiters[Block] = PoolWaiters(self._block, limit // INTERNAL_SHARE)
+        self._waiters: PoolWaiters[Block] = PoolWaiters(self._block, limit // INTERNAL_SHARE, clock)
         """The tasks that wait for memory."""
         self.internal_waiters: Sized
         self.user_waiters: Sized
         self.internal_waiters, self.user_waiters = self._waiters.queues
-        self._stalled_reads: StalledReads = StalledReads(self._waiters)
+        self._stalled_reads: StalledReads = StalledReads(self._waiters, clock)
         """The long messages that are being read."""
         self._waiters.on_wait = self._stalled_reads.look_soon
 

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from aiordma import Rights, blocking, errors, transport
+from aiordma._datapath.memory import MACHINE
 from aiordma._transport import lease_thread
 from aiordma.streams import start_stream_server
 from tests.conftest import kind_of
@@ -515,7 +516,7 @@ def test_a_destructor_in_a_thread_of_aiordma_can_close(
         if where == "its own thread":
             blocking.call(left.clear)
         else:
-            lease_thread.at(lease_thread.now(), left.clear)
+            lease_thread.at(MACHINE, MACHINE.now(), left.clear)
         refused.get()
         server.wait_closed()
         memory.append(1)

@@ -38,7 +38,7 @@ GROUPS: dict[str, set[str]] = {
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "_memory.pool_waiters": {"errors", "_datapath"},
-    "_memory.stalled_reads": set(),
+    "_memory.stalled_reads": {"_datapath"},
     "_datapath": {"verbs", "_native"} | CORE,
     "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters", "_memory.stalled_reads"}
     | CORE,
@@ -49,7 +49,7 @@ GROUPS: dict[str, set[str]] = {
     "trace": {"_native"} | CORE,
     "_loop.adaptive_polling": set(),
     "_loop.affinity": {"_native", "errors"},
-    "_loop.coarse_timers": {"_native"},
+    "_loop.coarse_timers": {"_native", "_datapath"},
     "_loop.completion_reader": {"_datapath", "_loop.adaptive_polling", "verbs"},
     "_loop.device_failures": {"_native"},
     "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
@@ -59,7 +59,7 @@ GROUPS: dict[str, set[str]] = {
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
-    "_loop.virtual_loop": set(),
+    "_loop.virtual_loop": {"_datapath"},
     "_loop.wait_queue": set(),
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},
@@ -96,6 +96,7 @@ GROUPS: dict[str, set[str]] = {
 
 PURE = ("errors", "_core", "config")
 WITHOUT_EVENT_LOOP = (*PURE, "_native", "verbs", "cm")
+WITHOUT_CLOCK = ("_datapath", "_memory", "mr_pool", "_loop", "_transport")  # but the given one
 
 # What a pure module must not know of: the event loop, the clock, the outside, other threads.
 IMPURE = {
@@ -129,8 +130,8 @@ CYTHON_IMPORT = re.compile(
     r"|c?import\s+(?P<modules>[^\n]+))$",
     re.MULTILINE,
 )
-# What Cython itself has: cpython, libc and its directives.
-OF_CYTHON = {"cython", "cpython", "libc"}
+# What Cython itself has: cpython, libc, posix and its directives.
+OF_CYTHON = {"cython", "cpython", "libc", "posix"}
 
 
 @dataclass(frozen=True)
@@ -266,11 +267,13 @@ def not_allowed(path: Path) -> Iterable[Import]:
                 yield found
 
 
-def test_no_event_loop_below_the_driver_and_nothing_impure_in_the_core() -> None:
+def test_no_event_loop_below_the_driver_no_clock_above_and_nothing_impure_in_the_core() -> None:
     wrong = []
     for path in modules():
         group = group_of(path)
         banned = IMPURE if group in PURE else {"asyncio"} if group in WITHOUT_EVENT_LOOP else set()
+        if group.partition(".")[0] in WITHOUT_CLOCK:
+            banned = {"time", "datetime"}
         if path.suffix != ".pyi":  # a stub loads nothing
             wrong += [it for it in imports(path) if it.module.partition(".")[0] in banned]
     assert not wrong, "; ".join(map(str, wrong))
@@ -297,7 +300,12 @@ def test_the_data_path_cimports_in_no_circle() -> None:
 
 @pytest.mark.parametrize(
     ("beginning", "where"),
-    [("aiordma._native._lib", "_native/"), ("aiordma.verbs.experimental", "verbs/experimental/")],
+    [
+        ("aiordma._native._lib", "_native/"),
+        ("aiordma.verbs.experimental", "verbs/experimental/"),
+        ("posix.time", "_datapath/memory.pyx"),  # `Clock`, which all others are given
+        ("libc.time", "nowhere"),
+    ],
 )
 def test_what_only_its_own_folder_imports(beginning: str, where: str) -> None:
     found = [it for path in modules() for it in imports(path) if it.module.startswith(beginning)]

@@ -2,6 +2,7 @@
 
 cimport cython
 
+from .memory cimport Clock
 from .work_queue cimport FOR_NOTHING, FOR_SEND_QUEUE
 
 import collections
@@ -11,8 +12,8 @@ import collections
 cdef class Backlog:
     """Work that waits for entries of a send queue, in order, each with a number."""
 
-    def __cinit__(self):
-        self.works, self.wait = collections.OrderedDict(), Wait.__new__(Wait)
+    def __cinit__(self, Clock clock not None):
+        self.works, self.wait = collections.OrderedDict(), Wait.__new__(Wait, clock)
 
     def __len__(self) -> int:
         return len(self.works)

@@ -3,7 +3,10 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 
-cdef uint64_t (*now_ns)() noexcept nogil  # of the monotonic clock
+cdef class Clock:
+    cdef object source
+    cdef readonly object call_at  # type: Callable[[float, Callable[[], object]], object] | None
+    cdef double time(self) noexcept
 
 
 cdef class Pinned:
@@ -57,7 +60,8 @@ cdef class Remote:
     cdef public uint64_t address, length
     cdef public uint32_t rkey, _allowed
     cdef public bint _usable
-    cdef public double _deadline       # of its lease, by `monotonic`; 0: it has no end
+    cdef public Clock _clock           # of a whole region
+    cdef public double _deadline       # of its lease, by that; infinite: it has no end
     cdef public object _user
     # of other rails than the lead, by number; None: there will be none
     cdef public dict _keys  # type: dict[int, int] | None

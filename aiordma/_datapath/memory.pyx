@@ -1,18 +1,15 @@
 # Registered memory: blocks of a pool, the cache of those that are free, memory of users and of peers.
+# And the clock, which tells how long that of peers may be used.
 
 from cpython.buffer cimport Py_buffer, PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.math cimport INFINITY
 from libc.stdint cimport uintptr_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cimport cython
-
-from aiordma._native import ffi, lib
-
-
-cdef uintptr_t clock_address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_now_ns")))
-now_ns = <uint64_t (*)() noexcept nogil> clock_address
 
 cdef extern from "Python.h":
     void PyErr_Fetch(PyObject **, PyObject **, PyObject **) noexcept
@@ -21,6 +18,28 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     int clzll "__builtin_clzll"(unsigned long long) noexcept nogil
+
+
+@cython.final
+cdef class Clock:
+    """The clock of an event loop's connections, in seconds: the machine's, or that of a loop in virtual
+    time, which has a `source` and calls back by `call_at`.  For any thread."""
+
+    def __cinit__(self, source: Callable[[], float] | None = None, call_at: Any = None):
+        self.source, self.call_at = source, call_at
+
+    cdef double time(self) noexcept:
+        cdef timespec now
+        if self.source is not None:
+            return self.source()
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return now.tv_sec + 1e-9 * now.tv_nsec
+
+    def now(self) -> float:
+        return self.time()
+
+
+MACHINE: Clock = Clock()
 
 
 cdef class Pinned:
@@ -216,6 +235,9 @@ cdef class Local:
 cdef class Remote:
     """Memory of the peer, or a slice of it."""
 
+    def __cinit__(self):
+        self._deadline = INFINITY
+
     cdef Remote whole(self):
         return self if self.owner is None else self.owner
 
@@ -225,7 +247,7 @@ cdef class Remote:
 
     cdef bint lease_over(self) noexcept:
         """Whether the lease of the whole region is over."""
-        return self._deadline != 0 and self._deadline <= 1e-9 * now_ns()
+        return self._deadline != INFINITY and self._deadline <= self._clock.time()
 
     @property
     def _root(self) -> Remote:

@@ -124,7 +124,7 @@ cdef class WRChain(WorkRequest):
         cdef uint64_t start = 0, length
         if (
             not region._usable
-            or (region._deadline != 0 and region.lease_over())
+            or region.lease_over()
             or region._user is not self.user
             or not remote._allowed & right
             or (right == IBV_ACCESS_REMOTE_READ and not local.writable)

@@ -67,7 +67,7 @@ cdef class Outbox(Sender):
         self.counts = Counts()
         self.pool = memory.pool
         self.source = memory.block_source(self.on_memory, internal=True)
-        self.waiting, self.wait = Fifo(), Wait.__new__(Wait)
+        self.waiting, self.wait = Fifo(), Wait.__new__(Wait, lead.table.clock)
         self.offers = Offers(
             session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )

@@ -72,7 +72,8 @@ cdef class SendQueue(WorkQueues):
     def __init__(self, driver: Driver, qp: QueuePair, owner: Owner):
         cdef uintptr_t address, extended
         self.driver, self.qp, self.owner = driver, qp, owner
-        self.table, self.keys, self.backlog = driver.table, ReadKeys(driver.pool), Backlog()
+        self.table, self.keys = driver.table, ReadKeys(driver.pool)
+        self.backlog = Backlog(self.table.clock)
         address, extended = qp._addresses
         self.open(<ibv_qp *> address, <ibv_qp_ex *> extended, qp.capabilities.max_send_wr)
         driver.attach(qp, self)

@@ -5,7 +5,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 cimport cython
 
 from .futures cimport Wakeups
-from .memory cimport PoolBlock
+from .memory cimport Clock, PoolBlock
 
 cdef extern from "verbs/boundary.h":
     struct ibv_sge:
@@ -104,7 +104,7 @@ cdef enum:
     NO_SLOT = 0xFFFFFFFF
 
 cdef struct Slot:
-    uint64_t posted  # ns, of one whose latency is measured; else 0
+    double posted  # when, of one whose latency is measured; else NOT_MEASURED
     uint32_t generation, next, previous, entries
     uint8_t kind
     bint taken
@@ -122,8 +122,9 @@ cdef int post_recvs(WorkQueues queue, const aiordma_recv *receives, uint32_t cou
 
 
 cdef class Wait:
+    cdef Clock clock
     cdef int what
-    cdef uint64_t since
+    cdef double since
     cdef void note(self, int what) noexcept
     cdef void settle(self) noexcept
 
@@ -180,6 +181,7 @@ cdef class WorkQueues:
 @cython.final
 cdef class WorkRequestTable:
     cdef readonly Wakeups wakeups
+    cdef Clock clock
     cdef Slot *slots
     cdef uint32_t count, free
     cdef readonly uint32_t taken

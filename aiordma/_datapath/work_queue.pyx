@@ -15,7 +15,7 @@ from libc.string cimport memset
 cimport cython
 
 from .futures cimport Wakeups
-from .memory cimport PoolBlock, now_ns
+from .memory cimport PoolBlock
 
 from aiordma._core.operations import OperationKind
 from aiordma._native import ffi, fork, lib
@@ -29,6 +29,7 @@ cdef enum:
     MAX_SLOTS = 1 << 24
     BATCH = 128
     RELEASE_GIL = 4096   # bytes: a shorter request is posted sooner than the GIL is released
+    NOT_MEASURED = -1
 
 cdef int (*native_drain)(aiordma_drain *, aiordma_completion *, int, int *) noexcept nogil
 
@@ -134,24 +135,21 @@ cdef enum:
     KINDS = 10
     BOUNDS = 10
 
-cdef uint64_t[BOUNDS] bounds_ns = [
-    5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 10_000_000, 100_000_000,
-    1_000_000_000,
-]
+cdef double[BOUNDS] bounds = [5e-6, 10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 10e-3, 100e-3, 1]
 
 # Of the process: all its threads count with the GIL held.
 cdef uint64_t[KINDS][BOUNDS + 1] latencies_within
-cdef uint64_t[KINDS] latencies_ns
+cdef double[KINDS] latency_sums
 cdef uint64_t[FOR_MEMORY + 1] waits
-cdef uint64_t[FOR_MEMORY + 1] waits_ns
+cdef double[FOR_MEMORY + 1] wait_sums
 
 
-cdef void count_latency(uint8_t kind, uint64_t ns) noexcept:
+cdef void count_latency(uint8_t kind, double seconds) noexcept:
     cdef int i = 0
-    while i < BOUNDS and ns > bounds_ns[i]:
+    while i < BOUNDS and seconds > bounds[i]:
         i += 1
     latencies_within[kind][i] += 1
-    latencies_ns[kind] += ns
+    latency_sums[kind] += seconds
 
 
 def latencies() -> dict[str, tuple[float, dict[str, int]]]:
@@ -163,26 +161,29 @@ def latencies() -> dict[str, tuple[float, dict[str, int]]]:
         count, up_to = 0, {}
         for i in range(BOUNDS + 1):
             count += latencies_within[kind][i]
-            up_to[f"{bounds_ns[i] / 1e9:g}" if i < BOUNDS else "+Inf"] = count
-        found[OperationKind(kind).text] = (latencies_ns[kind] / 1e9, up_to)
+            up_to[f"{bounds[i]:g}" if i < BOUNDS else "+Inf"] = count
+        found[OperationKind(kind).text] = (latency_sums[kind], up_to)
     return found
 
 
 cdef class Wait:
     """What one connection or pool waits for; how often and how long is counted for the process."""
 
+    def __cinit__(self, Clock clock not None):
+        self.clock = clock
+
     cdef void note(self, int what) noexcept:
         if what != self.what:
             self.settle()
-            self.what, self.since = what, now_ns()
+            self.what, self.since = what, self.clock.time()
             waits[what] += 1
 
     cdef void settle(self) noexcept:
         """Counts the time of a wait that may go on."""
-        cdef uint64_t now
+        cdef double now
         if self.what:
-            now = now_ns()
-            waits_ns[self.what] += now - self.since
+            now = self.clock.time()
+            wait_sums[self.what] += now - self.since
             self.since = now
 
     def for_memory(self, waiting: bool):
@@ -195,14 +196,14 @@ def waits_so_far() -> dict[str, tuple[int, float]]:
     """By what was waited for: how often, and the seconds of the waits that are over or counted."""
     cdef int what
     named = (("credits", FOR_CREDITS), ("send queue", FOR_SEND_QUEUE), ("memory", FOR_MEMORY))
-    return {name: (waits[what], waits_ns[what] / 1e9) for name, what in named}
+    return {name: (waits[what], wait_sums[what]) for name, what in named}
 
 
 def forget_measured():
     memset(latencies_within, 0, sizeof(latencies_within))
-    memset(latencies_ns, 0, sizeof(latencies_ns))
+    memset(latency_sums, 0, sizeof(latency_sums))
     memset(waits, 0, sizeof(waits))
-    memset(waits_ns, 0, sizeof(waits_ns))
+    memset(wait_sums, 0, sizeof(wait_sums))
 
 
 fork.reset_in_child(forget_measured)
@@ -288,8 +289,8 @@ cdef class WorkQueues:
 cdef class WorkRequestTable:
     """The work under way of one event loop, in slots, and the drain of its completions."""
 
-    def __cinit__(self, loop: AbstractEventLoop):
-        self.wakeups = Wakeups(loop)
+    def __cinit__(self, loop: AbstractEventLoop, Clock clock not None):
+        self.wakeups, self.clock = Wakeups(loop), clock
         self.free = NO_SLOT
         self.works, self.queues = [], []
         self.until_measured = 1
@@ -329,12 +330,12 @@ cdef class WorkRequestTable:
         self.taken += 1
         self.works[index] = work
         self.queues[index] = queue
-        slot.taken, slot.kind, slot.entries, slot.posted = True, kind, entries, 0
+        slot.taken, slot.kind, slot.entries, slot.posted = True, kind, entries, NOT_MEASURED
         if kind != KIND_RECV:
             self.until_measured -= 1
             if not self.until_measured:
                 self.until_measured = MEASURED_EVERY
-                slot.posted = now_ns()
+                slot.posted = self.clock.time()
         slot.next, slot.previous = NO_SLOT, order.last
         if order.last == NO_SLOT:
             order.first = index
@@ -424,7 +425,7 @@ cdef class WorkRequestTable:
         cdef bint in_turn = kind == KIND_RECV or self.slots[index].previous == NO_SLOT
         cdef WorkQueues queue = <WorkQueues> self.queues[index]
         cdef object work = self.works[index]
-        cdef uint64_t posted = self.slots[index].posted
+        cdef double posted = self.slots[index].posted
         self.free_slot(index)
         try:
             if not in_turn:
@@ -435,8 +436,8 @@ cdef class WorkRequestTable:
                 queue.on_error_completion(work, kind, wc, False)
             else:
                 queue.completions += 1
-                if posted:
-                    count_latency(kind, now_ns() - posted)
+                if posted != NOT_MEASURED:
+                    count_latency(kind, self.clock.time() - posted)
                 if kind != KIND_RECV:
                     (<WorkRequest> work).on_completion(wc.byte_len)
                 elif queue.frame_handler is None:

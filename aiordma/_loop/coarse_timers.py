@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
+from functools import partial
 from heapq import heapify, heappop, heappush
 
+from .._datapath.memory import Clock
 from .._native import failure, lib
 
 # What the kernel's clock can be set to, and longer than any timer here: a century.
@@ -26,23 +27,22 @@ ROOM = 64
 class CoarseTimers:
     """The timers of one event loop.  Its driver watches `fd`, and calls `fire` when readable."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._loop, self._clock = loop, clock
         # A heap: when each is due, and a number, so that no two timers are compared themselves.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
         self._room = ROOM
         self._set_for = FAR
-        self.fd: int = self._open()
-
-    def _open(self) -> int:
-        fd = lib.aiordma_timer_open()
-        if fd < 0:
-            raise failure("timerfd_create", -fd)
-        return fd
+        self.fd: int = lib.aiordma_timer_open()
+        if self.fd < 0:
+            raise failure("timerfd_create", -self.fd)
 
     def _arm(self, when: float) -> None:
         """`fd` becomes readable then, in place of an earlier time."""
+        if self._clock.call_at is not None:  # not by the kernel's clock
+            self._clock.call_at(when, partial(self._alarm, when))
+            return
         code = lib.aiordma_timer_set(self.fd, int(when * 1e9) + 1)
         if code:
             raise failure("timerfd_settime", code)
@@ -55,11 +55,15 @@ class CoarseTimers:
             self._room = max(ROOM, 2 * len(self._timers))
         timer = asyncio.Handle(callback, (), self._loop)
         self._number += 1
-        due = min(time.monotonic() + seconds, FAR)
+        due = min(self._clock.now() + seconds, FAR)
         heappush(self._timers, (due, self._number, timer))
         if due < self._set_for:
             self._set()
         return timer
+
+    def _alarm(self, when: float) -> None:
+        if when == self._set_for:
+            self._ring()
 
     def fire(self) -> None:
         """Has those that are due called by the loop."""
@@ -67,8 +71,11 @@ class CoarseTimers:
             os.read(self.fd, 8)
         except BlockingIOError:
             return  # it was set anew meanwhile
+        self._ring()
+
+    def _ring(self) -> None:
         self._set_for = FAR
-        now = time.monotonic()
+        now = self._clock.now()
         while self._timers and self._timers[0][0] <= now:
             self._loop.call_soon(run, heappop(self._timers)[2])
         self._set()

@@ -32,6 +32,7 @@ from typing import cast
 
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
+from .._datapath.memory import MACHINE, Clock
 from .._datapath.rail import SendQueue
 from .._datapath.work_queue import WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
@@ -89,24 +90,26 @@ class Driver(PerLoopResource):
     ) -> None:
         super().__init__(loop, key)
         self.context = context
+        self.clock: Clock = getattr(loop, "clock", MACHINE)
         with ExitStack() as made:  # a failure leaves nothing in a context that lives on
             self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
             self.channel: verbs.CompletionChannel = made.enter_context(
                 context.create_comp_channel()
             )
-            self.pool: MemoryPool = MemoryPool(self.pd, limit=pool_limit, huge_pages=huge_pages)
+            self.pool: MemoryPool = MemoryPool(
+                self.pd, limit=pool_limit, huge_pages=huge_pages, clock=self.clock
+            )
             made.pop_all()
         self.registrations: RegistrationCache = RegistrationCache(self.pd)
-        self.table: WorkRequestTable = WorkRequestTable(loop)
+        self.table: WorkRequestTable = WorkRequestTable(loop, self.clock)
         self._sinks: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._broken: set[verbs.CompletionQueue] = set()
         """Those that have overrun, or broken otherwise: no queue pair gets one any more."""
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
-        self._reader = CompletionReader(
-            self.channel, self.table, self._sinks, math.ceil(polling * 1e6)
-        )
-        self.timers: CoarseTimers = CoarseTimers(loop)
+        spin_us = 0 if self.clock.call_at else math.ceil(polling * 1e6)  # no virtual time passes
+        self._reader = CompletionReader(self.channel, self.table, self._sinks, spin_us)
+        self.timers: CoarseTimers = CoarseTimers(loop, self.clock)
         loop.add_reader(self.channel.fd, *self._reader.callback())
         loop.add_reader(self.timers.fd, self._on_timers)
         self._events = ContextEvents.for_context(context)

@@ -13,6 +13,8 @@ import selectors
 from collections.abc import Collection, Iterator
 from typing import Any, Protocol
 
+from .._datapath.memory import Clock
+
 
 class World(Protocol):
     """All that is outside of a loop: its devices and peers, and the time."""
@@ -61,6 +63,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector(world)
         super().__init__(selector)
         selector.ready = self._ready  # type: ignore[attr-defined]
+        # Behind months, a float has no nanoseconds: what is due exactly now would never be called.
+        self._clock_resolution = 1e-8
+        self.clock: Clock = Clock(self.time, self.call_at)
+        """That of the connections on this loop."""
 
     def time(self) -> float:
         return self._world.now

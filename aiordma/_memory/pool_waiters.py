@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable, Sized
 from typing import Generic, Protocol, TypeVar
 
+from .._datapath.memory import Clock
 from .._datapath.work_queue import Wait
 from ..errors import QuotaError
 
@@ -40,7 +41,7 @@ class PoolWaiters(Generic[B]):
     `share` is how many bytes internal needs that have overtaken users may have at a time.
     """
 
-    def __init__(self, take: Callable[[int], B], share: int) -> None:
+    def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
         self._take = take
         self._share = share
         # Of each its size, and whether it may count as overtaking.
@@ -49,7 +50,7 @@ class PoolWaiters(Generic[B]):
         self._overtaking: set[B] = set()
         self._overtaking_bytes = 0
         self._scheduled = False
-        self._wait = Wait()
+        self._wait = Wait(clock)
         self.on_wait: Callable[[], None] = lambda: None
         """Called when a task begins to wait."""
 

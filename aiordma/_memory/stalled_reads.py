@@ -15,9 +15,10 @@ For the tasks of one event loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sized
 from typing import Protocol
+
+from .._datapath.memory import Clock
 
 SLOWEST = 16 << 20
 
@@ -36,15 +37,15 @@ class Reader(Protocol):
 class StalledReads:
     """The readers of one pool, and since when each has not made its part."""
 
-    def __init__(self, waiting: Sized) -> None:
+    def __init__(self, waiting: Sized, clock: Clock) -> None:
         self.timeout: float = 2.0
         """Seconds in which each must make its part."""
-        self._waiting = waiting
+        self._waiting, self._clock = waiting, clock
         self._readers: dict[Reader, tuple[int, float]] = {}
         self._scheduled = False
 
     def begin(self, reader: Reader) -> None:
-        self._readers[reader] = reader.progress, time.monotonic()
+        self._readers[reader] = reader.progress, self._clock.now()
         self.look_soon()
 
     def end(self, reader: Reader) -> None:
@@ -58,7 +59,7 @@ class StalledReads:
 
     def _look(self) -> None:
         self._scheduled = False
-        now = time.monotonic()
+        now = self._clock.now()
         part = SLOWEST / (len(self._readers) or 1)
         for reader, (progress, since) in list(self._readers.items()):
             if reader.progress - progress >= part * self.timeout:

@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from threading import get_ident
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from .._loop import coarse_timers, driver
 from .._loop.virtual_loop import StalledError
-from .._native import ffi, lib, service_thread
-from .._transport import lease_thread
+from .._native import lib, service_thread
+from ..verbs._cq import completion
 from ..verbs._device import device
 from .sockets import Socket, getaddrinfo, here, refuse
 
@@ -43,44 +42,6 @@ PROCESSES = "processes", "World.host starts a program on a host of its own"
 SOCKETS = "sockets of the machine", "make it in the program of the host"
 RESOLVER = "resolver", "await loop.getaddrinfo"
 NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
-
-
-class Timers(coarse_timers.CoarseTimers):
-    """Whose descriptor becomes readable in virtual time."""
-
-    _alarm: asyncio.TimerHandle | None = None
-
-    def _open(self) -> int:
-        return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def _arm(self, when: float) -> None:
-        self._disarm()
-        self._alarm = self._loop.call_at(when, os.eventfd_write, self.fd, 1)
-
-    def _disarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-
-    def close(self) -> None:
-        self._disarm()
-        super().close()
-
-
-class Leases:
-    """Ends leases in the loop that grants them, in place of the thread."""
-
-    ident = None
-    ending = False
-
-    def add(self, deadline: lease_thread.Deadline) -> None:
-        deadline._threads.append(self)  # type: ignore[arg-type]
-        asyncio.get_running_loop().call_at(deadline.when, deadline.run)
-
-    def cancelled(self) -> None:
-        """It is in the loop until its time."""
-
-    def start(self) -> None:
-        """There is no thread."""
 
 
 chance: random.Random | None = None
@@ -288,20 +249,18 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         (uuid, "_node", NODE),
         (uuid, "_generate_time_safe", None),
         *((uuid, name, None) for name in vars(uuid) if name.startswith("_last_timestamp")),
-        (lease_thread, "_LeaseThread", Leases),
-        (lease_thread, "_thread", None),
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
-        (driver, "CoarseTimers", Timers),
+        # A poll until a time, which takes time, or it would have no end.
+        (completion, "_SLICE", 0),
+        (completion, "time", SimpleNamespace(monotonic=in_seconds(lib.aiordma_sim_look))),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     collects = gc.isenabled()
-    clock = ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_sim_look"))
     try:
         with patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
             os.environ.pop("AIORDMA_TRACE", None)
             for place, name, value in replaced:
                 setattr(place, name, value)
-            lib.aiordma_use_clock(int(clock))
             chance = random.Random(f"programs {seed}")
             for seeds, *_ in generators:
                 seeds(seed % (1 << 32))
@@ -313,7 +272,6 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         chance = thread = None
         for place, name, value in before:
             setattr(place, name, value)
-        lib.aiordma_use_clock(0)
         for _, resets, state in generators:
             resets(state)
         gc.collect()  # what is left is old from now on, and such objects are seldom searched

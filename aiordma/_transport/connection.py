@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -87,7 +86,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
     def _begin(self, *, accepted: bool) -> None:
         """Tells counts and hooks that its user is about to get it; it may have ended meanwhile."""
-        self._begun = Begun(time.monotonic(), accepted)
+        self._begun = Begun(self._sharing.clock.now(), accepted)
         observation.begun(self, self._queue.peer, accepted=accepted)
         if self._state is connection_states.ConnectionState.CLOSED:
             self._report_end()
@@ -199,7 +198,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
         assert self._begun is not None
         queue = self._queue
         messages, memory = self._messages.figures(), self._sharing.figures()
-        local = self.local_address
+        local, now = self.local_address, self._sharing.clock.now()
         return {
             "device": self.device,
             "loop": id(self._loop),
@@ -209,7 +208,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             "local": host_port(local) if local is not None else None,
             "peer": queue.peer or None,
             "qp_num": queue.qp.qp_num,
-            "age": time.monotonic() - self._begun.since,
+            "age": now - self._begun.since,
             "traffic": traffic(partial(getattr, self._statistics)),
             "send_queue": queue.capacity,
             "outstanding": queue.outstanding,
@@ -220,7 +219,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
             "shared_regions": memory["shared_regions"],
             "lent_bytes": memory["lent_bytes"],
             "remote_regions": memory["remote_regions"],
-            "rails": [rail.figures(time.monotonic()) for rail in self.rails],
+            "rails": [rail.figures(now) for rail in self.rails],
         }
 
     def _request_wire(self) -> asyncio.AbstractEventLoop | None:

@@ -16,13 +16,13 @@ import itertools
 import logging
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
 from .._core.arguments import real
+from .._datapath.memory import MACHINE, Clock
 from .._native import fork
 from .._native.service_thread import ServiceThread
 from ..errors import RDMAError
@@ -51,11 +51,6 @@ def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
 def milliseconds(lease: float | None) -> int:
     """As in a token and in messages; 0: without an end."""
     return 0 if lease is None else max(1, round(lease * 1000))
-
-
-def now() -> float:
-    """The clock of all leases, in seconds."""
-    return time.monotonic()
 
 
 class Deadline:
@@ -148,7 +143,7 @@ class _LeaseThread(ServiceThread):
         while True:
             self._looks_at = -math.inf
             self._take_new()
-            while self._heap and self._heap[0][0] <= now():
+            while self._heap and self._heap[0][0] <= MACHINE.now():
                 heapq.heappop(self._heap)[2].run()
             if len(self._cancelled) >= self._search_after:
                 self._drop_cancelled()
@@ -175,19 +170,23 @@ class _LeaseThread(ServiceThread):
         self._looks_at = when
         self._search_after = (len(self._heap) + 1) // 2
         if not self._new and len(self._cancelled) < self._search_after:
-            self._asleep.acquire(timeout=max(0.0, min(when - now(), LONGEST)))
+            self._asleep.acquire(timeout=max(0.0, min(when - MACHINE.now(), LONGEST)))
 
 
 _thread: _LeaseThread | None = None
 
 
-def at(when: float, action: Callable[[], object]) -> Deadline:
-    """Calls `action` in the thread, at `when` of `now`.  It must be quick, and thread-safe.
+def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
+    """Calls `action` at that time of the clock, if that is the machine's in the thread.  It must be
+    quick, and thread-safe.
 
     RDMAError when there can be no thread: then it is never called.
     """
     global _thread  # noqa: PLW0603 - one for the process
     deadline = Deadline(when, action)
+    if clock.call_at is not None:
+        clock.call_at(when, deadline.run)
+        return deadline
     known = _thread
     if known is not None and not known.ending:
         known.add(deadline)

@@ -126,7 +126,6 @@ class Begun(NamedTuple):
     """The facts of a connection from the moment when its user gets it."""
 
     since: float
-    """By `time.monotonic`."""
     accepted: bool
 
 
@@ -222,7 +221,7 @@ class ConnectionLifecycle:
         if endpoint.security.encrypt:
             self._messages.seal_with(self._handshake.new_sealing())
         self._queue.frame_handler = self._messages
-        self._sharing = Sharing(driver.pool, config, self._messages, self._owner)
+        self._sharing = Sharing(driver, config, self._messages, self._owner)
         self._loop_shutdown.add(self)
 
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
@@ -272,7 +271,6 @@ class ConnectionLifecycle:
                 devices,
                 link.peer_address,
                 client,
-                self._loop.time,
                 self._loop.call_later,
             )
             self._failover = Failover(self._rails, weakly(self._moved), weakly(self._end))

@@ -287,9 +287,8 @@ class Rails:
     peer: Address | None
     client: bool
     """Whether this side connects, and so offers."""
-    clock: Callable[[], float]
     later: Callable[[float, Callable[[], None]], asyncio.Handle]
-    """These two are the loop's."""
+    clock: Callable[[], float] = field(init=False)
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
     """The number of the latest rail that was offered."""
@@ -307,6 +306,7 @@ class Rails:
 
     def __post_init__(self) -> None:
         self.most = most_rails(self.config, self.devices)
+        self.clock = self.sharing.clock.now
         self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
         self._loop = asyncio.get_running_loop()
         lead = self.messages.lead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, cast
 
@@ -12,13 +13,10 @@ from .._datapath.memory import Local
 from .._datapath.memory import Remote as RemoteBase
 from .._loop.wait_queue import WaitQueue
 from ..errors import BufferStateError, LeaseEndedError
-from .lease_thread import lease_seconds, milliseconds, now
+from .lease_thread import lease_seconds, milliseconds
 
 if TYPE_CHECKING:
     from .sharing import Sharing
-
-PAST = 1e-9
-"""A time of `now` that is over; 0 would be none."""
 
 
 class RemoteMemory(RemoteBase):
@@ -60,7 +58,7 @@ class RemoteMemory(RemoteBase):
         region = self._region
         if user is not region._sharing.owner:
             raise ValueError(f"{region!r} belongs to another connection")
-        if not region._usable or 0 < region._deadline <= now():
+        if region._over:
             raise region._unusable()
 
 
@@ -75,7 +73,7 @@ class RemoteRegion(RemoteMemory):
     def __init__(
         self, sharing: Sharing, token: RegionToken, *, lent: bool, since: float | None = None
     ) -> None:
-        self._sharing = sharing
+        self._sharing, self._clock = sharing, sharing.clock
         self._lent = lent
         self._why = ""
         self._changes = WaitQueue()
@@ -84,7 +82,7 @@ class RemoteRegion(RemoteMemory):
         self._usable = True
         self.token = token
         self._aim(RemoteRange.of(token))
-        self._lease_from(now() if since is None else since, token.lease_ms)
+        self._lease_from(self._clock.now() if since is None else since, token.lease_ms)
 
     def __repr__(self) -> str:
         state = "" if self._usable else f" {self._why or 'given up'}"
@@ -112,13 +110,18 @@ class RemoteRegion(RemoteMemory):
         """Seconds that it may still be used, by this side's clock; None: its lease has no end."""
         if self.ended:
             return 0.0
-        return max(0.0, self._deadline - now()) if self._deadline else None
+        left = max(0.0, self._deadline - self._clock.now())
+        return None if math.isinf(left) else left
+
+    @property
+    def _over(self) -> bool:
+        return not self._usable or self._deadline <= self._clock.now()
 
     @property
     def ended(self) -> bool:
         """Whether it cannot be used any more: its lease is over, its owner has taken it back, this
         side has given it up, or the connection has ended."""
-        return not self._usable or self._sharing.ended or 0 < self._deadline <= now()
+        return self._over or self._sharing.ended
 
     async def wait_ended(self) -> None:
         """Waits until it has `ended`."""
@@ -139,13 +142,13 @@ class RemoteRegion(RemoteMemory):
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
         """Its lease of so long (0: without an end) began then."""
-        self._deadline = since + lease_ms / 1000 if lease_ms else 0.0
+        self._deadline = since + lease_ms / 1000 if lease_ms else math.inf
         self._wake()
 
     def _take_back(self) -> None:
         if self._usable:
             self._why = "taken back by its owner"
-            self._deadline: float = PAST
+            self._deadline: float = -math.inf
             self._give_up()
 
     def _move(self, lead: int) -> bool:
@@ -160,7 +163,7 @@ class RemoteRegion(RemoteMemory):
         elif self._keys is not None:
             self._user = None
         elif not self.ended:
-            self._why, self._deadline = "lost with the rail that had its key", PAST
+            self._why, self._deadline = "lost with the rail that had its key", -math.inf
             self._give_up()
         return rkey is not None
 

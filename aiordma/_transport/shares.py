@@ -15,7 +15,7 @@ from .._core.region import RegionToken, Rights
 from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 from . import lease_thread, share_keys
-from .lease_thread import Deadline, lease_seconds, milliseconds, now
+from .lease_thread import Deadline, lease_seconds, milliseconds
 
 if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
@@ -37,7 +37,7 @@ class Share:
         rights: Rights,
         lease: float | None,
     ) -> None:
-        self._sharing = sharing
+        self._sharing, self._clock = sharing, sharing.clock
         self._memory = memory
         regions = sharing.regions
         key = share_keys.make_key(regions.pool, regions.lead, memory, rights)
@@ -201,7 +201,7 @@ class Share:
         has ended.  RDMAError when no thread can end it then: it ends now.
         """
         before = self._deadline
-        when = None if lease is None else now() + lease
+        when = None if lease is None else self._clock.now() + lease
         shorter = when is not None and (before is None or when < before.when)
         if before is not None and not (at_least and shorter):
             before.cancel()
@@ -211,7 +211,7 @@ class Share:
             self._deadline = None
             if when is not None:
                 try:
-                    self._deadline = lease_thread.at(when, self._expire)
+                    self._deadline = lease_thread.at(self._clock, when, self._expire)
                 except RDMAError:
                     self._end(tells=True)  # the peer could use it for ever
                     raise
@@ -223,7 +223,8 @@ class Share:
         try:
             late = [key for key in list(self._keys.values()) if not key.end_now()]
             if late:
-                self._grace = lease_thread.at(now() + share_keys.GRACE, partial(end_all, late))
+                when = self._clock.now() + share_keys.GRACE
+                self._grace = lease_thread.at(self._clock, when, partial(end_all, late))
         finally:
             self._sharing.call_soon(self._expired)
 

@@ -41,17 +41,19 @@ from ..errors import (
     UnencryptedError,
     cause_text,
 )
-from ..mr_pool import Buffer, LocalMemory, MemoryPool
+from ..mr_pool import Buffer, LocalMemory
 from .arguments import remote_memory
-from .lease_thread import milliseconds, now
+from .lease_thread import milliseconds
 from .regions import Regions
 from .remote_memory import RemoteRegion
 from .shares import HandedOver, Loan, Share
 
 if TYPE_CHECKING:
+    from .._datapath.memory import Clock
     from .._datapath.protocols import Owner
     from .._datapath.rail import SendQueue
     from .._datapath.session import Session
+    from .._loop.driver import Driver
 
 A = TypeVar("A")
 
@@ -81,17 +83,17 @@ class Request(NamedTuple):
 
     answered: asyncio.Future[Any]
     since: float
-    """The time of it, by `now`."""
     message: protocol.Message
 
 
 class Sharing:
     """Both directions of shared memory on one connection."""
 
-    def __init__(self, pool: MemoryPool, config: Config, messages: Session, owner: Owner) -> None:
+    def __init__(self, driver: Driver, config: Config, messages: Session, owner: Owner) -> None:
         self.owner = owner
         """Of the connection, and so of the regions that its peer shares."""
-        self.regions: Regions = Regions(pool, config, messages.lead)
+        self.clock: Clock = driver.clock
+        self.regions: Regions = Regions(driver.pool, config, messages.lead)
         self._config = config
         self._controls = messages.controls
         self._waiter_error = owner.error_for
@@ -275,7 +277,7 @@ class Sharing:
         request_id = self._controls.new_request_id()
         future: asyncio.Future[Any] = self._loop.create_future()
         message = make(request_id)
-        self._requests[request_id] = Request(future, now(), message)
+        self._requests[request_id] = Request(future, self.clock.now(), message)
         try:
             await self.tell(message)
             return await future
@@ -412,7 +414,7 @@ class Sharing:
             request.answered.set_result(region)
 
     def _renewed(self, lease: protocol.RegionLease) -> None:
-        since = now()
+        since = self.clock.now()
         if lease.request_id:
             request = self._requests.get(lease.request_id)
             asked = request.message if request is not None else None

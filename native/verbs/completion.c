@@ -138,29 +138,12 @@ static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	return total;
 }
 
-static uint64_t monotonic(void)
+uint64_t aiordma_microseconds(void)
 {
 	struct timespec now;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
-
-static uint64_t (*clock_ns)(void) = monotonic;
-
-uint64_t aiordma_now_ns(void)
-{
-	return clock_ns();
-}
-
-void aiordma_use_clock(uintptr_t clock)
-{
-	clock_ns = clock ? (uint64_t (*)(void))clock : monotonic;
-}
-
-uint64_t aiordma_microseconds(void)
-{
-	return clock_ns() / 1000;
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,

@@ -124,11 +124,6 @@ void *aiordma_extended_cq_context(void);
 int aiordma_poll(struct ibv_cq *cq, struct aiordma_completion *out,
 		 struct aiordma_completion_more *more, int capacity, uint32_t spin_us);
 
-/* Nanoseconds of CLOCK_MONOTONIC. */
-uint64_t aiordma_now_ns(void);
-/* A simulation has a clock of its own, a function as that one; 0: the kernel's. */
-void aiordma_use_clock(uintptr_t clock);
-
 /* ---- drain.c --------------------------------------------------------------------------------- */
 
 /* Arms a CQ: ibv_req_notify_cq(3).  0 or an errno value. */

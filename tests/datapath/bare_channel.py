@@ -14,6 +14,7 @@ from aiordma import Message, verbs
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 from aiordma._datapath.keys import ReadKeys
+from aiordma._datapath.memory import MACHINE
 from aiordma._datapath.rail import SendQueue
 from aiordma._datapath.session import MessageMethods, Session
 from aiordma._datapath.work_queue import WorkRequestTable
@@ -55,7 +56,7 @@ class Driver:
 
     def __init__(self, pool: MemoryPool, loop: asyncio.AbstractEventLoop) -> None:
         self.pool = pool
-        self.table = WorkRequestTable(loop)
+        self.table = WorkRequestTable(loop, MACHINE)
         self.reported: list[Exception] = []
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:

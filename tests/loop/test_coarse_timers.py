@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aiordma._datapath.memory import MACHINE
 from aiordma._loop.coarse_timers import ROOM, CoarseTimers
 from aiordma.errors import VerbsError
 
@@ -19,7 +20,7 @@ from aiordma.errors import VerbsError
 @pytest.fixture
 async def timers() -> AsyncIterator[CoarseTimers]:
     loop = asyncio.get_running_loop()
-    timers = CoarseTimers(loop)
+    timers = CoarseTimers(loop, MACHINE)
     loop.add_reader(timers.fd, timers.fire)
     yield timers
     loop.remove_reader(timers.fd)
@@ -119,7 +120,7 @@ def test_no_descriptor_left() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         with pytest.raises(VerbsError, match="timerfd_create"):
-            CoarseTimers(loop)
+            CoarseTimers(loop, MACHINE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         loop.close()

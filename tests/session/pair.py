@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import os
 import random
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, count
@@ -21,13 +19,11 @@ from unittest.mock import patch
 
 from aiordma import Config, Connection
 from aiordma._core.connection_states import ConnectionState
-from aiordma._loop import driver
+from aiordma._datapath.memory import Clock
 from aiordma._loop.virtual_loop import StalledError, VirtualLoop, waiting
-from aiordma._transport import lease_thread, remote_memory, shares, sharing
 from aiordma._transport.auth import Security
 from aiordma._transport.connect_oob import PendingConnection
 from aiordma._transport.failover import Failover
-from aiordma._transport.lease_thread import Deadline
 from aiordma._transport.lifecycle import NoLink
 from aiordma._transport.rails import Rail, RailState
 from aiordma.config import DEFAULT
@@ -36,6 +32,8 @@ from tests.session.provider import RAILS, Break, Provider
 from tests.transport.connection_factory import SMALL, ConnectionFactory, yield_loop
 
 STEP = 1e-6  # seconds, on average
+# Of the clock: a machine that boots, one that has for a while, and one that has for 300 days.
+STARTS = 0.0, 1000.0, 26e6
 LEAD_ON = Failover._lead_on
 
 
@@ -48,28 +46,23 @@ class World:
     """What a loop has outside: the provider, the time, and the thread of leases."""
 
     def __init__(self, seed: int, step: float) -> None:
-        self.now = 1000.0  # the clocks count from long ago
+        self.now = STARTS[seed % len(STARTS)]
         self.random = random.Random(seed)
         self.provider = provider()
         self.provider.begin(self.random)
         self.loop: VirtualLoop | None = None
         self.step_length = step
         self._numbers = count()
-        self._deadlines: list[tuple[float, int, Deadline]] = []
+        self._deadlines: list[tuple[float, int, Callable[[], object]]] = []
         self.begun: dict[float, float] = {}
         """When a deadline at that time was asked for first."""
         self.moved = 0.0
         """When a side had another lead last."""
 
-    def time(self) -> float:
-        return self.now
-
-    def at(self, when: float, action: Callable[[], object]) -> Deadline:
-        """In place of `lease_thread.at`."""
+    def call_at(self, when: float, callback: Callable[[], object]) -> None:
+        """As the thread of leases: while the loop runs callbacks as well."""
         self.begun.setdefault(when, self.now)
-        deadline = Deadline(when, action)
-        heapq.heappush(self._deadlines, (when, next(self._numbers), deadline))
-        return deadline
+        heapq.heappush(self._deadlines, (when, next(self._numbers), callback))
 
     def step(self, until: float | None) -> bool:
         if until is not None and until <= self.now:
@@ -79,7 +72,7 @@ class World:
         elif not (more := self._work()):
             self._pass(until)
         while self._deadlines and self._deadlines[0][0] <= self.now:
-            heapq.heappop(self._deadlines)[-1].run()
+            heapq.heappop(self._deadlines)[-1]()
         if self.provider.errors:
             raise self.provider.errors.pop()
         return more
@@ -92,8 +85,6 @@ class World:
 
     def _pass(self, until: float | None) -> None:
         """Nothing happens until the next timer, or the end of a lease."""
-        while self._deadlines and not self._deadlines[0][-1].pending:
-            heapq.heappop(self._deadlines)
         times = [when for when, *_ in self._deadlines[:1]] + ([until] if until is not None else [])
         if not times:
             assert self.loop is not None
@@ -101,44 +92,22 @@ class World:
         self.now = max(self.now, min(times))
 
 
-class Timers:
-    """In place of CoarseTimers: of the loop, whose time this is."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.fd = os.eventfd(0)
-        self.call_later = loop.call_later
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
 class PairLoop(VirtualLoop):
-    """While it is there, the clocks of this process are those of its world."""
-
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.clock = Clock(self.time, world.call_at)
         self.world, world.loop = world, self
-        self._replaced = ExitStack()
 
         def lead_on(failover: Failover, rail: Rail) -> None:
             world.moved = world.now
             LEAD_ON(failover, rail)
 
-        for place, name, value in (
-            (time, "monotonic", world.time),
-            (driver, "CoarseTimers", Timers),
-            (lease_thread, "at", world.at),
-            (Failover, "_lead_on", lead_on),
-            *(
-                (module, "now", world.time)
-                for module in (lease_thread, remote_memory, shares, sharing)
-            ),
-        ):
-            self._replaced.enter_context(patch.object(place, name, value))
+        self._replaced = patch.object(Failover, "_lead_on", lead_on)
+        self._replaced.start()
 
     def close(self) -> None:
         super().close()
-        self._replaced.close()
+        self._replaced.stop()
 
 
 class PairLink(NoLink):

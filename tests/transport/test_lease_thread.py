@@ -20,13 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiordma._datapath.memory import MACHINE
 from aiordma._transport import lease_thread
-from aiordma._transport.lease_thread import Deadline, lease_seconds, now
+from aiordma._transport.lease_thread import Deadline, lease_seconds
 from aiordma.errors import RDMAError
 
 from .connection_factory import BUSY, no_more_threads
 
 LONG = 3600.0
+now = MACHINE.now
 
 
 def thread_ends() -> None:
@@ -41,12 +43,12 @@ def test_actions_come_in_order_and_on_time() -> None:
     """Nothing is due before all are there: the thread is kept in an action."""
     came: list[tuple[int, bool]] = []
     go, done = threading.Event(), threading.Event()
-    lease_thread.at(now(), go.wait)
+    lease_thread.at(MACHINE, now(), go.wait)
     start = now()
     for number in (3, 1, 2, 0):
         when = start + 0.01 * number
-        lease_thread.at(when, lambda n=number, when=when: came.append((n, now() >= when)))  # type: ignore[misc]
-    lease_thread.at(start + 0.04, done.set)
+        lease_thread.at(MACHINE, when, lambda n=number, when=when: came.append((n, now() >= when)))  # type: ignore[misc]
+    lease_thread.at(MACHINE, start + 0.04, done.set)
     go.set()
     assert done.wait(10 * BUSY)
     assert came == [(number, True) for number in range(4)]
@@ -54,7 +56,7 @@ def test_actions_come_in_order_and_on_time() -> None:
 
 
 def test_the_thread_ends_with_the_last_one() -> None:
-    many = [lease_thread.at(now() + LONG, pytest.fail) for _ in range(1000)]
+    many = [lease_thread.at(MACHINE, now() + LONG, pytest.fail) for _ in range(1000)]
     thread = lease_thread._thread
     assert thread is not None
     for deadline in many[:-1]:
@@ -68,7 +70,7 @@ def test_the_thread_ends_with_the_last_one() -> None:
     many[-1].cancel()
     thread_ends()
     again = threading.Event()
-    lease_thread.at(now(), again.set)
+    lease_thread.at(MACHINE, now(), again.set)
     assert again.wait(10 * BUSY)
     thread_ends()
 
@@ -79,9 +81,9 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more_threads)
         with pytest.raises(RDMAError, match=r"is not shared: .*can't start new thread"):
-            lease_thread.at(now(), pytest.fail)
+            lease_thread.at(MACHINE, now(), pytest.fail)
     done = threading.Event()
-    lease_thread.at(now(), done.set)
+    lease_thread.at(MACHINE, now(), done.set)
     assert done.wait(10 * BUSY)
     thread_ends()
 
@@ -95,7 +97,7 @@ def test_after_cancel_it_does_not_run() -> None:
         assert go.wait(10 * BUSY)
         done.set()
 
-    deadline = lease_thread.at(now(), act)
+    deadline = lease_thread.at(MACHINE, now(), act)
     assert begun.wait(10 * BUSY)
     threading.Timer(0.01, go.set).start()
     deadline.cancel()
@@ -113,7 +115,7 @@ def test_a_destructor_within_an_action_cancels_it() -> None:
         deadlines[0].cancel()
         done.set()
 
-    deadlines.append(lease_thread.at(now(), act))
+    deadlines.append(lease_thread.at(MACHINE, now(), act))
     go.set()
     assert done.wait(10 * BUSY)
     deadlines[0].cancel()
@@ -128,8 +130,8 @@ def test_threads_that_begin_it_together() -> None:
     def begin(number: int) -> None:
         barrier.wait()
         for n in range(50):
-            lease_thread.at(now() + LONG, pytest.fail).cancel()
-            lease_thread.at(now() + 0.0001 * n, partial(met.put, 50 * number + n))
+            lease_thread.at(MACHINE, now() + LONG, pytest.fail).cancel()
+            lease_thread.at(MACHINE, now() + 0.0001 * n, partial(met.put, 50 * number + n))
 
     with ThreadPoolExecutor(8) as threads:
         for one in [threads.submit(begin, number) for number in range(8)]:
@@ -185,8 +187,8 @@ def test_an_action_that_fails(caplog: pytest.LogCaptureFixture, error: type[Base
         raise error("the device has gone")
 
     soon = now() + 0.01
-    lease_thread.at(soon, fail)
-    lease_thread.at(soon, done.set)
+    lease_thread.at(MACHINE, soon, fail)
+    lease_thread.at(MACHINE, soon, done.set)
     with caplog.at_level(logging.ERROR, "aiordma.connection"):
         assert done.wait(10 * BUSY)
     assert "the device has gone" in caplog.text

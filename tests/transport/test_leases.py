@@ -15,6 +15,7 @@ import pytest
 from aiordma import Connection, LeaseEndedError, RemoteRegion, RequestRefusedError, Rights, Share
 from aiordma._core import protocol
 from aiordma._core.protocol import ErrorCode
+from aiordma._datapath.memory import Clock
 from aiordma._transport import lease_thread
 from aiordma._transport.lease_thread import Deadline
 from aiordma.config import DEFAULT
@@ -142,17 +143,17 @@ async def test_the_end_of_the_connection_ends_its_regions(factory: ConnectionFac
 
 async def test_the_user_counts_from_its_request(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
-        before = lease_thread.now()
+        before = client._sharing.clock.now()
         async with await client.request_region(8, lease=LONG) as remote:
             (share,) = server._sharing.regions.shares.values()
             assert share._deadline is not None
             assert before + LONG <= remote._deadline <= share._deadline.when
-            before = lease_thread.now()
+            before = remote._clock.now()
             await remote.renew(2 * LONG)
             assert share._deadline is not None
             assert before + 2 * LONG <= remote._deadline <= share._deadline.when
             await remote.renew(LONG)  # shorter: the owner does not take it back before
-            assert remote._deadline <= lease_thread.now() + LONG < share._deadline.when
+            assert remote._deadline <= remote._clock.now() + LONG < share._deadline.when
             await remote.renew(None)
             assert remote.lease_left is None
             assert share._deadline is None
@@ -169,7 +170,7 @@ async def test_the_owner_counts_from_the_delivery(factory: ConnectionFactory) ->
 
                 def note(_: object) -> None:
                     nonlocal delivered
-                    delivered = lease_thread.now()
+                    delivered = server._sharing.clock.now()
 
                 told.add_done_callback(note)
                 return told
@@ -191,7 +192,7 @@ async def test_the_owner_renews(factory: ConnectionFactory) -> None:
                 assert remote.lease_left is not None
                 assert lease - 60 * BUSY < remote.lease_left <= lease
                 assert share._deadline is not None
-                assert lease - 60 * BUSY < share._deadline.when - lease_thread.now() <= lease
+                assert lease - 60 * BUSY < share._deadline.when - remote._clock.now() <= lease
             await share.renew(None)
             await barrier(client)
             assert remote.lease_left is None
@@ -253,7 +254,7 @@ async def test_a_thread_that_is_gone_when_a_loan_is_renewed(
         lent = await client.request_region(8, lease=LONG)
         with monkeypatch.context() as patch:
 
-            def at(when: float, action: Callable[[], None]) -> Deadline:
+            def at(clock: Clock, when: float, action: Callable[[], None]) -> Deadline:
                 raise RDMAError("no thread")
 
             patch.setattr(lease_thread, "at", at)
@@ -443,7 +444,7 @@ async def test_a_message_behind_what_is_refused(factory: ConnectionFactory, befo
             sending = asyncio.create_task(client.send(b"behind"))
 
             async def end() -> None:
-                ended._deadline = lease_thread.now()  # nothing tells of it
+                ended._deadline = ended._clock.now()  # nothing tells of it
 
             await asyncio.create_task(end())
             async with factory.within(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 from contextlib import suppress
@@ -26,7 +27,6 @@ from aiordma import (
 )
 from aiordma._core.region import NUMBER_BITS
 from aiordma._transport.regions import MOST_ENDED, Regions
-from aiordma._transport.remote_memory import PAST
 from aiordma.errors import RemoteAccessError
 from aiordma.transport import PendingConnection
 
@@ -236,7 +236,7 @@ async def test_a_token_that_has_ended(factory: ConnectionFactory, how: str) -> N
             elif region is not None and how == "handed over":
                 await client.hand_over(region)
             elif region is not None and how == "dropped late":
-                region._deadline = PAST
+                region._deadline = -math.inf
             del region
             await yield_loop(2)
             with pytest.raises(LeaseEndedError, match=f"{token.region_id:#x} has ended"):

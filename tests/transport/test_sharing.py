@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -49,7 +50,7 @@ async def refused_by_the_device(
     It is asked by a side that does not keep to the leases.  The owner's connection ends as well,
     which may be heard before a card's answer; then there is no cause.
     """
-    remote._root._usable, remote._root._deadline = True, 0.0
+    remote._root._usable, remote._root._deadline = True, math.inf
     target = bytearray(b"x") * len(remote)
     with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
         async with factory.within(2):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 
 from aiordma import ConnectionBrokenError
-from aiordma._memory import stalled_reads
+from aiordma._datapath.memory import Clock
 from aiordma._memory.stalled_reads import SLOWEST, StalledReads
 from tests.session.pair import stop
 
@@ -100,13 +99,10 @@ class Reader:
         ([2, 4 / SLOWEST, 0.6], [1]),
     ],
 )
-def test_peers_that_answer_slowly(
-    monkeypatch: pytest.MonkeyPatch, rates: list[float], broken: list[int]
-) -> None:
+def test_peers_that_answer_slowly(rates: list[float], broken: list[int]) -> None:
     """Each makes its part of the least rate, in whatever pieces."""
     now = 0.0
-    monkeypatch.setattr(stalled_reads, "time", SimpleNamespace(monotonic=lambda: now))
-    reads = StalledReads([])
+    reads = StalledReads([], Clock(lambda: now))
     readers = [Reader(rate) for rate in rates]
     for reader in readers:
         reads.begin(reader)

@@ -786,7 +786,8 @@ async def test_grants_without_end() -> None:
 async def test_keys_that_are_made_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of leases has not seen the key, which works no longer than the others."""
     monkeypatch.setattr(Rails, "begin", lambda _: None)
-    monkeypatch.setattr(lease_thread, "at", lease_thread.Deadline)  # no thread runs them
+    no_thread = lambda clock, when, action: lease_thread.Deadline(when, action)  # noqa: E731
+    monkeypatch.setattr(lease_thread, "at", no_thread)
     make_key, add, closed = share_keys.make_key, Share._add_rail, list[bool]()
 
     def make_late(pool: MemoryPool, queue: SendQueue, *args: Any) -> share_keys.ShareKey:

@@ -172,7 +172,7 @@ async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.BUSY
         assert conn._rails is not None
-        later = conn._rails.clock() + 1
+        later = conn._rails.clock() + 1.001  # a second, rounded
         conn._rails.clock = lambda: later
         number += 1
         answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
