@@ -123,11 +123,7 @@ class HostLoop(VirtualLoop):
         if self._ready:  # type: ignore[attr-defined]
             return 0
         timers = self._scheduled  # type: ignore[attr-defined]
-        if not timers:
-            return NEVER
-        when: float = timers[0].when()
-        due = math.ceil(when * 1e9)
-        return due + (due / 1e9 < when)  # rounded
+        return math.ceil(timers[0].when() * 1e9) if timers else NEVER
 
     def has_input(self) -> bool:
         """Whether a descriptor is ready: what comes for the device alone wakes no loop."""

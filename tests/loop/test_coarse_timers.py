@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -32,7 +31,7 @@ async def test_in_the_order_in_which_they_are_due(timers: CoarseTimers) -> None:
     last = asyncio.Event()
     for seconds in (0.03, 0.0, 0.01, 0.02, -1.0):
         made: list[asyncio.Handle] = []
-        ring = partial(lambda made: came.append((made[0], time.monotonic())), made)
+        ring = partial(lambda made: came.append((made[0], MACHINE.now())), made)
         made.append(timers.call_later(seconds, ring))
     timers.call_later(0.04, last.set)
     # When they are due is what the timers has noted: between two calls any time may go by.

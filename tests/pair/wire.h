@@ -66,6 +66,7 @@ static struct wire {
 		struct soft_path path; /* to the other one */
 	} hosts[SIDES];
 	int entered;
+	uint64_t begun;
 	bool swapped; /* the ports: the one with the smaller number connects first */
 	bool roce, ipv6; /* datagrams.h */
 	struct flight flights[FLIGHTS], *flights_end;
@@ -111,7 +112,7 @@ __attribute__((format(printf, 1, 2))) static inline void note(const char *format
 	char line[160];
 	va_list arguments;
 	int length = snprintf(line, sizeof(line), "%10llu ns  ",
-			      (unsigned long long)(fuzz_now_ns - (UINT64_C(1) << 60)));
+			      (unsigned long long)(fuzz_now_ns - wire.begun));
 
 	va_start(arguments, format);
 	length += vsnprintf(line + length, sizeof(line) - (size_t)length, format, arguments);

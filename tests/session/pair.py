@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -56,7 +57,7 @@ class World:
         self._deadlines: list[tuple[float, int, Callable[[], object]]] = []
         self.begun: dict[float, float] = {}
         """When a deadline at that time was asked for first."""
-        self.moved = 0.0
+        self.moved = -math.inf
         """When a side had another lead last."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> None:

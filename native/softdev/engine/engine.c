@@ -182,12 +182,11 @@ void soft_lock(void)
 
 bool soft_lock_soon(void)
 {
-	struct timespec until;
+	const struct timespec pause = {.tv_nsec = 1000000};
+	bool locked = false;
 
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec++;
-	bool locked = pthread_mutex_timedlock(&engine()->lock, &until) == 0;
-
+	for (int i = 0; i < 1000 && !(locked = !pthread_mutex_trylock(&engine()->lock)); i++)
+		nanosleep(&pause, NULL);
 	soft_note_locked(locked);
 	return locked;
 }

@@ -155,9 +155,9 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 
 	/* Fewer acknowledgements would not help. */
 	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
-	    soft_now() - pair->notified < NOTIFICATION_NS)
+	    soft_now() < pair->notifies_at)
 		return;
-	pair->notified = soft_now();
+	pair->notifies_at = soft_now() + NOTIFICATION_NS;
 	send_packet(pair, &packet, &(struct reader){.iov = &payload});
 	soft_defer(&pair->chan->path->flush);
 }

@@ -75,7 +75,7 @@ struct soft_roce_pair {
 	uint32_t recovered; /* until that one is acknowledged, what is lost is of one loss */
 	uint64_t window; /* bytes that may be under way */
 	uint64_t threshold; /* below it the window grows quickly */
-	uint64_t notified; /* when a congestion notification was sent last */
+	uint64_t notifies_at; /* no congestion notification before that time */
 };
 
 /* Packets that one system call sends: all to the same place, and but for the last of the same length. */
