@@ -683,16 +683,15 @@ class Server(Listening):
         except ConnectionError as error:
             logger.info("%r: the handler ended with %s", connection, error)
             goodbye = protocol.failed(error)
-        except Exception as error:
-            # As asyncio.start_server: one handler's failure is reported, the server goes on.
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": f"handler of {connection!r} failed", "exception": error}
-            )
-            goodbye = protocol.failed(error)
         except shutdown.EXITS as error:
             connection._close_at_exit(error)
             goodbye = None
-            raise
+            if isinstance(error, shutdown.UNWINDING):
+                raise
+            # As asyncio.start_server: one handler's failure is reported, the server goes on.
+            self._affinity.loop.call_exception_handler(
+                {"message": f"handler of {connection!r} failed", "exception": error}
+            )
         except BaseException as error:
             cut_off = self._closing and isinstance(error, asyncio.CancelledError)
             goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)

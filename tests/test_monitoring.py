@@ -351,11 +351,17 @@ async def test_a_peer_beyond_the_limit(
 
 
 @pytest.mark.any_device
+@pytest.mark.parametrize(
+    "error", [KeyError("a mistake"), GeneratorExit(), asyncio.CancelledError()]
+)
 async def test_a_hook_that_raises_costs_nothing(
-    device_name: str, changes: list[ConnectionChange], caplog: pytest.LogCaptureFixture
+    device_name: str,
+    changes: list[ConnectionChange],
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
 ) -> None:
     def fail(change: ConnectionChange) -> None:
-        raise KeyError("a mistake")
+        raise error
 
     aiordma.add_connection_hook(fail)
     aiordma.add_connection_hook(changes.append)  # called after it

@@ -12,6 +12,7 @@ cdef enum:
 
 cdef int never_awaited(str name) noexcept
 cdef int complete_waiter(object waiter, object error) except -1
+cdef object of_callback(object error)
 
 
 @cython.final
@@ -24,7 +25,7 @@ cdef class Wakeups:
     cdef public bint defers_callbacks  # to the loop, since a task is running
     cdef unsigned long thread          # of the drain that calls back
     cdef object finished_future
-    cdef object first_raised           # no Exception: it leaves the drain when that is through
+    cdef object first_raised           # an exit: it leaves the drain when that is through
     cdef public object brief_spin  # type: Callable[[int], object] | None
     cdef public uint32_t brief_spin_us
     cdef uint32_t spins_left, misses, short_spins

@@ -75,6 +75,16 @@ cdef int complete_waiter(object waiter, object error) except -1:
     return 0
 
 
+cdef object of_callback(object error):
+    """What an await raises for an error of the user's callback: what would end the await in another way
+    is the cause, as of a generator (PEP 479)."""
+    if not isinstance(error, (StopIteration, GeneratorExit)):
+        return error
+    raised = RuntimeError(f"the callback raised {type(error).__name__}")
+    raised.__cause__ = error
+    return raised
+
+
 @cython.final
 cdef class Wakeups:
     """The tasks of one event loop that await its OpFutures: a drain calls them back, at its end, and one
@@ -314,12 +324,12 @@ cdef class OpFuture:
         PyContext_Enter(context)
         try:
             callback(caller)
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt) as error:  # it leaves the drain when all are called back
+            self.wakeups.remember(error)
+        except BaseException as error:
             self.wakeups.loop.call_exception_handler(
                 {"message": "Exception in a callback of aiordma's", "exception": error}
             )
-        except BaseException as error:  # it leaves the drain when all are called back
-            self.wakeups.remember(error)
         finally:
             PyContext_Exit(context)
         return 0

@@ -32,7 +32,7 @@ from .frames cimport (
     RendezvousPiece,
     RendezvousRequest,
 )
-from .futures cimport DONE, PENDING, never_awaited
+from .futures cimport DONE, PENDING, never_awaited, of_callback
 from .memory cimport BlockCache, Local, PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
@@ -127,7 +127,7 @@ cdef class ReceiveTarget(Pinned):
             try:
                 self.open(self.allocate(length))
             except BaseException as error:  # the receiver's, not that of the drain
-                self.refused = error
+                self.refused = of_callback(error)
         if self.refused is None and length > self.length:
             return MessageTooLongError(length, self.length, received=True)
         return self.refused

@@ -11,7 +11,7 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
-from .futures cimport DONE, FAILED, PENDING, OpFuture
+from .futures cimport DONE, FAILED, PENDING, OpFuture, of_callback
 from .memory cimport Local, Pinned, Remote
 from .message cimport Counts
 from .sends cimport imm_of
@@ -359,8 +359,8 @@ cdef class TransferFuture(OpFuture):
             self.bytes_done += length
             try:
                 self.progress(self.bytes_done)
-            except Exception as error:  # the user's own, raised by its await
-                self.settle(FAILED, error)
+            except BaseException as error:  # the user's own, raised by its await
+                self.settle(FAILED, of_callback(error))
         return 0
 
     cdef bint unregister(self) except -1:

@@ -29,6 +29,10 @@ from .per_loop_resource import PerLoopResource
 EXITS = (SystemExit, KeyboardInterrupt)
 
 
+# What passes through a coroutine that awaits others' code: the end of the program, of the task, or
+# of the coroutine itself, as garbage.  All else is a failure of that code.
+UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
+
 def background(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
 ) -> asyncio.Task[None]:

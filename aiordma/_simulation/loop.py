@@ -173,5 +173,5 @@ def _run_for(future: asyncio.Future[Any], function: Callable[..., Any], args: An
         return
     try:
         future.set_result(function(*args))
-    except Exception as error:
+    except BaseException as error:  # as an executor
         future.set_exception(error)

@@ -18,6 +18,7 @@ from typing import Literal
 
 from .._core import protocol
 from .._core.fields import MAX_DATA
+from .._loop.shutdown import UNWINDING
 from ..cm.address import Address
 from ..errors import LimitError
 from ..verbs import bytes_of
@@ -123,7 +124,9 @@ async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | No
         raise TypeError(
             f"on_request returns None, or the reason of a refusal as str, not {verdict!r:.80}"
         )
-    except Exception as error:
+    except UNWINDING:
+        raise
+    except BaseException as error:
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"on_request failed for {request!r}", "exception": error}
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
+from .._loop.shutdown import EXITS
 from .._native import fork
 from ..errors import ConnectionClosedError, RDMAError
 
@@ -103,7 +104,9 @@ def _call_hooks(change: ConnectionChange) -> None:
     for hook in tuple(_hooks):
         try:
             hook(change)
-        except Exception:
+        except EXITS:
+            raise
+        except BaseException:
             logger.exception("the connection hook %r failed on %r", hook, change)
 
 

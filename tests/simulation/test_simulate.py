@@ -164,6 +164,16 @@ def test_an_error_of_a_service_ends_the_simulation() -> None:
         testing.simulate(lambda _: asyncio.sleep(10), seed=1, hosts={"server": fails})
 
 
+def test_an_executor_ends_with_what_its_function_raises() -> None:
+    """Also with what is no Exception, as `pytest.fail` raises."""
+
+    async def main(_: testing.World) -> None:
+        await asyncio.to_thread(pytest.fail, "meant")
+
+    with pytest.raises(pytest.fail.Exception, match="meant"):
+        testing.simulate(main, seed=1)
+
+
 def test_there_is_one_simulation_at_a_time() -> None:
     async def main(_: testing.World) -> None:
         with pytest.raises(BusyError, match="in a simulation already"):

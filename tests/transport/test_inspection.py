@@ -166,12 +166,16 @@ def fails(request: ConnectionRequest) -> str | None:
     raise ZeroDivisionError
 
 
+def is_no_exception(request: ConnectionRequest) -> str | None:
+    raise BaseExceptionGroup("several", [GeneratorExit()])
+
+
 def returns_something(request: ConnectionRequest) -> Any:
     return False
 
 
 @one_loop
-@pytest.mark.parametrize("on_request", [fails, returns_something])
+@pytest.mark.parametrize("on_request", [fails, is_no_exception, returns_something])
 async def test_an_application_that_fails(
     factory: ConnectionFactory, on_request: OnRequest, reported: list[dict[str, Any]]
 ) -> None:
@@ -180,7 +184,7 @@ async def test_an_application_that_fails(
         error = await ends(connecting(factory, listener), RejectedError)
         refused(error, "failed to decide")
     (context,) = reported
-    assert isinstance(context["exception"], ZeroDivisionError | TypeError)
+    assert isinstance(context["exception"], ZeroDivisionError | BaseExceptionGroup | TypeError)
     assert "on_request" in context["message"]
 
 

@@ -390,6 +390,54 @@ def test_an_interrupt_in_a_callback(factory: ConnectionFactory) -> None:
     loop.close()
 
 
+class Outcome(BaseException):
+    """As pytest's `Failed`: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [LookupError, asyncio.CancelledError, GeneratorExit, Outcome])
+async def test_a_callback_that_raises(
+    factory: ConnectionFactory, reported: list[dict[str, Any]], kind: type[BaseException]
+) -> None:
+    """The loop is told of each, and no task that waits for something else."""
+
+    def fail(_: object) -> None:
+        raise kind
+
+    async with factory.pair() as (client, server):
+        for _ in range(5):
+            future = client.send_nowait(b"x")
+            future.add_done_callback(fail)
+            future.add_done_callback(fail)
+            while not future.done():
+                await yield_loop(1)
+            assert bytes(await server.recv()) == b"x"
+    assert [type(context["exception"]) for context in reported] == [kind] * 10
+
+
+@pytest.mark.parametrize(
+    "kind", [LookupError, asyncio.CancelledError, Outcome, GeneratorExit, StopIteration]
+)
+async def test_what_an_await_calls(factory: ConnectionFactory, kind: type[BaseException]) -> None:
+    """The await raises its error, whatever it is; tasks that wait for something else go on."""
+
+    def fail(_: int) -> Any:
+        raise kind
+
+    size = 9 << 20  # longer than one work request may be
+    told = RuntimeError if kind in (GeneratorExit, StopIteration) else kind
+    async with factory.sharing(size, config=Config()) as (client, server, _, remote):
+        waiting = asyncio.create_task(server.recv())
+        await ends(client.write(bytes(size), remote, progress=fail), told)
+        await client.send(b"x")
+        assert bytes(await waiting) == b"x"
+        for waits in True, False:
+            receiving = asyncio.create_task(server.recv_with(fail))
+            await yield_loop(waits)
+            await client.send(b"y")
+            await ends(receiving, told)
+            assert bytes(await server.recv()) == b"y"
+
+
 class Garbage:
     """An object for the cycle collector alone, which calls back when it is found.
 
