@@ -58,7 +58,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     ``id`` is the :class:`cm.ConnectionId`, for what does not wait: its addresses, options, the
     context, ``join_multicast``. A step whose await was cancelled, or that failed, leaves the id
     of no use: close it. Made, used and closed in the event loop's thread; an id that is open when
-    the loop ends is closed with a ResourceWarning.
+    it is dropped, with its queue pair, or when the loop ends, is closed with a ResourceWarning.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         """The CONNECT_REQUEST of an id that a listener gave, with the peer's private data."""
         super().__init__(events, id)
         self._affinity = LoopAffinity()
-        self._shutdown = shutdown.of_running_loop()
-        self._shutdown.add(self, keep=True)
+        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown.add(self)
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         if event.type is cm.EventType.CONNECT_REQUEST:
@@ -146,6 +146,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
+        self.queue._of_id = self  # a program may keep the queue pair alone
         return self.queue
 
     async def connect(
@@ -286,7 +287,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         if self._closed or self._affinity.is_after_fork:
             return
         self._affinity.check(self)
-        self._shutdown.remove(self)
+        self._loop_shutdown.remove(self)
         self._disconnect()
         if self.queue is not None:
             self.queue.close()

@@ -118,8 +118,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     With ``id`` it is the queue pair of that id, whose states the connection manager changes, and
     ``pd`` is of the id's context. ``options`` are those of
     :meth:`verbs.ProtectionDomain.create_qp`, or of :meth:`cm.ConnectionId.create_qp`. Made, used
-    and closed in the event loop's thread; one that is open when the loop ends is closed with a
-    ResourceWarning.
+    and closed in the event loop's thread; one that is open when it is dropped, or when the loop
+    ends, is closed with a ResourceWarning.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         except BaseException:
             self._channel.close()
             raise
+        self._of_id: object = None
         self._loop = loop
         self._numbers = itertools.count()
         self._sends: dict[int, tuple[Completed, int]] = {}  # by number: the future and the wr_id
@@ -159,13 +160,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             tuple[Sequence[verbs.SendWorkRequest], asyncio.Future[list[Completed]]]
         ] = deque()
         self._cause: Exception | None = None  # why nothing more will be done
-        self._watch = Watch(self._channel.fd, self._on_completions)
+        self._watch = Watch(self._channel.fd, shutdown.weakly(self._on_completions))
         self._events = ContextEvents.for_context(pd.context)
-        self._token = self._events.subscribe(self._on_event)
+        self._token = self._events.subscribe(shutdown.weakly(self._on_event))
         self._affinity = LoopAffinity()
-        self._shutdown = shutdown.of_running_loop()
+        self._loop_shutdown = shutdown.of_running_loop()
         if id is None:  # an AsyncConnectionId ends its own
-            self._shutdown.add(self, keep=True)
+            self._loop_shutdown.add(self)
 
     # ---- sending -------------------------------------------------------------------------
 
@@ -399,14 +400,15 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _release(self) -> None:
         """Give back what the device has, without the waiters: their loop is closed."""
-        self._shutdown.remove(self)
+        self._loop_shutdown.remove(self)
         self._watch.close()
         self._events.unsubscribe(self._token)
         self._events.release()
         self._channel.close()  # and with it the completion queue and the queue pair
         for ring in self._rings:
             ring._region.close()
-        self._rings.clear()  # each refers to this
+        self._rings.clear()  # each refers to this, as does its id
+        self._of_id = None
 
     def _end_without_loop(self) -> None:
         if not self._channel.closed:

@@ -32,20 +32,20 @@ class DeviceEvents(shutdown.ClosesAtExit):
     Made by :func:`device_events`. It hears what happens from then on; of several that are open at
     once each hears of everything, and so do the connections of this library. Up to 1024 events
     wait to be looked at; then the oldest are dropped, and a warning is logged. What is open when
-    its event loop ends is closed with a ResourceWarning.
+    it is dropped, or when its event loop ends, is closed with a ResourceWarning.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
         self.context = context
         self._owned = owned
         self._source = ContextEvents.for_context(context)
-        self._token = self._source.subscribe(self._hear)
+        self._token = self._source.subscribe(shutdown.weakly(self._hear))
         self._events: deque[verbs.AsyncEvent] = deque()
         self._waiters = WaitQueue()
         self._closed = False
         self._affinity = LoopAffinity()
-        self._shutdown = shutdown.of_running_loop()
-        self._shutdown.add(self, keep=True)
+        self._loop_shutdown = shutdown.of_running_loop()
+        self._loop_shutdown.add(self)
 
     def _hear(self, event: verbs.AsyncEvent) -> None:
         if len(self._events) == KEPT:
@@ -88,7 +88,7 @@ class DeviceEvents(shutdown.ClosesAtExit):
 
     def _end_without_loop(self) -> None:
         self._closed = True
-        self._shutdown.remove(self)
+        self._loop_shutdown.remove(self)
         self._source.unsubscribe(self._token)
         self._source.release()
         if self._owned:

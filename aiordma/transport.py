@@ -21,7 +21,6 @@ import asyncio
 import inspect
 import logging
 import socket
-import warnings
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -73,7 +72,6 @@ from ._transport.connect_attempt import Target, unanswered
 from ._transport.connect_oob import PendingConnection
 from ._transport.connection import Connection, Statistics
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
-from ._transport.lifecycle import weakly
 from ._transport.listening import Port, open_ports
 from ._transport.rails import RailStatus
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
@@ -344,7 +342,7 @@ class Listening:
         return self.address[1]
 
 
-class Listener(Listening):
+class Listener(Listening, shutdown.EndsWhenDropped):
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
     `device` is the name of its device, or of the first of several.  Finished connections wait here
@@ -489,19 +487,6 @@ class Listener(Listening):
             for connection in self._ready:
                 connection.abort()
 
-    def __del__(self) -> None:
-        """Dropped while it listens: it is closed.  In any thread, at any time."""
-        if not getattr(self, "_ports", ()) or self._closed or self._affinity.is_after_fork:
-            return
-        text = f"{self!r}{self._affinity.made()} was not closed"
-        self._loop_shutdown.finalized(self)
-        try:
-            self._affinity.loop.call_soon_threadsafe(self._drop)
-        except RuntimeError:  # the loop has been closed
-            self._loop_shutdown.remove(self)
-            self._end_without_loop()
-        warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -577,7 +562,7 @@ async def listen_with(
         raise ValueError("the server has no host to listen on: host is an empty sequence")
     listener = Listener(devices[0].name, backlog)  # after the await: the loop may end in it
     acceptor = Acceptor(
-        config, security, devices, deliver_to(listener), weakly(listener._fail), on_request
+        config, security, devices, deliver_to(listener), shutdown.weakly(listener._fail), on_request
     )
 
     def listen_on(address: Address) -> Port:

@@ -56,7 +56,7 @@ GROUPS: dict[str, set[str]] = {
     | {"_loop.coarse_timers", "_loop.completion_reader"}
     | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown"}
     | CORE,
-    "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver"},
+    "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver", "_loop.shutdown"},
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
     "_loop.virtual_loop": {"_datapath"},

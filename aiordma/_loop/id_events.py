@@ -12,6 +12,7 @@ from collections.abc import Collection
 from .. import cm, verbs
 from ..errors import ConnectionManagerError, RDMAError, host_port
 from .driver import EventDriver
+from .shutdown import weakly
 
 ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
@@ -24,7 +25,7 @@ class IdEvents:
         self._events = events
         self._seen: asyncio.Queue[cm.ConnectionEvent | None] = asyncio.Queue()
         self.id = id
-        events.attach(id, self._on_event)
+        events.attach(id, weakly(self._on_event))
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         self._seen.put_nowait(event)

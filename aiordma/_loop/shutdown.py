@@ -19,6 +19,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
+from types import MethodType
 from typing import Any, Protocol, Self
 
 from .._native import fork
@@ -28,10 +29,10 @@ from .per_loop_resource import PerLoopResource
 # What leaves a callback or a task to end the program, as in asyncio.
 EXITS = (SystemExit, KeyboardInterrupt)
 
-
 # What passes through a coroutine that awaits others' code: the end of the program, of the task, or
 # of the coroutine itself, as garbage.  All else is a failure of that code.
 UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
+
 
 def background(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
@@ -49,6 +50,20 @@ def background(
     return task
 
 
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """Calls a method of an object as long as that exists, without keeping it alive."""
+    # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
+    assert isinstance(method, MethodType)
+    ref, function = weakref.ref(method.__self__), method.__func__
+
+    def call(*args: object) -> None:
+        owner = ref()
+        if owner is not None:
+            function(owner, *args)
+
+    return call
+
+
 class Closable(Protocol):
     """An object of a loop that has to be closed."""
 
@@ -62,11 +77,46 @@ class Closable(Protocol):
         """Gives back what it has, and sets no future: the loop has been closed already."""
 
 
-class ClosesAtExit:
-    """`async with`, and the end of the loop, end an object by its `close`, which does not wait."""
+class EndsWhenDropped:
+    """An object that is ended, with a ResourceWarning, where it is dropped while it is open."""
+
+    _affinity: LoopAffinity
+    _loop_shutdown: LoopShutdown
+
+    def _drop(self) -> None:
+        """Ends it, in its loop."""
+        raise NotImplementedError
+
+    async def _end_with_loop(self) -> None:
+        raise NotImplementedError
+
+    def _end_without_loop(self) -> None:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        """In any thread, at any time."""
+        of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
+        if of_loop is None or not of_loop.is_open(self) or self._affinity.is_after_fork:
+            return
+        text = f"{self!r}{self._affinity.made()} was not closed"
+        of_loop.finalized(self)
+        try:
+            self._affinity.loop.call_soon_threadsafe(self._drop)
+        except RuntimeError:  # the loop has been closed
+            of_loop.remove(self)
+            self._end_without_loop()
+        warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
+
+
+class ClosesAtExit(EndsWhenDropped):
+    """`async with`, the end of the loop, and being dropped, end an object by its `close`, which
+    does not wait."""
 
     def close(self) -> None:
         raise NotImplementedError
+
+    def _drop(self) -> None:
+        self.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,6 +146,10 @@ class LoopShutdown:
         self._open[id(thing)] = weakref.ref(thing)
         if keep:
             self._kept[id(thing)] = thing
+
+    def is_open(self, thing: Closable) -> bool:
+        """Whether it has been added, and not removed, nor finalized."""
+        return id(thing) in self._open
 
     def take_over(self, thing: Closable, part: Closable) -> None:
         """Holds a thing weakly in place of a part of it, which it closes."""
@@ -165,6 +219,7 @@ class LoopShutdown:
             ends.callback(warn, texts)
             for thing in [*self._dropped.values(), *reversed(self.left())]:
                 ends.callback(thing._end_without_loop)
+        self._open.clear()
         self._dropped.clear()
 
 

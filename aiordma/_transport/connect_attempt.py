@@ -10,6 +10,7 @@ from typing import Generic, Self, TypeVar
 from .. import verbs
 from .._core import protocol
 from .._core.handshake import Hello
+from .._loop.shutdown import weakly
 from .._native.calls import shortage_hint
 from ..cm.address import Address
 from ..config import Config
@@ -17,7 +18,7 @@ from ..errors import ON_LOOPBACK, AuthenticationError, UnreachableError, host_po
 from .auth import NOT_THE_SAME_KEY, KeyProof, Security
 from .connection import Connection
 from .endpoint import RailEndpoint, make_hello, most_rails
-from .lifecycle import ControlChannel, Link, NoLink, weakly
+from .lifecycle import ControlChannel, Link, NoLink
 from .tcp_link import TCPLink
 
 E = TypeVar("E", bound=RailEndpoint)

@@ -15,7 +15,6 @@ import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
 from functools import partial
-from types import MethodType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .. import verbs
@@ -244,7 +243,7 @@ class ConnectionLifecycle:
             self._fail_waiters(error)
         elif row.next in LIMITED and before not in LIMITED:
             self._close_timer = self._loop.call_later(
-                self._config.close_timeout, weakly(self._finish)
+                self._config.close_timeout, shutdown.weakly(self._finish)
             )
         return True
 
@@ -273,7 +272,9 @@ class ConnectionLifecycle:
                 client,
                 self._loop.call_later,
             )
-            self._failover = Failover(self._rails, weakly(self._moved), weakly(self._end))
+            self._failover = Failover(
+                self._rails, shutdown.weakly(self._moved), shutdown.weakly(self._end)
+            )
             self._messages.failover = self._failover
         if peer.inspects if client else self._endpoint.security.inspects:
             self._handshake.inspection = Inspection(client=client)
@@ -293,7 +294,7 @@ class ConnectionLifecycle:
             self._messages.start(peer, rails=self._failover is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
-        proof = self._handshake.make_proof(weakly(self._send_proof), client=client)
+        proof = self._handshake.make_proof(shutdown.weakly(self._send_proof), client=client)
         self._handshake.bind_proof(peer, there)
         self._messages.start(peer, rails=self._failover is not None)
         proof.begin()
@@ -647,17 +648,3 @@ class ConnectionOwner:
         repeated = isinstance(root, ConnectionError | ProtocolError)
         error.__cause__ = root.__cause__ if repeated else root
         return error
-
-
-def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Calls a method of an object as long as that exists, without keeping it alive."""
-    # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
-    assert isinstance(method, MethodType)
-    ref, function = weakref.ref(method.__self__), method.__func__
-
-    def call(*args: object) -> None:
-        owner = ref()
-        if owner is not None:
-            function(owner, *args)
-
-    return call

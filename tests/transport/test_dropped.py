@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, Rights, start_server, streams
+from aiordma import (
+    AsyncConnectionId,
+    AsyncQueuePair,
+    Connection,
+    ConnectionBrokenError,
+    Rights,
+    device_events,
+    start_server,
+    streams,
+)
 from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
-from aiordma.verbs import live
+from aiordma.verbs import ProtectionDomain, live, open_device
 
 from .connection_factory import (
     SMALL,
@@ -127,6 +136,51 @@ async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
         await ends(factory.connect(port), RejectedError)
         while live() != before:  # the side that was dropped has an end of its own
             await yield_loop(1)
+
+
+OF_VERBS: dict[str, Callable[[ProtectionDomain], object]] = {
+    "queue pair": AsyncQueuePair,
+    "id": lambda pd: AsyncConnectionId(pd.context.name),
+    "events": lambda pd: device_events(pd.context),
+}
+
+
+@one_loop
+@pytest.mark.parametrize("what", OF_VERBS)
+async def test_a_dropped_object_of_the_verbs(factory: ConnectionFactory, what: str) -> None:
+    with open_device(factory.device) as context, context.alloc_pd() as pd:
+        before = live()
+        kept = [OF_VERBS[what](pd)]
+        with pytest.warns(ResourceWarning, match=r"test_dropped\.py:\d+\) was not closed"):
+            drop(kept)
+        async with factory.within(5):
+            while live() != before:
+                await yield_loop(1)
+
+
+@one_loop
+async def test_an_id_whose_queue_pair_is_kept(factory: ConnectionFactory) -> None:
+    """The connection goes on, until that is dropped as well."""
+    async with AsyncConnectionId(factory.device) as listener:
+        listener.id.bind_addr((factory.host, 0))
+        listener.listen()
+        assert listener.id.local_address is not None
+        id = AsyncConnectionId(factory.device)
+        await id.resolve_addr(listener.id.local_address)
+        await id.resolve_route()
+        kept = [id.create_qp()]
+        connecting = asyncio.create_task(id.connect())
+        async with await listener.get_request() as other:
+            other.create_qp()
+            await asyncio.gather(other.accept(), connecting)
+            del id, connecting
+            gc.collect()
+            await yield_loop(3)
+            assert not kept[0].qp.closed
+            with pytest.warns(ResourceWarning, match=r"<AsyncConnectionId .*was not closed"):
+                drop(kept)
+            async with factory.within(5):
+                await other.wait_disconnected()
 
 
 @one_loop
