@@ -12,21 +12,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Never, NoReturn, Self, Unpack
 
 import msgpack  # type: ignore[import-untyped]
 
 from . import transport
-from ._core.arguments import integer
+from ._core.arguments import instance, integer, refusal, seconds
 from ._core.refusal import printable
-from ._loop.shutdown import background
+from ._datapath.packed import check_packed
+from ._loop.shutdown import EXITS, background
 from ._options import CONNECT, LISTEN, ConnectOptions, ListenOptions, complete, shows
-from .errors import ConnectionBrokenError, ConnectionClosedError, ProtocolError, RDMAError
-from .transport import Connection, Server, check_handler
+from .errors import (
+    ConnectionBrokenError,
+    ConnectionClosedError,
+    ProtocolError,
+    RDMAError,
+    cause_text,
+)
+from .transport import Connection, Message, Server, check_handler
 
 Function = Callable[[Any], Awaitable[Any]]
 Dumps = Callable[[Any], Any]
@@ -67,31 +75,94 @@ class _Frame(NamedTuple):
 
 
 def _pack(kind: int, number: int, name: str = "") -> bytes:
-    encoded = name.encode()
+    encoded = instance("the name of a function", name, str, "a str").encode()
     if len(encoded) > 255:
         raise ValueError(f"the name {name[:30]!r}... has {len(encoded)} bytes; 255 are the most")
     return _HEADER.pack(kind, len(encoded), number) + encoded
 
 
-def _unpack(message: memoryview) -> _Frame:
-    """ProtocolError unless it is the message of a call or of an answer."""
-    try:
+def _unpack(message: memoryview, *kinds: int) -> _Frame:
+    """ProtocolError unless it is a message of one of these kinds."""
+    with suppress(struct.error, UnicodeDecodeError):
         kind, length, number = _HEADER.unpack_from(message)
         end = _HEADER.size + length
-        name = str(message[_HEADER.size : end], "utf-8")
-    except (struct.error, UnicodeDecodeError) as error:
-        raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {error}") from None
-    if end > len(message):
-        raise ProtocolError(f"{len(message)} bytes are no call, nor an answer: {end=}")
-    return _Frame(kind, number, name, message[end:])
+        if kind in kinds and end <= len(message):
+            name = str(message[_HEADER.size : end], "utf-8")
+            return _Frame(kind, number, name, message[end:])
+    raise ProtocolError(
+        f"the peer sent {len(message)} bytes that are no message of aiordma.rpc here: rpc.connect "
+        "goes with rpc.start_server, rpc.Client with rpc.serve"
+    )
+
+
+_OTHERWISE = "give dumps= and loads= on both sides, or move arrays by aiordma.arrays"
+
+
+def _packb(value: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(value, default=_not_packed)
+        check_packed(packed)
+    except (ValueError, BufferError) as error:
+        raise ValueError(f"msgpack cannot carry the value: {error}; {_OTHERWISE}") from None
+    return packed
+
+
+def _not_packed(value: object) -> NoReturn:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    what = f"an int of {value.bit_length()} bits" if isinstance(value, int) else kind
+    raise TypeError(f"msgpack has no form for {what}: {_OTHERWISE}")
+
+
+def _unpackb(data: memoryview) -> Any:
+    try:
+        check_packed(data)
+        return msgpack.unpackb(data)
+    except ValueError as error:
+        text = f"{len(data)} bytes are no value that msgpack can read: {error}; {_OTHERWISE}"
+        raise ValueError(text) from None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except EXITS:
+        raise
+    except BaseException:
+        return "its text cannot be had"
+
+
+def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
+    """For this reader alone, as long as what is returned exists."""
+    instance("conn", conn, Connection, "an aiordma.Connection, as of connect() or accept()")
+    conn._affinity.check(conn)
+    return conn._read_alone(reader)
+
+
+def _check(dumps: object, loads: object, max_calls: object) -> int:
+    """TypeError or ValueError for what is none of these; the number of calls."""
+    for name, function in (("dumps", dumps), ("loads", loads)):
+        if not callable(function):
+            raise TypeError(refusal(name, f"a function of one value, as pickle.{name}", function))
+    return integer("max_calls", max_calls, 1)
+
+
+def _check_functions(functions: Mapping[str, Function]) -> None:
+    """TypeError, or ValueError for a name that no client can call."""
+    if not isinstance(functions, Mapping):
+        wanted = "a mapping of names to coroutine functions, as {'add': add}"
+        raise TypeError(refusal("functions", wanted, functions))
+    for name, function in functions.items():
+        _pack(_CALL, 0, name)
+        if not callable(function):
+            raise TypeError(refusal(name, "a coroutine function of one argument", function))
 
 
 async def serve(
     conn: Connection,
     functions: Mapping[str, Function],
     *,
-    dumps: Dumps = msgpack.packb,
-    loads: Loads = msgpack.unpackb,
+    dumps: Dumps = _packb,
+    loads: Loads = _unpackb,
     max_calls: int = 256,
 ) -> None:
     """Answers the calls of one connection until its end: the handler of `start_server`.
@@ -102,6 +173,8 @@ async def serve(
     `max_calls` calls under way are refused.  ProtocolError for a client that sends something else
     than calls.
     """
+    _check_functions(functions)
+    max_calls = _check(dumps, loads, max_calls)
     tasks: dict[int, asyncio.Task[None]] = {}
     answering = set[asyncio.Task[None]]()  # of these, whose functions have ended
     at_end = False
@@ -114,13 +187,14 @@ async def serve(
                 result = dumps(await called)
                 answering.add(tasks[number])
                 await conn.send([_pack(_RESULT, number), result])
-            except Exception as error:
+            except (asyncio.CancelledError, *EXITS):
+                raise
+            except BaseException as error:  # GeneratorExit: of the function, or this is garbage
+                if asyncio.current_task(conn._loop) is not tasks[number]:
+                    raise
                 if not conn.closed:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
-                    text = "its text cannot be had"
-                    with suppress(Exception):
-                        text = str(error)
-                    await refuse(number, type(error).__name__[:60], text)
+                    await refuse(number, type(error).__name__[:60], _text(error))
         except asyncio.CancelledError:  # also in the middle of its answer
             await refuse(number, "CancelledError", "the call was cancelled")
         finally:
@@ -128,23 +202,25 @@ async def serve(
 
     async def refuse(number: int, kind: str, text: str) -> None:
         answering.update([tasks[number]] if number in tasks else [])
-        parts = [_pack(_ERROR, number, kind), text.encode("utf-8", "replace")[:_MAX_TEXT]]
+        head = _pack(_ERROR, number, kind)
+        most = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
+        parts = [head, text.encode("utf-8", "replace")[:most]]
         with suppress(RDMAError):  # the connection has ended, as is noticed below
             sent = asyncio.gather(conn.send_nowait(parts), return_exceptions=True)
             if not at_end:  # else a client that does not read would hold up the end
                 await sent
 
     try:
-        async for message in conn:
-            kind, number, name, data = _unpack(message.data)
+        async for message in _messages(conn, "rpc.serve"):
+            kind, number, name, data = _unpack(message.data, _CALL, _CANCEL)
             if kind == _CANCEL:
                 await asyncio.sleep(0)  # one that is cancelled before it has begun sends no answer
                 if task := tasks.get(number):
                     task.cancel()
                 else:  # it has been answered, or was cancelled before it was sent
                     await refuse(number, "CancelledError", "the call was cancelled")
-            elif kind != _CALL or number in tasks:
-                raise ProtocolError(f"the client sent kind {kind} with call {number}")
+            elif number in tasks:
+                raise ProtocolError(f"the peer sent call {number} twice")
             elif name not in functions:
                 await refuse(number, "LookupError", "the server has no such function")
             elif len(tasks) - len(answering) >= max_calls:
@@ -157,6 +233,10 @@ async def serve(
             del message, data
         if tasks and not conn.closed:  # its server is closing, and may give the calls time
             await asyncio.wait(tasks.values())
+    except ProtocolError as error:
+        if not conn.closed:
+            conn._protocol_error(error)  # which tells the client
+        raise
     finally:
         at_end = True
         for task in tasks.values():
@@ -170,8 +250,8 @@ async def start_server(
     host: str = "",
     port: int = 0,
     *,
-    dumps: Dumps = msgpack.packb,
-    loads: Loads = msgpack.unpackb,
+    dumps: Dumps = _packb,
+    loads: Loads = _unpackb,
     max_calls: int = 256,
     **options: Unpack[ListenOptions],
 ) -> Server:
@@ -179,6 +259,7 @@ async def start_server(
 
     TypeError for a function that is no coroutine function of one argument.
     """
+    _check_functions(functions)
     for name, function in functions.items():
         try:
             check_handler(function)
@@ -186,37 +267,75 @@ async def start_server(
             text = f"{name}: no coroutine function of one argument (async def): {function}"
             raise TypeError(text) from None
     given = complete("rpc.start_server", options, LISTEN)
-    calls = integer("max_calls", max_calls, 1)
+    calls = _check(dumps, loads, max_calls)
     handler = partial(serve, functions=dict(functions), dumps=dumps, loads=loads, max_calls=calls)
     return await transport.start_server(handler, host, port, **given)
+
+
+class _Calls:
+    """The calls of a client that are not answered.
+
+    Its reader refers to these, and neither to the client nor to the connection: dropped, they end.
+    """
+
+    def __init__(self, most: int) -> None:
+        # One that was cancelled stays until the server has ended it.
+        self.waiting: dict[int, asyncio.Future[_Frame | None]] = {}
+        self.room = asyncio.Semaphore(most)
+        self.error: RDMAError | None = None  # that has ended the connection
+
+    def release(self, number: int, frame: _Frame | None = None) -> None:
+        if answer := self.waiting.pop(number, None):  # else the server answers a second time
+            self.room.release()
+            if not answer.done():
+                answer.set_result(frame)
+
+    async def read(self, messages: AsyncIterator[Message], conn: weakref.ref[Connection]) -> None:
+        try:
+            async for message in messages:
+                frame = _unpack(message.data, _RESULT, _ERROR)
+                self.release(frame.number, frame)
+                del message, frame  # which keep its memory
+        except RDMAError as error:
+            self.error = error.with_traceback(None)
+            connection = conn()
+            if connection and not connection.closed and isinstance(error, ProtocolError):
+                connection._protocol_error(error)  # which tells the server
+        finally:
+            for number in list(self.waiting):
+                self.release(number)
 
 
 class Client:
     """Calls functions of the server at the other end of a connection, which it takes over.
 
-    Made by `connect`, or on the running loop for a connection that was made in another way.
-    Leaving its `async with` closes it.  At most `max_calls` calls are under way at the server;
-    others wait.
+    Made by `connect`, or in its loop for a connection that was made in another way: BusyError where
+    another one reads that, as `recv` does of it from then on.  Leaving its `async with` closes it.
+    At most `max_calls` calls are under way at the server; others wait.
     """
 
     def __init__(
         self,
         conn: Connection,
         *,
-        dumps: Dumps = msgpack.packb,
-        loads: Loads = msgpack.unpackb,
+        dumps: Dumps = _packb,
+        loads: Loads = _unpackb,
         max_calls: int = 256,
     ) -> None:
+        self._calls = _Calls(_check(dumps, loads, max_calls))
+        messages = _messages(conn, "an rpc.Client")
         self.connection: Connection = conn
         self._dumps, self._loads = dumps, loads
         self._numbers = count()
-        # What is not answered yet; a call that was cancelled stays until the server has ended it.
-        self._waiting: dict[int, asyncio.Future[_Frame | None]] = {}
-        self._room = asyncio.Semaphore(integer("max_calls", max_calls, 1))
-        self._end: RDMAError | None = None
-        self._reader = background(asyncio.get_running_loop(), self._read())
+        self._reader = background(conn._loop, self._calls.read(messages, weakref.ref(conn)))
 
-    async def call(self, name: str, data: Any = None, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+    async def call(
+        self,
+        name: str,
+        data: Any = None,
+        *more: Never,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Any:
         """The result of the server's function `name` for the argument `data`.
 
         TimeoutError when `timeout` seconds have passed.  Then, and when it is cancelled, the server
@@ -225,52 +344,44 @@ class Client:
         run is then unknown.  What `dumps` returns must not change before the answer.
         """
         number = next(self._numbers)
-        request = [_pack(_CALL, number, name), self._dumps(data)]
-        async with asyncio.timeout(timeout):
-            await self._room.acquire()
-            answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-            try:
-                await self.connection.send(request)
-                if self._reader.done():
-                    self._release(number)
-                frame = await answer
-            except asyncio.CancelledError:
-                if number in self._waiting:  # the answer to this makes room for another call
-                    with suppress(RDMAError):  # the connection has ended
-                        told = self.connection.send_nowait(_pack(_CANCEL, number))
-                        asyncio.gather(told, return_exceptions=True)  # its error is of no use
-                raise
-            except BaseException:  # nothing was sent
-                self._release(number)
-                raise
+        head = _pack(_CALL, number, name)
+        if more:
+            text = f"{name} takes one argument, not {1 + len(more)}: give several as one list"
+            raise TypeError(text)
+        limit = None if timeout is None else seconds("timeout", timeout, endless=True)
+        request = [head, self._dumps(data)]
+        calls = self._calls
+        try:
+            async with asyncio.timeout(limit) as until:
+                await calls.room.acquire()
+                answer = calls.waiting[number] = asyncio.get_running_loop().create_future()
+                try:
+                    await self.connection.send(request)
+                    if self._reader.done():
+                        calls.release(number)
+                    frame = await answer
+                except asyncio.CancelledError:
+                    if number in calls.waiting:  # the answer to this makes room for another call
+                        with suppress(RDMAError):  # the connection has ended
+                            told = self.connection.send_nowait(_pack(_CANCEL, number))
+                            asyncio.gather(told, return_exceptions=True)  # its error is of no use
+                    raise
+                except BaseException:  # nothing was sent
+                    calls.release(number)
+                    raise
+        except TimeoutError:
+            if until.expired():
+                text = f"{name} was not answered within {limit:g} seconds"
+                raise TimeoutError(text) from None
+            raise
         if frame is None:
-            error = ConnectionBrokenError if self._end else ConnectionClosedError
-            raise error(f"the connection ended before {name} was answered") from self._end
+            error = ConnectionBrokenError if calls.error else ConnectionClosedError
+            why = f": {cause_text(calls.error)}" if calls.error else ""
+            raise error(f"the connection ended before {name} was answered{why}") from calls.error
         if frame.kind == _RESULT:
             return self._loads(frame.data)
         text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
         raise CallError(name, printable(frame.name), printable(text))
-
-    def _release(self, number: int, frame: _Frame | None = None) -> None:
-        if answer := self._waiting.pop(number, None):  # else the server answers a second time
-            self._room.release()
-            if not answer.done():
-                answer.set_result(frame)
-
-    async def _read(self) -> None:
-        try:
-            async for message in self.connection:
-                frame = _unpack(message.data)
-                if frame.kind not in (_RESULT, _ERROR):
-                    raise ProtocolError(f"the server sent kind {frame.kind}")
-                self._release(frame.number, frame)
-                del message, frame  # which keep its memory
-        except RDMAError as error:
-            self._end = error
-            self.connection.abort()
-        finally:
-            for number in list(self._waiting):
-                self._release(number)
 
     async def close(self) -> None:
         """Closes the connection, which ends the calls under way."""
@@ -289,13 +400,13 @@ async def connect(
     host: str,
     port: int,
     *,
-    dumps: Dumps = msgpack.packb,
-    loads: Loads = msgpack.unpackb,
+    dumps: Dumps = _packb,
+    loads: Loads = _unpackb,
     max_calls: int = 256,
     **options: Unpack[ConnectOptions],
 ) -> Client:
     """Connects to a server of `start_server`; options and errors as of `aiordma.connect`."""
     given = complete("rpc.connect", options, CONNECT)
-    max_calls = integer("max_calls", max_calls, 1)  # before there is a connection
+    _check(dumps, loads, max_calls)  # before there is a connection
     conn = await transport.connect(host, port, **given)
     return Client(conn, dumps=dumps, loads=loads, max_calls=max_calls)

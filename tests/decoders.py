@@ -310,7 +310,7 @@ DECODERS: dict[str, Decoder] = {
         wire.unpack, st.one_of(*MESSAGES.values()).map(wire.pack), (ProtocolError,), wire.pack
     ),
     "message of a call": Decoder(
-        lambda data: rpc._unpack(memoryview(data)),
+        lambda data: rpc._unpack(memoryview(data), *range(4)),
         st.builds(
             lambda kind, number, name, data: rpc._pack(kind, number, name) + data,
             *(st.integers(0, 3), st.integers(0, (1 << 64) - 1), st.text(max_size=60), st.binary()),

@@ -74,7 +74,7 @@ GROUPS: dict[str, set[str]] = {
     | CORE,
     "reconnecting": PUBLIC | {"_options", "_core.arguments"},
     "arrays": {"transport", "verbs"} | CORE,
-    "rpc": {"transport", "_options", "_loop.shutdown"} | CORE,
+    "rpc": {"transport", "_options", "_loop.shutdown", "_datapath"} | CORE,
     "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
     "monitoring_socket": {"monitoring", "_native"},
     "metrics": {"monitoring"},

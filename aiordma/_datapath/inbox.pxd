@@ -88,7 +88,7 @@ cdef class RecvOperation:
     cdef object memory, allocate       # of the caller; None: memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, begun, over
+    cdef bint returns_memory, ends_iteration, of_reader, begun, over
     cdef int close_target(self) except -1
     cdef object advance(self)
     cdef object finish(self, object item)
@@ -105,7 +105,9 @@ cdef class Inbox:
     cdef uint32_t notified             # receivers that have been told and have not taken yet
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
     cdef bint iteration_ends           # of `async for`, where no message is left
+    cdef str reader                    # the only one that takes messages; None: any task may
     cdef object ended
+    cdef object in_use(self, str other)
     cdef bint ready(self) noexcept
     cdef int end_iteration(self) except -1
     cdef int wake_first(self) except -1
@@ -162,3 +164,4 @@ cdef class Fetcher:
 
 cdef class MessageIterator:
     cdef Inbox inbox
+    cdef bint of_reader

@@ -44,6 +44,7 @@ from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ, WorkRequest
 
 from aiordma._datapath.results import Received, ReceivedMemory
 from aiordma.errors import (
+    BusyError,
     ConnectionBrokenError,
     ConnectionClosedError,
     MessageTooLongError,
@@ -252,6 +253,9 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             self.begun = True
             if not self.inbox.wakeups.is_of_this_task():
                 self.inbox.outbox.owner.check_loop()
+            if self.inbox.reader is not None and not self.of_reader:
+                self.over = True
+                raise self.inbox.in_use("a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.fetcher.reads_ahead:
@@ -325,11 +329,17 @@ cdef PyObject *recv_next(PyObject *self) noexcept:
 set_iternext(RecvOperation, recv_next)
 
 
+@cython.no_gc_clear
 @cython.final
 cdef class MessageIterator:
-    """`async for message in connection`."""
+    """`async for message in connection`.  One with a `reader`, its name, is the only reader of the messages
+    for as long as it exists; BusyError where there are others."""
 
-    def __cinit__(self, Inbox inbox not None):
+    def __cinit__(self, Inbox inbox not None, reader: str | None = None):
+        if reader is not None:
+            if inbox.reader is not None or inbox.receivers.size() or inbox.notified:
+                raise inbox.in_use(reader)
+            inbox.reader, self.of_reader = reader, True
         self.inbox = inbox
 
     def __aiter__(self) -> Self:
@@ -337,9 +347,13 @@ cdef class MessageIterator:
 
     def __anext__(self) -> Coroutine[Any, Any, Message]:
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
-        operation.inbox = self.inbox
+        operation.inbox, operation.of_reader = self.inbox, self.of_reader
         operation.ends_iteration = True
         return operation
+
+    def __dealloc__(self):
+        if self.of_reader:
+            self.inbox.reader = None
 
 
 @cython.final
@@ -597,6 +611,13 @@ cdef class Inbox:
         self.incoming.append(pending)
         self.fetcher.unread.append(pending)
         return self.fetcher.fetch_ahead()
+
+    cdef object in_use(self, str other):
+        """Why `other` cannot read the messages."""
+        return BusyError(
+            f"{other} cannot take messages of the connection with {self.outbox.owner.peer_name}: "
+            f"{self.reader or 'a task that waits in recv()'} takes them; use another connection"
+        )
 
     cdef list to_be_read(self):
         """The messages that the peer has, in their order."""

@@ -101,7 +101,9 @@ cdef class MessageMethods:
 
         The memory is the caller's until the message is released.  Waits for a message, and for
         memory too where a long message comes and the pool is exhausted; QuotaError for one that
-        the pool can never hold, which stays for `recv_into`.  Cancelling loses nothing.
+        the pool can never hold, which stays for `recv_into`.  Cancelling loses nothing.  Of several
+        tasks that wait here each gets a message, in the order of their calls; BusyError where
+        `aiordma.rpc` or a stream takes the messages of this connection.
 
         Messages that arrived before the end of the connection can still be received after it.
         Then it raises ConnectionClosedError, ConnectionBrokenError, or IntegrityError where an
@@ -155,6 +157,13 @@ cdef class MessageMethods:
         Raises ConnectionBrokenError when the connection ends in another way.
         """
         return MessageIterator(self.inbox)
+
+    def _read_alone(self, reader: str) -> AsyncIterator[Message]:
+        """As `async for`, by the only reader of the messages for as long as the result exists.
+
+        BusyError, which names `reader`, where there is another one, or a task waits for a message.
+        """
+        return MessageIterator(self.inbox, reader)
 
 
 cdef enum:

@@ -149,6 +149,7 @@ class StreamTransport(_FlowControlMixin):
         self._loop_shutdown = shutdown.of_running_loop()
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
+        self._messages = connection._read_alone("a stream")
         self._piece = max(1, min(PIECE, connection.max_message))
         self._outbox = _Outbox()
         self._sends = 0  # messages in flight
@@ -212,17 +213,16 @@ class StreamTransport(_FlowControlMixin):
             self._reader = background(self._loop, self._read())
 
     async def _read(self) -> None:
-        connection = self._connection
         try:
             while True:
                 message = self._unread
                 if message is None:
-                    message = self._unread = await connection.recv()
+                    message = self._unread = await anext(self._messages)
                     self._taken = 0
                 if not self._take_in(message):
                     self._reader = None  # `resume_reading` starts another one
                     return
-        except ConnectionClosedError:
+        except StopAsyncIteration:
             # A clean close completes every send of this side.  `sent` may be called back after this
             # task, in the same iteration of the loop.
             await asyncio.sleep(0)

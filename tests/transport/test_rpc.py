@@ -5,29 +5,39 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
-from aiordma import rpc
+from aiordma import arrays, rpc
 from aiordma.errors import (
+    BusyError,
     ConnectionBrokenError,
     ConnectionClosedError,
     MessageTooLongError,
     ProtocolError,
+    host_port,
 )
-from aiordma.transport import Connection, Message
+from aiordma.transport import Connection
 
 from .connection_factory import NEVER, SMALL, ConnectionFactory, ends, leases, pattern, yield_loop
+from .test_dropped import drop, pair_of
 from .test_peer_texts import HOSTILE, SHOWN
+
+
+class Outcome(BaseException):
+    """As pytest's `Failed`: no Exception."""
 
 
 class NoTextError(Exception):
     def __str__(self) -> str:
-        raise ValueError
+        raise Outcome
 
 
 class Functions(dict[str, rpc.Function]):
@@ -148,7 +158,7 @@ async def test_memory_of_values_is_not_kept(factory: ConnectionFactory) -> None:
         await ends(waiting, asyncio.CancelledError)
 
 
-async def failing(error: Exception) -> None:
+async def failing(error: BaseException) -> None:
     raise error
 
 
@@ -157,6 +167,9 @@ async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixtu
     functions = Functions()
     functions["object"] = lambda _: asyncio.sleep(0, object())
     functions["no text"] = lambda _: failing(NoTextError())
+    for error in (Outcome("own"), GeneratorExit("of it"), BaseExceptionGroup("all", [Outcome()])):
+        functions[type(error).__name__] = partial(lambda error, _: failing(error), error)
+    functions["gives up"] = lambda _: failing(asyncio.CancelledError())
     functions["long"] = lambda _: asyncio.sleep(0, bytes(SMALL.max_message))
     async with calls(factory, functions) as client:
         for name, value, kind, text in (
@@ -164,20 +177,223 @@ async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixtu
             ("fail", HOSTILE, "ValueError", SHOWN),
             ("fail", "x" * 10_000, "ValueError", "xxx"),
             ("add", 5, "TypeError", "not iterable"),
-            ("object", None, "TypeError", "serialize"),
+            ("object", None, "TypeError", "no form for object: give dumps= and loads= on both"),
             ("no text", None, "NoTextError", "cannot be had"),
             ("__len__", None, "LookupError", "no such function"),
+            ("Outcome", None, "Outcome", "own"),
+            ("GeneratorExit", None, "GeneratorExit", "of it"),
+            ("BaseExceptionGroup", None, "BaseExceptionGroup", "all (1 sub-exception)"),
+            ("gives up", None, "CancelledError", "was cancelled"),
         ):
-            error = await ends(client.call(name, value), rpc.CallError)
-            assert isinstance(error, rpc.CallError)
-            assert (error.function, error.kind) == (name, kind)
-            assert text in str(error)
-            assert str(error).isprintable()
-            assert len(str(error)) < 5000
+            told = await ends(client.call(name, value), rpc.CallError)
+            assert (told.function, told.kind) == (name, kind)
+            assert text in str(told)
+            assert str(told).isprintable()
+            assert len(str(told)) < 5000
         assert "the call of fail failed" in caplog.text
-        await ends(client.call("x" * 300), ValueError)
-        await ends(client.call("same", object()), TypeError)
         assert await client.call("add", [1]) == 1
+
+
+def test_an_exit_ends_the_program(factory: ConnectionFactory) -> None:
+    async def main() -> None:
+        functions: dict[str, rpc.Function] = {"exit": lambda _: failing(KeyboardInterrupt())}
+        async with factory.pair() as (client, server):
+            serving = asyncio.create_task(rpc.serve(server, functions))
+            async with rpc.Client(client) as caller:
+                await caller.call("exit")
+            await serving
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("of", ["dumps", "loads"])
+async def test_serializers_that_fail(factory: ConnectionFactory, of: str) -> None:
+    async with factory.pair() as (client, server):
+        coders: Any = {of: lambda _: failing(Outcome()).send(None)}
+        serving = asyncio.create_task(rpc.serve(server, Functions(), **coders))
+        async with rpc.Client(client) as caller:
+            error = await ends(caller.call("same"), rpc.CallError)
+            assert error.kind == "Outcome"
+        await serving
+
+
+MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
+    "a list of functions": (
+        lambda conn, _: rpc.serve(conn, [failing]),  # type: ignore[arg-type]
+        "functions is a mapping of names to coroutine functions, as {'add': add}, not list [",
+    ),
+    "a name that is none": (
+        lambda conn, _: rpc.serve(conn, {5: failing}),  # type: ignore[dict-item]
+        "the name of a function is a str, not int 5",
+    ),
+    "a name that is too long": (
+        lambda conn, _: rpc.serve(conn, {"x" * 256: failing}),
+        "the name 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'... has 256 bytes; 255 are the most",
+    ),
+    "no function": (
+        lambda conn, _: rpc.serve(conn, {"add": 5}),  # type: ignore[dict-item]
+        "add is a coroutine function of one argument, not int 5",
+    ),
+    "no dumps": (
+        lambda conn, _: rpc.serve(conn, {}, dumps=5),  # type: ignore[arg-type]
+        "dumps is a function of one value, as pickle.dumps, not int 5",
+    ),
+    "no loads": (
+        lambda conn, _: rpc.Client(conn, loads=None),  # type: ignore[arg-type]
+        "loads is a function of one value, as pickle.loads, not None",
+    ),
+    "no calls": (
+        lambda conn, _: rpc.Client(conn, max_calls=0),
+        "max_calls is an int from 1 to 2^64 - 1, not 0",
+    ),
+    "no connection": (
+        lambda _, client: rpc.Client(client),  # type: ignore[arg-type]
+        "conn is an aiordma.Connection, as of connect() or accept(), not Client <",
+    ),
+    "a name of another type": (
+        lambda _, client: client.call(b"add"),  # type: ignore[arg-type]
+        "the name of a function is a str, not bytes b'add'",
+    ),
+    "two arguments": (
+        lambda _, client: client.call("add", 1, 2),  # type: ignore[arg-type]
+        "add takes one argument, not 2: give several as one list",
+    ),
+    "a time as text": (
+        lambda _, client: client.call("add", timeout="5"),  # type: ignore[arg-type]
+        "timeout is a number of seconds, not str '5'",
+    ),
+    "a number as a key": (
+        lambda _, client: client.call("add", [{"a": {1: 2}}]),
+        "msgpack cannot carry the value: a dict has a key that is neither str nor bytes; give ",
+    ),
+    "an array": (
+        lambda _, client: client.call("add", [np.zeros(3)]),
+        "msgpack has no form for numpy.ndarray: give dumps= and loads= on both sides, or move arr",
+    ),
+    "a large number": (
+        lambda _, client: client.call("add", 1 << 70),
+        "msgpack has no form for an int of 71 bits: give ",
+    ),
+    "a list in itself": (
+        lambda _, client: client.call("add", ENDLESS),
+        "msgpack cannot carry the value: recursion limit exceeded",
+    ),
+    "a view with gaps": (
+        lambda _, client: client.call("add", memoryview(bytes(9))[::2]),
+        "msgpack cannot carry the value: memoryview: underlying buffer is not C-contiguous; ",
+    ),
+}
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+
+
+async def made(make: Callable[[], object]) -> object:
+    found = make()
+    return await found if isinstance(found, Awaitable) else found
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+async def test_mistakes(factory: ConnectionFactory, what: str) -> None:
+    """They are refused before anything is sent; the text says what to write."""
+    make, text = MISTAKES[what]
+    async with calls(factory, Functions()) as client, factory.pair() as (other, _):
+        with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+            await made(lambda: make(other, client))
+        assert await client.call("add", [1]) == 1
+
+
+async def read_by_iteration(conn: Connection) -> object:
+    return await anext(aiter(conn))
+
+
+READERS: dict[str, Callable[[Connection], object]] = {
+    "recv": Connection.recv,
+    "recv_into": lambda conn: conn.recv_into(bytearray(9)),
+    "recv_with": lambda conn: conn.recv_with(bytearray),
+    "async for": read_by_iteration,
+    "arrays": arrays.recv,
+    "Client": rpc.Client,
+    "serve": lambda conn: rpc.serve(conn, {}),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+async def test_a_second_reader(factory: ConnectionFactory, reader: str) -> None:
+    """It is refused at once, by the name of the first, which goes on; then reading is free."""
+    async with factory.pair() as (client, server):
+        begun = aiter(client), client.recv()  # before there was one
+        serving = asyncio.create_task(rpc.serve(server, Functions()))
+        caller = rpc.Client(client)
+        await yield_loop(1)
+        for conn, name in (client, "an rpc.Client"), (server, "rpc.serve"):
+            error = await ends(made(partial(READERS[reader], conn)), BusyError)
+            assert f": {name} takes them; use another connection" in str(error)
+            assert f"with {error_peer(conn)}" in str(error)
+        await ends(anext(begun[0]), BusyError)
+        await ends(begun[1], BusyError)
+        assert await caller.call("add", [1, 2]) == 3
+        serving.cancel()
+        await ends(serving, asyncio.CancelledError)
+        await client.send(b"for anyone")
+        assert bytes(await server.recv()) == b"for anyone"
+        await caller.close()
+
+
+def error_peer(conn: Connection) -> str:
+    assert conn.peer_address is not None
+    return host_port(conn.peer_address)
+
+
+async def test_a_first_reader_that_waits(factory: ConnectionFactory) -> None:
+    """What takes all messages is refused beside tasks that wait for one, of which many may."""
+    async with factory.pair() as (client, server):
+        waiting = [asyncio.create_task(client.recv()) for _ in range(3)]
+        await yield_loop(1)
+        with pytest.raises(
+            BusyError, match=r"an rpc\.Client cannot .* a task that waits in recv\(\)"
+        ):
+            rpc.Client(client)
+        for number in range(3):
+            await server.send(bytes([number]))
+        assert [bytes(await task) for task in waiting] == [b"\0", b"\1", b"\2"]
+        async with rpc.Client(client):
+            pass
+
+
+async def test_a_dropped_client(factory: ConnectionFactory) -> None:
+    """Its connection ends at both ends, and the program is told, as of a plain connection."""
+    async with factory.pair() as (_, end):
+        conn, server = await pair_of(factory)
+        serving = asyncio.create_task(rpc.serve(server, Functions()))
+        kept = [rpc.Client(conn)]
+        del conn
+        assert await kept[0].call("add", [1, 2]) == 3
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            drop(kept)
+        await ends(serving, ConnectionBrokenError)
+        await server.close()
+        await end.close()
+
+
+@pytest.mark.parametrize("plain", ["client", "server"])
+async def test_a_peer_without_calls(factory: ConnectionFactory, plain: str) -> None:
+    """Both sides read what is wrong."""
+    async with factory.pair() as (client, server):
+        if plain == "server":
+            async with rpc.Client(client) as caller:
+                call = asyncio.create_task(caller.call("add", [1]))
+                with await server.recv() as message:
+                    await server.send(message)
+                errors = [await ends(call, ConnectionBrokenError)]
+                errors.append(await ends(server.recv(), ConnectionBrokenError))
+        else:
+            serving = asyncio.create_task(rpc.serve(server, Functions()))
+            await client.send(b"hello")
+            errors = [await ends(client.recv(), ConnectionBrokenError)]
+            await ends(serving, ProtocolError)
+        for error in errors:
+            assert "that are no message of aiordma.rpc here: rpc.connect goes with" in str(error)
 
 
 async def test_too_long(factory: ConnectionFactory) -> None:
@@ -198,7 +414,7 @@ async def test_timeout_and_cancellation(factory: ConnectionFactory) -> None:
     """The server gives up what its client has given up; then there is room for the next call."""
     functions = Functions()
     async with calls(factory, functions, max_calls=1) as client:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match=r"^wait was not answered within 0\.01 seconds$"):
             await client.call("wait", timeout=0.01)
         await until(functions, running=0, given_up=1)
         for turns in factory.cancel_points:
@@ -206,7 +422,7 @@ async def test_timeout_and_cancellation(factory: ConnectionFactory) -> None:
             await yield_loop(turns)
             task.cancel()
             await ends(task, asyncio.CancelledError)
-            while client._waiting:
+            while client._calls.waiting:
                 await yield_loop(1)
             await until(functions, running=0)
             assert await client.call("add", [turns]) == turns
@@ -225,36 +441,30 @@ async def test_limits(factory: ConnectionFactory) -> None:
             task.cancel()
         await until(functions, running=0)
     async with calls(factory, functions, max_calls=2) as client:
-        client._room = asyncio.Semaphore(2)
+        client._calls.room = asyncio.Semaphore(2)
         assert await asyncio.gather(*(client.call("wait", 3) for _ in range(9))) == [None] * 9
 
 
-class LateCompletions:
-    """A connection whose sends complete long after the peer has got what was sent."""
+def complete_late(conn: Connection, patch: pytest.MonkeyPatch) -> None:
+    """Its sends complete long after the peer has got what was sent."""
+    now = conn.send
 
-    def __init__(self, conn: Connection) -> None:
-        self.conn = conn
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.conn, name)
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self.conn.__aiter__()
-
-    async def send(self, data: Any) -> None:
-        await self.conn.send(data)
+    async def late(data: Any) -> None:
+        await now(data)
         await yield_loop(200)
 
-    def send_nowait(self, data: Any) -> asyncio.Future[None]:
-        return asyncio.ensure_future(self.send(data))
+    patch.setattr(conn, "send", late)
+    patch.setattr(conn, "send_nowait", lambda data: asyncio.ensure_future(late(data)))
 
 
-async def test_a_call_that_follows_an_answer_at_once(factory: ConnectionFactory) -> None:
+async def test_a_call_that_follows_an_answer_at_once(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client within the server's limit is not refused: its answer ends a call, no completion."""
     functions = Functions()
     async with factory.pair() as (client, server):
-        late: Any = LateCompletions(server)
-        serving = asyncio.create_task(rpc.serve(late, functions, max_calls=1))
+        complete_late(server, monkeypatch)
+        serving = asyncio.create_task(rpc.serve(server, functions, max_calls=1))
         async with rpc.Client(client, max_calls=1) as caller:
             for _ in range(3):
                 assert await caller.call("add", [1]) == 1
@@ -321,7 +531,7 @@ async def test_a_client_that_does_not_read(factory: ConnectionFactory) -> None:
         answered = set[int]()
         while len(answered) < len(numbers):
             with await client.recv() as answer:
-                answered.add(rpc._unpack(answer.data).number)
+                answered.add(rpc._unpack(answer.data, rpc._ERROR).number)
         await client.close()
         await serving
         await asyncio.gather(*cancels, return_exceptions=True)
@@ -359,8 +569,8 @@ async def test_a_cancellation_that_comes_with_its_call(factory: ConnectionFactor
         serving = asyncio.create_task(rpc.serve(server, Functions()))
         for number in 7, 8:
             with await client.recv() as answer:
-                frame = rpc._unpack(answer.data)
-            assert (frame.kind, frame.number, frame.name) == (rpc._ERROR, number, "CancelledError")
+                frame = rpc._unpack(answer.data, rpc._ERROR)
+            assert (frame.number, frame.name) == (number, "CancelledError")
         await client.close()
         await serving
 
@@ -393,13 +603,39 @@ async def test_a_server_that_breaks_the_rules(factory: ConnectionFactory, what: 
         caller = rpc.Client(client)
         call = asyncio.create_task(caller.call("add", [1]))
         with await server.recv() as request:
-            number = rpc._unpack(request.data).number
+            number = rpc._unpack(request.data, rpc._CALL).number
         await server.send(rpc._pack(rpc._RESULT, number + 1) + b"\xc0")
         await server.send({"call": rpc._pack(rpc._CALL, number), **NONSENSE}[what])
         error = await ends(call, ConnectionBrokenError)
         assert isinstance(error.__cause__, ProtocolError)
         assert client.closed
         await caller.close()
+
+
+def packed_list(length: int, item: bytes) -> bytes:
+    return b"\xdd" + length.to_bytes(4, "big") + item * length
+
+
+COSTLY = {
+    "numbers": packed_list((1 << 20) - 3, b"\x07"),
+    "lists": packed_list((1 << 20) // 5, b"\x90"),
+    "dicts": packed_list((1 << 20) // 5, b"\x80"),
+    "lists of one": packed_list((1 << 20) // 5, b"\x91\xc0"),
+    "extensions": packed_list((1 << 20) // 33, b"\xd4\x05\0"),
+    "times": packed_list((1 << 20) // 33, b"\xd6\xff" + bytes(4)),
+    "claims": b"".join(packed_list(100_000, b"")[:5] for _ in range(11)),
+    "dict": b"\xdf" + (1 << 19).to_bytes(4, "big"),
+}
+
+
+@pytest.mark.parametrize("what", COSTLY)
+def test_values_that_take_long(what: str) -> None:
+    """They are refused before anything is made of them; a little less is read."""
+    with pytest.raises(ValueError, match="more parts than a message may have"):
+        rpc._unpackb(memoryview(COSTLY[what]))
+    if what in ("numbers", "lists"):
+        item = COSTLY[what][-1:]
+        assert len(rpc._unpackb(memoryview(packed_list(200_000, item)))) == 200_000
 
 
 NO_VALUES = [b"", b"\xc1", b"\xa1\xff", b"\xc0\xc0", b"\xdd" + b"\xff" * 4, b"\x91" * 100_000]
@@ -412,8 +648,7 @@ async def test_values_that_are_none(factory: ConnectionFactory) -> None:
         for number, value in enumerate(NO_VALUES):
             await client.send([rpc._pack(rpc._CALL, number, "same"), value])
             with await client.recv() as answer:
-                frame = rpc._unpack(answer.data)
-            assert (frame.kind, frame.number) == (rpc._ERROR, number)
+                assert rpc._unpack(answer.data, rpc._ERROR).number == number
         async with rpc.Client(client) as caller:
             assert await caller.call("same", 1) == 1
         await serving
@@ -421,7 +656,7 @@ async def test_values_that_are_none(factory: ConnectionFactory) -> None:
         for value in (*NO_VALUES, b"\x01"):
             call = asyncio.create_task(caller.call("same", 1))
             with await server.recv() as request:
-                number = rpc._unpack(request.data).number
+                number = rpc._unpack(request.data, rpc._CALL).number
             await server.send([rpc._pack(rpc._RESULT, number), value])
             if value == b"\x01":
                 assert await call == 1
@@ -451,9 +686,9 @@ async def test_random_calls(factory: ConnectionFactory) -> None:
             assert task.result() == wanted[name]
 
     async with calls(factory, functions, max_calls=7) as client:
-        client._room = asyncio.Semaphore(7)
+        client._calls.room = asyncio.Semaphore(7)
         await asyncio.gather(*(one(client, index) for index in range(300)))
-        while client._waiting:
+        while client._calls.waiting:
             await yield_loop(1)
         assert functions.running == 0
-        assert client._room._value == 7
+        assert client._calls.room._value == 7

@@ -16,6 +16,7 @@ from aiordma._core import protocol
 from aiordma.errors import ProtocolError, QuotaError, RejectedError
 from aiordma.streams import StreamServer, StreamTransport
 from aiordma.streams.transport import PIECE, WINDOW
+from aiordma.transport import Message
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import by_tcp, one_loop
@@ -556,11 +557,12 @@ async def test_a_message_that_cannot_be_received_ends_the_stream(
         here.write(b"one")
         await server.until(3)
 
-        async def recv() -> None:
+        async def messages() -> AsyncIterator[Message]:
             raise error
+            yield
 
         # Waiting for a message has begun already: the next one is the last.
-        monkeypatch.setattr(there.get_extra_info("connection"), "recv", recv)
+        monkeypatch.setattr(there, "_messages", messages())
         here.write(b"two")
         await server.lost.wait()
         assert server.data == b"onetwo"

@@ -1,0 +1,93 @@
+# What a message in msgpack costs to read, before any object is made of it: of a byte of the peer's there
+# can be a list of 56 bytes, or a Timestamp that takes a microsecond.
+# Source: the msgpack specification, "Formats".
+
+from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint64_t
+
+cdef enum:
+    # By judgement: 0.1 s at most.  A number or a text costs 1.
+    MOST_WORK = 1 << 20
+    CONTAINER = 4
+    EXTENSION = 32
+    MOST_NESTED = 511  # as of msgpack.packb
+
+# Of the tags from 0xc0 on: plain, bytes or text, extension, array, map, or none; bytes of the length that
+# follows; bytes behind that.
+cdef const char *KINDS = b"P-PPBBBEEEPPPPPPPPPPEEEEEBBBAAMM"
+cdef const char *LENGTHS = (
+    b"\0\0\0\0\1\2\4\1\2\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1\2\4\2\4\2\4"
+)
+cdef const char *SIZES = (
+    b"\0\0\0\0\0\0\0\1\1\1\4\x08\1\2\4\x08\1\2\4\x08\2\3\5\x09\x11\0\0\0\0\0\0\0"
+)
+
+
+cdef class Values:
+    """Passes over values."""
+
+    cdef int spend(self, int64_t cost) except -1:
+        self.work -= cost
+        if self.work < 0:
+            raise ValueError(
+                "it has more parts than a message may have: a million numbers, or 200,000 lists and dicts"
+            )
+        return 0
+
+    cdef int skip(self, int depth, bint is_key) except -1:
+        cdef unsigned char tag, kind = b"P"
+        cdef uint64_t count = 0, i
+        cdef int length = 0, size = 0
+        if self.at == self.end:
+            raise ValueError("it ends in the middle")
+        tag = self.at[0]
+        self.at += 1
+        if tag >= 0xc0 and tag < 0xe0:
+            kind, length, size = KINDS[tag - 0xc0], LENGTHS[tag - 0xc0], SIZES[tag - 0xc0]
+        elif tag >= 0xa0 and tag < 0xe0:
+            kind, count = b"B", tag & 31
+        elif tag >= 0x80 and tag < 0xa0:
+            kind, count = b"A" if tag & 16 else b"M", tag & 15
+        if self.end - self.at < length:
+            raise ValueError("it ends in the middle")
+        for i in range(<uint64_t> length):
+            count = count << 8 | self.at[i]
+        self.at += length
+        if is_key and kind != b"B":
+            raise ValueError("a dict has a key that is neither str nor bytes")
+        if kind == b"A" or kind == b"M":
+            if depth == MOST_NESTED:
+                raise ValueError(f"more than {MOST_NESTED} lists or dicts lie in one another")
+            self.spend(CONTAINER + (count if kind == b"A" else 2 * count))
+            for i in range(count):
+                if kind == b"M":
+                    self.skip(depth + 1, True)
+                self.skip(depth + 1, False)
+            return 0
+        if kind == b"-":
+            raise ValueError("it has a byte that begins no value")
+        if kind == b"E":
+            self.spend(EXTENSION)
+        if <uint64_t> (self.end - self.at) < count + size:
+            raise ValueError("it ends in the middle")
+        self.at += count + size
+        return 0
+
+
+def check_packed(data: Buffer) -> None:
+    """ValueError, which says why, unless these bytes are one value that msgpack reads in a bounded time.
+
+    The keys of its dicts are str or bytes: others can be chosen so that a dict takes long.
+    """
+    cdef Values values = Values.__new__(Values)
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
+    try:
+        values.at = <const unsigned char *> buffer.buf
+        values.end = values.at + buffer.len
+        values.work = MOST_WORK
+        values.skip(0, False)
+        if values.at != values.end:
+            raise ValueError("it goes on behind its end")
+    finally:
+        PyBuffer_Release(&buffer)
