@@ -38,7 +38,13 @@ from ._core import arguments
 from ._loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
-from .errors import ConnectionClosedError, MessageTooLongError, UnreachableError, WrongLoopError
+from .errors import (
+    BusyError,
+    ConnectionClosedError,
+    MessageTooLongError,
+    UnreachableError,
+    WrongLoopError,
+)
 from .mr_pool import LocalMemory
 from .transport import Address, Received, ReceivedMemory, RemoteRegion, Share
 from .verbs._memory.buffers import AnyMemory, bytes_of
@@ -768,7 +774,13 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     """A byte stream to be used from any thread: asyncio's reader and writer without await.
 
     Bytes that a time limit or an interrupt (Ctrl-C) keeps from a reader are there for the next one.
+    One thread reads at a time: BusyError.
     """
+
+    def __del__(self) -> None:
+        """Dropped, it ends in the thread of its loop, by the destructor of asyncio's writer."""
+        if self._thread.usable:
+            self._thread.submit(partial(_forget, self.asynchronous))
 
     def _drop(self) -> None:
         self.asynchronous[1].transport.abort()
@@ -784,10 +796,12 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     def read(self, size: int = -1) -> bytes:
         """As `asyncio.StreamReader.read`."""
+        size = arguments.integer("size", size, None, None)
         return self._read(_to_the_end if size < 0 else lambda reader: reader.read(size))
 
     def readexactly(self, size: int) -> bytes:
         """As `asyncio.StreamReader.readexactly`."""
+        size = arguments.integer("size", size)
         return self._read(lambda reader: reader.readexactly(size))
 
     def readline(self) -> bytes:
@@ -807,6 +821,10 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
 
 
+def _forget(*_: object) -> None:
+    """The last of what refers to them."""
+
+
 def unread(reader: asyncio.StreamReader, data: bytes) -> None:
     """Puts bytes back in front. A StreamReader has no method for that."""
     vars(reader)["_buffer"][:0] = data
@@ -820,6 +838,8 @@ async def _read(
         return await read(reader), None
     except asyncio.IncompleteReadError as error:
         return error.partial, error
+    except RuntimeError as error:  # whose text is of coroutines
+        raise BusyError("another thread is reading this stream") from error
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> bytes:

@@ -207,7 +207,9 @@ def faults(
         "seed": seed,
         "loss": _when("loss", loss),
         "duplicate": _when("duplicate", duplicate),
-        "frames": "" if frames == "all" else frames,
+        "frames": ""
+        if frames == "all"
+        else instance("frames", frames, str, "a str, as 'requests'"),
         "delay": _time("delay", delay),
         "jitter": _time("jitter", jitter),
         "rate": integer("rate", rate),
@@ -218,7 +220,7 @@ def faults(
         "register": _when("register", register),
         "handshake": _when("handshake", handshake),
         "qp": _qp_num(qp),
-        "cq": "" if cq is None else str(cq if isinstance(cq, int) else cq.handle),
+        "cq": _cq(cq),
         "device": device or "",
     }
     plan = ",".join(f"{name}={it}" for name, it in parts.items() if it or name == "seed")
@@ -245,9 +247,8 @@ def _when(name: str, when: When) -> str:
     """The value as text, without an exponent, which the syntax does not allow."""
     if isinstance(when, str):
         return when
-    if not when:
-        return ""
-    return format(Decimal(repr(real(name, when, WHEN))), "f").removesuffix(".0")
+    number = real(name, when, WHEN)
+    return format(Decimal(repr(number)), "f").removesuffix(".0") if number else ""
 
 
 def _time(name: str, value: float) -> str:
@@ -261,6 +262,12 @@ def _qp_num(qp: verbs.QueuePair | AsyncQueuePair | int | None) -> str:
     wanted = "a QueuePair, an AsyncQueuePair or a number"
     inner = qp.qp if isinstance(qp, AsyncQueuePair) else qp
     return str(instance("qp", inner, verbs.QueuePair, wanted).qp_num)
+
+
+def _cq(cq: verbs.CompletionQueue | int | None) -> str:
+    if cq is None or isinstance(cq, int):
+        return "" if cq is None else str(cq)
+    return str(instance("cq", cq, verbs.CompletionQueue, "a CompletionQueue or a number").handle)
 
 
 @asynccontextmanager

@@ -601,17 +601,25 @@ def check_handler(handler: Handler) -> None:
             function = method
         else:
             break
+    hint = " (for a reader and a writer there is aiordma.streams.start_stream_server)"
+    check_signature(handler, 1, "one argument, the connection", hint)
+
+
+def check_signature(
+    handler: Callable[..., object], count: int, arguments: str, hint: str = ""
+) -> None:
+    """TypeError for what cannot be called with so many arguments."""
+    if not callable(handler):
+        raise TypeError(refusal("the handler", f"a function of {arguments}", handler))
     try:
         signature = inspect.signature(handler)
     except (ValueError, TypeError):  # it is not written in Python; TypeError: Mock before 3.11.4
         return
     try:
-        signature.bind(None)
+        signature.bind(*[None] * count)
     except TypeError as error:
-        raise TypeError(
-            f"the handler {handler!r} is called with one argument, the connection: {error} (for a "
-            "reader and a writer there is aiordma.streams.start_stream_server)"
-        ) from None
+        text = f"the handler {handler!r} is called with {arguments}: {error}{hint}"
+        raise TypeError(text) from None
 
 
 class Server(Listening):
@@ -671,16 +679,16 @@ class Server(Listening):
         except shutdown.EXITS as error:
             connection._close_at_exit(error)
             goodbye = None
+            raise
+        except BaseException as error:
+            cut_off = self._closing and isinstance(error, asyncio.CancelledError)
+            goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
             if isinstance(error, shutdown.UNWINDING):
                 raise
             # As asyncio.start_server: one handler's failure is reported, the server goes on.
             self._affinity.loop.call_exception_handler(
                 {"message": f"handler of {connection!r} failed", "exception": error}
             )
-        except BaseException as error:
-            cut_off = self._closing and isinstance(error, asyncio.CancelledError)
-            goodbye = protocol.CUT_OFF if cut_off else protocol.failed(error)
-            raise
         finally:
             # Also where a loop has been closed with it, and none runs.
             current = asyncio.current_task(self._affinity.loop)

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import SimpleQueue
@@ -163,6 +163,53 @@ def test_streams(host: str, device_name: str) -> None:
         assert it.readline() == b"A LINE\n"
         assert it.readexactly(3) == b"AND"
         assert it.within(100).read() == b" THE REST"
+    blocking.call(server.close)
+    blocking.call(server.wait_closed)
+
+
+def test_a_stream_is_read_by_one_thread(host: str, device_name: str) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reading.set()
+        await reader.read()
+        writer.close()
+
+    reading = threading.Event()
+    server = blocking.call(start_stream_server, silent, host, 0, device=device_name)
+    port = server.sockets[0].getsockname()[1]
+    with blocking.open_stream(host, port, device=device_name) as it, ThreadPoolExecutor() as pool:
+        reads = [pool.submit(it.read, 1) for _ in range(2)]
+        busy = next(each for each in as_completed(reads))
+        with pytest.raises(errors.BusyError, match="another thread is reading this stream"):
+            busy.result()
+        for size in "5", None, 2.5:
+            for read in it.read, it.readexactly:
+                with pytest.raises(TypeError, match="size is an int"):
+                    read(size)  # type: ignore[arg-type]
+        it.write_eof()
+    blocking.call(server.close)
+    blocking.call(server.wait_closed)
+
+
+@pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
+def test_a_dropped_stream(host: str, device_name: str) -> None:
+    """It ends in the thread of its loop, which says so."""
+    ended = SimpleQueue[bytes]()
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ended.put(await reader.read())
+        writer.close()
+
+    server = blocking.call(start_stream_server, read, host, 0, device=device_name)
+    port = server.sockets[0].getsockname()[1]
+    kept = [blocking.open_stream(host, port, device=device_name)]
+    kept[0].within(100).write(b"hello")
+
+    def drop() -> bytes:
+        kept.clear()
+        return ended.get()
+
+    with pytest.warns(ResourceWarning, match="unclosed <StreamWriter"):
+        assert drop() == b"hello"
     blocking.call(server.close)
     blocking.call(server.wait_closed)
 

@@ -254,16 +254,19 @@ def test_one_plan_at_a_time(device_name: str) -> None:
 
 @needs_faults
 def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
-    wrong: dict[str, dict[str, float]] = {
+    wrong: dict[str, dict[str, object]] = {
         "'loss=2': a probability from 0 to 1": {"loss": 2},
         "'qp=0': a number from 1": {"qp": 0},
         "'cq=0': a number from 1": {"cq": 0},
         "delay is a finite number of seconds": {"delay": float("inf")},
         "jitter is a finite number of seconds": {"jitter": float("nan")},
+        "loss is a probability or text such as '@3', not None": {"loss": None},
+        "frames is a str, as 'requests', not None": {"frames": None},
+        "cq is a CompletionQueue or a number, not str 'x'": {"cq": "x"},
     }
     for part, given in wrong.items():
         faults = testing.faults(device=device_name, **given)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=part), faults:
+        with pytest.raises((ValueError, TypeError), match=part), faults:
             pass
     for text, says in {
         "los=1": "'los=1': there is no such part",

@@ -257,8 +257,12 @@ class Acceptor:
         request = handshake.request
         limit = self._loop.time() + self.config.handshake_timeout
         try:
-            async with asyncio.timeout_at(limit):
-                connection = await request.handshake(self)
+            try:
+                async with asyncio.timeout_at(limit):
+                    connection = await request.handshake(self)
+            except TimeoutError as error:
+                limited = f"Config.handshake_timeout, {self.config.handshake_timeout:g} seconds"
+                raise TimeoutError(f"the handshake took longer than {limited}") from error
         except BaseException as error:
             # The peer, or this machine, failed one handshake: the listener goes on.
             self._count_failure(handshake.host, error)

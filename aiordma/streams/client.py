@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import mmap
 import os
 import socket
+import stat
 from collections.abc import Callable
 from ssl import SSLContext
 from typing import IO, Any, TypeVar, Unpack
 
+from .._core.arguments import instance, integer, refusal
 from .._options import STREAM, TLS, StreamOptions, complete, shows
 from ..errors import AddressError
 from ..transport import Connection, check_security, connect_with
@@ -28,6 +31,9 @@ class ClientTLS:
     def __init__(
         self, ssl: TLS, server_hostname: str | None, host: str | None, limits: TLSLimits = NO_LIMITS
     ) -> None:
+        if server_hostname is not None:
+            wanted = "a str, the name in the server's certificate"
+            instance("server_hostname", server_hostname, str, wanted)
         if server_hostname is not None and not ssl:
             raise ValueError(
                 f"server_hostname {server_hostname!r} is the name in a certificate: it needs ssl=, "
@@ -54,11 +60,18 @@ async def create_connection(
     `ssl`.
     The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
     """
+    check_factory(protocol_factory)
     given = complete("create_connection", options, STREAM)
     tls = ClientTLS(given["ssl"], given["server_hostname"], host)
     security = check_security(given, None, host, stream=True)
     connection = await connect_with(given, security, host, port_number(port))
     return await attach(connection, protocol_factory, tls)
+
+
+def check_factory(factory: object) -> None:
+    if not callable(factory):
+        wanted = "a function that returns a protocol, as a class of asyncio.Protocol"
+        raise TypeError(refusal("protocol_factory", wanted, factory))
 
 
 def port_number(port: int | str | bytes | None) -> int:
@@ -113,7 +126,7 @@ async def open_connection(
     """
     given = complete("open_connection", options, STREAM)
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=limit, loop=loop)
+    reader = asyncio.StreamReader(limit=integer("limit", limit, 1), loop=loop)
     transport, protocol = await create_connection(
         lambda: asyncio.StreamReaderProtocol(reader, loop=loop), host, port, **given
     )
@@ -128,13 +141,16 @@ async def sendfile(
     `count` None means all from `offset` on.  Bytes that were written before are sent first; the
     call returns when nothing is in flight any more.  As with `loop.sendfile`, the file's position
     is then behind the sent part.  The file must not be truncated meanwhile.  Raises
-    ConnectionError, and ValueError for a transport with TLS, which has to copy.
+    ConnectionError, and ValueError for a transport with TLS, which has to copy, and for another
+    kind of file.
     """
     if not isinstance(transport, StreamTransport):
         raise ValueError(
             f"{type(transport).__name__} is not a StreamTransport: with TLS, use write()"
         )
     check_part(offset, count)
+    if not is_regular(file):
+        raise ValueError(f"{file!r} is no regular file: read it, and use write()")
     size = os.fstat(file.fileno()).st_size
     end = size if count is None else min(size, offset + count)
     if end <= offset:
@@ -147,6 +163,14 @@ async def sendfile(
 
 
 def check_part(offset: int, count: int | None) -> None:
-    """ValueError for what is no part of a file."""
-    if offset < 0 or (count is not None and count <= 0):
-        raise ValueError(f"offset {offset} must be >= 0, and count {count} > 0")
+    """TypeError or ValueError for what is no part of a file."""
+    integer("offset", offset)
+    if count is not None:
+        integer("count", count, 1)
+
+
+def is_regular(file: IO[bytes]) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (AttributeError, io.UnsupportedOperation):
+        return False

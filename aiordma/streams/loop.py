@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
-import os
 import socket
-import stat
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import IO, Any
@@ -221,18 +218,11 @@ class OverRDMA:
             return sent
         if transport.is_closing():
             raise RuntimeError(f"{transport!r} is closing: it sends no file")
-        if is_regular(file):
+        if client.is_regular(file):
             return await client.sendfile(transport, file, offset, count)
         if not fallback:
             raise asyncio.SendfileNotAvailableError(f"{file!r} is no regular file")
         return await copy_file(transport, file, offset, count)
-
-
-def is_regular(file: IO[bytes]) -> bool:
-    try:
-        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except (AttributeError, io.UnsupportedOperation):
-        return False
 
 
 async def copy_file(

@@ -9,13 +9,14 @@ from contextlib import suppress
 from ssl import SSLContext
 from typing import Unpack
 
+from .._core.arguments import integer, truth
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from .._loop.shutdown import EXITS, background
 from .._options import STREAM_SERVER, StreamServerOptions, complete, shows
 from ..errors import ConnectionClosedError, DeviceEventError
-from ..transport import Address, Connection, Listener, check_security, listen_with
-from .client import LIMIT, port_number
+from ..transport import Address, Connection, Listener, check_security, check_signature, listen_with
+from .client import LIMIT, check_factory, port_number
 from .sockets import transport_socket
 from .tls import NO_LIMITS, TLSLimits, between, context_of
 from .transport import StreamTransport
@@ -202,6 +203,8 @@ async def serve(
     flags: int = 0,
 ) -> StreamServer:
     """As `create_server`, with the other options of the loop's method."""
+    check_factory(protocol_factory)
+    start = truth("start_serving", options["start_serving"])
     context = context_of(options["ssl"], client=False)
     listener = await listen_with(
         options,
@@ -214,14 +217,14 @@ async def serve(
     if limits.ssl_handshake_timeout is None:
         limits = limits._replace(ssl_handshake_timeout=options["config"].handshake_timeout)
     server = StreamServer(listener, protocol_factory, context, limits)
-    if options["start_serving"]:
+    if start:
         await server.start_serving()
     return server
 
 
 def hosts_of(host: Hosts) -> list[str | None]:
     """The hosts of a server: several, or one."""
-    one = isinstance(host, str) or not isinstance(host, Iterable)
+    one = isinstance(host, str | bytes) or not isinstance(host, Iterable)
     return [host] if one else list(host)  # type: ignore[list-item, arg-type]
 
 
@@ -238,11 +241,13 @@ async def start_stream_server(
     **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
     """Run a handler with a reader and a writer for every connection: `asyncio.start_server`."""
+    given = complete("start_stream_server", options, STREAM_SERVER)
     loop = asyncio.get_running_loop()
+    check_signature(client_connected_cb, 2, "a reader and a writer")
+    limit = integer("limit", limit, 1)
 
     def factory() -> asyncio.StreamReaderProtocol:
         reader = asyncio.StreamReader(limit=limit, loop=loop)
         return asyncio.StreamReaderProtocol(reader, client_connected_cb, loop=loop)
 
-    given = complete("start_stream_server", options, STREAM_SERVER)
     return await create_server(factory, host, port, **given)

@@ -31,6 +31,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from .._core.arguments import refusal
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from .._loop.shutdown import EXITS, background
@@ -132,6 +133,8 @@ class StreamTransport(_FlowControlMixin):
         protocol: asyncio.BaseProtocol,
         on_lost: Callable[[StreamTransport], None] | None = None,
     ) -> None:
+        if not hasattr(protocol, "connection_made"):
+            raise TypeError(refusal("what the factory returns", "a protocol of asyncio", protocol))
         self._socket, socket = transport_socket(
             connection.local_address, connection.peer_address, self._is_readable
         )
@@ -146,10 +149,10 @@ class StreamTransport(_FlowControlMixin):
         )
         self._affinity = LoopAffinity()
         self._connection = connection
+        self._messages = connection._read_alone("a stream")
         self._loop_shutdown = shutdown.of_running_loop()
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
-        self._messages = connection._read_alone("a stream")
         self._piece = max(1, min(PIECE, connection.max_message))
         self._outbox = _Outbox()
         self._sends = 0  # messages in flight

@@ -19,7 +19,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import aiordma
-from aiordma import Config, Connection, RemoteRegion, Rights, blocking
+from aiordma import Config, Connection, RemoteRegion, Rights, blocking, streams
 from aiordma._transport.acceptor import Acceptor
 from aiordma.errors import (
     AddressError,
@@ -60,10 +60,37 @@ class Scene(NamedTuple):
             **options,
         )
 
-    def open_stream(self, port: int, via: Any) -> Awaitable[object]:
+    def open_stream(self, port: Any, via: Any = "cm", **options: Any) -> Awaitable[object]:
         return aiordma.open_connection(
-            self.factory.host, port, device=self.factory.device, via=via, config=PATIENT
+            self.factory.host, port, device=self.factory.device, via=via, config=PATIENT, **options
         )
+
+    def stream_server(self, handler: Any, **options: Any) -> Awaitable[object]:
+        return aiordma.start_stream_server(
+            handler, self.factory.host, device=self.factory.device, **options
+        )
+
+    def serve(self, factory: Any, **options: Any) -> Awaitable[object]:
+        return aiordma.create_server(
+            factory, self.factory.host, device=self.factory.device, **options
+        )
+
+    def attach(self, factory: Any) -> Awaitable[object]:
+        return aiordma.create_connection(
+            factory,
+            self.factory.host,
+            self.ports["stream cm"],
+            device=self.factory.device,
+            config=PATIENT,
+        )
+
+    async def sendfile(self, file: Any, *part: Any) -> None:
+        made: Any = await self.attach(asyncio.Protocol)
+        transport: asyncio.WriteTransport = made[0]
+        try:
+            await streams.sendfile(transport, file, *part)
+        finally:
+            transport.abort()
 
     def listen(self, port: Any, via: Any = "cm") -> Awaitable[object]:
         return aiordma.listen(self.factory.host, port, device=self.factory.device, via=via)
@@ -223,6 +250,85 @@ MISTAKES = [
         AddressError,
         "[Errno 98] cannot listen on {host}:{ports[tcp]}: Address already in use",
     ),
+    # ---- streams ----
+    Mistake(
+        "port of no service",
+        lambda s: s.open_stream("no-such-service"),
+        AddressError,
+        "[Errno 99] port 'no-such-service' is neither a number nor a known service",
+    ),
+    *(
+        Mistake(
+            f"{name}, {said}",
+            functools.partial(make, value=value),
+            (TypeError, ValueError),
+            f"limit is an int from 1 to 2^64 - 1, not {said}",
+        )
+        for name, make in (
+            ("limit of a stream", lambda s, value: s.open_stream(s.ports["cm"], limit=value)),
+            ("limit of a server", lambda s, value: s.stream_server(noop, limit=value)),
+        )
+        for value, said in (("5", "str '5'"), (0, "0"), (2.5, "float 2.5…"), (None, "None"))
+    ),
+    *(
+        Mistake(
+            f"{name}, {said}",
+            functools.partial(make, value=value),
+            TypeError,
+            "protocol_factory is a function that returns a protocol, as a class of "
+            f"asyncio.Protocol, not {said}",
+        )
+        for name, make in (
+            ("factory of a client", lambda s, value: s.attach(value)),
+            ("factory of a server", lambda s, value: s.serve(value)),
+        )
+        for value, said in ((5, "int 5"), (None, "None"), (asyncio.Protocol(), "Protocol …"))
+    ),
+    Mistake(
+        "factory of no protocol",
+        lambda s: s.attach(object),
+        TypeError,
+        "what the factory returns is a protocol of asyncio, not object …",
+    ),
+    Mistake(
+        "handler of streams, none",
+        lambda s: s.stream_server(None),
+        TypeError,
+        "the handler is a function of a reader and a writer, not None",
+    ),
+    Mistake(
+        "handler of a connection",
+        lambda s: s.stream_server(answer_alone),
+        TypeError,
+        "the handler <function answer_alone …> is called with a reader and a writer: too many "
+        "positional arguments",
+    ),
+    Mistake(
+        "start_serving as text",
+        lambda s: s.serve(asyncio.Protocol, start_serving="no"),
+        TypeError,
+        "start_serving is True or False, not str 'no'",
+    ),
+    Mistake(
+        "host of a certificate",
+        lambda s: s.open_stream(s.ports["stream cm"], ssl=True, server_hostname=5),
+        TypeError,
+        "server_hostname is a str, the name in the server's certificate, not int 5",
+    ),
+    *(
+        Mistake(
+            f"sendfile, {text:.12}",
+            functools.partial(lambda s, part: s.sendfile(*part), part=part),
+            (TypeError, ValueError),
+            text,
+        )
+        for part, text in (
+            (("name",), "'name' is no regular file: read it, and use write()"),
+            ((io.BytesIO(b"x"),), "<…> is no regular file: read it, and use write()"),
+            ((None, "0"), "offset is an int from 0 to 2^64 - 1, not str '0'"),
+            ((None, 0, 0), "count is an int from 1 to 2^64 - 1, not 0"),
+        )
+    ),
     # ---- another kind of peer ----
     Mistake(
         "tcp at a listener of cm",
@@ -272,6 +378,10 @@ MISTAKES = [
         )
     ),
 ]
+
+
+async def answer_alone(conn: Connection) -> None:
+    """A handler of messages."""
 
 
 async def answer_in_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
