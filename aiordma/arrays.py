@@ -56,8 +56,10 @@ _PREFIX = 8
 """Bytes of a message before its header, which say how long that is: little-endian."""
 _ALIGNMENT = 64
 """Of the first element in a message; each has the alignment of its type then."""
-_MAX_HEADER = 16 << 20
-"""Bytes, of some 150,000 arrays: what a peer's header can cost to parse is bounded."""
+_MAX_HEADER = 2 << 20
+"""Bytes, of some 20,000 arrays: a peer's header holds up the event loop while it is parsed."""
+_MAX_TOKEN = 4096
+"""Bytes of a layout in a token, which has 64 dimensions at most."""
 _MOST_RUNS = 1024
 """Runs of a remote array that are read or written as one batch."""
 _GAP = 4096
@@ -253,6 +255,9 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
         header[name] = {"dtype": layout.code, "shape": layout.shape, "data_offsets": offsets}
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + _PREFIX) % _ALIGNMENT)
+    if len(text) > _MAX_HEADER:
+        what = f"{len(found)} arrays and their metadata have a header of {len(text)} bytes"
+        raise ValueError(f"{what}; {_MAX_HEADER} are the most: send several messages")
     buffers = [_contiguous(array) for _, array, layout in found if layout.nbytes]
     return [len(text).to_bytes(_PREFIX, "little") + text, *buffers]
 
@@ -429,7 +434,7 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
     region = conn.open_region(data[:TOKEN_SIZE])
     _module(kind)
     try:
-        description: Any = parse_json(data[TOKEN_SIZE:])
+        description: Any = parse_json(data[TOKEN_SIZE:][:_MAX_TOKEN])
         code, shape, strides, origin = description
         layout = _Layout(code, _numbers(shape), _numbers(strides), *_numbers([origin]))
         _check_numbers(layout)

@@ -122,6 +122,8 @@ def test_names_that_cannot_be() -> None:
     array: Any = np.zeros(1)
     with pytest.raises(ValueError, match="__metadata__"):
         arrays.pack({"__metadata__": array})
+    with pytest.raises(ValueError, match=r"2097\d{3} bytes; 2097152 are the most: send several"):
+        arrays.pack({"x" * (2 << 20): array})
     wrong: list[tuple[Any, Any]] = [
         ({1: array}, {}),
         ({"x": array}, {"n": 1}),
@@ -151,7 +153,7 @@ NO_FILES = {
     "empty": b"",
     "short": header({}, length=3),
     "endless": header({}, length=(1 << 64) - 1),
-    "long": header(b"{}" + b" " * (16 << 20)),
+    "long": header(b"{}" + b" " * (2 << 20)),
     "no JSON": header(b"{"),
     "deep": header(b"[" * 100_000),
     "a list": header([]),
@@ -396,6 +398,7 @@ async def test_what_is_shared(factory: ConnectionFactory) -> None:
         b'["F32", [4611686018427387904], [0], 0]',
         b'["F32", [3], [1208925819614629174706176], 0]',
         b'["F32", [0, 4611686018427387904], [4, 4], 0]',
+        b'["F32", [3], [4], 0' + b" " * 4096 + b"]",
     ],
 )
 async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) -> None:
