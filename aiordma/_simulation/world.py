@@ -528,10 +528,10 @@ def simulate(
 
     StalledError when every program waits for ever, TimeLimitError when `main` has not ended after
     `limit` seconds of the simulation: both say where each task waits.  An error of a program of
-    `hosts` ends the simulation.  NotSimulatedError in a program that asks for a thread, a process or
-    something else that would leave it.  ValueError for a plan that breaks nothing.  BusyError inside
-    of a simulation or of `testing.faults`, with AIORDMA_EMBEDDED_FAULTS, and while this process uses
-    its own embedded device.
+    `hosts` ends the simulation.  NotSimulatedError in a program that asks for a thread, a process
+    or something else that would leave it.  ValueError for a plan that breaks nothing.  BusyError
+    inside of a simulation or of `testing.faults`, with AIORDMA_EMBEDDED_FAULTS, and while this
+    process uses its own embedded device.
     """
     seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
     if hosts is not None and not isinstance(hosts, Mapping):
