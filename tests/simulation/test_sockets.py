@@ -283,7 +283,7 @@ def test_a_host_has_its_own_addresses_alone() -> None:
         (lambda: aiordma.connect("server", 2, source=loopback), "Invalid argument"),
         (lambda: asyncio.open_connection("server", 70_000), "port must be 0-65535, not 70000"),
         (lambda: asyncio.open_connection("192.0.2.1", 1), "Network is unreachable"),
-        (lambda: asyncio.open_connection("nobody", 1), "Name or service not known"),
+        (lambda: asyncio.open_connection("no.host", 1), "Name or service not known"),
         (lambda: socket.gethostbyname("other") + socket.gethostname(), "10.0.0.3main"),
     ], hosts={"server": serve})  # fmt: skip
 
