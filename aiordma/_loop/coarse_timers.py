@@ -43,7 +43,7 @@ class CoarseTimers:
         if self._clock.call_at is not None:  # not by the kernel's clock
             self._clock.call_at(when, partial(self._alarm, when))
             return
-        code = lib.aiordma_timer_set(self.fd, int(when * 1e9) + 1)
+        code = lib.aiordma_timer_set(self.fd, int(max(0.0, when) * 1e9) + 1)
         if code:
             raise failure("timerfd_settime", code)
 

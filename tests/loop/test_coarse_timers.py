@@ -54,9 +54,10 @@ async def test_later_ones_come_after_an_earlier_one_was_cancelled(timers: Coarse
 
 async def test_cancelled_by_one_that_comes_at_the_same_time(timers: CoarseTimers) -> None:
     came = asyncio.Event()
-    timers.call_later(-3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
-    second = timers.call_later(-2, lambda: pytest.fail("it was cancelled"))
-    timers.call_later(-1, came.set)
+    boot = -MACHINE.now()  # and they are due before that
+    timers.call_later(boot - 3, lambda: second.cancel())  # noqa: PLW0108 - it is not there yet
+    second = timers.call_later(boot - 2, lambda: pytest.fail("it was cancelled"))
+    timers.call_later(boot - 1, came.set)
     await came.wait()
 
 
