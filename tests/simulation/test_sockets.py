@@ -347,7 +347,7 @@ def test_what_would_leave_the_simulation_is_refused() -> None:
             (lambda: loop().remove_signal_handler(signal.SIGTERM), "True"),
             (lambda: loop().remove_signal_handler(signal.SIGTERM), "False"),
             (lambda: loop().connect_read_pipe(asyncio.Protocol, sys.stdin), "pipes"),
-            (lambda: loop().add_reader(sys.__stdin__, print), "standard input"),
+            (lambda: loop().add_reader(sys.__stdin__ or 0, print), "standard input"),
             (lambda: select.select([own], [], [], 1), "waits in the kernel"),
         ])  # fmt: skip
 
