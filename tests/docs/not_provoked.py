@@ -14,6 +14,7 @@ NOT_PROVOKED: dict[tuple[str, str], str] = {
     ("blocking._Handle.within", "TimeoutError"): "calls of its result raise it, not the call",
     ("cm.lookup.get_devices", "VerbsError"): "there is always the device that the tests run on",
     ("testing.check_leaks", "AssertionError"): _OF_THE_BLOCK,
+    ("testing.faults", "AssertionError"): _OF_THE_BLOCK,
     ("testing.faults", "BusyError"): _OF_THE_BLOCK,
     ("testing.faults", "UnsupportedError"): _OF_THE_BLOCK,
     ("testing.faults", "ValueError"): _OF_THE_BLOCK,
