@@ -71,12 +71,16 @@ def test_connections(agents: Agents, wire: Network, family: str, via: str) -> No
 
 
 def test_a_new_address(agents: Agents, wire: Network) -> None:
-    """A UD queue pair is reached at an address that its host gets later, too."""
+    """A UD queue pair is reached at an address that its host gets later, too, with a new MTU."""
+    wire.left.link("mtu", "4500")
     pair(agents, "UD", "IPv4")
     left, right = agents
+    assert left.call("longest_datagram") == 4096
     left.call("watch")
+    wire.left.link("mtu", "1500")
     wire.left.add("10.77.0.11/24")
     assert left.call("event") == "GID_CHANGE"
+    assert left.call("longest_datagram") == 1024
     ends = [left.call("make", kind="UD", ip="10.77.0.11")]
     ends.append(right.call("make", kind="UD", ip=wire.right.ipv4))
     for agent, peer in zip(agents, ends[::-1], strict=True):

@@ -345,8 +345,8 @@ static void classes_received(int index)
 
 /* ---- queue pair 1 ---------------------------------------------------------------------------- */
 
-/* A request for that port, in the peer's name. */
-static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD_SIZE])
+static void encode_request(const uint8_t source[16], uint32_t id, uint16_t port,
+			   uint8_t bytes[SOFT_MAD_SIZE])
 {
 	struct soft_cm_mad mad = {
 		.message = {.type = SOFT_CM_REQ,
@@ -356,15 +356,21 @@ static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD
 			    .psn = 0xfedcba,
 			    .path_mtu = IBV_MTU_1024,
 			    .traffic_class = 0x28},
-		.transaction = port,
-		.local_id = port,
+		.transaction = id,
+		.local_id = id,
 		.service_port = port,
 		.source_port = 4711,
 	};
 
-	memcpy(mad.source, peer_gid, sizeof(mad.source));
+	memcpy(mad.source, source, sizeof(mad.source));
 	memcpy(mad.destination, device_gid, sizeof(mad.destination));
 	CHECK(soft_cm_mad_encode(&mad, bytes));
+}
+
+/* A request for that port, in the peer's name. */
+static struct soft_roce_packet request_for(uint16_t port, uint8_t bytes[SOFT_MAD_SIZE])
+{
+	encode_request(peer_gid, port, port, bytes);
 	return (struct soft_roce_packet){
 		.opcode = SEND,
 		.pkey = 0xffff,
@@ -495,6 +501,57 @@ static void class_asked_for(void)
 	close(peer);
 }
 
+static unsigned kernel_calls;
+
+int __real_socket(int domain, int type, int protocol);
+int __wrap_socket(int domain, int type, int protocol);
+int __wrap_socket(int domain, int type, int protocol)
+{
+	__atomic_add_fetch(&kernel_calls, 1, __ATOMIC_RELAXED);
+	return __real_socket(domain, type, protocol);
+}
+
+/* Addresses and routes are the kernel's to tell, and it is not asked for each request. */
+static void asked_once(void)
+{
+	const union ibv_gid from = {.raw = {[10] = 0xff, 0xff, 203, 0, 113, 1}};
+	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+	struct rdma_event_channel *channel;
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	union ibv_gid to;
+
+	memcpy(to.raw, device_gid, sizeof(to));
+	CHECK(channel = verbs->rdma_create_event_channel());
+	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
+	CHECK_EQUAL(verbs->rdma_bind_addr(id, (struct sockaddr *)&any), 0);
+	CHECK_EQUAL(verbs->rdma_listen(id, 0), 0);
+	kernel_calls = 0;
+	for (uint32_t i = 1; i <= 100; i++) {
+		uint8_t bytes[SOFT_MAD_SIZE];
+
+		encode_request(from.raw, i, PORT, bytes);
+		soft_lock();
+		soft_cm_mad_received(&from, &to, bytes, sizeof(bytes));
+		soft_unlock();
+		CHECK_EQUAL(verbs->rdma_get_cm_event(channel, &event), 0);
+		struct rdma_cm_id *asked = event->id;
+		struct ibv_cq *cq = verbs->ibv_create_cq(asked->verbs, 1, NULL, NULL, 0);
+		struct ibv_qp_init_attr attr = {
+			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
+
+		CHECK_EQUAL(verbs->rdma_ack_cm_event(event), 0);
+		CHECK_EQUAL(verbs->rdma_create_qp(asked, NULL, &attr), 0);
+		CHECK_EQUAL(verbs->rdma_accept(asked, NULL), 0);
+		verbs->rdma_destroy_qp(asked);
+		CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
+		CHECK_EQUAL(verbs->rdma_destroy_id(asked), 0);
+	}
+	CHECK(kernel_calls <= 16); /* the source ports of an address */
+	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	verbs->rdma_destroy_event_channel(channel);
+}
+
 /* ---- the port -------------------------------------------------------------------------------- */
 
 /* A failure takes nothing from others that have an address. */
@@ -573,6 +630,7 @@ int main(void)
 	STEP(sent());
 	STEP(classes_sent());
 	STEP(connection_manager());
+	STEP(asked_once());
 	STEP(class_asked_for());
 	STEP(port_in_use());
 #ifndef __SANITIZE_THREAD__

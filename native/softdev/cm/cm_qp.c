@@ -226,7 +226,9 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 		rtr_attributes(id, qp->qp_type, &attr, &mask);
 	else if (state == IBV_QPS_RTS)
 		rts_attributes(id, qp->qp_type, &attr, &mask);
-	return soft_modify_qp_locked(qp, &attr, mask);
+	/* The routing table has been asked for the id, or its peer has just been heard. */
+	return soft_modify_qp_locked(qp, &attr, mask,
+				     soft_gid_is_local(&id->id.route.addr.addr.ibaddr.sgid));
 }
 
 static int move_to_rts(struct soft_cm_id *id, struct ibv_qp *qp)

@@ -168,6 +168,7 @@ bool soft_contexts_related(struct ibv_context *a, struct ibv_context *b);
 struct soft_gid {
 	union ibv_gid gid;
 	uint32_t ifindex;
+	int mtu; /* of the interface; 0: not known */
 };
 
 /* The entry at an index; 0 or EINVAL. */

@@ -14,6 +14,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -135,6 +136,20 @@ static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 	       (length == strlen(hca->interface) && !memcmp(at->ifa_name, hca->interface, length));
 }
 
+/* The number of the interface, and its MTU; zeros of one that has gone, or for want of descriptors. */
+static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
+{
+	struct ifreq request = {0};
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	strncpy(request.ifr_name, at->ifa_name, sizeof(request.ifr_name) - 1);
+	if (!ioctl(fd, SIOCGIFINDEX, &request))
+		gid->ifindex = (uint32_t)request.ifr_ifindex;
+	if (gid->ifindex && !ioctl(fd, SIOCGIFMTU, &request))
+		gid->mtu = request.ifr_mtu;
+	soft_close_fd(&fd);
+}
+
 /* Those that are link-local, or the others. */
 static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, bool link_local,
 			 struct soft_gid *fresh, int count)
@@ -147,15 +162,14 @@ static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, b
 		if (!at->ifa_addr || !soft_gid_from(&gid, at->ifa_addr) ||
 		    is_link_local(&gid) != link_local)
 			continue;
-		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
-			fresh[0].ifindex =
-				at->ifa_flags & IFF_UP ? if_nametoindex(at->ifa_name) : 0;
-		else if (has_interface(hca, at) && loopback_number(&gid) < 0 &&
-			 first_with(&gid, number) == number && find(fresh, count, &gid) < 0)
-			fresh[count++] = (struct soft_gid){
-				.gid = gid,
-				.ifindex = if_nametoindex(at->ifa_name),
-			};
+		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid))) {
+			if (at->ifa_flags & IFF_UP)
+				take_interface(&fresh[0], at);
+		} else if (has_interface(hca, at) && loopback_number(&gid) < 0 &&
+			   first_with(&gid, number) == number && find(fresh, count, &gid) < 0) {
+			fresh[count] = (struct soft_gid){.gid = gid};
+			take_interface(&fresh[count++], at);
+		}
 	}
 	return count;
 }

@@ -458,7 +458,8 @@ static const struct soft_qp_transition *transition(const struct soft_qp *qp, enu
 }
 
 /* ibv_modify_qp(3): what each attribute can be. */
-static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask)
+static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask,
+			bool has_route)
 {
 	struct soft_gid own;
 	/* Those of regions as well, which mean nothing here: programs pass on what they register
@@ -485,7 +486,10 @@ static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, in
 	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
 	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
 		return EINVAL;
-	return mask & IBV_QP_AV ? soft_ah_source(hca, &attr->ah_attr, &own) : 0;
+	if (!(mask & IBV_QP_AV))
+		return 0;
+	return has_route ? soft_gid_at(hca, attr->ah_attr.grh.sgid_index, &own)
+			 : soft_ah_source(hca, &attr->ah_attr, &own);
 }
 
 #define TAKE(bit, member)                                                                          \
@@ -548,7 +552,8 @@ static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
 	return rc;
 }
 
-int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int given_mask)
+int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int given_mask,
+			  bool has_route)
 {
 	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_of(ibv);
@@ -569,7 +574,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 	if (!row || (mask & row->required) != row->required ||
 	    mask & ~(row->required | row->optional))
 		return EINVAL;
-	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask);
+	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask, has_route);
 	if (rc)
 		return rc;
 	if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && qp->transport->prepare) {
@@ -627,7 +632,7 @@ int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mas
 {
 	soft_engine_check_descriptors();
 	soft_lock();
-	int rc = soft_modify_qp_locked(qp, attr, attr_mask);
+	int rc = soft_modify_qp_locked(qp, attr, attr_mask, false);
 
 	soft_unlock();
 	return rc;

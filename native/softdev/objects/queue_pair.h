@@ -467,8 +467,10 @@ void soft_qp_on_link_down(struct soft_qp *qp,
  * ENOTCONN when there is no stream. */
 int soft_qp_disconnect(struct soft_qp *qp);
 
-/* The verbs calls take the lock themselves; these are their bodies for callers that hold it. */
-int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask);
+/* The body of ibv_modify_qp(3), for callers that hold the lock.  has_route: the kernel is not asked for a
+ * route to the peer. */
+int soft_modify_qp_locked(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask,
+			  bool has_route);
 
 /* qp.c */
 /* ibv_create_qp(3) in a protection domain, or XRC_RECV in a domain of XRC; else that is NULL. */

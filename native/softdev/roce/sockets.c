@@ -8,13 +8,11 @@
 #define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <net/if.h>
 #include <netinet/udp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/uio.h>
 
 #include "roce_internal.h"
@@ -356,32 +354,17 @@ static void readable(struct soft_fd_watch *watch, uint32_t events)
 	soft_roce_address_release(NULL);
 }
 
-/* Of the interface with that index; 0 if it is not there. */
-static int interface_mtu(int fd, uint32_t ifindex)
-{
-	struct ifreq request = {0};
-
-	return if_indextoname(ifindex, request.ifr_name) && !ioctl(fd, SIOCGIFMTU, &request)
-		       ? request.ifr_mtu
-		       : 0;
-}
-
 enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 {
 	enum {
 		HEADERS = 40 + 8 + SOFT_ROCE_HEADERS_MAX + SOFT_ROCE_ICRC /* of IPv6 and UDP */
 	};
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), most = 4096;
+	int most = 4096;
 	enum ibv_mtu mtu = IBV_MTU_256;
 
-	for (int i = 0; i < hca->gid_count; i++) {
-		const uint32_t ifindex = hca->gids[i].ifindex;
-		int room = ifindex ? interface_mtu(fd, ifindex) - HEADERS : most;
-
-		if (room < most)
-			most = room;
-	}
-	soft_close_fd(&fd);
+	for (int i = 0; i < hca->gid_count; i++)
+		if (hca->gids[i].ifindex && hca->gids[i].mtu - HEADERS < most)
+			most = hca->gids[i].mtu - HEADERS;
 	while (mtu < IBV_MTU_4096 && 256 << mtu <= most)
 		mtu++;
 	return mtu;
