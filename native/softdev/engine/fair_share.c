@@ -84,6 +84,8 @@ void soft_places_add(struct soft_places *places, struct soft_place *place,
 		place->bucket[level] =
 			soft_hash(&places->seed, raw, networks[level]) % SOFT_PLACES_BUCKETS;
 		places->of_bucket[level][place->bucket[level]]++;
+		if (level)
+			places->larger[level][place->bucket[level]] = place->bucket[level - 1];
 	}
 	places->count++;
 }
@@ -110,31 +112,30 @@ struct soft_place *soft_places_oldest(const struct soft_places *places)
 
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit)
 {
-	unsigned share = limit / SHARE ? limit / SHARE : 1;
-	struct soft_place *evicted = soft_places_oldest(places);
 	const struct soft_node *newest = places->peers.previous;
+	uint16_t fullest[LEVELS];
+	int level = 0;
 
 	if (places->count <= limit)
 		return NULL;
-	for (unsigned level = 0; level < LEVELS; level++) {
-		struct soft_place *fullest = NULL;
-		unsigned most = share;
+	for (; level < LEVELS; level++) {
+		unsigned most = limit / SHARE ? limit / SHARE : 1;
+		bool found = false;
 
-		soft_list_each (struct soft_place, place, &places->peers, node) {
-			unsigned count = places->of_bucket[level][place->bucket[level]];
-
-			/* In the same larger networks as the one that is found so far.  The newest
-			 * can be the only one there, where its bucket is full of others. */
-			if (count > most && &place->node != newest &&
-			    !memcmp(place->bucket, evicted->bucket,
-				    level * sizeof(place->bucket[0]))) {
-				most = count;
-				fullest = place;
+		for (int i = 0; i < SOFT_PLACES_BUCKETS; i++)
+			if (places->of_bucket[level][i] > most &&
+			    (!level || places->larger[level][i] == fullest[level - 1])) {
+				most = places->of_bucket[level][i];
+				fullest[level] = (uint16_t)i;
+				found = true;
 			}
-		}
-		if (!fullest)
+		if (!found)
 			break;
-		evicted = fullest;
 	}
-	return evicted;
+	/* The newest can be the only one there, where its bucket is full of others. */
+	for (;; level--)
+		soft_list_each (struct soft_place, place, &places->peers, node)
+			if (&place->node != newest &&
+			    !memcmp(place->bucket, fullest, (size_t)level * sizeof(fullest[0])))
+				return place;
 }

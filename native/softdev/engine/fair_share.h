@@ -36,6 +36,8 @@ struct soft_places {
 	/* Peers by a hash of their network, so that networks need no records.  Two of them share a
 	 * bucket now and then, which the outside cannot arrange: the hash has a random seed. */
 	uint16_t of_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
+	uint16_t larger[SOFT_PLACES_LEVELS]
+		       [SOFT_PLACES_BUCKETS]; /* the bucket of the network around it */
 };
 
 struct soft_place {
