@@ -741,7 +741,7 @@ async def run_program(
     for ended in tasks_of(ends):
         error = None if ended.cancelled() else ended.exception()
         if isinstance(error, LeaseEndedError) and config.lease is None:
-            raise error  # nobody has taken anything back
+            raise error  # the owner has taken nothing back
         if isinstance(error, OutcomeUnknownError | BufferStateError) and factory.loses_work:
             continue
         if error is not None and (complete or not isinstance(error, EXPECTED)):
