@@ -928,7 +928,8 @@ static void lost_answer(void)
 	close_all();
 }
 
-/* A port without a service: one datagram says so, and nothing is kept. */
+/* A port without a service: one datagram says so each time, since the service may be between two listeners
+ * (perftest's), and nothing is kept. */
 static void no_service(void)
 {
 	struct party *client = &parties[SIDR];
@@ -938,7 +939,7 @@ static void no_service(void)
 	start_client(SIDR, 0, applications[1].port); /* where connections are made */
 	plan.dead = true; /* so that "no service" is allowed */
 	wait_until(client, FAILED, false);
-	CHECK_EQUAL(mad_counts[8], 1);
+	CHECK(mad_counts[8] > 1);
 	enter(1);
 	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
 	close_all();

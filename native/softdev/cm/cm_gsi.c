@@ -324,6 +324,15 @@ static struct conversation *meant(const union ibv_gid *from, const struct soft_c
 	return it->remote_id && it->remote_id != mad->local_id ? NULL : it;
 }
 
+/* Whether nothing listens where the request was for. */
+static bool has_no_service(const struct soft_cm_message *answer, uint8_t asked)
+{
+	return asked == SOFT_SIDR_REQ ? answer->type == SOFT_SIDR_REP &&
+						answer->status == SOFT_SIDR_NO_SERVICE
+				      : asked == SOFT_CM_REQ && answer->type == SOFT_CM_REJ &&
+						answer->reason == SOFT_CM_REASON_INVALID_SERVICE_ID;
+}
+
 void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
 			  size_t length)
 {
@@ -345,9 +354,8 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)
 		return;
-	if (mad.message.type == SOFT_CM_REJ &&
-	    mad.message.reason == SOFT_CM_REASON_INVALID_SERVICE_ID &&
-	    conversation->link.said.type == SOFT_CM_REQ && soft_cm_link_insist(&conversation->link))
+	if (has_no_service(&mad.message, conversation->link.said.type) &&
+	    soft_cm_link_insist(&conversation->link))
 		return;
 	if (!conversation->remote_id)
 		conversation->remote_id = mad.local_id;
