@@ -62,9 +62,10 @@ async def reconnect(
     anew.  So a listener is found that lives longer than `longest_delay` and an attempt, which takes
     `Config.connect_timeout` at most; one that is restarted sooner can be missed again and again.
 
-    After `attempts` failures in a row (None: no limit) the error of an attempt is raised.  Raised
-    at once are errors that no restart of the server can cause, such as a wrong key (`TEMPORARY` has
-    the rule, docs/connecting.md a table).  The other arguments are those of `connect`.
+    With `attempts` failures in a row (None: no limit) an attempt that fails raises its error.
+    Raised at once are errors that no restart of the server can cause, such as a wrong key
+    (`TEMPORARY` has the rule, docs/connecting.md a table).  The other arguments are those of
+    `connect`.
     """
     first_delay = seconds("first_delay", first_delay)
     longest_delay = seconds("longest_delay", longest_delay, endless=True)

@@ -229,7 +229,8 @@ async def serve(
                 # A client that has its answer may call again before this side knows that it has.
                 while len(tasks) >= max_calls:
                     await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
-                tasks[number] = asyncio.create_task(answer(number, name, data))
+                # An eager one, of create_task, would begin before it is in `tasks`.
+                tasks[number] = asyncio.Task(answer(number, name, data))
             del message, data
         if tasks and not conn.closed:  # its server is closing, and may give the calls time
             await asyncio.wait(tasks.values())
@@ -299,8 +300,11 @@ class _Calls:
         except RDMAError as error:
             self.error = error.with_traceback(None)
             connection = conn()
-            if connection and not connection.closed and isinstance(error, ProtocolError):
-                connection._protocol_error(error)  # which tells the server
+            if connection and not connection.closed:
+                if isinstance(error, ProtocolError):
+                    connection._protocol_error(error)  # which tells the server
+                else:  # such as QuotaError: no answer is read any more
+                    connection.abort()
         finally:
             for number in list(self.waiting):
                 self.release(number)

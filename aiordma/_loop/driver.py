@@ -90,7 +90,8 @@ class Driver(PerLoopResource):
     ) -> None:
         super().__init__(loop, key)
         self.context = context
-        self.clock: Clock = getattr(loop, "clock", MACHINE)
+        clock = getattr(loop, "clock", None)  # which may be something else of a program's own
+        self.clock: Clock = clock if isinstance(clock, Clock) else MACHINE
         with ExitStack() as made:  # a failure leaves nothing in a context that lives on
             self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
             self.channel: verbs.CompletionChannel = made.enter_context(

@@ -281,9 +281,8 @@ class ConnectionLifecycle:
             self._messages.awaiting_admission = not client
         assert self._endpoint.qp is not None
         here, there = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
-        self._sharing.regions.begin(
-            granter(here, there, client=client), granter(there, here, client=not client)
-        )
+        sides = granter(here, there, client=client), granter(there, here, client=not client)
+        self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP tells no number
         timers = self._endpoint.driver.timers
         self._keep_alive = keep_alive_of(self._queue, timers, self._config)
         if self._endpoint.security.auth is None or self._handshake.proof is not None:

@@ -109,7 +109,7 @@ class Regions:
     def check(self, token: RegionToken) -> None:
         """Raises for a token whose key the peer's device would refuse, as far as is known here."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
-        if granter == self._granter:
+        if granter == self._granter != self._peer:
             raise ValueError(f"{region} is this side's own: its token is for the peer to open")
         if granter != self._peer:
             raise ValueError(

@@ -164,7 +164,8 @@ class RemoteRegion(RemoteMemory):
             self._user = None
         elif not self.ended:
             self._why, self._deadline = "lost with the rail that had its key", -math.inf
-            self._give_up()
+            self._usable = False  # its owner may share it still, by a token with another key
+            self._wake()
         return rkey is not None
 
     def _unusable(self) -> BufferStateError:

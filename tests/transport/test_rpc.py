@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 import re
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,9 +23,10 @@ from aiordma.errors import (
     ConnectionClosedError,
     MessageTooLongError,
     ProtocolError,
+    QuotaError,
     host_port,
 )
-from aiordma.transport import Connection
+from aiordma.transport import Connection, Message
 
 from .connection_factory import NEVER, SMALL, ConnectionFactory, ends, leases, pattern, yield_loop
 from .test_dropped import drop, pair_of
@@ -408,6 +410,18 @@ async def test_too_long(factory: ConnectionFactory) -> None:
             await ends(caller.call("bytes", bytes(20_000)), MessageTooLongError)
             assert await caller.call("bytes", 5) == bytes(5)
         await serving
+
+
+async def test_an_answer_that_there_is_no_memory_for(factory: ConnectionFactory) -> None:
+    """It ends the connection, since no later answer is read."""
+
+    async def refused() -> AsyncIterator[Message]:
+        raise QuotaError("too long", amount=2, limit=1)
+        yield
+
+    async with factory.pair() as (client, _):
+        await rpc._Calls(1).read(refused(), weakref.ref(client))
+        assert client.closed
 
 
 async def test_timeout_and_cancellation(factory: ConnectionFactory) -> None:
