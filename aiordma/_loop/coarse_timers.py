@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from .._datapath.memory import Clock
 from .._native import failure, lib
@@ -34,6 +34,7 @@ class CoarseTimers:
         self._number = 0
         self._room = ROOM
         self._set_for = FAR
+        self._alarm: Any = None  # of a clock that is not the kernel's
         self.fd: int = lib.aiordma_timer_open()
         if self.fd < 0:
             raise failure("timerfd_create", -self.fd)
@@ -41,7 +42,8 @@ class CoarseTimers:
     def _arm(self, when: float) -> None:
         """`fd` becomes readable then, in place of an earlier time."""
         if self._clock.call_at is not None:  # not by the kernel's clock
-            self._clock.call_at(when, partial(self._alarm, when))
+            self._disarm()
+            self._alarm = self._clock.call_at(when, self._ring)
             return
         code = lib.aiordma_timer_set(self.fd, int(max(0.0, when) * 1e9) + 1)
         if code:
@@ -61,9 +63,9 @@ class CoarseTimers:
             self._set()
         return timer
 
-    def _alarm(self, when: float) -> None:
-        if when == self._set_for:
-            self._ring()
+    def _disarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     def fire(self) -> None:
         """Has those that are due called by the loop."""
@@ -89,6 +91,7 @@ class CoarseTimers:
     def close(self) -> None:
         """After the last watcher of `fd`; timers that are left are dropped."""
         self._timers.clear()
+        self._disarm()
         os.close(self.fd)
 
 

@@ -8,8 +8,11 @@ import gc
 import logging
 import math
 import os
+import platform
 import random
 import secrets
+import signal
+import socket
 import ssl
 import tempfile
 import time
@@ -880,3 +883,32 @@ def test_names_that_were_taken_in_a_simulation_are_real_after_it() -> None:
     taken = testing.simulate(main, seed=1)
     assert time.monotonic() <= taken() <= time.monotonic()
     assert testing.simulate(sleeps, seed=1) >= 3600
+
+
+def test_a_closed_connection_leaves_nothing_due() -> None:
+    async def main(_: testing.World) -> None:
+        async with await aiordma.listen(port=7) as listener:
+            connecting = asyncio.create_task(aiordma.connect("localhost", 7))
+            async with await listener.accept(), await connecting:
+                pass
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(testing.StalledError):
+        testing.simulate(main, limit=12)  # for 10 s the device answers what the peer repeats
+
+
+def test_what_the_standard_library_asks_for() -> None:
+    async def program() -> None:
+        random.seed(a=5, version=2)
+        assert len(os.getrandom(4, flags=0)) == 4
+        assert socket.getfqdn() == "client"
+        assert platform.processor() == before
+        here, there = socket.socketpair()
+        with here, there, socket.socket() as simulated:
+            assert isinstance(here, socket.socket)
+            assert simulated.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+        # A debugger's.
+        signal.signal(signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+
+    before = platform.processor()
+    testing.simulate(lambda world: world.host("client").run(program))

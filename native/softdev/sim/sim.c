@@ -473,7 +473,7 @@ void aiordma_sim_run(uint64_t until)
 {
 	uint64_t next;
 
-	while ((next = aiordma_sim_next()) <= until) {
+	while ((next = aiordma_sim_next()) <= until && next != UINT64_MAX) {
 		sim.now_ns = next > sim.now_ns ? next : sim.now_ns;
 		struct machine *machine = happen(next);
 
@@ -483,5 +483,6 @@ void aiordma_sim_run(uint64_t until)
 		if (machine->program.busy_until < until)
 			until = machine->program.busy_until;
 	}
-	sim.now_ns = until > sim.now_ns ? until : sim.now_ns;
+	if (until > sim.now_ns && until != UINT64_MAX) /* then nothing is left to happen */
+		sim.now_ns = until;
 }
