@@ -93,7 +93,7 @@ def _never_happened(
     files = list(traces.iterdir()) if traces else []
     traced = {""} if files else set()
     for path in files:
-        with path.open() as lines:
+        with path.open(errors="replace") as lines:
             traced |= {found[1] for it in lines if (found := re.search(r'"fault":"(\w+)"', it))}
     missing = []
     for part in plan.split(","):

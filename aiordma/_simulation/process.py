@@ -7,6 +7,7 @@ import _thread
 import asyncio
 import gc
 import os
+import platform
 import random
 import select
 import signal
@@ -38,6 +39,7 @@ MOST_LOOKS = 1_000_000
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
 THREADS = "threads", "asyncio.to_thread runs a function in the thread of all hosts"
+SIGNALS = "signals", "call loop.add_signal_handler"
 PROCESSES = "processes", "World.host starts a program on a host of its own"
 SOCKETS = "sockets of the machine", "make it in the program of the host"
 RESOLVER = "resolver", "await loop.getaddrinfo"
@@ -65,8 +67,8 @@ def monotonic_ns() -> int:
     looks += 1
     if looks > MOST_LOOKS:
         raise StalledError(
-            f"a program has looked at the clock {MOST_LOOKS} times without an await: it takes no "
-            "time, so what waits for a time awaits asyncio.sleep"
+            f"a program has looked at the clock {MOST_LOOKS} times without an await: code takes no "
+            "time here, so it measures none, and waits by asyncio.sleep"
         )
     return now
 
@@ -89,9 +91,14 @@ def sleep(length: float) -> None:
     lib.aiordma_sim_pass(round(length * SECOND))
 
 
-def urandom(size: int, _: int = 0) -> bytes:
+def urandom(size: int, flags: int = 0) -> bytes:
     assert chance is not None
     return chance.randbytes(size)
+
+
+def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
+    """Of SIGINT it is the process's, and a debugger's."""
+    return real(number, handler) if number == signal.SIGINT else refuse(*SIGNALS)
 
 
 def seed_generator(
@@ -124,7 +131,7 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     (_posixsubprocess, "fork_exec", *PROCESSES),
     (None, "socket.bind socket.connect socket.sendto", *SOCKETS),
     (None, "socket.gethostbyname socket.gethostbyaddr socket.getnameinfo", *RESOLVER),
-    (signal, "signal setitimer alarm set_wakeup_fd", "signals", "call loop.add_signal_handler"),
+    (signal, "setitimer alarm set_wakeup_fd", *SIGNALS),
     (select, "poll select", "waits in the kernel", "they would stop all hosts; use asyncio"),
     (asyncio.BaseEventLoop, "connect_read_pipe connect_write_pipe", "pipes", "use streams"),
 ]
@@ -190,10 +197,12 @@ FUNCTIONS: list[Row] = [
     (os, "getrandom", urandom),
     (ssl, "RAND_bytes", urandom),
     (random, "_urandom", urandom),  # of `secrets`
-    (random, "seed", lambda *args: random.Random.seed(random._inst, *args)),
+    (random, "seed", lambda *args, **named: random.Random.seed(random._inst, *args, **named)),
     (random.Random, "seed", seed_generator),
     (socket, "getaddrinfo", getaddrinfo),
     (socket, "gethostbyname", lambda name: getaddrinfo(name, None, socket.AF_INET)[0][4][0]),
+    (signal, "signal", set_handler),
+    (socket, "getfqdn", lambda name="": name or here().host.name),  # type: ignore[union-attr]
     (socket, "gethostname", lambda: here().host.name),  # type: ignore[union-attr]
     *(
         (place, name, refusal(what, instead))
@@ -236,7 +245,9 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
     watch_events()
     generators: list[tuple[Any, Any, Any]] = [(random.seed, random.setstate, random.getstate())]
     with suppress(OSError):
-        tempfile.gettempdir()  # it draws names where it is called first
+        # Where these are called first, one draws names, and one runs a program.
+        tempfile.gettempdir()
+        platform.processor()
     with suppress(ImportError):
         from numpy import random as numpys  # noqa: PLC0415 - where there is one
 

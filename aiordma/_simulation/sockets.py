@@ -85,7 +85,13 @@ def failure(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-class Socket(RealSocket):
+class _Kind(type):
+    def __instancecheck__(cls, it: object) -> bool:
+        """For others `socket.socket` is still the class of all sockets."""
+        return isinstance(it, RealSocket)
+
+
+class Socket(RealSocket, metaclass=_Kind):
     """A TCP socket of a simulated host.  The kernel's rules, for sockets that do not block."""
 
     def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
@@ -148,8 +154,10 @@ class Socket(RealSocket):
         self._options[level, name] = value
 
     def getsockopt(self, level: int, name: int, *_: int) -> Any:
+        if (level, name) in self._options:
+            return self._options[level, name]
         if (level, name) != (SOL_SOCKET, socket.SO_ERROR):
-            return self._options.get((level, name), 0)
+            return super().getsockopt(level, name) if level == SOL_SOCKET else 0
         code, self._error = self._error, 0
         return code
 
@@ -442,5 +450,5 @@ class Socket(RealSocket):
 
 def check_simulated(sock: Any) -> None:
     """A pair of the kernel's is within this process."""
-    if not isinstance(sock, Socket) and sock.family != socket.AF_UNIX:
+    if type(sock) is not Socket and sock.family != socket.AF_UNIX:
         refuse("sockets of the machine", "make it in the program of the host")
