@@ -327,10 +327,10 @@ static struct conversation *meant(const union ibv_gid *from, const struct soft_c
 /* Whether nothing listens where the request was for. */
 static bool has_no_service(const struct soft_cm_message *answer, uint8_t asked)
 {
-	return asked == SOFT_SIDR_REQ ? answer->type == SOFT_SIDR_REP &&
-						answer->status == SOFT_SIDR_NO_SERVICE
-				      : asked == SOFT_CM_REQ && answer->type == SOFT_CM_REJ &&
-						answer->reason == SOFT_CM_REASON_INVALID_SERVICE_ID;
+	if (asked == SOFT_SIDR_REQ)
+		return answer->type == SOFT_SIDR_REP && answer->status == SOFT_SIDR_NO_SERVICE;
+	return asked == SOFT_CM_REQ && answer->type == SOFT_CM_REJ &&
+	       answer->reason == SOFT_CM_REASON_INVALID_SERVICE_ID;
 }
 
 void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
