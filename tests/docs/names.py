@@ -16,7 +16,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,7 +88,7 @@ class Name:
 
     module: str
     name: str
-    value: Any
+    value: Any = field(compare=False)  # such as a dict
 
     @property
     def key(self) -> str:
