@@ -63,8 +63,7 @@ def test_a_package_that_is_missing_is_named_first(
     assert bash
     (tmp_path / "bash").symlink_to(bash)
     # Made by make, it would say that it enters the directory.
-    quiet = {"MAKEFLAGS": "", "MAKELEVEL": "0"}
-    done = run(make, target, "PYTHON=none", PATH=str(tmp_path), **quiet)
+    done = run(make, target, "PYTHON=none", PATH=str(tmp_path), MAKEFLAGS="", MAKELEVEL="0")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"is missing: on Debian and Ubuntu, apt-get install {package}\n" in done.stderr
 
