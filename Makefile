@@ -241,7 +241,7 @@ site: need/dot/graphviz .venv/.test .venv/.docs build ## the documentation site,
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint format types public-types abi exports
+.PHONY: check lint format types public-types size abi exports
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/datapath tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
@@ -273,6 +273,9 @@ types: .venv/.dev build ## mypy, strict
 # pyright does not follow an editable install.
 public-types: .venv/.public-types build ## pyright --verifytypes: every public name has a type that needs no guess
 	PYTHONPATH=. $(BIN)/pyright --pythonpath $(BIN)/python --ignoreexternal --verifytypes aiordma
+
+size: .venv/.dev ## what there is to read, by part; refuses more than was recorded: ARGS=--record
+	$(BIN)/python -m tests.size $(ARGS)
 
 abi: need/usr/include/infiniband/verbs.h/libibverbs-dev need/usr/include/rdma/rdma_cma.h/librdmacm-dev .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m tests.abi.abi_check
