@@ -80,7 +80,7 @@ GROUP := import sys, tomllib; \
 .PHONY: build
 build:
 	@ninja -C $(PLAIN) --quiet
-	@$(BIN)/python -m compileall -q aiordma tests bench
+	@$(BIN)/python -m compileall -q aiordma tests softdev bench
 
 # The first prerequisite of what needs more than Python and a compiler: need/ a program, or the path of a
 # file, / Debian's package.
@@ -96,7 +96,7 @@ echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, la
 	$(BIN)/aiordma echo $(ARGS)
 
 # What `make test` does not run needs packages or root: make programs, guests, software, network.
-EMBEDDED_TESTS := $(PARALLEL) --ignore tests/programs --ignore tests/guests --ignore tests/software --ignore tests/network --ignore tests/site
+EMBEDDED_TESTS := $(PARALLEL) --ignore softdev/tests/programs --ignore softdev/tests/guests --ignore tests/software --ignore tests/network --ignore tests/site
 PYTEST := $(BIN)/python -m pytest $(EMBEDDED_TESTS)
 
 # part(name, command): a part that fails is named last, after the tests of it that failed.
@@ -122,13 +122,13 @@ flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every cor
 
 PYVERBS := need/usr/lib/python3/dist-packages/pyverbs/__init__.py/python3-pyverbs
 programs: need/ibv_devinfo/ibverbs-utils need/rping/rdmacm-utils need/ib_send_lat/perftest $(PYVERBS) .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
-	$(BIN)/python -m pytest -o faulthandler_timeout=1200 $(PARALLEL) tests/programs $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=1200 $(PARALLEL) softdev/tests/programs $(ARGS)
 
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
-	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/programs/upstream_newer.py $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=4000 softdev/tests/programs/upstream_newer.py $(ARGS)
 
 guests: .venv/.test build ## real RDMA software on the embedded device, into docs/guests.md; ARGS=--quick as CI does (Debian, root)
-	$(BIN)/python -m pytest -o faulthandler_timeout=4000 tests/guests $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=4000 softdev/tests/guests $(ARGS)
 
 software: need/redis-server/redis-server .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
 	$(BIN)/python -m pytest tests/software $(ARGS)
@@ -151,7 +151,7 @@ network: need/ip/iproute2 .venv/.test build ## the device between network namesp
 		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
 	else \
 		echo 'The kernel of this machine has no netem: tests/network/test_netem.py in the virtual machine.'; \
-		tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider $(SLOW) \
+		softdev/tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider $(SLOW) \
 			tests/network/test_netem.py $(ARGS); \
 	fi
 
@@ -215,9 +215,9 @@ soak: .venv/.test build ## random traffic between processes, some killed, every 
 # device is not tested there again.
 softroce: .venv/.test .venv/.software build ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
 	@mkdir -p $(LOGS)
-	tests/softroce/vm sh -euc '\
+	softdev/tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider $(SLOW) --device rxe0 $(PARALLEL) \
-			--ignore tests/abi --ignore tests/core --ignore tests/programs --ignore tests/guests --ignore tests/network \
+			--ignore softdev/tests/abi --ignore tests/core --ignore softdev/tests/programs --ignore softdev/tests/guests --ignore tests/network \
 			--ignore tests/site \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
@@ -225,7 +225,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 # The machine's writes are lost, so the table comes out of it; a whole run goes into the page.
 roce: .venv/.test build $(DASK)/.made ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2, into docs/roce-v2.md (root, Debian)
 	@mkdir -p $(LOGS)
-	tests/softroce/vm tests/softroce/across $(if $(ARGS),'$(ARGS)') | tee $(LOGS)/roce
+	softdev/tests/softroce/vm softdev/tests/softroce/across $(if $(ARGS),'$(ARGS)') | tee $(LOGS)/roce
 	@sed -n '/^rdma_rxe of /,/^$$/p; /^|/p' $(LOGS)/roce >$(LOGS)/roce-table
 	@$(if $(ARGS),,sed -i -e '/^<!-- rows: /,/^<!-- end of rows/{//!d}' -e '/^<!-- rows: /r $(LOGS)/roce-table' docs/roce-v2.md)
 
@@ -278,11 +278,11 @@ size: .venv/.dev ## what there is to read, by part; refuses more than was record
 	$(BIN)/python -m tests.size $(ARGS)
 
 abi: need/usr/include/infiniband/verbs.h/libibverbs-dev need/usr/include/rdma/rdma_cma.h/librdmacm-dev .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
-	$(BIN)/python -m tests.abi.abi_check
-	$(BIN)/python -m pytest --quiet tests/abi
+	$(BIN)/python -m softdev.tests.abi.abi_check
+	$(BIN)/python -m pytest --quiet softdev/tests/abi
 
 exports: .venv/.test ## the exports of `aiordma run`'s library against a newer rdma-core's: NEWER=FOLDER, its sources
-	$(BIN)/python -m tests.abi.exports_check $(NEWER)
+	$(BIN)/python -m softdev.tests.abi.exports_check $(NEWER)
 
 # ---- other builds ---------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ tsan: .venv/.build ## C tests under the thread sanitizer
 
 .PHONY: coverage
 # Counts of a branch are differences of others, and those of a process that was killed or forked in the
-# middle may not fit together; what is judged is lines. native/preload runs in `make programs`.
+# middle may not fit together; what is judged is lines. softdev/preload runs in `make programs`.
 # What tests programs around the package, which other tests run as well, would take a third of the time.
 # Cython's plugin of coverage.py wants the C that was compiled beside the source. Of what the build makes
 # (enums.py), its own copy runs.
@@ -331,7 +331,7 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS) --once \
 		$(foreach one,docs examples test_bench.py test_build.py,--ignore tests/$(one))
 	$(BIN)/coverage json --quiet --omit aiordma/verbs/_device/enums.py -o build/coverage/python.json
-	$(BIN)/gcovr --root . --filter native/ --exclude native/preload/ -j 2 \
+	$(BIN)/gcovr --root . --filter native/ --filter softdev/ --exclude softdev/tests/ --exclude softdev/preload/ -j 2 \
 		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \
 		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
 	rm aiordma/_datapath/*.c
@@ -341,12 +341,12 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 fuzz: need/clang/clang .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
 	CC=clang meson setup --reconfigure build/fuzz -Dwerror=true -Dfuzzing=true \
 		-Db_sanitize=address,undefined -Doptimization=1 -Ddebug=true
-	tests/fuzz/run $(or $(SECONDS),60) $(T)
+	softdev/tests/fuzz/run $(or $(SECONDS),60) $(T)
 
 .PHONY: pair
 pair: .venv/.test build ## two hosts over a network that loses, and two connections, in virtual time: SEEDS=10000 for each test, and mistakes planted in the device
 	set -e; for test in test_pair 'test_pair -r' test_hosts test_cm; do \
-		ninja -C $(PLAIN) --quiet tests/pair/$${test% *}; \
+		ninja -C $(PLAIN) --quiet softdev/tests/pair/$${test% *}; \
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants

@@ -1,8 +1,8 @@
 """perftest, the usual programs for measuring RDMA devices, on the same device: the embedded one
 under `aiordma run`, another one as they are.
 
-python -m bench.perftest        in the virtual machine of tests/softroce: measures SoftRoCE, the
-                                kernel's device, and prints a line of JSON
+python -m bench.perftest        in the virtual machine of softdev/tests/softroce: measures SoftRoCE,
+                                the kernel's device, and prints a line of JSON
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ ON_SOFTROCE = (
     "The same on `rxe0`, the kernel's SoftRoCE, within a virtual machine whose processor is "
     "emulated: times there mean nothing, ratios little."
 )
-# As tests/softroce/vm has it: the device, its address, and the GID of that address.
+# As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
 MARK = "measured: "
 SHARE = 0.4  # of the work on the embedded device: all takes far longer

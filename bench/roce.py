@@ -1,8 +1,8 @@
 """The embedded device over RoCE v2, beside the kernel's rxe to rxe: both through a pair of virtual
 Ethernet interfaces (veth) of the same MTU, with perftest and with aiordma's own connections.
 
-    python -m bench.roce TURNS SHARE    in the virtual machine of tests/softroce: measures, and
-                                        prints a line of JSON
+    python -m bench.roce TURNS SHARE    in the virtual machine of softdev/tests/softroce: measures,
+                                        and prints a line of JSON
 
 The embedded device has its ends in two network namespaces.  The rxe of Linux 6.1 uses the first
 one alone: both of its ends are there, and rules of routing send what goes from one to the other

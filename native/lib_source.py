@@ -13,6 +13,7 @@ from pathlib import Path
 from cffi import FFI
 
 NATIVE = Path(__file__).parent
+SOFTDEV = NATIVE.parent / "softdev"
 PACKAGE = NATIVE.parent / "aiordma"
 sys.path += str(NATIVE), str(PACKAGE / "_native")  # not there by itself with PYTHONSAFEPATH
 
@@ -47,14 +48,14 @@ def calls_struct(name: str, header: str, *more: str) -> str:
 
 
 def declarations() -> str:
-    abi = "".join((NATIVE / "abi" / name).read_text() for name in ABI)
+    abi = "".join((SOFTDEV / "abi" / name).read_text() for name in ABI)
     member = "\tconst struct aiordma_device_calls *device;"
-    calls = calls_struct("aiordma_calls", (NATIVE / "abi" / "calls.h").read_text(), member)
-    providers = (NATIVE / "abi" / "provider_calls.h").read_text()
+    calls = calls_struct("aiordma_calls", (SOFTDEV / "abi" / "calls.h").read_text(), member)
+    providers = (SOFTDEV / "abi" / "provider_calls.h").read_text()
     provided = calls_struct("aiordma_provider_calls", providers)
     interface = (NATIVE / "verbs" / "interface.h").read_text()
     # Without its guard and includes, which cffi does not know.
-    device = (NATIVE / "softdev" / "embedded.h").read_text()
+    device = (SOFTDEV / "src" / "embedded.h").read_text()
     return PRELUDE + abi + calls + provided + interface + re.sub(r"(?m)^#.*\n", "", device)
 
 

@@ -26,7 +26,7 @@ from aiordma.errors import (
     WrongLoopError,
 )
 from aiordma.verbs import QPCapabilities, QPState, ScatterGatherElement, WCOpcode
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 from tests.docs.names import members
 
 ROOM = QPCapabilities(max_send_wr=8, max_recv_wr=8)

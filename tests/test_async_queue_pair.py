@@ -32,7 +32,7 @@ from aiordma.verbs import (
     WCOpcode,
     WROpcode,
 )
-from tests.conftest import ALL_REMOTE
+from conftest import ALL_REMOTE
 
 
 @dataclass

@@ -27,7 +27,7 @@ from aiordma import Rights, blocking, errors, transport
 from aiordma._datapath.memory import MACHINE
 from aiordma._transport import lease_thread
 from aiordma.streams import start_stream_server
-from tests.conftest import kind_of
+from conftest import kind_of
 from tests.processes import run_python
 from tests.transport.inside import figures
 

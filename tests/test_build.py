@@ -19,14 +19,18 @@ from aiordma._native import _lib
 from tests.processes import run
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("native/verbs", "native/softdev", "tests/soft", "tests/fuzz", "tests/pair")
+FOLDERS = (
+    "native/verbs",
+    "softdev/src",
+    *(f"softdev/tests/{it}" for it in ("soft", "fuzz", "pair")),
+)
 DATAPATH = "aiordma/_datapath"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_source_is_built(folder: str) -> None:
     described = (ROOT / folder / "meson.build").read_text()
-    every = folder == "native/softdev"  # its folders have no meson.build of their own
+    every = folder == "softdev/src"  # its folders have no meson.build of their own
     sources = list((ROOT / folder).glob("**/*.c" if every else "*.c"))
     assert sources
     names = [it.relative_to(ROOT / folder).with_suffix("") for it in sources]
@@ -73,7 +77,7 @@ def test_a_change_compiles_what_depends_on_it(tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "build"
     # Other processes write and replace compiled files meanwhile; their folders stay.
     compiled = shutil.ignore_patterns("*.pyc*")
-    for name in ("aiordma", "native", "tests/soft", "tests/fuzz", "tests/pair"):
+    for name in ("aiordma", "native", "softdev"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=compiled)
     for name in ("meson.build", "meson.options"):
         shutil.copy(ROOT / name, source)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from conftest import LACKS, every_combination
 from tests.combinations import COMBINATIONS
-from tests.conftest import LACKS, every_combination
 
 ROOT = Path(__file__).parents[1]
 
 BROKEN = """
 import asyncio, contextlib, os, pytest, subprocess, sys, threading
 from aiordma import verbs
-from tests import conftest
-from tests.conftest import *
+import conftest
+from conftest import *
 conftest.PATIENCE = 0.1
 conftest.TIME_LIMIT = 3.0
 
@@ -100,13 +100,13 @@ def test_one():
 def test_once_is_each_test_with_one_set_of_parameters(tmp_path: Path) -> None:
     path = tmp_path / "test_sets.py"
     path.write_text(SETS)
-    done = pytest_run("-p", "tests.conftest", "--once", "-rP", str(path), below=tmp_path)
+    done = pytest_run("-p", "conftest", "--once", "-rP", str(path), below=tmp_path)
     told = [line for line in done.stdout.splitlines() if " set" in line]
     assert told == ["one set of many", "one set of two", "the only set"], done.stdout
 
 
 BETWEEN_TWO = """
-from tests.conftest import *
+from conftest import *
 from tests.transport.conftest import *
 
 def test_pair(pair):
@@ -128,7 +128,7 @@ def test_the_ends_of_a_pair_are_on_two_devices(
     monkeypatch.setenv("AIORDMA_EMBEDDED_DEVICES", "2")
     path = tmp_path / "test_two.py"
     path.write_text(BETWEEN_TWO)
-    arguments = "-p", "tests.conftest", "--peer", "embedded1", "-rA", str(path)
+    arguments = "-p", "conftest", "--peer", "embedded1", "-rA", str(path)
     done = pytest_run(*arguments, below=tmp_path)
     assert done.stdout.splitlines().count("from embedded0 embedded1") == 2, done.stdout
     assert "2 passed" in done.stdout
@@ -140,7 +140,7 @@ def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
     """Leaks, expectations, what reaches only the loop; what asks for no device is not repeated."""
     path = tmp_path / "test_broken.py"
     path.write_text(BROKEN)
-    arguments = "-p", "tests.conftest", "--device", device_name, "-rA", str(path)
+    arguments = "-p", "conftest", "--device", device_name, "-rA", str(path)
     printed = pytest_run(*arguments, below=tmp_path).stdout
     there = "UD" not in LACKS.get(device_name.rstrip("0123456789"), ())
     leaked = " - AssertionError: the block leaked"

@@ -1,6 +1,6 @@
-"""Which C file may include which: Python's import rules (test_imports.py), for ``native``.
+"""Which C file may include which: Python's import rules (test_imports.py), for C.
 
-A folder of ``native`` includes its own headers and those of the folders in the table. The inner
+A folder of C includes its own headers and those of the folders in the table. The inner
 folders of the embedded device have ranks (docs/embedded-device.md): a folder includes of a lower
 one its interface and nothing else, and its objects need no function or variable of a higher one,
 however that is declared. Calls through tables that a folder is given do not count.
@@ -20,15 +20,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NATIVE = ROOT / "native"
-DEVICE = NATIVE / "softdev"
+DEVICE = ROOT / "softdev" / "src"
 
-# Folder of `native` -> folders whose headers it may include, besides its own.
+# Folder of C -> folders whose headers it may include, besides its own.
 FOLDERS: dict[str, set[str]] = {
-    "abi": set(),
-    "softdev": {"abi"},
-    "verbs": {"abi"},
-    "preload": {"softdev", "abi"},
+    "softdev/abi": set(),
+    "softdev/src": {"softdev/abi"},
+    "native/verbs": {"softdev/abi"},
+    "softdev/preload": {"softdev/src", "softdev/abi"},
 }
 
 # Of the device, from low to high; softdev.c puts it together.
@@ -57,7 +56,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|<([^>]+)>)', re.M
 
 
 def folder_of(path: Path) -> str:
-    return path.relative_to(NATIVE).parts[0]
+    return "/".join(path.relative_to(ROOT).parts[:2])
 
 
 def rank_folder(path: Path) -> str:
@@ -67,7 +66,10 @@ def rank_folder(path: Path) -> str:
 
 def found(name: str, including: Path) -> Path | None:
     """The header as the compiler finds it: beside the file, then in meson's include directories."""
-    paths = ((folder / name).resolve() for folder in (including.parent, NATIVE, DEVICE))
+    paths = (
+        (folder / name).resolve()
+        for folder in (including.parent, ROOT / "native", DEVICE.parent, DEVICE)
+    )
     return next((path for path in paths if path.exists()), None)
 
 
@@ -83,7 +85,12 @@ def faults(path: Path) -> Iterator[str]:
             continue
         elif own and (not header or folder_of(header) not in {folder, *FOLDERS[folder]}):
             yield f"{path.name} includes {own}"
-        elif header and folder == "softdev" and own not in COMMON and header.parent != path.parent:
+        elif (
+            header
+            and folder == "softdev/src"
+            and own not in COMMON
+            and header.parent != path.parent
+        ):
             here, of = rank_folder(path), rank_folder(header)
             is_interface = header.name == f"{of}.h" and RANKS[of] < RANKS[here]
             if not is_interface and (here, own) != EXCEPTION:
@@ -91,7 +98,12 @@ def faults(path: Path) -> Iterator[str]:
 
 
 def test_folders_include_only_what_they_may() -> None:
-    assert not [fault for path in NATIVE.rglob("*.[ch]") for fault in faults(path)]
+    assert not [
+        fault
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.[ch]")
+        for fault in faults(path)
+    ]
 
 
 def test_folders_form_no_cycle() -> None:
@@ -100,7 +112,7 @@ def test_folders_form_no_cycle() -> None:
 
 def symbols(*options: str) -> Iterator[tuple[str, str]]:
     """What nm says of each object of the newest build, and the object's folder."""
-    builds = (ROOT / "build").glob("*/native/softdev/libdevice.a.p")
+    builds = (ROOT / "build").glob("*/softdev/src/libdevice.a.p")
     newest = max(builds, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         pytest.skip("there are no objects of the device here: it was built elsewhere")

@@ -1,7 +1,7 @@
 """Several embedded devices in one process: AIORDMA_EMBEDDED_DEVICES.
 
-Their number is the process's, so each test runs a program. ``tests/soft/test_devices.c`` has what
-queue pairs of them do with each other.
+Their number is the process's, so each test runs a program. What queue pairs of them do with
+each other: ``softdev/tests/soft/test_devices.c``.
 """
 
 from __future__ import annotations

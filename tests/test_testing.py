@@ -25,9 +25,8 @@ from aiordma.errors import (
     VerbsError,
 )
 from aiordma.verbs import EventType, SendFlags, WCStatus, WROpcode
+from conftest import ConnectedPair, End
 from tests.processes import run_python
-
-from .conftest import ConnectedPair, End
 
 Via = Literal["cm", "tcp"]
 

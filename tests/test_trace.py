@@ -192,7 +192,7 @@ def test_why_memory_could_not_be_used(tmp_path: Path) -> None:
 
 def test_each_reason_has_a_meaning() -> None:
     """Of those that the device writes, and no others."""
-    device = Path(__file__).parents[1] / "native/softdev"
+    device = Path(__file__).parents[1] / "softdev/src"
     names = ["objects/queue_pair.h", "objects/keys.c", "objects/mw.c", "rc/*.c", "ud/ud.c"]
     text = "".join(path.read_text() for name in names for path in device.glob(name))
     written = set(re.findall(r'"([A-Z_]{3,})"|\bR\(([A-Z_]+), E', text))

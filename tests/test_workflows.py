@@ -31,7 +31,7 @@ def test_the_targets_are_there() -> None:
 def test_the_files_that_they_name_are_there() -> None:
     others = [(ROOT / it).read_text() for it in ("action.yml", "Makefile", ".ci/run")]
     named = re.findall(
-        r"\b(?:docs|tests|native|integrations)/[\w/.-]+\.(?:py|md|toml|json)\b",
+        r"\b(?<!/)(?:docs|tests|softdev|native|integrations)/[\w/.-]+\.(?:py|md|toml|json)\b",
         "".join([*WORKFLOWS.values(), *others]),
     )
     assert len(named) > 9

@@ -2,7 +2,7 @@
 
 C reports failure in several ways, and each call has its own (:mod:`.conventions`). A call here
 returns what remains without failure: nothing, a pointer, a count. The stub of the compiled module
-has their types, made from native/abi/calls.h and native/verbs/interface.h.
+has their types, made from softdev/abi/calls.h and native/verbs/interface.h.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Library:
             if self.offers("reg_own_mr")
             else self.calls.ibv_reg_mr
         )
-        """ibv_reg_mr(3) of memory that is known to have no holes, as native/abi/device_calls.h
+        """ibv_reg_mr(3) of memory that is known to have no holes, as softdev/abi/device_calls.h
         has it; the usual one if the device has no other."""
         self.reg_local_dma: Callable[[h.ibv_pd], h.ibv_mr] | None = (
             checked("ibv_reg_mr", local_dma, Convention.POINTER)
@@ -64,7 +64,7 @@ class Library:
         self._cm_process: int | None = None
 
     def offers(self, entry: str) -> bool:
-        """Whether its devices have this optional entry of native/abi/device_calls.h."""
+        """Whether its devices have this optional entry of softdev/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
     def misconfiguration(self) -> str:
@@ -76,7 +76,7 @@ class Library:
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
         """Whether a peer with the address `peer` may have an endpoint with this GID.
 
-        Always where a device does not connect to that address (native/abi/device_calls.h).
+        Always where a device does not connect to that address (softdev/abi/device_calls.h).
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 

@@ -8,7 +8,7 @@ Three rules, and their numbers, for peers that have proved nothing yet:
 - Host share (`FairShare`): sockets that are silent, and handshakes, have bounded places.  A new
   peer is let in, and when there is no place, another one is evicted for it, of a network that has
   more than its share if there is one.  The embedded device has the rule in C
-  (native/softdev/engine/fair_share.c).
+  (softdev/src/engine/fair_share.c).
 - Failures (`FailureLimit`): handshakes that fail for want of the key are limited, of each host and
   in all, by buckets of tokens.  A failure takes a token, time brings them back, and a proof fills
   its host's bucket.  A host without a token is turned away until there is one.  When the common

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.resources
 import os
 import re
 import resource
@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import NoReturn, Self
 
 import click
-
-import aiordma
 
 
 # Exit statuses as those of the shell and of env(1).
@@ -87,11 +85,9 @@ def run(
 
 def library() -> Path:
     """The embedded device as libibverbs.so.1, in a folder with the other names of that library."""
-    found = importlib.util.find_spec("aiordma._native._lib")
-    folder = Path(found.origin if found and found.origin else aiordma.__file__).parent / "preload"
-    path = folder / "libibverbs.so.1"
+    path = Path(str(importlib.resources.files("aiordma._native") / "preload" / "libibverbs.so.1"))
     if not path.exists():
-        raise CannotRunError(f"{folder} has no {path.name}: reinstall aiordma")
+        raise CannotRunError(f"{path.parent} has no {path.name}: reinstall aiordma")
     if any(character in str(path) for character in ":; "):
         raise CannotRunError(
             f"LD_PRELOAD cannot name {path}: spaces, colons and semicolons separate paths there; "

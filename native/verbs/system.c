@@ -28,7 +28,7 @@ static void *open_library(const struct library *library, char *error, size_t err
 	if (!handle) {
 		snprintf(error, error_size, "library %s cannot be loaded (%s); install %s",
 			 library->soname, dlerror(), library->packages);
-	} else if (dlsym(handle, "aiordma_run")) { /* native/preload */
+	} else if (dlsym(handle, "aiordma_run")) { /* softdev/preload */
 		snprintf(error, error_size,
 			 "library %s is the embedded device under `aiordma run`; without that "
 			 "command "

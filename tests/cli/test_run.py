@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import importlib.resources
 import os
 import re
 import shutil
@@ -22,7 +21,7 @@ from aiordma import trace, verbs
 from aiordma.cli import run as command
 from aiordma.cli.run import ELF, CannotRunError, NotFoundError
 from aiordma.verbs import FaultCounts
-from tests.abi.exports_check import table_of_exports
+from softdev.tests.abi.exports_check import table_of_exports
 from tests.processes import run, run_python
 
 ROOT = Path(__file__).parents[2]
@@ -106,9 +105,7 @@ def test_a_path_that_ld_preload_cannot_name(
     installed = tmp_path / folder / "preload"
     installed.mkdir(parents=True)
     (installed / "libibverbs.so.1").touch()
-    origin = str(installed.parent / "_lib.abi3.so")
-    spec = importlib.machinery.ModuleSpec("aiordma._native._lib", None, origin=origin)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(importlib.resources, "files", lambda package: installed.parent)
     with pytest.raises(CannotRunError, match="spaces, colons and semicolons"):
         command.library()
 
@@ -365,7 +362,7 @@ def test_the_library_has_the_public_names_and_nothing_else() -> None:
     assert not any(name.startswith(("Py", "ibv_", "rdma_")) for name in needed)
 
 
-def test_a_broken_installation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_broken_installation_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
     with pytest.raises(click.ClickException, match=r"has no libibverbs\.so\.1: reinstall"):
         command.library()

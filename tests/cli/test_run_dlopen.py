@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.abi.exports_check import table_of_exports
+from softdev.tests.abi.exports_check import table_of_exports
 
 from .test_run import aiordma_run
 

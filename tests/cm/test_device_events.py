@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import kind_of
+from conftest import kind_of
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]

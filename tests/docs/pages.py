@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.guests import results
+from softdev.tests.guests import results
 
 from . import connection_page, example_programs, man_pages, sections, states_page
 

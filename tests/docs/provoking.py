@@ -163,7 +163,7 @@ def _watched(value: Any, note: Note, like: Any = None) -> Any:
     return call
 
 
-# ---- in a run of pytest, through tests/conftest.py ----------------------------------------------
+# ---- in a run of pytest, through conftest.py ----------------------------------------------
 
 
 def add_option(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""The commands of docs/command-line.md, apart from those of `run`: see tests/programs."""
+"""The commands of docs/command-line.md, apart from those of `run`: see softdev/tests/programs."""
 
 from __future__ import annotations
 

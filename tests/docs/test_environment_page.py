@@ -6,7 +6,7 @@ import re
 
 from tests.docs.pages import DOCS, ROOT
 
-SOURCES = {"aiordma": ("*.py", "*.pyx"), "native": ("*.c", "*.h")}
+SOURCES = {"aiordma": ("*.py", "*.pyx"), "native": ("*.c", "*.h"), "softdev": ("*.c", "*.h")}
 
 
 def in_code() -> set[str]:

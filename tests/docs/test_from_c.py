@@ -33,8 +33,8 @@ def listed(title: str) -> list[str]:
 
 
 def exported(library: str) -> set[str]:
-    """The calls of native/abi/calls.h and, of libibverbs, those that no library exports."""
-    calls = (ROOT / "native" / "abi" / "calls.h").read_text()
+    """The calls of softdev/abi/calls.h and, of libibverbs, those that no library exports."""
+    calls = (ROOT / "softdev" / "abi" / "calls.h").read_text()
     found = set(re.findall(rf"^(?:CALL|OPTIONAL)\({library}, .+?, _?(\w+), \(", calls, re.M))
     if library == "verbs":
         interface = (ROOT / "native" / "verbs" / "interface.h").read_text()

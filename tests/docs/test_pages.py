@@ -31,7 +31,7 @@ PROGRAMS = [
     and match["program"] not in EXAMPLES
 ]
 
-# Tests with their configuration; tests/programs has those with unittest.
+# Tests with their configuration; softdev/tests/programs has those with unittest.
 TESTS = re.compile(
     r"^```python\n(?P<program>[^`]*^import pytest$[^`]*)^```\n\n```toml\n(?P<toml>.*?)^```$",
     re.DOTALL | re.MULTILINE,
@@ -87,11 +87,13 @@ def anchors(text: str) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_files_are_there(page: Path) -> None:
     """From the root; in the pages for contributors also from one of the source folders."""
-    whole = r"`((?:aiordma|native|tests|docs|examples|bench|integrations)/[\w./]+)`"
+    whole = r"`((?:aiordma|native|softdev|tests|docs|examples|bench|integrations)/[\w./]+)`"
     for name in re.findall(whole, page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
     if page.stem in ("design", "how-to-add", "messages", "polling"):
-        folders = [ROOT / folder for folder in ("", "aiordma", "native", "native/softdev", "docs")]
+        folders = [
+            ROOT / folder for folder in ("", "aiordma", "native", "softdev", "softdev/src", "docs")
+        ]
         for name in re.findall(r"`([\w./]+)`", page.read_text()):
             if "/" in name or name.endswith((".py", ".pyx", ".c", ".h", ".md")):
                 known = any((folder / name).exists() for folder in folders)
@@ -144,7 +146,8 @@ def test_what_is_generated_is_as_it_would_be_now() -> None:
 
 def test_the_matrix_of_roce_has_the_rows_that_run() -> None:
     """Its verdicts are from a virtual machine."""
-    listed = run(str(ROOT / "tests" / "softroce" / "across"), "--rows", check=True).stdout
+    across = ROOT / "softdev" / "tests" / "softroce" / "across"
+    listed = run(str(across), "--rows", check=True).stdout
     page = (DOCS / "roce-v2.md").read_text()
     rows = re.search(r"^<!-- rows: .*?(^\|.*?)^<!-- end of rows", page, re.S | re.M)
     assert rows, "make roce"

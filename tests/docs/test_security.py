@@ -31,9 +31,9 @@ def is_there(name: str) -> bool:
         text = (ROOT / place).read_text()
     elif step:
         found = rf"^\t.*\b[A-Z_]+\({step}\b"
-        text = (ROOT / "tests" / "soft" / f"{place}.c").read_text()
+        text = (ROOT / "softdev" / "tests" / "soft" / f"{place}.c").read_text()
     else:  # a fuzz target, whose kept inputs are replayed
-        assert list((ROOT / "tests" / "fuzz" / "corpus" / place).iterdir())
+        assert list((ROOT / "softdev" / "tests" / "fuzz" / "corpus" / place).iterdir())
         found = f"'{place}'"
-        text = (ROOT / "tests" / "fuzz" / "meson.build").read_text()
+        text = (ROOT / "softdev" / "tests" / "fuzz" / "meson.build").read_text()
     return re.search(found, text, re.MULTILINE) is not None

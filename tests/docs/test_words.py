@@ -20,12 +20,13 @@ EVERYWHERE = (
     "docs",
     "examples",
     "native",
+    "softdev",
     "tests",
 )
 
 READABLE = (".py", ".pyi", ".pyx", ".pxd", ".md", ".c", ".h", ".toml", ".build", "")
 # Random input; this table itself.
-EXEMPT = ("tests/fuzz/corpus/", "tests/docs/test_words.py")
+EXEMPT = ("softdev/tests/fuzz/corpus/", "tests/docs/test_words.py")
 
 # The word, as a pattern, and what to write instead.
 BANNED = {

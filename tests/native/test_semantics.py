@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DEVICE = ROOT / "native" / "softdev"
-TESTS = ROOT / "tests"
+DEVICE = ROOT / "softdev" / "src"
+TESTS = ROOT / "softdev" / "tests"
 PAGE = ROOT / "docs" / "semantics.md"
 
 # Of the specification's volume 1: its sections (those of chapters 9 to 14, or named with it), its

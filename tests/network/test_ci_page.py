@@ -1,12 +1,12 @@
-"""The commands of docs/ci-without-hardware.md for two hosts; tests/programs has the others."""
+"""The commands of docs/ci-without-hardware.md for two hosts; the rest: softdev/tests/programs."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from softdev.tests.programs.conftest import installed
 from tests.docs.page_commands import blocks, run_commands
-from tests.programs.conftest import installed
 
 from .namespaces import PREFIX, ip
 

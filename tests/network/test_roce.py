@@ -7,7 +7,7 @@ from subprocess import PIPE, Popen, run
 
 import pytest
 
-from tests.programs.conftest import installed, run_pair_when
+from softdev.tests.programs.conftest import installed, run_pair_when
 
 from .conftest import Agents, Start, address_of, connect, exchange, pair
 from .namespaces import CABLE, Network

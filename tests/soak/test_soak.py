@@ -16,7 +16,7 @@ from aiordma import (
     start_server,
 )
 from aiordma.errors import RemoteAccessError
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 
 from . import stranger
 from .kept import PER_LOCAL_PEER, Kept

@@ -13,8 +13,8 @@ import pytest
 from aiordma._loop import completion_reader
 from aiordma._loop.adaptive_polling import AdaptivePolling
 from aiordma.transport import Via
+from conftest import SLOW, all_embedded, every_combination
 from tests import combinations
-from tests.conftest import SLOW, all_embedded, every_combination
 from tests.session.pair import PairFactory
 
 from .connection_factory import ConnectionFactory

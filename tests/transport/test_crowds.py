@@ -58,7 +58,7 @@ def offer(*, with_key: bool) -> bytes:
 
 
 def request(*, with_key: bool) -> bytes:
-    """REQ of the embedded device's connection manager (native/softdev/cm/cm_wire.h)."""
+    """REQ of the embedded device's connection manager (softdev/src/cm/cm_wire.h)."""
     private = replace(hello(), authenticates=with_key).pack().ljust(56, b"\0")
     body = struct.pack("<IIHBBBBBBIIH", 77, 1, 0x0106, 2, 1, 1, 0, 6, 7, 0, 0, 0) + private
     return b"ARCM" + struct.pack("<BBH", 5, 1, len(body)) + body

@@ -13,7 +13,7 @@ import pytest
 from aiordma import ConnectionBrokenError, listen
 from aiordma.errors import AddressError
 from aiordma.transport import Via
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 from tests.processes import run
 
 from .connection_factory import ConnectionFactory, ends

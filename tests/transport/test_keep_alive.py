@@ -21,7 +21,7 @@ from aiordma import (
 )
 from aiordma._transport.keep_alive import Probe
 from aiordma.errors import RejectedError
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 
 from .connection_factory import (
     SMALL,

@@ -22,7 +22,7 @@ from aiordma import (
     RequestRefusedError,
     WorkCompletionError,
 )
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 
 from .connection_factory import (
     SMALL,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import kind_of
+from conftest import kind_of
 from tests.processes import run_python
 
 # What the rails carry, also when one breaks, is tested on other devices too.

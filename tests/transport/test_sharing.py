@@ -21,7 +21,7 @@ from aiordma import (
 )
 from aiordma._core.protocol import ErrorCode
 from aiordma.errors import RemoteAccessError, WorkCompletionError
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 
 from .connection_factory import (
     ALL,

@@ -13,7 +13,7 @@ from aiordma import verbs
 from aiordma.verbs import AsyncEvent, EventType, QPCapabilities, QPState, SendFlags, WROpcode
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from conftest import ConnectedPair, End
 
 
 def next_event(context: verbs.Context, timeout: float = 30) -> AsyncEvent:

@@ -22,7 +22,7 @@ from aiordma.verbs import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, Pair
+    from conftest import ConnectedPair, Pair
 
 BUILDERS = verbs.send_ops_of(verbs.QPType.RC)
 

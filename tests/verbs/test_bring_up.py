@@ -27,7 +27,7 @@ from aiordma.verbs._device.route_lookup import source_entry
 from tests.processes import run
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, Pair
+    from conftest import ConnectedPair, Pair
 
 
 # --- unreliable connections --------------------------------------------------------------------

@@ -14,12 +14,12 @@ import pytest
 from aiordma import verbs
 from aiordma.errors import BufferStateError, BusyError, RemoteAccessError
 from aiordma.verbs import SendFlags, WCFields, WCFlags, WCOpcode, WCStatus, WorkCompletion, WROpcode
-from tests.conftest import LACKS, kind_of
+from conftest import LACKS, kind_of
 from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from aiordma._native import Record
-    from tests.conftest import ConnectedPair, End, Pair
+    from conftest import ConnectedPair, End, Pair
 
 SIGNALED = SendFlags.SIGNALED
 

@@ -16,7 +16,7 @@ import pytest
 from aiordma.verbs import CompletionChannel, CompletionQueue, Context, WROpcode
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End, Pair
+    from conftest import ConnectedPair, End, Pair
 
 
 def send(one: End, two: End, wr_id: int = 1) -> None:

@@ -14,7 +14,7 @@ from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
-    from tests.conftest import ConnectedPair
+    from conftest import ConnectedPair
 
 
 def test_a_queue_pair_has_room_for_all_that_can_be_posted(

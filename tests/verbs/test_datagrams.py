@@ -30,10 +30,10 @@ from aiordma.verbs import (
     WROpcode,
     send_ops_of,
 )
-from tests.conftest import End
+from conftest import End
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair
+    from conftest import ConnectedPair
 
 pytestmark = pytest.mark.needs("UD")
 SIGNALED = int(SendFlags.SIGNALED)

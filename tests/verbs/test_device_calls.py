@@ -1,4 +1,4 @@
-"""A device without the optional calls of native/abi/device_calls.h, as a card: all else works."""
+"""A device without the optional calls of softdev/abi/device_calls.h, as a card: all else works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.loop.test_driver import the_driver, two_ends
 from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair
+    from conftest import ConnectedPair
 
 pytestmark = pytest.mark.any_device
 

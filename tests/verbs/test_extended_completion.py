@@ -18,7 +18,7 @@ from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
-    from tests.conftest import ConnectedPair, End, Pair
+    from conftest import ConnectedPair, End, Pair
 
 EXTENDED = pytest.mark.needs("extended completion queues")
 TIMES = WCFields.WITH_COMPLETION_TIMESTAMP | WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK

@@ -25,10 +25,10 @@ from aiordma.verbs import (
     WCStatus,
     WROpcode,
 )
-from tests.conftest import ALL_REMOTE, End
+from conftest import ALL_REMOTE, End
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair
+    from conftest import ConnectedPair
 
 OPS = SendOps.RDMA_WRITE | SendOps.FLUSH
 RIGHTS = AccessFlags.LOCAL_WRITE | ALL_REMOTE | AccessFlags.FLUSH_GLOBAL

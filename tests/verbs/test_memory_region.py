@@ -60,7 +60,7 @@ def is_made_sure_of(memory: AnyMemory) -> bool:
 
 
 def test_an_allocators_memory_is_not_checked_page_by_page() -> None:
-    """Its pages come with their bytes; other memory is made sure of (native/abi/device_calls.h)."""
+    """Its pages come with their bytes; other memory is tried (softdev/abi/device_calls.h)."""
     length = 64 << 20  # beyond what malloc ever takes from its heap (mallopt(3)): fresh pages
     numbers = np.zeros(length // 8)
     for memory in (bytes(length), numbers, numbers.reshape(2, -1)[1]):

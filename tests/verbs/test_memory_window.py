@@ -28,7 +28,7 @@ from aiordma.verbs import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.conftest import ConnectedPair, End
+    from conftest import ConnectedPair, End
 
 SIGNALED = SendFlags.SIGNALED
 READ, WRITE, ATOMIC = (

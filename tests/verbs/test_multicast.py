@@ -20,7 +20,7 @@ from aiordma.verbs import (
     QPType,
     ScatterGatherElement,
 )
-from tests.conftest import End
+from conftest import End
 
 pytestmark = pytest.mark.needs("UD")
 QKEY = 0x77

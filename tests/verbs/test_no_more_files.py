@@ -7,7 +7,7 @@ import sys
 
 from aiordma import verbs
 from aiordma.verbs import AccessFlags, Endpoint
-from tests.conftest import EMBEDDED
+from conftest import EMBEDDED
 
 # Takes all descriptors that it may have, connects its queue pair, and writes to the peer.
 CHILD = """

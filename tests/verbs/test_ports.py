@@ -14,7 +14,7 @@ from aiordma.errors import VerbsError
 from aiordma.verbs import GID, GIDEntry, GIDType
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair
+    from conftest import ConnectedPair
 
 
 def test_port_attributes(context: verbs.Context) -> None:

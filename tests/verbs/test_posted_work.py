@@ -32,7 +32,7 @@ from aiordma.verbs._qp.posted_work import PostedWork
 
 if TYPE_CHECKING:
     from aiordma._native import Record
-    from tests.conftest import ConnectedPair, Pair
+    from conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 

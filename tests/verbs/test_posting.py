@@ -20,7 +20,7 @@ from aiordma.verbs import (
 )
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, Pair
+    from conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 

@@ -22,7 +22,7 @@ from aiordma.verbs import (
 from aiordma.verbs._qp.qp_creation import QPOptions
 
 if TYPE_CHECKING:
-    from tests.conftest import Pair
+    from conftest import Pair
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from aiordma.verbs import MTU, AccessFlags, AddressVector, QPState, QPType
 from aiordma.verbs._qp.qp_attributes import QPChanges
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, Pair
+    from conftest import ConnectedPair, Pair
 
 
 def test_connect(pair: Pair, context: verbs.Context) -> None:

@@ -12,7 +12,7 @@ from aiordma import verbs
 from aiordma.errors import BufferStateError, VerbsError
 from aiordma.verbs import EventType, QPState, SendFlags, WROpcode, raw
 from aiordma.verbs.raw import ffi
-from tests.conftest import ConnectedPair, End
+from conftest import ConnectedPair, End
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h

@@ -10,7 +10,7 @@ import pytest
 
 from aiordma import BufferStateError, cm, testing, verbs
 from aiordma.verbs import SendFlags, WROpcode
-from tests.conftest import End
+from conftest import End
 
 # Places in struct ibv_context_ops: infiniband/verbs.h.
 POLL_CQ, POST_SEND = 11, 25

@@ -24,7 +24,7 @@ from aiordma.verbs import (
     WCStatus,
     WROpcode,
 )
-from tests.conftest import End
+from conftest import End
 
 from .test_async_events import next_event
 
@@ -256,7 +256,7 @@ def test_limit(context: Context, star: Star) -> None:
 
 @pytest.mark.needs("UC")
 def test_an_unreliable_queue_pair(context: Context, pd: ProtectionDomain) -> None:
-    """It sends to itself.  Of datagrams: tests/soft/test_ud.c."""
+    """It sends to itself.  Of datagrams: softdev/tests/soft/test_ud.c."""
     with (
         context.create_cq(16) as cq,
         pd.create_srq(1) as srq,

@@ -23,10 +23,10 @@ from aiordma.errors import (
 )
 from aiordma.verbs import AccessFlags, Advice, ScatterGatherElement, SendFlags, WROpcode
 from aiordma.verbs._memory.memory_region import reg_local_dma
-from tests.conftest import kind_of
+from conftest import kind_of
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, End
+    from conftest import ConnectedPair, End
 
 RIGHTS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 PAGE = mmap.PAGESIZE

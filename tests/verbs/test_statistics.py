@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiordma import testing, verbs
 from aiordma.errors import RemoteAccessError
 from aiordma.verbs import SendFlags, WROpcode
-from tests.conftest import End
+from conftest import End
 from tests.transport.connection_factory import ends
 
 

@@ -22,7 +22,7 @@ from aiordma._core.qp_states import TRANSITIONS, attribute_names
 from aiordma.errors import QPTransitionError, VerbsError
 from aiordma.verbs import AccessFlags, AddressVector, MigrationState, QPAttrMask, QPState, QPType
 from aiordma.verbs._qp.qp_attributes import QPChanges, fill
-from tests.conftest import kind_of
+from conftest import kind_of
 
 M = QPAttrMask
 NOTHING = QPAttrMask(0)

@@ -20,7 +20,7 @@ from aiordma.verbs import (
 from aiordma.verbs._qp.transport_rules import NEEDS_CHECK, OPERATIONS, flags_of, has, send_ops_of
 
 if TYPE_CHECKING:
-    from tests.conftest import ConnectedPair, Pair
+    from conftest import ConnectedPair, Pair
 
 SIGNALED = int(SendFlags.SIGNALED)
 

@@ -22,7 +22,7 @@ from aiordma.verbs import (
     WCStatus,
     WROpcode,
 )
-from tests.conftest import ALL_REMOTE, End
+from conftest import ALL_REMOTE, End
 
 pytestmark = pytest.mark.needs("XRC")
 

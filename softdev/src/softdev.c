@@ -1,0 +1,128 @@
+/* Puts the device together: the table of its calls, and the tables of higher folders that
+ * lower ones are given. */
+#include "softdev.h"
+
+#include <string.h>
+
+#include "cm/cm.h"
+#include "inject/inject.h"
+#include "rc/rc.h"
+#include "roce/roce.h"
+#include "shm/shm.h"
+#include "trace/trace.h"
+#include "ud/ud.h"
+#include "wire/wire.h"
+
+static const struct soft_roce_takers takers = {
+	.datagram = soft_ud_input,
+	.mad = soft_cm_mad_received,
+};
+
+static const struct soft_ud_packets packets = {
+	.hold = soft_roce_hold,
+	.release = soft_roce_release,
+	.send = soft_roce_send_datagram,
+};
+
+static const struct soft_gsi_calls gsi = {
+	.hold = soft_roce_hold,
+	.release = soft_roce_release,
+	.is_shared = soft_roce_is_shared,
+	.send = soft_roce_send_mad,
+};
+
+/* Each time that the engine starts, for the child of a fork may want other links. */
+static int choose_carriers(void)
+{
+	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
+	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
+	return 0;
+}
+
+static const struct soft_subsystem carriers = {.start = choose_carriers};
+
+/* In the order in which the engine calls them. */
+static const struct soft_subsystem *const subsystems[] = {
+	&soft_cm_subsystem,
+	&soft_wire_subsystem,
+	&soft_shm_subsystem,
+	&soft_roce_subsystem,
+	&soft_ud_subsystem,
+	&carriers,
+	&soft_paths_subsystem,
+	&soft_port_subsystem,
+	&soft_inject_subsystem,
+	&soft_trace_subsystem,
+	NULL,
+};
+
+static const struct soft_path_acceptor acceptor = {
+	.requested = soft_handshake_requested,
+	.withdrawn = soft_handshake_withdrawn,
+};
+
+void soft_device_make(void)
+{
+	soft_engine_use(subsystems);
+	soft_device.inject->hooks = &soft_delay_hooks;
+	soft_device.objects->connected = &soft_rc_transport;
+	soft_device.objects->datagrams = &soft_ud_transport;
+	soft_device.objects->links = &soft_wire_links;
+	soft_device.paths->acceptor = &acceptor;
+	soft_roce_use(&takers);
+	soft_wire_use_cm(soft_cm_offer);
+}
+
+/* Before anything of the device can be called, and so before the constructors of preload/.
+ * GCC forgets the priority where the function has been declared before without it. */
+__attribute__((constructor(101))) static void make_first(void)
+{
+	soft_device_make();
+}
+
+static struct ibv_mr *reg_local_dma(struct ibv_pd *pd)
+{
+	return soft_reg_own_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+}
+
+static int same_host(const uint8_t gid[16], const uint8_t peer[16])
+{
+	union ibv_gid one, other;
+
+	memcpy(one.raw, gid, sizeof(one.raw));
+	memcpy(other.raw, peer, sizeof(other.raw));
+	soft_lock();
+	bool same = !memcmp(&one, &other, sizeof(one)) ||
+		    (soft_gid_is_of_host(&one) && soft_gid_is_of_host(&other));
+	soft_unlock();
+	return same;
+}
+
+static const struct aiordma_device_calls device = {
+	.progress = soft_engine_progress,
+	.busy_poll = soft_busy_poll,
+	.hold_polling = soft_hold_polling,
+	.peer_wakeups = soft_peer_wakeups,
+	.wake_early = soft_wake_early,
+	.reg_own_mr = soft_reg_own_mr,
+	.reg_local_dma = reg_local_dma,
+	.wire = soft_qp_wire,
+	.end_with_peer = soft_qp_end_with_peer,
+	.same_host = same_host,
+	.withdrawn = soft_cm_withdrawn,
+	.set_faults = aiordma_embedded_faults,
+	.fault_counts = aiordma_embedded_fault_counts,
+	.misconfiguration = soft_misconfiguration,
+};
+
+static const struct aiordma_calls table = {
+#define CALL(library, result, name, arguments) .name = soft_##name,
+#include "abi/calls.h"
+#undef CALL
+	.device = &device,
+};
+
+const struct aiordma_calls *aiordma_embedded_calls(void)
+{
+	return &table;
+}

@@ -1,0 +1,36 @@
+/* The embedded device: its calls, and the order of its folders, from the lowest to the highest:
+ *
+ *   engine       the lock, the epoll set, the thread, timers, channels
+ *   trace        the trace, a hook that every higher folder may call
+ *   inject       fault injection, likewise
+ *   objects      what the application holds: contexts, memory, queues, queue pairs
+ *   shm, rc, ud  peers on this host (shared segments, rings, cross-memory attach); reliable and
+ *                unreliable connections; datagrams: they do not call each other
+ *   wire         links between queue pairs, over TCP or a channel in shared memory
+ *   cm           the connection manager
+ *   sim          simulated hosts, each with a device, and the network between them
+ *
+ * A folder calls lower ones only; what it needs of a higher one it calls through a table that
+ * softdev.c gives to it.  Its interface is the header that has its name.  tests/test_includes.py
+ * fails on a call against the order.  docs/embedded-device.md has the locks.
+ *
+ * Nothing here includes Python or calls libibverbs.
+ */
+#pragma once
+
+#include "embedded.h"
+
+/* Every call of the table is a function soft_<name>; the table is put together in softdev.c.  They
+ * are visible outside: preload/ gives each of them the public name of the call. */
+#define CALL(library, result, name, arguments)                                                     \
+	__attribute__((visibility("default"))) result soft_##name arguments;
+#include "abi/calls.h"
+#undef CALL
+
+/* And of embedded.h what programs under `aiordma run` look up. */
+#define VISIBLE(name) extern __typeof__(name) name __attribute__((visibility("default")))
+VISIBLE(aiordma_embedded_raise);
+VISIBLE(aiordma_embedded_raise_on);
+VISIBLE(aiordma_embedded_faults);
+VISIBLE(aiordma_embedded_fault_count);
+#undef VISIBLE

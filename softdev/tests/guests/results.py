@@ -1,0 +1,125 @@
+"""What the last whole run of each row has found, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .rows import Row
+from .table import SOFTWARE, TABLE
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[3] / "docs" / "guests.md"
+LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
+
+INTRODUCTION = """\
+# Unmodified RDMA software on the embedded device
+
+`make guests` installs the software below from the packages of Debian 12 and PyPI, runs each row
+under `aiordma run`, once with shared memory and once with the TCP wire between the processes
+(`AIORDMA_EMBEDDED_LINKS`), and writes this page. A row works if its programs end well in bounded
+time and a [trace](trace.md) shows that work requests of the device carried its bytes. CI runs the
+rows marked with \\*, without figures: `make guests ARGS=--quick`.
+
+Between two hosts each side names a GID that reaches the other, by its index in `aiordma devinfo`:
+`-g` of the pingpongs, `-x` of perftest. Their default leads to the loopback address, and ends in
+"transport retries exceeded". With the connection manager (`-R` of perftest, `-cm 1` of qperf,
+rping) the addresses choose it. The same holds for [RoCE v2](roce-v2.md).
+
+A figure is what the program itself printed, in the row's unit, in a second run without the trace.
+"yes" stands for a row that works and has no figure: its program prints none, or its last run was
+made by `make guests ARGS=--no-figures`. The reason of a "no" is below its table. The last column is
+the same measurement over the kernel's TCP on the loopback interface in the same run of the matrix,
+by the same software (for perftest, which has none, by qperf).
+
+{machine}
+"""
+
+BY_HAND = """\
+## Tried by hand
+
+Software without a row, which was built and run under `aiordma run` by hand, in 2026:
+
+| software | result |
+|---|---|
+| QEMU | live migration over RDMA works |
+| librpma | works |
+| the Rust suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests pass |
+| rdma-core 64, its own tests | 187 pass, none fails |
+| gloo, its ibverbs transport | failed while a peer's exit broke idle queue pairs; not tried since |
+"""
+
+
+def load() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def store(versions: Mapping[str, str], rows: Mapping[str, Any]) -> None:
+    """Rows that were not run keep what they had; rows that are no longer in the table go."""
+    before = load()
+    known = {**before.get("rows", {}), **rows}
+    results = {
+        "machine": {"kernel": platform.release().partition("-")[0], "cores": os.cpu_count()},
+        "versions": dict(sorted({**before.get("versions", {}), **versions}.items())),
+        "rows": {row.id: known[row.id] for row in TABLE if row.id in known},
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(results))
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def cell(result: Mapping[str, Any], link: str) -> str:
+    one = result.get(link)
+    if one is None:
+        return "not run"
+    if not one["works"]:
+        return "**no**"
+    return number(one.get("figure")) or "yes"
+
+
+def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many rows work on every link, of those that ran."""
+    ran = [found[row.id] for row in rows if row.id in found]
+    works = sum(all(result.get(link, {}).get("works") for link in LINKS) for result in ran)
+    left = len(rows) - len(ran)
+    return f"{works} of {len(ran)} rows work" + (f", {left} not run" if left else "")
+
+
+def page(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    about = f"This run: Linux {machine['kernel']}, {machine['cores']} cores for both programs."
+    parts = [INTRODUCTION.format(machine=about)]
+    for software in SOFTWARE:
+        rows = [row for row in TABLE if row.software == software.name]
+        version = results["versions"].get(software.name, "not run")
+        parts += [f"## {software.name}\n", f"{version}: {tally(rows, results['rows'])}.\n"]
+        parts += [
+            f"| row | unit | {' | '.join(LINKS.values())} | kernel TCP |",
+            "|---|---|---|---|---|",
+        ]
+        for row in rows:
+            result = results["rows"].get(row.id, {})
+            cells = [cell(result, link) for link in LINKS]
+            mark = " \\*" if row.quick else ""
+            tcp = number(result.get("kernel_tcp"))
+            parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            for link, reason in row.fails.items():
+                reasons.setdefault(reason, []).append(f"{row.name} ({LINKS[link]})")
+        if reasons:
+            parts.append("")
+            parts += [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        if software.note:
+            parts += ["", software.note]
+        parts.append("")
+    return "\n".join([*parts, BY_HAND])

@@ -1,0 +1,87 @@
+"""Ports for programs that bind the one that they are told, or always the same one.
+
+A test cannot bind a port for its program, and a port that is free now may be another's a moment
+later. So tests agree whose a port is, in all runs on this machine: it belongs to the process that
+has an abstract Unix socket with the port in its name. The kernel has such names for each network
+namespace, as it has ports, and forgets one when its process ends, however that ends (unix(7)).
+Other programs are not given these ports: they are outside of what the kernel chooses from.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+# Where the embedded device's multicast groups are (softdev/src/ud/multicast.c).
+MULTICAST_PORT = 14791
+
+# Seconds to wait for another test that has the port.
+LIMIT = 300.0
+
+
+def claim(port: int) -> socket.socket | None:
+    """Make a port ours until the socket is closed; None if it is another one's."""
+    claimed = socket.socket(socket.AF_UNIX)
+    try:
+        claimed.bind(f"\0aiordma test port {port}")
+    except OSError as error:
+        claimed.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return claimed
+
+
+def is_free(port: int, after_connections: bool = False) -> bool:
+    """Whether no socket has the port; a listener's former connections may, if that is asked."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET6, kind) as probe:
+            if after_connections and kind == socket.SOCK_STREAM:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("::", port))
+            except OSError:
+                return False
+    return True
+
+
+def candidates() -> list[int]:
+    """Ports that the kernel gives to no program by itself, if there are any."""
+    least, most = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [port for port in range(10000, 65536) if port != MULTICAST_PORT]
+    return [port for port in ports if not least <= port <= most] or ports
+
+
+@contextmanager
+def chosen_port() -> Iterator[int]:
+    """A free port that no other test has."""
+    ports = candidates()
+    while True:
+        port = random.choice(ports)
+        if (claimed := claim(port)) is None:
+            continue
+        with closing(claimed):
+            if is_free(port):
+                yield port
+                return
+
+
+@contextmanager
+def fixed_port(port: int, limit: float = LIMIT) -> Iterator[int]:
+    """The one port that a program can use, as soon as no other test has it."""
+    deadline = time.monotonic() + limit
+    while (claimed := claim(port)) is None:
+        if time.monotonic() > deadline:
+            pytest.fail(f"another test has had port {port} for {limit:g} s", pytrace=False)
+        time.sleep(0.01)
+    with closing(claimed):
+        if not is_free(port, after_connections=True):
+            pytest.fail(f"port {port} has to be free, but a program has it", pytrace=False)
+        yield port

@@ -1,0 +1,55 @@
+"""The library of `aiordma run` in place of the distribution's: names, versions, providers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from softdev.tests.abi.exports_check import table_of_exports
+from tests.cli.test_run import dynamic_symbols
+
+from .conftest import run_program
+
+LIBRARIES = {"libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
+
+# As an application that is linked with a provider's library: it is loaded with all its symbols
+# bound, and asks whether the device is one of its own.
+PROVIDER = """
+import ctypes, os
+provider = ctypes.CDLL("libmlx5.so.1", os.RTLD_NOW)
+verbs = ctypes.CDLL(None)
+verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+device = ctypes.c_void_p(verbs.ibv_get_device_list(None)[0])
+provider.mlx5dv_is_supported.restype = ctypes.c_bool
+print(provider.mlx5dv_is_supported(device))
+"""
+
+
+def system_library(name: str) -> Path:
+    """The distribution's library."""
+    found = next(Path("/usr/lib").glob(f"*/{name}"), None)
+    if found is None:
+        pytest.fail(f"{name} is missing: apt-get install {LIBRARIES[name]}", pytrace=False)
+    return found
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_every_name_of_the_systems_library_is_there(name: str) -> None:
+    names = {it for it, here in dynamic_symbols(system_library(name)).items() if here}
+    assert "ibv_open_device" in names or "rdma_connect" in names
+    # Versions are symbols too, and so are the linker's own; a driver's call has rdma-core's number.
+    others = re.compile(r"[A-Z]|_init$|_fini$|_edata$|_end$|__bss_start$|verbs_register_driver_|$")
+    assert {it for it in names if not others.match(it)} - table_of_exports().keys() == set()
+
+
+def test_a_providers_library_loads_and_sees_that_the_device_is_not_its_own() -> None:
+    assert run_program(sys.executable, "-c", PROVIDER).expect() == "False\n"
+
+
+def test_a_linked_program_says_nothing_of_versions() -> None:
+    done = run_program("ibv_devices")
+    done.expect()
+    assert done.errors == ""

@@ -1,0 +1,45 @@
+"""The ICRC of the packets in a capture of libpcap's old format.
+
+    python -m softdev.tests.roce.icrc FILE
+
+rdma_rxe drops a packet whose ICRC is wrong and counts none, and tshark does not calculate it.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+# Offsets of what it leaves out: traffic class, flow label, hop limit, checksums, FECN and BECN.
+CHANGED = {4: (1, 8, 10, 11, 26, 27, 32), 6: (1, 2, 3, 7, 46, 47, 52)}
+
+
+def is_right(packet: bytes) -> bool:
+    """Whether the ICRC of a packet is right, which begins with its IP header."""
+    version = packet[0] >> 4
+    masked = bytearray(packet[:-4])
+    for offset in CHANGED[version]:
+        masked[offset] = 0xFF
+    if version == 6:
+        masked[0] = 0x6F
+    return zlib.crc32(bytes(8 * [0xFF]) + masked) == int.from_bytes(packet[-4:], "little")
+
+
+def captured(file: bytes) -> Iterator[bytes]:
+    """The packets, from their IP headers on."""
+    ethernet = {1: 14, 101: 0}[int.from_bytes(file[20:24], "little")]
+    at = 24
+    while at < len(file):
+        (length,) = struct.unpack_from("<8xI", file, at)
+        at += 16 + length
+        yield file[at - length + ethernet : at]
+
+
+if __name__ == "__main__":
+    packets = list(captured(Path(sys.argv[1]).read_bytes()))
+    wrong = [packet.hex() for packet in packets if not is_right(packet)]
+    print(f"{len(packets)} packets with an ICRC, {len(wrong)} wrong", *wrong[:3], sep="\n")
+    sys.exit(bool(wrong) or not packets)

@@ -1,0 +1,591 @@
+/* One copy between two processes (src/shm/cma.c, cma_export.c), without queue pairs: the
+ * owner of the memory is the parent, the child copies. */
+#define _GNU_SOURCE
+#include "cma_side.h"
+
+#include <sys/uio.h>
+
+#include "objects/objects.h"
+#include "shm/shm_internal.h"
+
+enum { MIB = 1 << 20, PAGE = 4096 };
+
+static struct soft_cma_page *pages; /* of the parent, of the child */
+
+/* Two processes with a page for each, as two local peers have them, and memory of their own. */
+struct scene {
+	struct process process;
+	struct soft_cma cma;
+	uint8_t *memory;
+	size_t length;
+};
+
+static struct soft_cma_page *page_of(bool parent)
+{
+	return (struct soft_cma_page *)((uint8_t *)pages + (parent ? 0 : SOFT_CMA_PAGE));
+}
+
+static uint8_t *map(size_t length)
+{
+	uint8_t *memory =
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(memory != MAP_FAILED);
+	return memory;
+}
+
+static void begin(struct scene *scene, size_t length)
+{
+	*scene = (struct scene){.memory = map(length), .length = length};
+	if (!pages)
+		pages = mmap(NULL, 2 * SOFT_CMA_PAGE, PROT_READ | PROT_WRITE,
+			     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(pages != MAP_FAILED);
+	memset(pages, 0, 2 * SOFT_CMA_PAGE);
+	scene->process = split();
+	CHECK_EQUAL(soft_cma_init(&scene->cma, page_of(scene->process.child),
+				  page_of(!scene->process.child)),
+		    0);
+	scene->cma.peer_secret_at = (uintptr_t)scene->cma.secret; /* the same place after a fork */
+	process_barrier(&scene->process);
+}
+
+static bool probe(struct scene *scene)
+{
+	return soft_cma_probe(&scene->cma, scene->process.child ? scene->process.child : getppid());
+}
+
+/* Both may copy from each other. */
+static void begin_open(struct scene *scene, size_t length)
+{
+	begin(scene, length);
+	CHECK(probe(scene));
+	process_barrier(&scene->process);
+}
+
+static void end(struct scene *scene)
+{
+	soft_cma_end(&scene->cma);
+	join(&scene->process);
+	munmap(scene->memory, scene->length);
+}
+
+static struct soft_cma_desc refer(const struct soft_cma_export *export, const uint8_t *memory,
+				  uint32_t length)
+{
+	return (struct soft_cma_desc){
+		.slot = export->slot,
+		.generation = export->generation,
+		.count = 1,
+		.length = length,
+		.pieces = {{.address = (uintptr_t)memory, .length = length}},
+	};
+}
+
+static struct soft_cma_desc grant_of(struct soft_cma *cma, const uint8_t *memory, uint32_t length)
+{
+	struct soft_cma_export *export = soft_cma_export_new(cma);
+
+	CHECK(export);
+	return refer(export, memory, length);
+}
+
+/* As a frame's payload is taken in: piece by piece. */
+static enum soft_cma_result copy_all(struct soft_cma *cma, const struct soft_cma_desc *desc,
+				     uint8_t *to, uint32_t step)
+{
+	for (uint32_t at = 0; at < desc->length; at += step) {
+		uint32_t part = desc->length - at < step ? desc->length - at : step;
+		struct iovec iov = {.iov_base = to + at, .iov_len = part};
+		enum soft_cma_result reached = soft_cma_copy(cma, desc, at, &iov, 1);
+
+		if (reached != SOFT_CMA_COPIED)
+			return reached;
+	}
+	return SOFT_CMA_COPIED;
+}
+
+static bool every(const struct soft_cma_export *export, const void *what)
+{
+	(void)export;
+	(void)what;
+	return true;
+}
+
+static unsigned take_all_back(struct soft_cma *cma)
+{
+	struct soft_cma_export lost[SOFT_CMA_SLOTS];
+
+	return soft_cma_revoke(cma, every, NULL, lost);
+}
+
+/* ---- copying ------------------------------------------------------------------------------- */
+
+/* Memory that is not there, or may not be written, on either side; in the middle of a piece. */
+static void holes(void)
+{
+	struct scene scene;
+	struct soft_cma_desc desc;
+
+	begin_open(&scene, 8 * PAGE);
+	uint8_t *memory = scene.memory;
+
+	if (scene.process.child) {
+		munmap(memory + 3 * PAGE, PAGE);
+		fill(memory, PAGE, 1);
+		for (int i = 0; i < 3; i++) {
+			desc = grant_of(&scene.cma, memory, i < 2 ? 8 * PAGE : PAGE);
+			tell(&scene.process, &desc, sizeof(desc));
+		}
+	} else {
+		hear(&scene.process, &desc, sizeof(desc));
+		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 8 * PAGE), SOFT_CMA_UNREADABLE);
+		/* Not at all where it is, and after a good part. */
+		CHECK_EQUAL(mprotect(memory + PAGE, PAGE, PROT_READ), 0);
+		hear(&scene.process, &desc, sizeof(desc));
+		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 2 * PAGE), SOFT_CMA_UNWRITABLE);
+		hear(&scene.process, &desc, sizeof(desc));
+		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory + PAGE, PAGE), SOFT_CMA_UNWRITABLE);
+		CHECK_EQUAL(mprotect(memory + PAGE, PAGE, PROT_READ | PROT_WRITE), 0);
+		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory + PAGE, 100), SOFT_CMA_COPIED);
+		CHECK(filled(memory + PAGE, PAGE, 1));
+	}
+	process_barrier(&scene.process);
+	if (scene.process.child) /* each was done with, also where it failed */
+		CHECK_EQUAL(take_all_back(&scene.cma), 0);
+	end(&scene);
+}
+
+static void within_one_process(void)
+{
+	struct soft_cma_page *page = calloc(1, sizeof(*page));
+	struct soft_cma cma;
+	uint8_t *memory = map(MIB);
+
+	CHECK_EQUAL(soft_cma_init(&cma, page, page), 0);
+	CHECK(soft_cma_probe(&cma, getpid()));
+	CHECK(soft_cma_is_open(&cma));
+	fill(memory, 1000, 9);
+	struct soft_cma_desc desc = grant_of(&cma, memory, 1000);
+
+	desc.count = 2;
+	desc.pieces[0].length = 300;
+	desc.pieces[1].address = (uintptr_t)memory + 300;
+	desc.pieces[1].length = 700;
+	struct iovec to[] = {{.iov_base = memory + 2000, .iov_len = 1},
+			     {.iov_base = memory + 2001, .iov_len = 999}};
+
+	CHECK_EQUAL(soft_cma_copy(&cma, &desc, 0, to, 2), SOFT_CMA_COPIED);
+	CHECK(filled(memory + 2000, 1000, 9));
+	CHECK_EQUAL(memory[3000], 0);
+	CHECK_EQUAL(take_all_back(&cma), 0);
+	/* Onto itself, moved by a little. */
+	desc = grant_of(&cma, memory, 1000);
+	CHECK_EQUAL(copy_all(&cma, &desc, memory + 10, 1000), SOFT_CMA_COPIED);
+	CHECK(filled(memory + 10, 1000, 9));
+	desc = grant_of(&cma, memory, 1000);
+	CHECK_EQUAL(take_all_back(&cma), 1);
+	CHECK_EQUAL(copy_all(&cma, &desc, memory, 1000), SOFT_CMA_REVOKED);
+	soft_cma_end(&cma);
+	free(page);
+	munmap(memory, MIB);
+}
+
+/* The thread sanitizer takes pages at any time, to note what is read: a copy then looks as one into
+ * fresh pages. */
+#ifdef __SANITIZE_THREAD__
+#define COUNTS_PAGES false
+#else
+#define COUNTS_PAGES true
+#endif
+
+/* The child copies from the parent, which sees before the last copy, and not earlier, that it is asked
+ * for no more. */
+static void backs_off_at_last(int count, void (*prepare)(int number, uint8_t *to))
+{
+	struct scene scene;
+	struct soft_cma_desc desc;
+	const int last = count - 1;
+
+	begin_open(&scene, MIB);
+	for (int number = 0; number <= last; number++) {
+		if (scene.process.child) {
+			CHECK_EQUAL(soft_cma_backs_off(&scene.cma), number == last);
+			desc = grant_of(&scene.cma, scene.memory, MIB);
+			tell(&scene.process, &desc, sizeof(desc));
+		} else {
+			prepare(number, scene.memory);
+			hear(&scene.process, &desc, sizeof(desc));
+			/* Short ones are not measured. */
+			CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory,
+					     number < last ? MIB : PAGE),
+				    SOFT_CMA_COPIED);
+		}
+		process_barrier(&scene.process);
+	}
+	if (scene.process
+		    .child) { /* in time it is over; and a clock of another world is not believed */
+		page_of(false)->backoff_until = soft_now() - 1;
+		CHECK(!soft_cma_backs_off(&scene.cma));
+		page_of(false)->backoff_until = UINT64_MAX;
+		CHECK(!soft_cma_backs_off(&scene.cma));
+	}
+	end(&scene);
+}
+
+/* One slow copy alone says nothing. */
+static void one_is_quick(int number, uint8_t *to)
+{
+	(void)to;
+	soft_device.shm->slow = number == 1 ? UINT64_MAX : 0;
+}
+
+static void four_into_fresh_pages(int number, uint8_t *to)
+{
+	soft_device.shm->slow = 0;
+	if (number < 4)
+		CHECK_EQUAL(madvise(to, MIB, MADV_DONTNEED), 0);
+}
+
+/* After two slow copies in a row the copying side asks for no more, and the other side knows. */
+static void too_slow(void)
+{
+	backs_off_at_last(5, one_is_quick);
+}
+
+/* The ring would wait for the kernel's fresh pages as well: a copy into them says nothing. */
+static void slow_into_fresh_pages(void)
+{
+	backs_off_at_last(6, four_into_fresh_pages);
+}
+
+/* A second for each MiB, or next to nothing. */
+static void ring_takes(struct soft_cma *cma, bool puts, bool long_time)
+{
+	if (!long_time)
+		cma->took_ns = cma->own->put_ns = 1;
+	else if (puts)
+		soft_cma_ring_put(cma, soft_now() - 1000000000, MIB);
+	else
+		soft_cma_ring_took(cma, soft_now() - 1000000000, MIB);
+}
+
+/* What a record that took so long, because it was interrupted, makes of the mean. */
+static uint64_t mean_after_one_of_a_second(uint64_t mean)
+{
+	struct soft_cma cma = {.took_ns = mean};
+
+	soft_cma_ring_took(&cma, soft_now() - 1000000000, MIB);
+	return cma.took_ns;
+}
+
+/* Slow is what takes longer than the ring's two copies. */
+static void beside_the_ring(void)
+{
+	struct scene scene;
+
+	soft_device.shm->slow = 0;
+	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
+	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
+	begin_open(&scene, MIB);
+	memset(scene.memory, 1, MIB);
+	for (int slow = 0; slow < 2; slow++) {
+		ring_takes(&scene.cma, !scene.process.child, !slow);
+		process_barrier(&scene.process);
+		for (int copies = 0; copies < 8; copies++) {
+			struct soft_cma_desc desc = grant_of(&scene.cma, scene.memory, MIB);
+
+			if (!scene.process.child) {
+				tell(&scene.process, &desc, sizeof(desc));
+			} else {
+				hear(&scene.process, &desc, sizeof(desc));
+				CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory, MIB),
+					    SOFT_CMA_COPIED);
+			}
+			process_barrier(&scene.process);
+		}
+		CHECK_EQUAL(page_of(true)->backoff_until != 0, slow);
+		process_barrier(&scene.process);
+	}
+	end(&scene);
+}
+
+/* ---- what the kernel says ------------------------------------------------------------------ */
+
+/* A process with the right number that is not the one: the secret says so.  One that has become
+ * another program is the same. */
+static void another_process(void)
+{
+	struct scene scene;
+	struct soft_cma_desc desc;
+
+	begin(&scene, PAGE);
+	if (!scene.process.child) {
+		hear(&scene.process, &desc, sizeof(desc));
+		CHECK(!soft_cma_probe(&scene.cma, 0)); /* the peer is not known */
+		/* The memory is there too, but not the secret. */
+		CHECK(!soft_cma_probe(&scene.cma, getpid()));
+		CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory, PAGE), SOFT_CMA_GONE);
+		CHECK(probe(&scene));
+		scene.cma.peer_secret_at = 8; /* nothing is there */
+		CHECK(!probe(&scene));
+	} else {
+		desc = grant_of(&scene.cma, scene.memory, PAGE);
+		tell(&scene.process, &desc, sizeof(desc));
+	}
+	process_barrier(&scene.process);
+	end(&scene);
+}
+
+/* The owner is killed while its memory is copied: what has been copied is right, and then it is
+ * known to be gone. */
+static void owner_dies(void)
+{
+	for (unsigned round = 0; round < 20; round++) {
+		struct scene scene;
+		struct soft_cma_desc desc;
+		unsigned copied = 0;
+
+		begin_open(&scene, MIB);
+		if (!scene.process.child) {
+			fill(scene.memory, MIB, round);
+			desc = grant_of(&scene.cma, scene.memory, MIB);
+			tell(&scene.process, &desc, sizeof(desc));
+			pause();
+		}
+		hear(&scene.process, &desc, sizeof(desc));
+		for (;; copied++) {
+			memset(scene.memory, 0, MIB);
+			if (copied == round)
+				CHECK_EQUAL(kill(scene.process.child, SIGKILL), 0);
+			enum soft_cma_result reached =
+				copy_all(&scene.cma, &desc, scene.memory, MIB / 4);
+
+			if (reached == SOFT_CMA_GONE)
+				break;
+			CHECK_EQUAL(reached, SOFT_CMA_COPIED);
+			CHECK(filled(scene.memory, MIB, round));
+		}
+		CHECK(copied >= round);
+		soft_cma_end(&scene.cma);
+		CHECK_EQUAL(waitpid(scene.process.child, NULL, 0), scene.process.child);
+		close(scene.process.fd);
+		munmap(scene.memory, MIB);
+	}
+}
+
+/* ---- taking back --------------------------------------------------------------------------- */
+
+/* The memory is unmapped, and other memory is there, as soon as it has been taken back: whatever
+ * the moment, a copy that counts is of what was there before. */
+static void unmapped_at_once(void)
+{
+	struct scene scene;
+	unsigned made_use = 0, lost_some = 0;
+	enum { ROUNDS = 2000, LENGTH = 256 * 1024 };
+
+	begin_open(&scene, LENGTH);
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		struct soft_cma_desc desc;
+		uint8_t result;
+
+		if (!scene.process.child) {
+			hear(&scene.process, &desc, sizeof(desc));
+			result = copy_all(&scene.cma, &desc, scene.memory, PAGE << round % 6);
+			if (result == SOFT_CMA_COPIED)
+				CHECK(filled(scene.memory, LENGTH, round));
+			tell(&scene.process, &result, 1);
+			continue;
+		}
+		uint8_t *memory = map(LENGTH);
+		unsigned timeouts = scene.cma.timeouts;
+
+		fill(memory, LENGTH, round);
+		desc = grant_of(&scene.cma, memory, LENGTH);
+		bool early = round % 50 == 0, late = round % 50 == 1;
+		unsigned lost = early ? take_all_back(&scene.cma) : 0;
+
+		tell(&scene.process, &desc, sizeof(desc));
+		if (late) {
+			hear(&scene.process, &result, 1);
+			CHECK_EQUAL(result, SOFT_CMA_COPIED);
+		}
+		for (volatile unsigned wait = next_random() % 60000; wait; wait--)
+			;
+		if (!early)
+			lost = take_all_back(&scene.cma);
+		munmap(memory, LENGTH);
+		CHECK(mmap(memory, LENGTH / 2, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
+		memset(memory, 0xff, LENGTH / 2);
+		if (!late)
+			hear(&scene.process, &result, 1);
+		/* Both know the same, unless one was kept waiting for too long. */
+		if (scene.cma.timeouts == timeouts)
+			CHECK_EQUAL(result, lost ? SOFT_CMA_REVOKED : SOFT_CMA_COPIED);
+		CHECK(result == SOFT_CMA_REVOKED || result == SOFT_CMA_COPIED);
+		made_use += result == SOFT_CMA_COPIED;
+		lost_some += lost;
+		scene.cma.timeouts = 0;
+		munmap(memory, LENGTH / 2);
+	}
+	if (scene.process.child)
+		CHECK(made_use >= ROUNDS / 50 && lost_some >= ROUNDS / 50);
+	end(&scene);
+}
+
+/* The other side is stopped while it is busy: taking back does not wait for it longer than bounded,
+ * and what it copies when it goes on counts as nothing.  Other memory can still be taken back
+ * without waiting, and after some such waits nothing is exported any more. */
+static void stopped_while_busy(void)
+{
+	struct scene scene;
+	struct soft_cma_desc descs[2];
+
+	begin_open(&scene, MIB);
+	uint8_t *memory = scene.memory;
+
+	if (!scene.process.child) {
+		hear(&scene.process, descs, sizeof(descs));
+		/* Where soft_cma_copy is between its mark and its copy. */
+		__atomic_store_n(&scene.cma.own->busy, descs[0].slot + 1, __ATOMIC_SEQ_CST);
+		process_barrier(&scene.process);
+		raise(SIGSTOP);
+		CHECK_EQUAL(copy_all(&scene.cma, &descs[0], memory, MIB), SOFT_CMA_REVOKED);
+		CHECK_EQUAL(copy_all(&scene.cma, &descs[1], memory, MIB), SOFT_CMA_REVOKED);
+		process_barrier(&scene.process);
+		end(&scene);
+	}
+	int status;
+
+	descs[0] = grant_of(&scene.cma, memory, MIB / 2);
+	tell(&scene.process, descs, sizeof(descs[0]));
+	descs[1] = grant_of(&scene.cma, memory, MIB / 2);
+	tell(&scene.process, descs + 1, sizeof(descs[0]));
+	process_barrier(&scene.process);
+	CHECK_EQUAL(waitpid(scene.process.child, &status, WUNTRACED), scene.process.child);
+	CHECK(WIFSTOPPED(status));
+	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
+
+	CHECK_EQUAL(take_all_back(&scene.cma), 2);
+	CHECK_EQUAL(scene.cma.timeouts, 1);
+	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
+	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* asleep, not spinning */
+	/* The slot that it is busy with is not in use, so the revocation does not wait. */
+	for (int i = 0; i < 3; i++) {
+		struct soft_cma_desc next = grant_of(&scene.cma, memory, MIB);
+
+		CHECK(next.slot != descs[0].slot);
+		CHECK_EQUAL(take_all_back(&scene.cma), 1);
+	}
+	CHECK_EQUAL(scene.cma.timeouts, 1);
+	while (soft_cma_is_open(&scene.cma)) {
+		while (grant_of(&scene.cma, memory, MIB).slot != descs[0].slot)
+			;
+		CHECK(take_all_back(&scene.cma) > 0);
+	}
+	CHECK(scene.cma.timeouts > 1 && scene.cma.timeouts < 100);
+	memset(memory, 0xff, MIB);
+	kill(scene.process.child, SIGCONT);
+	process_barrier(&scene.process);
+	end(&scene);
+}
+
+static bool is_psn(const struct soft_cma_export *export, const void *what)
+{
+	return export->psn == *(const uint32_t *)what;
+}
+
+/* All slots in use, and used again in any order. */
+static void bookkeeping(void)
+{
+	struct soft_cma cma;
+	struct soft_cma_desc descs[SOFT_CMA_SLOTS];
+	struct soft_cma_export lost[SOFT_CMA_SLOTS], *export;
+	struct soft_cma_page *page = calloc(1, sizeof(*page));
+	uint8_t byte = 7, copy = 0;
+
+	CHECK_EQUAL(soft_cma_init(&cma, page, page), 0);
+	CHECK(soft_cma_probe(&cma, getpid()));
+	for (uint32_t i = 0; i < SOFT_CMA_SLOTS; i++) {
+		CHECK(export = soft_cma_export_new(&cma));
+		export->psn = i % 3;
+		descs[i] = refer(export, &byte, 1);
+	}
+	CHECK(!soft_cma_export_new(&cma));
+	soft_cma_done(&cma, &descs[77]);
+	CHECK(export = soft_cma_export_new(&cma));
+	CHECK_EQUAL(export->slot, descs[77].slot);
+	CHECK(export->generation != descs[77].generation);
+	CHECK(!soft_cma_export_new(&cma));
+	/* What was said of an older generation means nothing now. */
+	soft_cma_done(&cma, &descs[77]);
+	CHECK(!soft_cma_export_new(&cma));
+	CHECK_EQUAL(copy_all(&cma, &descs[77], &copy, 1), SOFT_CMA_REVOKED);
+	export->psn = 1;
+	uint32_t last = export->slot, which = 1;
+
+	CHECK_EQUAL(copy_all(&cma, &descs[1], &copy, 1), SOFT_CMA_COPIED);
+	CHECK_EQUAL(copy, 7);
+	unsigned count = soft_cma_revoke(&cma, is_psn, &which, lost);
+
+	CHECK_EQUAL(count, (SOFT_CMA_SLOTS + 1) / 3); /* but [1]; and the last one more */
+	for (unsigned i = 1; i < count; i++)
+		CHECK(lost[i - 1].order < lost[i].order);
+	CHECK_EQUAL(lost[count - 1].slot, last);
+	CHECK_EQUAL(soft_cma_revoke(&cma, is_psn, &which, lost), 0);
+	CHECK_EQUAL(copy_all(&cma, &descs[2], &copy, 1), SOFT_CMA_COPIED);
+	CHECK_EQUAL(copy_all(&cma, &descs[4], &copy, 1), SOFT_CMA_REVOKED);
+	soft_cma_end(&cma);
+	free(page);
+}
+
+/* ---- as bytes ------------------------------------------------------------------------------ */
+
+static void as_bytes(void)
+{
+	struct soft_cma_desc desc = {.slot = 5,
+				     .generation = 0xfffffffe,
+				     .count = 2,
+				     .length = 300,
+				     .pieces = {{1ull << 63, 100}, {4096, 200}}};
+	struct soft_cma_desc got;
+	uint8_t bytes[SOFT_CMA_DESC_MAX] = {0};
+
+	CHECK_EQUAL(soft_cma_desc_encode(bytes, &desc), 40);
+	CHECK(soft_cma_desc_decode(bytes, 2, 300, &got));
+	CHECK_EQUAL(memcmp(&got, &desc, sizeof(got)), 0);
+	/* Lengths that do not add up, too many pieces or none; what else may come: fuzz_cma. */
+	static const struct {
+		uint32_t count, length;
+	} wrong[] = {{2, 299}, {2, 301}, {1, 300}, {3, 300}, {0, 0}, {SOFT_CMA_PIECES + 1, 300}};
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+		CHECK(!soft_cma_desc_decode(bytes, wrong[i].count, wrong[i].length, &got));
+	soft_put64(bytes + 16, 1ull << 32 | 100);
+	CHECK(!soft_cma_desc_decode(bytes, 2, 300, &got));
+	soft_put64(bytes + 16, (uint64_t)-100);
+	CHECK(!soft_cma_desc_decode(bytes, 2, 100, &got));
+	soft_put64(bytes + 16, 100);
+	soft_put32(bytes, SOFT_CMA_SLOTS);
+	CHECK(!soft_cma_desc_decode(bytes, 2, 300, &got));
+}
+
+int main(void)
+{
+	limit_seconds(100);
+	STEP(as_bytes());
+	STEP(bookkeeping());
+	STEP(within_one_process());
+	STEP(holes());
+	if (COUNTS_PAGES) {
+		STEP(too_slow());
+		STEP(slow_into_fresh_pages());
+	}
+	STEP(beside_the_ring());
+	STEP(another_process());
+	STEP(owner_dies());
+	STEP(unmapped_at_once());
+	STEP(stopped_while_busy());
+	return 0;
+}
