@@ -44,7 +44,7 @@ from aiordma._core.trace_records import (
 )
 from aiordma._core.trace_requests import Outcome, Request, requests
 from aiordma._core.trace_runs import Run, offsets, parse_runs
-from aiordma._native import ffi, lib
+from aiordma._native import ffi, softdev
 from aiordma.errors import BusyError
 
 __all__ = [
@@ -94,7 +94,7 @@ def start(path: str | os.PathLike[str]) -> Path:
     name = os.fsencode(path)
     if b"\0" in name:
         raise ValueError(f"{path!r} is no name of a file: there is a null character in it")
-    code = lib.aiordma_trace_start(name, used, len(used))
+    code = softdev.trace_start(name, used, len(used))
     if code == errno.EBUSY:
         raise BusyError("this process is being traced already: call stop() first")
     if code:
@@ -105,7 +105,7 @@ def start(path: str | os.PathLike[str]) -> Path:
 
 def stop() -> None:
     """End the trace, also one that the environment started; without a trace nothing happens."""
-    lib.aiordma_trace_stop()
+    softdev.trace_stop()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Writes the C source of the module `aiordma._native._lib`, with cffi in API mode; its stub; enums.
+"""Writes the C of the module `aiordma._native._lib`, by cffi in API mode; its stub; enums; steps.
 
 Run by meson (meson.build), never imported by the package.  The headers in native/ are the only
 source of declarations: cffi reads the same files as the compiler, so a layout that differs fails
@@ -66,11 +66,28 @@ ffibuilder.cdef(declarations())
 ffibuilder.set_source("aiordma._native._lib", '#include "verbs/boundary.h"\n#include "embedded.h"')
 ffibuilder.emit_c_code(sys.argv[1])
 
+STEP = re.compile(r"^QP_STEP\((\w+), (\w+), (\w+), ([^,]+),([^,]+)\)$", re.MULTILINE)
+
+
+def steps() -> str:
+    """The steps of queue pairs between states: their type, states and masks, as numbers."""
+    value: dict[str, int] = ffibuilder._parser._int_constants
+    lines = ['"""The steps of abi/qp_states.h. Written by native/lib_source.py."""\n\nSTEPS = (\n']
+    found = STEP.findall((SOFTDEV / "abi" / "qp_states.h").read_text())
+    for kind, *states, required, optional in found:
+        numbers = [value[f"IBV_QPT_{kind}"], *(value[f"IBV_QPS_{it}"] for it in states)]
+        for mask in required, optional:
+            numbers.append(sum(value[it] for it in re.findall(r"IBV_QP_\w+", mask)))
+        lines.append(f"    ({', '.join(map(str, numbers))}),\n")
+    return "".join([*lines, ")\n"])
+
+
 WRITTEN = {
     "_native/_lib.pyi": Stub(ffibuilder).text(),
     "verbs/_device/enums.py": "".join(
         enums(ffibuilder, (PACKAGE / "verbs/_device/enums.py.in").read_text())
     ),
+    "_core/qp_steps.py": steps(),
 }
 for output, (place, text) in zip(sys.argv[2:], WRITTEN.items(), strict=True):
     Path(output).write_text(text)

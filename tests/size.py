@@ -22,7 +22,7 @@ RECORD = Path(__file__).with_suffix(".json")
 PARTS = {
     "tests of the device": r"softdev/tests/",
     "device": r"softdev/",
-    "tests of the library": r"tests/|conftest\.py",
+    "tests of the library": r"(native/)?tests/|conftest\.py",
     "library": r"(aiordma|native)/",
     "around it": r"(integrations|bench|examples|docs)/",
 }

@@ -326,6 +326,13 @@ def test_what_is_done_in_one_place(names: set[str], where: str) -> None:
     assert [it for it in found if not it.startswith("_simulation/")] == [where]
 
 
+def test_the_software_device_is_reached_by_its_table_of_calls() -> None:
+    """And beyond that by one module."""
+    beyond = re.compile(r"aiordma_(?:embedded|sim|trace)_|AIORDMA_SIM_")
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyx")]
+    assert [it.name for it in sources if beyond.search(it.read_text())] == ["softdev.py"]
+
+
 def run(code: str) -> str:
     """Run a program in a fresh interpreter, every warning an error; its output."""
     done = run_python("-W", "error", "-c", code)

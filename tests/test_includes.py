@@ -36,11 +36,8 @@ RANKS |= {"shm": 5, "roce": 5, "wire": 6, "cm": 7, "softdev": 8, "sim": 9}
 
 # Headers outside the folders of the device, and one include against the order: the trace reads the
 # objects' structures, and calls none of them.
-COMMON = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h"}
+COMMON = {"softdev.h", "embedded.h", "abi/abi.h", "abi/calls.h", "abi/qp_states.h"}
 EXCEPTION = ("trace", "objects/objects.h")
-
-# Written by the build.
-GENERATED = {"qp_states.h"}
 
 # Folder of the device -> its variables outside of soft_device.
 VARIABLES = {
@@ -81,8 +78,6 @@ def faults(path: Path) -> Iterator[str]:
         header = found(own, path) if own else None
         if system.startswith(NOWHERE):
             yield f"{path.name}: <{system}>"
-        elif own in GENERATED:
-            continue
         elif own and (not header or folder_of(header) not in {folder, *FOLDERS[folder]}):
             yield f"{path.name} includes {own}"
         elif (

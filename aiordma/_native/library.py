@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiordma.errors import InternalError, LibraryNotFoundError, UnsupportedError, VerbsError
 
+from . import softdev
 from ._lib import ffi, lib
 from .calls import Calls, ProviderCalls, checked
 from .conventions import Convention
@@ -159,7 +160,7 @@ def _not_found(code: int, text: str) -> VerbsError:
 def embedded() -> Library:
     """The software device that is part of aiordma: always there."""
     if (library := _libraries.get("embedded")) is None:
-        table = lib.aiordma_embedded_calls()
+        table = softdev.calls()
         if not table:
             raise InternalError("the embedded device has no table of calls")
         library = _libraries.setdefault("embedded", Library("embedded", table))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.arguments import refusal
 from .._loop import shutdown
-from .._native import lib
+from .._native import softdev
 from .loop import NEVER, HostLoop
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Machine:
         self.world: World = host.world
         self.host: Host = host
         self.random: random.Random = host.world.random
-        self.number: int = lib.aiordma_sim_boot(host.number)
+        self.number: int = softdev.sim_boot(host.number)
         self.alive = True
         self.boots_again = False
         """It was killed by the plan alone."""
@@ -39,7 +39,7 @@ class Machine:
         """Sockets that have a port."""
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this one."""
-        self.program = lib.aiordma_sim_program(self.number)
+        self.program = softdev.sim_program(self.number)
         self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio does not keep them
         self.loop = HostLoop(self)
         self.program.fd = self.loop.fd
@@ -47,7 +47,7 @@ class Machine:
 
     @property
     def now(self) -> float:
-        return lib.aiordma_sim_now() / 1e9
+        return softdev.sim_now() / 1e9
 
     @now.setter
     def now(self, _: float) -> None:
@@ -90,13 +90,13 @@ class Machine:
 
     def turn(self) -> None:
         """Lets the loop make a turn, which takes its time."""
-        lib.aiordma_sim_enter(self.number)
-        lib.aiordma_sim_note(self.number)
+        softdev.sim_enter(self.number)
+        softdev.sim_note(self.number)
         program = self.program
         self.loop.turn()
         program.has_input = self.loop.has_input()  # its own device may have answered
         spent = self.random.random() * TURN * self.host.slowness
-        program.busy_until = lib.aiordma_sim_now() + int(spent)
+        program.busy_until = softdev.sim_now() + int(spent)
 
     def kill(self) -> None:
         self.alive = False
@@ -111,12 +111,12 @@ class Machine:
         self._tell()
 
     def _tell(self) -> None:
-        state = lib.AIORDMA_SIM_STOPPED if self.pauses else lib.AIORDMA_SIM_UP
-        lib.aiordma_sim_set_state(self.number, state if self.alive else lib.AIORDMA_SIM_DEAD)
+        state = softdev.SIM_STOPPED if self.pauses else softdev.SIM_UP
+        softdev.sim_set_state(self.number, state if self.alive else softdev.SIM_DEAD)
 
     def close(self) -> None:
         """Gives back what it has, without a word to its peers."""
-        lib.aiordma_sim_enter(self.number)
+        softdev.sim_enter(self.number)
         self.kill()
         self.loop.abandon()
         for bound in list(self.bound):

@@ -27,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 from .._loop.virtual_loop import StalledError
-from .._native import lib, service_thread
+from .._native import service_thread, softdev
 from ..verbs._cq import completion
 from ..verbs._device import device
 from .sockets import Socket, getaddrinfo, here, refuse
@@ -62,7 +62,7 @@ injected: str | None = None
 def monotonic_ns() -> int:
     """A look changes nothing, or a line of a log would make another run."""
     global looked_at, looks  # noqa: PLW0603 - one for the process
-    if looked_at != (now := lib.aiordma_sim_now()):
+    if looked_at != (now := softdev.sim_now()):
         looked_at, looks = now, 0
     looks += 1
     if looks > MOST_LOOKS:
@@ -88,7 +88,7 @@ def clock_gettime_ns(clock: int) -> int:
 def sleep(length: float) -> None:
     if length < 0:
         raise ValueError("sleep length must be non-negative")
-    lib.aiordma_sim_pass(round(length * SECOND))
+    softdev.sim_pass(round(length * SECOND))
 
 
 def urandom(size: int, flags: int = 0) -> bytes:
@@ -263,7 +263,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
         (device, "_embedded_devices", cache(device._embedded_devices.__wrapped__)),
         # A poll until a time, which takes time, or it would have no end.
         (completion, "_SLICE", 0),
-        (completion, "time", SimpleNamespace(monotonic=in_seconds(lib.aiordma_sim_look))),
+        (completion, "time", SimpleNamespace(monotonic=in_seconds(softdev.sim_look))),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     collects = gc.isenabled()

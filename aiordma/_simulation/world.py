@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from .._core.arguments import instance, integer, real, refusal, seconds
 from .._loop.virtual_loop import StalledError, waiting
-from .._native import lib
+from .._native import softdev
 from ..errors import BusyError
 from . import process
 from .loop import NEVER
@@ -255,7 +255,7 @@ class World:
         """Cuts of the plan: networks, and hosts that are cut off there from all others."""
         self._failure: BaseException | None = None
         self._entered = -1
-        self._begun: int = lib.aiordma_sim_now()
+        self._begun: int = softdev.sim_now()
 
     def __repr__(self) -> str:
         return f"<World seed {self.seed}, {self.now:.6f} s, hosts {', '.join(self.hosts)}>"
@@ -263,12 +263,12 @@ class World:
     @property
     def now(self) -> float:
         """Seconds since the beginning."""
-        return (lib.aiordma_sim_now() - self._begun) / 1e9
+        return (softdev.sim_now() - self._begun) / 1e9
 
     @property
     def trace(self) -> str:
         """A hash of all that has happened."""
-        return f"{lib.aiordma_sim_trace():016x}"
+        return f"{softdev.sim_trace():016x}"
 
     def host(self, name: str) -> Host:
         """The host of that name, which boots when it is first asked for."""
@@ -277,7 +277,7 @@ class World:
                 why = "each host is that to itself" if name else "it is empty"
                 raise ValueError(f"{name!r} is no name for a host, {why}: choose another one")
             number = len(self.hosts)
-            if number == lib.AIORDMA_SIM_HOSTS:
+            if number == softdev.SIM_HOSTS:
                 raise ValueError(f"there are {number} hosts already, the most there can be")
             made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
             for network, apart in self._apart:
@@ -375,7 +375,7 @@ class World:
     def _set_way(self, one: Host, other: Host) -> None:
         link = self._way(one, other)
         for network in self._networks:
-            way = lib.aiordma_sim_way(network, one.number, other.number)
+            way = softdev.sim_way(network, one.number, other.number)
             way.latency_ns, way.jitter_ns = round(link.latency * 1e9), round(link.jitter * 1e9)
             way.ps_per_byte, way.late_ns = round(1e12 / link.rate), round(link.late * 1e9)
             way.loss, way.duplicate = round(link.loss * 1e6), round(link.duplicate * 1e6)
@@ -392,7 +392,7 @@ class World:
         try:
             return make()
         finally:
-            lib.aiordma_sim_enter(self._entered)
+            softdev.sim_enter(self._entered)
 
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -406,7 +406,7 @@ class World:
                 raise self._failure
             machines = [host._machine for host in self.hosts.values()]
             due = [machine.due() for machine in machines]
-            first, event = min(due), lib.aiordma_sim_next()
+            first, event = min(due), softdev.sim_next()
             if first == event == NEVER:
                 raise StalledError(
                     "nothing will ever happen; other threads and processes are not waited for:\n"
@@ -414,8 +414,8 @@ class World:
                 )
             if min(first, event) > end:
                 raise TimeLimitError(f"not done after {limit} s:\n{self._waiting()}")
-            lib.aiordma_sim_run(first)
-            now = lib.aiordma_sim_now()
+            softdev.sim_run(first)
+            now = softdev.sim_now()
             ready = [
                 machine
                 for machine, when in zip(machines, due, strict=True)
@@ -502,7 +502,7 @@ class World:
             while machines:
                 machines.pop().close()
                 gc.collect()
-        lib.aiordma_sim_enter(-1)
+        softdev.sim_enter(-1)
 
 
 def simulate(
@@ -540,7 +540,7 @@ def simulate(
         raise ValueError(f"the host {MAIN!r} is that of the main program")
     faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
-    integer("devices", devices, 1, lib.AIORDMA_SIM_NETWORKS)
+    integer("devices", devices, 1, softdev.SIM_NETWORKS)
     if faults.cables and devices == 1:
         raise ValueError("FaultPlan.cables cuts one of several cables: simulate(devices=2)")
     if plan := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
@@ -548,7 +548,7 @@ def simulate(
             f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({plan}) has no effect on simulated hosts: "
             "end that first, and use World.link or a FaultPlan"
         )
-    if code := lib.aiordma_sim_begin(seed & NEVER):
+    if code := softdev.sim_begin(seed & NEVER):
         raise BusyError(
             "this process is in a simulation already"
             if code == errno.EBUSY
@@ -566,7 +566,7 @@ def simulate(
             finally:
                 world._close()
     finally:
-        if lib.aiordma_sim_end():
+        if softdev.sim_end():
             warnings.warn("a simulated host did not close its device", ResourceWarning, 1)
 
 

@@ -1,7 +1,7 @@
 /* Queue pairs: their life, and the state machine (IBTA vol 1, 10.3.1).
  *
  * Which transitions exist, and which attributes each must and may have, is the table in
- * qp_states.h, the same that Python explains errors with.  Here are the values' limits and what a
+ * abi/qp_states.h, the same that Python explains errors with.  Here are the values' limits and what a
  * transition does.
  */
 #include <errno.h>
@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "extended.h"
-#include "qp_states.h"
 #include "trace/trace.h"
 
 static const struct soft_transport *transport_of(enum ibv_qp_type type)
@@ -446,15 +445,28 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 /* ---- modify -------------------------------------------------------------------------------- */
 
-static const struct soft_qp_transition *transition(const struct soft_qp *qp, enum ibv_qp_state to)
+/* Whether the mask has all that abi/qp_states.h requires of this step, and no more than it allows. */
+static bool is_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
 {
-	for (size_t i = 0; i < sizeof(soft_qp_transitions) / sizeof(soft_qp_transitions[0]); i++) {
-		const struct soft_qp_transition *row = &soft_qp_transitions[i];
+	static const struct {
+		uint8_t type, from, to;
+		uint32_t required, optional;
+	} steps[] = {
+#define QP_STEP(type, from, to, required, optional)                                                \
+	{IBV_QPT_##type, IBV_QPS_##from, IBV_QPS_##to, required, optional},
+#include "abi/qp_states.h"
+#undef QP_STEP
+	};
+	enum ibv_qp_state from = qp->ibv.state;
 
-		if (row->qp_type == qp->ibv.qp_type && row->from == qp->ibv.state && row->to == to)
-			return row;
-	}
-	return NULL;
+	mask &= ~(uint32_t)IBV_QP_STATE;
+	if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET))
+		return !mask;
+	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
+		if (steps[i].type == qp->ibv.qp_type && steps[i].from == from && steps[i].to == to)
+			return (mask & steps[i].required) == steps[i].required &&
+			       !(mask & ~(steps[i].required | steps[i].optional));
+	return false;
 }
 
 /* ibv_modify_qp(3): what each attribute can be. */
@@ -560,8 +572,6 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 	int attr_mask = relevant_mask(ibv->qp_type, given_mask);
 	enum ibv_qp_state from = ibv->state;
 	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : from;
-	const struct soft_qp_transition *row = transition(qp, to);
-	uint32_t mask = (uint32_t)attr_mask;
 	int rc;
 
 	if (soft_context_of(ibv->context)->fatal)
@@ -571,8 +581,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 		return rc;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
 		return EINVAL;
-	if (!row || (mask & row->required) != row->required ||
-	    mask & ~(row->required | row->optional))
+	if (!is_step(qp, to, (uint32_t)attr_mask))
 		return EINVAL;
 	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask, has_route);
 	if (rc)

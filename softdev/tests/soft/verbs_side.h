@@ -3,7 +3,6 @@
 #pragma once
 
 #include "embedded.h"
-#include "verbs/boundary.h"
 
 #include <dirent.h>
 #include <fcntl.h>
