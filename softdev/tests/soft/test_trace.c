@@ -662,8 +662,8 @@ static void refused_posts(void)
 	POST(&a, IBV_WR_SEND, .wr_id = 1);
 	POST(&a, IBV_WR_SEND, .wr_id = 2);
 	REFUSED_POST(&a, "FULL", ENOMEM, IBV_WR_SEND);
-	post_recvs(&b, 0, 2, 8);
-	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), ENOMEM);
+	post_recvs(&a, 0, 2, 8);
+	CHECK_EQUAL(post_recv_at(&a, 2, 0, 8), ENOMEM);
 	expect_reason("refused", "FULL");
 	struct ibv_recv_wr *bad, wr = {.num_sge = 5};
 
