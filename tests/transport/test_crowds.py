@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -58,10 +57,14 @@ def offer(*, with_key: bool) -> bytes:
 
 
 def request(*, with_key: bool) -> bytes:
-    """REQ of the embedded device's connection manager (softdev/src/cm/cm_wire.h)."""
-    private = replace(hello(), authenticates=with_key).pack().ljust(56, b"\0")
-    body = struct.pack("<IIHBBBBBBIIH", 77, 1, 0x0106, 2, 1, 1, 0, 6, 7, 0, 0, 0) + private
-    return b"ARCM" + struct.pack("<BBH", 5, 1, len(body)) + body
+    """REQ of the embedded device's connection manager (softdev/src/cm/cm_mad.c)."""
+    mad = bytearray(256)
+    fields = {0: b"\1\7\2\3", 17: b"\x10", 36: b"\1\6", 43: b"\6", 58: b"\x4d", 59: b"\1"}
+    fields |= {63: b"\1", 70: b"\1", 71: b"\6", 74: b"\7", 165: b"\x60"}
+    fields |= {200: replace(hello(), authenticates=with_key).pack()}
+    for place, value in fields.items():
+        mad[place : place + len(value)] = value
+    return bytes(mad)
 
 
 def first_bytes(factory: ConnectionFactory, *, with_key: bool) -> bytes:

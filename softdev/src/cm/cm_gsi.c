@@ -13,7 +13,6 @@
  * connection is stale).
  */
 #include "cm_internal.h"
-#include "cm_mad.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -49,8 +48,8 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 {
 	uint8_t bytes[SOFT_MAD_SIZE];
 
-	if (soft_cm_mad_encode(mad, bytes))
-		soft_device.cm->gsi.calls->send(from, to, bytes, sizeof(bytes));
+	soft_cm_mad_encode(mad, bytes);
+	soft_device.cm->gsi.calls->send(from, to, bytes, sizeof(bytes));
 }
 
 /* ---- conversations ------------------------------------------------------------------------- */
@@ -414,7 +413,6 @@ static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 
 const struct soft_cm_carrier soft_cm_gsi = {
 	.loses = true,
-	.no_wait = true,
 	.connect = start,
 	.listen = start_listening,
 	.unlisten = stop_listening,

@@ -1,6 +1,6 @@
 /* The inside of the connection manager: what its sources share.
  *
- *   cm_wire.c      bytes of the messages           cm_states.c   state x call -> allowed or errno
+ *   cm_mad.c       bytes of the messages           cm_states.c   state x call -> allowed or errno
  *   cm_event.c     event channels and events       cm_device.c   the context behind id->verbs
  *   cm_id.c        ids: create, destroy, options   cm_address.c  addresses: bind, resolve
  *   cm_link.c      timers, repetition              cm_listen.c   listeners, the backlog
@@ -19,8 +19,8 @@
 #pragma once
 
 #include "cm.h"
+#include "cm_mad.h"
 #include "cm_states.h"
-#include "cm_wire.h"
 #include "objects/objects.h"
 
 /* How long the other side may take, and how many handshakes may be half open.  A variable, so that
@@ -271,7 +271,6 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only);
  * and gives them what comes (soft_cm_link_received, soft_cm_link_failed; soft_cm_asked). */
 struct soft_cm_carrier {
 	bool loses; /* messages may be lost, doubled and late: those that want an answer are repeated */
-	bool no_wait; /* no message says "received" of a request for a datagram service */
 	/* A link to the destination of an id, over which nothing has been said yet; it has the id's
 	 * socket, if it needs that.  NULL and *error. */
 	struct soft_cm_link *(*connect)(struct soft_cm_id *id, int *error);

@@ -1,6 +1,6 @@
 /* One exchange of messages, whatever carries them: its deadline, and repetition where the carrier loses.
  *
- * The types of an exchange ascend (cm_wire.h), so a message whose type is not greater than those
+ * The types of an exchange ascend (cm_message.h), so a message whose type is not greater than those
  * before is a repetition, or late.  The owner does not hear of it; one that wants an answer, because
  * ours was lost, gets it again.  For as long as that may happen, a link that its owner has left with
  * a last word stays, answered or not: a late REQ of an exchange that is over would begin another one.
@@ -11,14 +11,15 @@
 #include <errno.h>
 
 #define TYPE(name) (1u << SOFT_##name)
-#define WAITING (TYPE(CM_MRA) | TYPE(SIDR_WAIT)) /* "received, the application has yet to answer" */
 #define LAST (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
 #define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
 /* So that within the longest deadline no message is repeated more than 15 times, the most that a REQ can allow
  * (IBTA 12.6.5, maximum of CM retries): a REP may go to a host in whose name another one has asked. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
-#define WAITING_PAUSE_NS UINT64_C(1000000000) /* after "received", at least */
+#define WAITING_PAUSE_NS                                                                           \
+	UINT64_C(                                                                                  \
+		1000000000) /* after MRA, "received, the application has yet to answer", at least */
 #define TIMEOUT_NS UINT64_C(4096) /* IBTA 12.6.6, service timeout: times 2^n */
 
 static bool is_one_of(unsigned type, unsigned types)
@@ -96,10 +97,9 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
 	link->said = *message;
-	/* Where no message says "received", the application must answer. */
-	soft_cm_link_expect(link, carrier->no_wait && soft_cm_datagrams(id)
-					  ? soft_device.cm->limits.service_ms
-					  : soft_device.cm->limits.response_ms);
+	/* Of a datagram service no message says "received": the application must answer. */
+	soft_cm_link_expect(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
+							: soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
 }
 
@@ -211,7 +211,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 			(void)link->carrier->send(link, &link->said);
 		return true;
 	}
-	if (link->deadline && is_one_of(type, WAITING)) {
+	if (link->deadline && type == SOFT_CM_MRA) {
 		if (type > before) /* repeated, it would hold the id for ever */
 			expect(link, soft_device.cm->limits.service_ms,
 			       service_ns > WAITING_PAUSE_NS ? service_ns : WAITING_PAUSE_NS);

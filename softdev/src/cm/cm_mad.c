@@ -1,6 +1,7 @@
 /* The connection manager's messages to MADs and back: one table for both directions (cm_mad.h). */
 #include "cm_mad.h"
 
+#include <errno.h>
 #include <string.h>
 
 enum {
@@ -8,21 +9,25 @@ enum {
 	ADDRESSES = 36, /* rdma_cm's header */
 };
 
-/* Of a message: its attribute ID, where its private data begins, and whether rdma_cm's header comes first
- * there. */
+/* Base version, class "communication management" and its version, method "send" (13.4.2). */
+static const uint8_t header[] = {1, 0x07, 2, 0x03};
+
+/* Of a message: its attribute ID, where its private data begins, whether rdma_cm's header comes first
+ * there, and the room for what an application says. */
 static const struct {
 	uint8_t attribute, private_at;
 	bool addresses;
+	uint8_t room;
 } attributes[] = {
-	[SOFT_CM_REQ] = {0x10, SOFT_MAD_HEADER + 140, true},
-	[SOFT_CM_MRA] = {0x11, SOFT_MAD_HEADER + 10, false},
-	[SOFT_CM_REJ] = {0x12, SOFT_MAD_HEADER + 84, false},
-	[SOFT_CM_REP] = {0x13, SOFT_MAD_HEADER + 36, false},
-	[SOFT_CM_RTU] = {0x14, SOFT_MAD_HEADER + 8, false},
-	[SOFT_CM_DREQ] = {0x15, SOFT_MAD_HEADER + 12, false},
-	[SOFT_CM_DREP] = {0x16, SOFT_MAD_HEADER + 8, false},
-	[SOFT_SIDR_REQ] = {0x17, SOFT_MAD_HEADER + 16, true},
-	[SOFT_SIDR_REP] = {0x18, SOFT_MAD_HEADER + 96, false},
+	[SOFT_CM_REQ] = {0x10, SOFT_MAD_HEADER + 140, true, SOFT_CM_REQ_PRIVATE},
+	[SOFT_CM_MRA] = {0x11, SOFT_MAD_HEADER + 10, false, 0},
+	[SOFT_CM_REJ] = {0x12, SOFT_MAD_HEADER + 84, false, SOFT_CM_REJ_PRIVATE},
+	[SOFT_CM_REP] = {0x13, SOFT_MAD_HEADER + 36, false, SOFT_CM_REP_PRIVATE},
+	[SOFT_CM_RTU] = {0x14, SOFT_MAD_HEADER + 8, false, 0},
+	[SOFT_CM_DREQ] = {0x15, SOFT_MAD_HEADER + 12, false, 0},
+	[SOFT_CM_DREP] = {0x16, SOFT_MAD_HEADER + 8, false, 0},
+	[SOFT_SIDR_REQ] = {0x17, SOFT_MAD_HEADER + 16, true, SOFT_SIDR_REQ_PRIVATE},
+	[SOFT_SIDR_REP] = {0x18, SOFT_MAD_HEADER + 96, false, SOFT_SIDR_REP_PRIVATE},
 };
 
 #define TYPE(type) (1u << SOFT_##type)
@@ -219,16 +224,28 @@ static bool get_addresses(const uint8_t *at, struct soft_cm_mad *mad)
 
 /* ---- MADs ---------------------------------------------------------------------------------- */
 
-bool soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE])
+uint8_t soft_cm_private_room(enum soft_cm_type type)
 {
-	/* Base version, class "communication management" and its version, method "send" (13.4.2). */
-	static const uint8_t header[] = {1, 0x07, 2, 0x03};
+	return attributes[type].room;
+}
+
+bool soft_cm_put_private(struct soft_cm_message *message, const void *data, uint8_t length)
+{
+	if (!data || !length)
+		return true;
+	if (length > attributes[message->type].room)
+		return false;
+	message->private_data_len = length;
+	memcpy(message->private_data, data, length);
+	return true;
+}
+
+void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE])
+{
 	const struct soft_cm_message *message = &mad->message;
 	struct soft_cm_mad copy = *mad;
 	uint8_t *private_data = out + attributes[message->type].private_at;
 
-	if (!attributes[message->type].attribute)
-		return false;
 	memset(out, 0, SOFT_MAD_SIZE);
 	memcpy(out, header, sizeof(header));
 	out[17] = attributes[message->type].attribute;
@@ -249,7 +266,6 @@ bool soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE
 		private_data += ADDRESSES;
 	}
 	memcpy(private_data, message->private_data, message->private_data_len);
-	return true;
 }
 
 bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad *mad)
@@ -258,11 +274,9 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 	unsigned type = SOFT_CM_REQ;
 
 	memset(mad, 0, sizeof(*mad));
-	if (length != SOFT_MAD_SIZE || bytes[0] != 1 || bytes[1] != 0x07 || bytes[2] != 2 ||
-	    bytes[3] != 0x03 || bytes[16])
+	if (length != SOFT_MAD_SIZE || memcmp(bytes, header, sizeof(header)) != 0 || bytes[16])
 		return false;
-	while (type <= SOFT_SIDR_REP &&
-	       (!attributes[type].attribute || bytes[17] != attributes[type].attribute))
+	while (type <= SOFT_SIDR_REP && bytes[17] != attributes[type].attribute)
 		type++;
 	if (type > SOFT_SIDR_REP)
 		return false;
@@ -283,7 +297,38 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 			return false;
 		private_data += ADDRESSES;
 	}
-	message->private_data_len = soft_cm_private_room(message->type);
+	message->private_data_len = attributes[type].room;
 	memcpy(message->private_data, private_data, message->private_data_len);
 	return true;
+}
+
+/* ---- between two ends that know each other ------------------------------------------------- */
+
+void soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_MAD_SIZE])
+{
+	soft_cm_mad_encode(&(struct soft_cm_mad){.message = *message,
+						 .transaction = message->number,
+						 .guid = (uint64_t)SOFT_CM_VERSION << 32 |
+							 (uint32_t)message->shm_port << 16 |
+							 message->path_port},
+			   out);
+}
+
+int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message)
+{
+	struct soft_cm_mad mad;
+
+	if (memcmp(bytes, header, length < sizeof(header) ? length : sizeof(header)) != 0)
+		return EPROTO;
+	if (length < SOFT_MAD_SIZE)
+		return EAGAIN;
+	if (!soft_cm_mad_decode(bytes, SOFT_MAD_SIZE, &mad))
+		return EPROTO;
+	*message = mad.message;
+	message->number = mad.transaction;
+	if (!(CONNECTED & 1u << message->type))
+		return 0;
+	message->shm_port = (uint16_t)(mad.guid >> 16);
+	message->path_port = (uint16_t)mad.guid;
+	return mad.guid >> 32 == SOFT_CM_VERSION ? 0 : EPROTONOSUPPORT;
 }

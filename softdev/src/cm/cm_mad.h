@@ -8,7 +8,7 @@
  */
 #pragma once
 
-#include "cm_wire.h"
+#include "cm_message.h"
 
 enum { SOFT_MAD_SIZE = 256, SOFT_MAD_HEADER = 24 };
 
@@ -32,8 +32,18 @@ struct soft_cm_mad {
 /* Which message MRA and REJ answer (IBTA 12.6.6, 12.6.7). */
 enum soft_cm_answered { SOFT_CM_ANSWERS_REQ, SOFT_CM_ANSWERS_REP, SOFT_CM_ANSWERS_OTHER };
 
-/* The caller has checked the private data's length; a type that MADs have not (SIDR_WAIT) is refused:
- * false. */
-bool soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE]);
+/* The caller has checked the private data's length. */
+void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE]);
 /* False: not a MAD of this protocol. */
 bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad *mad);
+
+/* ---- where a carrier knows both ends: a TCP stream, a datagram between two sockets ------------ */
+
+/* Of what follows on the stream, and of these messages: a side says its own, and its ports, in place of the
+ * GUID of its device, which such a carrier needs not. */
+enum { SOFT_CM_VERSION = 6 };
+
+void soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_MAD_SIZE]);
+/* Reads the message at the front of bytes[0 .. length). 0; EAGAIN: right so far, more bytes are needed.
+ * EPROTONOSUPPORT: another version.  EPROTO: not this protocol, which shows with its first bytes. */
+int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *message);

@@ -62,10 +62,10 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct asking *asking = soft_container(link, struct asking, link);
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_MAD_SIZE];
 
-	(void)send(asking->watch.fd, bytes, soft_cm_encode(message, bytes),
-		   MSG_NOSIGNAL | MSG_DONTWAIT);
+	soft_cm_encode(message, bytes);
+	(void)send(asking->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
 	return 0;
 }
 
@@ -73,10 +73,9 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 {
 	struct soft_cm_message message;
-	size_t used;
 
-	if (soft_cm_decode(bytes, length, &message, &used) || used != length ||
-	    message.type < SOFT_SIDR_WAIT || message.number != link->said.number)
+	if (length != SOFT_MAD_SIZE || soft_cm_decode(bytes, length, &message) ||
+	    message.type != SOFT_SIDR_REP || message.number != link->said.number)
 		return true;
 	return soft_cm_link_received(link, &message);
 }
@@ -87,7 +86,7 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 
 	(void)events;
 	for (int i = 0; i < ANSWERS_PER_STEP; i++) {
-		uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+		uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer one is none */
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
 		if (got >= 0) {

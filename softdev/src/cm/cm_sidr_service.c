@@ -3,7 +3,7 @@
  *
  * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is repeated, because its
  * answer was lost or is late, is known by its number and gets the same answer, also for a while after its
- * id has gone (cm_link.c).  A request without room is answered by WAIT, and comes again.
+ * id has gone (cm_link.c).  A request without room is dropped, and comes again.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_internal.h"
@@ -75,8 +75,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 {
 	struct caller *caller = caller_of(link);
 	struct soft_cm_message copy = *message;
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	struct iovec iov = {.iov_base = bytes};
+	uint8_t bytes[SOFT_MAD_SIZE];
+	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
 	struct msghdr header = {.msg_name = &caller->address,
 				.msg_iov = &iov,
@@ -92,7 +92,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	size_t size = v4 ? sizeof(from_v4) : sizeof(from_v6);
 
 	copy.number = caller->number;
-	iov.iov_len = soft_cm_encode(&copy, bytes);
+	soft_cm_encode(&copy, bytes);
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
 	/* From the address that the request went to: its sender accepts no other. */
 	info->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
@@ -130,7 +130,7 @@ static void take_local(struct service *service, struct msghdr *header, struct ca
 /* A request and its sender; 0, EAGAIN, or EPROTO for something else. */
 static int receive(struct service *service, struct caller *caller, struct soft_cm_message *message)
 {
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer one is none */
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
 	struct msghdr header = {.msg_name = &caller->address,
@@ -139,12 +139,11 @@ static int receive(struct service *service, struct caller *caller, struct soft_c
 				.msg_iovlen = 1,
 				.msg_control = &control,
 				.msg_controllen = sizeof(control)};
-	size_t used;
 	ssize_t got = recvmsg(service->watch.fd, &header, MSG_DONTWAIT);
 
 	if (got < 0)
 		return EAGAIN; /* or an error of the socket, which passes */
-	if (soft_cm_decode(bytes, (size_t)got, message, &used) || used != (size_t)got ||
+	if (got != SOFT_MAD_SIZE || soft_cm_decode(bytes, (size_t)got, message) ||
 	    message->type != SOFT_SIDR_REQ)
 		return EPROTO;
 	caller->number = message->number;
@@ -233,13 +232,10 @@ static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 bool soft_cm_service_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 			   const struct soft_cm_message *request)
 {
-	const struct soft_cm_message wait = {.type = SOFT_SIDR_WAIT};
-	bool room = listener->id->untaken < listener->id->backlog;
-	bool reported = room && report(listener->id, link, request);
+	bool reported = listener->id->untaken < listener->id->backlog &&
+			report(listener->id, link, request);
 
 	link->heard = request->type;
-	if (reported || !room)
-		(void)soft_cm_link_say(link, &wait);
 	if (!reported)
 		link->carrier->end(link);
 	return reported;

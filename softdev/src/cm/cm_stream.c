@@ -21,7 +21,7 @@
 #include "inject/inject.h"
 #include "wire/wire.h"
 
-enum { ACCEPTS_PER_STEP = 64, INPUT = 2 * SOFT_CM_MESSAGE_MAX };
+enum { ACCEPTS_PER_STEP = 64, INPUT = 2 * SOFT_MAD_SIZE };
 
 struct listener {
 	struct soft_cm_listener listener;
@@ -110,15 +110,14 @@ static bool is_lost(const struct stream *stream)
 static int take_messages(struct stream *stream)
 {
 	struct soft_cm_message message;
-	size_t used;
 	int error;
 
 	while (stream->have) {
-		error = soft_cm_decode(stream->input, stream->have, &message, &used);
+		error = soft_cm_decode(stream->input, stream->have, &message);
 		if (error)
 			return error == EAGAIN ? 0 : error;
-		stream->have -= used;
-		memmove(stream->input, stream->input + used, stream->have);
+		stream->have -= SOFT_MAD_SIZE;
+		memmove(stream->input, stream->input + SOFT_MAD_SIZE, stream->have);
 		error = is_lost(stream) ? 0 : take_message(stream, &message);
 		if (error)
 			return error;
@@ -163,23 +162,23 @@ static int try_connecting(struct stream *stream)
 	return soft_watch(&stream->watch, EPOLLOUT);
 }
 
-/* All that one side sends in a handshake (less than 400 bytes) fits into any socket's buffer, so a
+/* All that one side sends in a handshake (three MADs) fits into any socket's buffer, so a
  * socket that does not take it is broken.  REQ goes out with the connection. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct stream *stream = stream_of(link);
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	size_t length = soft_cm_encode(message, bytes);
+	uint8_t bytes[SOFT_MAD_SIZE];
 	ssize_t sent;
 
 	if (stream->connecting)
 		return stream->waits && message->type == SOFT_CM_REQ ? try_connecting(stream) : 0;
+	soft_cm_encode(message, bytes);
 	do
-		sent = send(stream->watch.fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+		sent = send(stream->watch.fd, bytes, sizeof(bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
 	while (sent < 0 && errno == EINTR);
 	if (sent < 0)
 		return errno == EAGAIN ? ENOBUFS : errno;
-	return (size_t)sent == length ? 0 : ENOBUFS;
+	return sent == sizeof(bytes) ? 0 : ENOBUFS;
 }
 
 /* ---- connecting ---------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
  * The application does what an application may do at that moment, in any order.  Whatever happens,
  * it ends with nothing left over, and the listener serves a peer of this protocol.
  */
+#include <endian.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/socket.h>
@@ -304,7 +305,8 @@ static void say(int fd, const uint8_t *bytes, size_t length, size_t first)
  *  9-10 a byte that is wrong  11 said in two pieces */
 static void say_message(int fd, const uint8_t *r)
 {
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_MAD_SIZE];
+	const size_t length = sizeof(bytes);
 	struct soft_cm_message message = {
 		.type = (enum soft_cm_type)(1 + r[0] % 5),
 		.qpn = fuzz16(r + 1),
@@ -317,8 +319,8 @@ static void say_message(int fd, const uint8_t *r)
 		.rnr_retry_count = r[8],
 		.reason = r[3],
 	};
-	size_t length = soft_cm_encode(&message, bytes);
 
+	soft_cm_encode(&message, bytes);
 	bytes[r[9] % length] ^= r[10];
 	say(fd, bytes, length, r[11]);
 }
@@ -369,24 +371,25 @@ static void say_record(int fd, const uint8_t *r)
 static void say_sidr(const uint8_t *r)
 {
 	union address to = address_of("127.0.0.1", ntohs(rdma->rdma_get_src_port(world.service)));
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_MAD_SIZE];
+	const size_t length = sizeof(bytes);
 	socklen_t size = sizeof(to);
 	struct soft_cm_message message = {
-		.type = (enum soft_cm_type)(SOFT_SIDR_REQ + r[0] % 3),
+		.type = (enum soft_cm_type)(SOFT_SIDR_REQ + r[0] % 2),
 		.number = r[1],
 		.qpn = fuzz16(r + 2),
 		.qkey = RDMA_UDP_QKEY,
 		.status = r[4] & 7,
 	};
-	size_t length = soft_cm_encode(&message, bytes);
-	uint8_t heard[SOFT_CM_MESSAGE_MAX];
+	uint8_t heard[SOFT_MAD_SIZE];
 
 	/* To the client, with the number of its request. */
 	if (recvfrom(world.datagrams, heard, sizeof(heard), MSG_DONTWAIT, &to.any, &size) >= 16 &&
 	    r[1] & 0x80) {
 		memcpy(&message.number, heard + 8, sizeof(message.number));
-		length = soft_cm_encode(&message, bytes);
+		message.number = be64toh(message.number);
 	}
+	soft_cm_encode(&message, bytes);
 	bytes[r[6] % length] ^= r[7];
 	(void)!sendto(world.datagrams, bytes, r[8] ? r[8] % length : length, MSG_DONTWAIT, &to.any,
 		      sizeof(to.v4));

@@ -35,31 +35,24 @@ static inline void write_all(int fd, const void *bytes, size_t length)
 
 static inline void say(int fd, struct soft_cm_message message)
 {
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_MAD_SIZE];
 
-	write_all(fd, bytes, soft_cm_encode(&message, bytes));
+	soft_cm_encode(&message, bytes);
+	write_all(fd, bytes, sizeof(bytes));
 }
 
 /* The next message, which must be of that type; MRA may come before it. */
 static inline struct soft_cm_message hear(int fd, enum soft_cm_type type)
 {
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
+	uint8_t bytes[SOFT_MAD_SIZE];
 	struct soft_cm_message message;
-	size_t have = 0, used;
 
 	for (;;) {
-		int error = soft_cm_decode(bytes, have, &message, &used);
-
-		if (error == EAGAIN) {
-			CHECK_EQUAL(recv(fd, bytes + have, 1, 0), 1);
-			have++;
-			continue;
-		}
-		CHECK_EQUAL(error, 0);
+		CHECK_EQUAL(recv(fd, bytes, sizeof(bytes), MSG_WAITALL), sizeof(bytes));
+		CHECK_EQUAL(soft_cm_decode(bytes, sizeof(bytes), &message), 0);
 		if (message.type == type)
 			return message;
 		CHECK_EQUAL(message.type, SOFT_CM_MRA);
-		have = 0;
 	}
 }
 

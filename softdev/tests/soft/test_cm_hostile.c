@@ -44,13 +44,9 @@ static void garbage_clients(void)
 		size_t length;
 	} cases[] = {
 		{"GET / HTTP/1.1\r\n\r\n", 18},
-		{"ARCM\x05\x0b", 6},         /* our magic, then something else */
-		{"ARCM\x05\x01\x52\xff", 8}, /* a body longer than there is */
-		{"ARCM\x05\x04\x00\x00", 8}, /* an answer where a request belongs */
+		{"\x01\x07\x02\x83", 4}, /* another method */
 	};
 	struct side listener = listen_at(host, 0);
-	uint8_t wide[SOFT_CM_MESSAGE_MAX];
-	size_t length = soft_cm_encode(&good_request, wide);
 	int fd;
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -58,9 +54,8 @@ static void garbage_clients(void)
 		write_all(fd, cases[i].bytes, cases[i].length);
 		is_closed(fd);
 	}
-	wide[11] = 0xff; /* a queue pair number of 32 bits */
 	fd = tcp_to(port_of(listener.id));
-	write_all(fd, wide, length);
+	say(fd, (struct soft_cm_message){.type = SOFT_CM_RTU}); /* where a request belongs */
 	is_closed(fd);
 	fd = tcp_to(port_of(listener.id)); /* nothing at all, closed and reset */
 	close(fd);
@@ -78,14 +73,14 @@ static void silent_clients(void)
 {
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = listen_at(host, 0);
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-	size_t length = soft_cm_encode(&good_request, bytes);
+	uint8_t bytes[SOFT_MAD_SIZE];
 	int silent, half;
 
+	soft_cm_encode(&good_request, bytes);
 	soft_device.cm->limits.request_ms = 100;
 	silent = tcp_to(port_of(listener.id));
 	half = tcp_to(port_of(listener.id));
-	write_all(half, bytes, length / 2);
+	write_all(half, bytes, sizeof(bytes) / 2);
 	still_works(&listener);
 	is_closed(silent);
 	is_closed(half);
@@ -101,19 +96,19 @@ static void refused_requests(void)
 		uint8_t value;
 		int reason;
 	} cases[] = {
-		{4, SOFT_CM_VERSION - 1, SOFT_CM_REASON_INVALID_VERSION},
-		{16, 0x11, SOFT_CM_REASON_INVALID_SERVICE_ID}, /* RDMA_PS_UDP */
-		{18, IBV_QPT_UD, SOFT_CM_REASON_INVALID_TRANSPORT},
+		{16 + 3, SOFT_CM_VERSION - 1, SOFT_CM_REASON_INVALID_VERSION},
+		{13, 0x11, SOFT_CM_REASON_INVALID_SERVICE_ID}, /* RDMA_PS_UDP */
+		{43, 20 << 3 | 1 << 1, SOFT_CM_REASON_INVALID_TRANSPORT}, /* UC */
 	};
 	struct side listener = listen_at(host, 0);
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		uint8_t bytes[SOFT_CM_MESSAGE_MAX];
-		size_t length = soft_cm_encode(&good_request, bytes);
+		uint8_t bytes[SOFT_MAD_SIZE];
 		int fd = tcp_to(port_of(listener.id));
 
-		bytes[cases[i].at] = cases[i].value;
-		write_all(fd, bytes, length);
+		soft_cm_encode(&good_request, bytes);
+		bytes[SOFT_MAD_HEADER + cases[i].at] = cases[i].value;
+		write_all(fd, bytes, sizeof(bytes));
 		CHECK_EQUAL(hear(fd, SOFT_CM_REJ).reason, cases[i].reason);
 		/* What was not read may turn the end into a reset; nothing more is said. */
 		is_closed(fd);
@@ -165,13 +160,13 @@ static void garbage_after_rtu(void)
 {
 	struct side listener = listen_at(host, 0);
 	struct side server;
-	uint8_t bytes[SOFT_CM_MESSAGE_MAX + 64];
-	size_t length = soft_cm_encode(&ready_to_use, bytes);
+	uint8_t bytes[SOFT_MAD_SIZE + 64];
 	struct rdma_cm_event *event;
 	int fd = accepted_client(&listener, &server);
 
-	memset(bytes + length, 0xff, 64);
-	write_all(fd, bytes, length + 64); /* in one piece: the rest must reach the queue pair */
+	soft_cm_encode(&ready_to_use, bytes);
+	memset(bytes + SOFT_MAD_SIZE, 0xff, 64);
+	write_all(fd, bytes, sizeof(bytes)); /* in one piece: the rest must reach the queue pair */
 	expect_status(listener.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
 	event = expect(listener.channel, RDMA_CM_EVENT_DISCONNECTED, server.id);
 	CHECK(event->status < 0);
@@ -408,15 +403,19 @@ static void strange_servers(void)
 {
 	uint16_t port;
 	int server = tcp_listen(&port, 8);
+	uint8_t reply[SOFT_MAD_SIZE], early[SOFT_MAD_SIZE], waits[2][SOFT_MAD_SIZE];
 
+	soft_cm_encode(&(struct soft_cm_message){.type = SOFT_CM_REP}, reply);
+	reply[SOFT_MAD_HEADER + 28 + 3] = SOFT_CM_VERSION - 1;
+	soft_cm_encode(&ready_to_use, early);
+	for (int i = 0; i < 2; i++)
+		soft_cm_encode(&(struct soft_cm_message){.type = SOFT_CM_MRA}, waits[i]);
 	answered_with(server, port, "HTTP/1.1 400 Bad Request\r\n\r\n", 28,
 		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, "ARCM\x04\x03", 6, RDMA_CM_EVENT_CONNECT_ERROR,
+	answered_with(server, port, reply, sizeof(reply), RDMA_CM_EVENT_CONNECT_ERROR,
 		      -EPROTONOSUPPORT);
-	answered_with(server, port, "ARCM\x05\x04\x00\x00", 8, /* RTU is not an answer */
-		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
-	answered_with(server, port, "ARCM\x05\x02\x00\x00ARCM\x05\x02\x00\x00", 16, /* MRA, twice */
-		      RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
+	answered_with(server, port, early, sizeof(early), RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
+	answered_with(server, port, waits, sizeof(waits), RDMA_CM_EVENT_CONNECT_ERROR, -EPROTO);
 	answered_with(server, port, NULL, 0, RDMA_CM_EVENT_REJECTED, 8); /* closed without a word */
 	close(server);
 }
