@@ -127,7 +127,7 @@ programs: need/ibv_devinfo/ibverbs-utils need/rping/rdmacm-utils need/ib_send_la
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
 	$(BIN)/python -m pytest -o faulthandler_timeout=4000 softdev/tests/programs/upstream_newer.py $(ARGS)
 
-guests: .venv/.test build ## real RDMA software on the embedded device, into docs/guests.md; ARGS=--quick as CI does (Debian, root)
+guests: .venv/.test build ## real RDMA software on the embedded device, into softdev/docs/guests.md; ARGS=--quick as CI does (Debian, root)
 	$(BIN)/python -m pytest -o faulthandler_timeout=4000 softdev/tests/guests $(ARGS)
 
 software: need/redis-server/redis-server .venv/.software build ## aiohttp, websockets, grpclib, redis: carried over RDMA (Debian: redis-server)
@@ -223,11 +223,11 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
 
 # The machine's writes are lost, so the table comes out of it; a whole run goes into the page.
-roce: .venv/.test build $(DASK)/.made ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2, into docs/roce-v2.md (root, Debian)
+roce: .venv/.test build $(DASK)/.made ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2, into softdev/docs/roce-v2.md (root, Debian)
 	@mkdir -p $(LOGS)
 	softdev/tests/softroce/vm softdev/tests/softroce/across $(if $(ARGS),'$(ARGS)') | tee $(LOGS)/roce
 	@sed -n '/^rdma_rxe of /,/^$$/p; /^|/p' $(LOGS)/roce >$(LOGS)/roce-table
-	@$(if $(ARGS),,sed -i -e '/^<!-- rows: /,/^<!-- end of rows/{//!d}' -e '/^<!-- rows: /r $(LOGS)/roce-table' docs/roce-v2.md)
+	@$(if $(ARGS),,sed -i -e '/^<!-- rows: /,/^<!-- end of rows/{//!d}' -e '/^<!-- rows: /r $(LOGS)/roce-table' softdev/docs/roce-v2.md)
 
 .PHONY: docs site
 docs: .venv/.test build ## write the generated parts of docs/: tables of states, of software; manual pages

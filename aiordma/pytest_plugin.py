@@ -15,7 +15,7 @@ It is there wherever aiordma is installed, and imports nothing until a test uses
         assert server.stdout.readline() == "ready\\n"
         assert "PASS" in rdma_programs.run("./client", "7471").stdout
 
-docs/ci-without-hardware.md has more.
+softdev/docs/ci-without-hardware.md has more.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which C file may include which: Python's import rules (test_imports.py), for C.
 
 A folder of C includes its own headers and those of the folders in the table. The inner
-folders of the embedded device have ranks (docs/embedded-device.md): a folder includes of a lower
-one its interface and nothing else, and its objects need no function or variable of a higher one,
-however that is declared. Calls through tables that a folder is given do not count.
+folders of the embedded device have ranks (softdev/docs/embedded-device.md): a folder includes of a
+lower one its interface and nothing else, and its objects need no function or variable of a higher
+one, however that is declared. Calls through tables that a folder is given do not count.
 
 The device's state is in ``soft_device``: its objects have no other variable, but for a list here.
 """

@@ -26,6 +26,17 @@ SHOWN = {
     "dask": "integrations/dask/README.md",
     "ray": "integrations/ray/README.md",
     "valkey": "integrations/valkey/README.md",
+    **{
+        page: f"softdev/docs/{page}.md"
+        for page in (
+            "ci-without-hardware",
+            "embedded-device",
+            "guests",
+            "packets-and-paths",
+            "roce-v2",
+            "semantics",
+        )
+    },
 }
 _LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 

@@ -11,7 +11,9 @@ import aiordma
 from tests.docs.pages import DOCS, ROOT, differing, pages
 from tests.processes import run, run_python
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+FOLDERS = (DOCS, ROOT / "softdev" / "docs")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "softdev" / "README.md"]
+PAGES += sorted(page for folder in FOLDERS for page in folder.rglob("*.md"))
 # Pages whose programs other tests run.
 OTHERS = [ROOT / "SECURITY.md", *sorted(ROOT.glob("integrations/*/README.md"))]
 PACKAGE = ROOT / "aiordma"
@@ -25,7 +27,7 @@ EXAMPLES = {path.read_text() for path in (ROOT / "examples").rglob("*.py")}  # t
 PROGRAMS = [
     pytest.param(match["program"], match["output"] or "", id=f"{page.stem}-{number}")
     for page in PAGES
-    if page.parent == DOCS
+    if page.parent in FOLDERS
     for number, match in enumerate(PROGRAM.finditer(page.read_text()))
     if not re.search(r"^import (pytest|unittest)$", match["program"], re.MULTILINE)
     and match["program"] not in EXAMPLES
@@ -148,7 +150,7 @@ def test_the_matrix_of_roce_has_the_rows_that_run() -> None:
     """Its verdicts are from a virtual machine."""
     across = ROOT / "softdev" / "tests" / "softroce" / "across"
     listed = run(str(across), "--rows", check=True).stdout
-    page = (DOCS / "roce-v2.md").read_text()
+    page = (ROOT / "softdev" / "docs" / "roce-v2.md").read_text()
     rows = re.search(r"^<!-- rows: .*?(^\|.*?)^<!-- end of rows", page, re.S | re.M)
     assert rows, "make roce"
     assert without_verdicts(rows[1]) == without_verdicts(listed), "out of date: make roce"

@@ -1,5 +1,5 @@
-"""docs/semantics.md against the embedded device: files, clauses and tests that it names are there,
-and it has every clause that the device's comments cite."""
+"""The page semantics.md against the embedded device: files, clauses and tests that it names are
+there, and it has every clause that the device's comments cite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DEVICE = ROOT / "softdev" / "src"
 TESTS = ROOT / "softdev" / "tests"
-PAGE = ROOT / "docs" / "semantics.md"
+PAGE = ROOT / "softdev" / "docs" / "semantics.md"
 
 # Of the specification's volume 1: its sections (those of chapters 9 to 14, or named with it), its
 # compliance statements, its annexes.

@@ -1,4 +1,4 @@
-"""The commands of docs/ci-without-hardware.md for two hosts; the rest: softdev/tests/programs."""
+"""The commands of the page ci-without-hardware.md for two hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.docs.page_commands import blocks, run_commands
 
 from .namespaces import PREFIX, ip
 
-PAGE = Path(__file__).parents[2] / "docs" / "ci-without-hardware.md"
+PAGE = Path(__file__).parents[2] / "softdev/docs" / "ci-without-hardware.md"
 
 
 def test_two_hosts(tmp_path: Path) -> None:

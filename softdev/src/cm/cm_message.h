@@ -76,7 +76,7 @@ struct soft_cm_message {
 	uint16_t shm_port, path_port;
 	struct soft_cm_ece ece;
 	uint64_t
-		number; /* of a question over UDP without RoCE: random, so only who has seen it can answer */
+		number; /* of a question over UDP without RoCE: random, so that only a process that has seen it can answer */
 	uint32_t qkey;
 	uint8_t status;
 	uint8_t private_data_len;

@@ -13,7 +13,7 @@ from .rows import Row
 from .table import SOFTWARE, TABLE
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).parents[3] / "docs" / "guests.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guests.md"
 LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
 
 INTRODUCTION = """\
@@ -22,8 +22,8 @@ INTRODUCTION = """\
 `make guests` installs the software below from the packages of Debian 12 and PyPI, runs each row
 under `aiordma run`, once with shared memory and once with the TCP wire between the processes
 (`AIORDMA_EMBEDDED_LINKS`), and writes this page. A row works if its programs end well in bounded
-time and a [trace](trace.md) shows that work requests of the device carried its bytes. CI runs the
-rows marked with \\*, without figures: `make guests ARGS=--quick`.
+time and a [trace](../../docs/trace.md) shows that work requests of the device carried its bytes.
+CI runs the rows marked with \\*, without figures: `make guests ARGS=--quick`.
 
 Between two hosts each side names a GID that reaches the other, by its index in `aiordma devinfo`:
 `-g` of the pingpongs, `-x` of perftest. Their default leads to the loopback address, and ends in

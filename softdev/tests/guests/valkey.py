@@ -17,7 +17,8 @@ VALKEY = Software(
     build=f"{INTEGRATION}/tests/build-server {SERVER}",
     tells=f"{SERVER}/valkey-server --version",
     note="The server is unmodified, from the source package of a newer Debian, as in `make valkey`."
-    " The client is a small program with the streams of [integrations/valkey](valkey.md), or of "
+    " The client is a small program with the streams of"
+    " [integrations/valkey](../../docs/valkey.md), or of "
     "asyncio for kernel TCP: 1 MiB there and back, then GETs of 64 bytes.",
 )
 

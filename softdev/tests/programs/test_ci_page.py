@@ -1,4 +1,4 @@
-"""docs/ci-without-hardware.md: its programs, commands, container file, workflow; and action.yml.
+"""The page ci-without-hardware.md: programs, commands, container file, workflow; and action.yml.
 
 The commands that make network namespaces are in tests/network.
 """
@@ -25,7 +25,7 @@ LIMIT = 1000.0
 pytestmark = pytest.mark.timeout(LIMIT + 100)
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "ci-without-hardware.md"
+PAGE = ROOT / "softdev" / "docs" / "ci-without-hardware.md"
 FIRST = ["A first test", "Any test command"]
 SECTIONS = ["Was the device used?", "Faults", "Traces of failed tests", "Sanitizers and valgrind"]
 
