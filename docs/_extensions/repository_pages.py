@@ -26,6 +26,7 @@ SHOWN = {
     "dask": "integrations/dask/README.md",
     "ray": "integrations/ray/README.md",
     "valkey": "integrations/valkey/README.md",
+    "softdev": "softdev/README.md",
     **{
         page: f"softdev/docs/{page}.md"
         for page in (

@@ -12,7 +12,6 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from conftest import Pair, connected, echo
 from dask_aiordma import backend
 from dask_aiordma.backend import RDMA, WRITE_BUFFER, RDMAListener
 from dask_aiordma.framing import LONG, pack
@@ -22,6 +21,7 @@ from distributed.protocol.serialize import Serialized, to_serialize
 from distributed.protocol.utils_test import get_host_array
 
 import aiordma
+from conftest import Pair, connected, echo
 
 Serve = Callable[..., Awaitable[RDMAListener]]
 

@@ -10,12 +10,13 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from conftest import Pair
 from dask_aiordma import memory
 from dask_aiordma.framing import LONG
 from dask_aiordma.memory import FrameMemory, rounded
 from dask_aiordma.settings import connection_arguments
 from distributed.protocol.serialize import to_serialize
+
+from conftest import Pair
 
 SIZE = 1 << 20
 

@@ -14,7 +14,6 @@ import dask
 import distributed
 import numpy as np
 import pytest
-from conftest import connected, echo
 from cryptography import x509
 from dask_aiordma import Security
 from dask_aiordma.backend import RDMAListener
@@ -23,6 +22,7 @@ from distributed.comm.core import FatalCommClosedError, connect
 from distributed.protocol.serialize import to_serialize
 
 from aiordma import errors
+from conftest import connected, echo
 
 Serve = Callable[..., Awaitable[RDMAListener]]
 KEY = bytes(range(32))
