@@ -29,7 +29,8 @@
  * after the lock has been given back (soft_notify_later), and a thread that finds it taken spins for
  * a moment.
  */
-#define _GNU_SOURCE /* PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP */
+#define _GNU_SOURCE /* PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP, ppoll */
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,13 @@ enum {
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
 	/* A thread that polls so often without arming anything goes on polling. */
 	POLLS_TO_TRUST = 1000,
+	/* Of a thread that finds nothing; and of one whose every look is a system call. */
+	MISSES_PER_YIELD = 64,
+	MISSES_PER_YIELD_EPOLL = 8,
+	/* By judgement: a yield that takes so long has cost a turn, and for so many times as long there is
+	 * none. */
+	LOST_TURN_NS = 200 * 1000,
+	TURNS_KEPT = 8,
 };
 
 static const struct soft_platform machine = {
@@ -382,6 +390,51 @@ void soft_progress_try(void)
 		soft_note_locked(true);
 		progress(NULL, SOFT_BY_POLLING);
 	}
+}
+
+/* Until there is work, at most for a tick. */
+static void doze(void)
+{
+	struct pollfd fd = {.fd = engine()->epoll_fd, .events = POLLIN};
+	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
+	int cancellable;
+
+	/* ibv_poll_cq(3) is no point where a thread is cancelled. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
+	ppoll(&fd, 1, &tick, NULL);
+	pthread_setcancelstate(cancellable, NULL);
+	soft_progress_try();
+}
+
+/* A polling thread may keep the processor from the thread that it waits for, that of the peer's device
+ * on this machine: so it yields.  On a processor of its own that costs next to nothing.  Where others
+ * compute, the kernel takes that for a turn given up, milliseconds long, and the next message comes
+ * meanwhile.  Then the thread sleeps instead, and the message wakes it: a sleeper keeps its turn. */
+void soft_progress_missed(unsigned misses)
+{
+	/* Peers do not notify it for what is in a ring, and a thread that spins is about to sleep. */
+	const bool stays_awake = soft_engine_polls() || soft_counter_get(&engine()->spinning);
+
+	if (misses % (stays_awake ? MISSES_PER_YIELD : MISSES_PER_YIELD_EPOLL))
+		return;
+	if (stays_awake) {
+		sched_yield();
+		return;
+	}
+	const uint64_t now = soft_now();
+
+	if (now < soft_hint_get(&engine()->crowded_until)) {
+		doze();
+		return;
+	}
+	sched_yield();
+	const uint64_t took = soft_now() - now;
+
+	/* One alone may be the hypervisor's doing. */
+	if (took < LOST_TURN_NS)
+		soft_hint_set(&engine()->turns_lost, 0);
+	else if (soft_counter_add(&engine()->turns_lost, 1) > 1)
+		soft_hint_set(&engine()->crowded_until, now + took + TURNS_KEPT * took);
 }
 
 void soft_engine_armed(int change)

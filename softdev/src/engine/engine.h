@@ -299,6 +299,8 @@ void soft_watches_silence(uint32_t ports);
 
 /* For polling: does nothing when another thread has the lock or waits for it. */
 void soft_progress_try(void);
+/* It brought nothing that many times: now and then, let other threads have the processor. */
+void soft_progress_missed(unsigned misses);
 
 /* As soft_progress; an event of `channel` that comes up in this step is not announced through its
  * fd, because the caller looks at the queue itself right after.  The caller then calls

@@ -40,6 +40,8 @@ struct soft_engine {
 	bool stopping; /* atomic */
 	bool ticking; /* the thread leaves the work to the application, and polls every tick */
 	bool asleep; /* the thread is in epoll_wait, or on its way */
+	unsigned turns_lost; /* atomic: to others, in a row: soft_progress_missed */
+	uint64_t crowded_until; /* atomic: no thread yields before that time */
 	uint64_t epoll_at; /* the last epoll_wait of a thread that skips it at times */
 	uint32_t silent; /* ports whose watches are not served */
 

@@ -5,15 +5,12 @@
  * be empty without any lock, and then the polling thread does a step of the device's work.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "extended.h"
 #include "inject/inject.h"
-
-enum { POLLS_PER_YIELD = 64 };
 
 static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 {
@@ -248,12 +245,8 @@ static void look_for_work(struct soft_cq *cq)
 		return;
 	}
 	soft_progress_try();
-	/* A busy-polling thread may keep the processor from the thread that it waits for, that of
-	 * the peer's device on this machine: so it yields.  On a processor of its own that costs
-	 * next to nothing. */
-	if (soft_observe(&cq->count) || soft_counter_add(&cq->empty_polls, 1) % POLLS_PER_YIELD)
-		return;
-	sched_yield();
+	if (!soft_observe(&cq->count))
+		soft_progress_missed(soft_counter_add(&cq->empty_polls, 1));
 }
 
 int soft_cq_take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_stamp *stamps)

@@ -1,5 +1,6 @@
 /* Progress: by the engine's thread when the application is busy, by the application's threads when
  * they poll, by none when there is nothing to do.  And what is left when all is closed. */
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "engine/engine_internal.h"
 #include "leaks.h"
 #include "objects/objects.h"
@@ -8,6 +9,7 @@
 
 #include <dirent.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 /* Nothing is left: no thread, no file descriptor; many times, and with streams made and broken. */
 static void nothing_left(void)
@@ -512,8 +514,56 @@ static void armed_elsewhere(struct side *side)
 	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(channel), 0);
 }
 
+/* The machine's clock; one that stands; one on which each reading is a millisecond after the last. */
+static enum { REAL, STANDS, RUNS } pace;
+
+static int paced_clock(clockid_t clock, struct timespec *now)
+{
+	static uint64_t ns = UINT64_MAX / 4;
+	int how = __atomic_load_n(&pace, __ATOMIC_RELAXED);
+
+	if (how == REAL)
+		return clock_gettime(clock, now);
+	uint64_t at = __atomic_add_fetch(&ns, how == RUNS ? 1000000 : 0, __ATOMIC_RELAXED);
+
+	*now = (struct timespec){.tv_sec = (time_t)(at / 1000000000),
+				 .tv_nsec = (long)(at % 1000000000)};
+	return 0;
+}
+
+/* How often this thread sleeps in so many polls of an empty CQ: a yield is no sleep. */
+static long sleeps_in_polls(struct side *side, int polls)
+{
+	struct rusage before, after;
+	struct ibv_wc wc;
+
+	CHECK_EQUAL(getrusage(RUSAGE_THREAD, &before), 0);
+	for (int i = 0; i < polls; i++)
+		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
+	CHECK_EQUAL(getrusage(RUSAGE_THREAD, &after), 0);
+	return after.ru_nvcsw - before.ru_nvcsw;
+}
+
+/* A thread whose yields cost it its turns sleeps until there is work, and keeps its turn for that; one
+ * that has the processor to itself never sleeps, nor one that will sleep anyway. */
+static void crowded(struct side *side)
+{
+	__atomic_store_n(&pace, STANDS, __ATOMIC_RELAXED);
+	CHECK(sleeps_in_polls(side, 800) < 50);
+	__atomic_store_n(&pace, RUNS, __ATOMIC_RELAXED);
+	CHECK(sleeps_in_polls(side, 800) >= 50);
+	soft_busy_poll(1);
+	CHECK(sleeps_in_polls(side, 8000) < 50);
+	soft_busy_poll(0);
+}
+
 int main(void)
 {
+	static struct soft_platform platform; /* threads of the device outlive main */
+
+	platform = *soft_device.platform;
+	platform.clock = paced_clock;
+	soft_device.platform = &platform;
 	limit_seconds(100);
 	STEP(waking());
 	STEP(busy_application(false));
@@ -529,5 +579,6 @@ int main(void)
 	STEP(threads());
 	STEP(forking());
 	STEP(forking_while_polling());
+	SIDE(crowded); /* the last: its time is far ahead */
 	return 0;
 }
