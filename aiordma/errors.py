@@ -325,7 +325,7 @@ class RemoteOperationError(WorkCompletionError, status=11, name="REM_OP_ERR"):
 class RetryExceededError(WorkCompletionError, status=12, name="RETRY_EXC_ERR"):
     advice = (
         "the peer did not acknowledge in time, and all retries are used: the peer or the path to it"
-        " is down, or timeout and retry_cnt are too small for this network"
+        " is down or overloaded, or timeout and retry_cnt are too small for this network"
     )
 
 
@@ -417,8 +417,8 @@ def work_completion_error(
 # ibv_get_async_event(3): what to do about the events that end the use of an object.
 _EVENT_ADVICE = {
     "CQ_ERR": "the completion queue overran or broke, and every queue pair on it with it",
-    "QP_FATAL": "on the embedded device, the peer's process has ended or the path to it is down; a"
-    " card cannot use the queue pair any more: see the kernel's log",
+    "QP_FATAL": "on the embedded device, the peer's process has ended, or the path to it is down or"
+    " silent; a card cannot use the queue pair any more: see the kernel's log",
     "QP_REQ_ERR": "the peer's request was invalid; look at the errors of that side",
     "QP_ACCESS_ERR": "the peer accessed memory without the right to; correct the peer",
     "SRQ_ERR": "the shared receive queue broke, and every queue pair on it with it",
@@ -446,9 +446,9 @@ class DeviceEventError(RDMAError):
 # --- connections ---------------------------------------------------------------------------------
 
 # What the end of the peer mostly means, as this side notices it. For the texts of this package.
-PEER_GONE = "the peer's process ended, or its machine or the path to it failed"
+PEER_GONE = "the peer does not answer: its process, machine or network has failed, or is overloaded"
 ON_LOOPBACK = "one on 127.0.0.1 is reached from its own host alone"
-UNANNOUNCED = "the peer's process ended, or aborted the connection, without a goodbye"
+UNANNOUNCED = "the peer left without a goodbye: its process failed, aborted, or gave this side up"
 
 
 def in_short(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Finding a peer that has fallen silent: its machine, its network or its process is no more.
+"""Finding a peer that has fallen silent: its machine, its network or its process has failed.
 
 A connection that nothing is sent on cannot know.  So when nothing has completed for a while, an
 RDMA write of no bytes is posted: it needs no memory and no key (IBTA 9.4.3, C9-88), and the peer's

@@ -459,7 +459,7 @@ async def test_a_death_is_noticed_after_the_first_has_gone(factory: ConnectionFa
             async with factory.within(1):
                 error = await ends(other.recv(), ConnectionBrokenError)
             # The socket's end or the device's event, whichever is noticed first.
-            assert "the peer's process ended" in str(error)
+            assert ": its process" in str(error)
 
 
 # ---- hostile peers -------------------------------------------------------------------------------
