@@ -151,9 +151,14 @@ int soft_channel_wait(struct soft_channel *channel)
 
 bool soft_channels_depend_on_engine(void)
 {
+	bool led = false;
+
+	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
+		led |= channel->completions && soft_hint_get(&channel->nested);
+	/* The threads that do the device's work signal the others on the way. */
 	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
-		    !soft_counter_get(&channel->sleepers))
+		    !soft_counter_get(&channel->sleepers) && !(led && channel->early))
 			return true;
 	return false;
 }

@@ -1,6 +1,7 @@
 /* Hostile peers: plain TCP clients that connect to a listener, plain TCP servers that rdma_connect
  * is aimed at.  Each is handled in bounded time and space, without effect on the others. */
 #include "cm_stranger.h"
+#include "engine/engine_internal.h"
 
 #include <sys/resource.h>
 
@@ -242,6 +243,38 @@ static void ends_before_rtu(void)
 	side_close(&listener);
 }
 
+static bool depend_on_engine(void)
+{
+	soft_lock();
+	bool depend = soft_channels_depend_on_engine();
+
+	soft_unlock();
+	return depend;
+}
+
+/* The engine's thread wakes up for every frame of others while a channel depends on it.  One of an application
+ * that is woken early does not, since its threads do the work. */
+static void silent_after_the_reply(void)
+{
+	struct side listener = listen_at(host, 0);
+	struct side server;
+	int fd = accepted_client(&listener, &server);
+	struct ibv_comp_channel *completions = rdma->ibv_create_comp_channel(server.id->verbs);
+
+	CHECK(completions);
+	CHECK(depend_on_engine());
+	soft_wake_early(listener.channel->fd);
+	CHECK(!depend_on_engine()); /* it is woken by every frame itself */
+	soft_wake_early(completions->fd);
+	CHECK(!depend_on_engine()); /* in place of that one */
+	CHECK_EQUAL(rdma->ibv_destroy_comp_channel(completions), 0);
+	CHECK(!depend_on_engine());
+	close(fd);
+	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -ECONNRESET);
+	side_drop(&server);
+	side_close(&listener);
+}
+
 /* A listener goes while connections are half open. */
 static void door_closes(void)
 {
@@ -449,6 +482,7 @@ int main(void)
 	STEP(established_early());
 	STEP(repeats_itself());
 	STEP(ends_before_rtu());
+	STEP(silent_after_the_reply());
 	STEP(door_closes());
 	STEP(flood(false));
 	STEP(flood(true));
