@@ -1,12 +1,13 @@
 /* Listeners: rdma_listen(3), and requests that the application has not seen.
  *
- * Each request gets MRA at once.  One that the application's backlog has no room for waits; fair_share.h
- * says which one goes when there are too many.
+ * Each request gets MRA at once.  Few are events already: one that there is no room for among them waits, and
+ * fair_share.h says which one is next, and which one goes when there are too many.
  */
 #include "cm_internal.h"
 
 enum {
 	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
+	REPORTED_MOST = 8, /* by judgement */
 	/* 4.3 s, to which Linux 6.1 adds 2: less than limits.linger_ms, so that an answer that was lost is still
 	 * there when REQ is repeated. */
 	SERVICE_TIMEOUT = 20,
@@ -21,11 +22,18 @@ static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 	return reported;
 }
 
+/* Events are taken in their order, so that a flood among them would be before all others. */
+static bool has_room(const struct soft_cm_id *id)
+{
+	return id->untaken < id->backlog && id->untaken < REPORTED_MOST;
+}
+
 /* Of the listener's parked ones. */
-static struct soft_cm_link *oldest(struct soft_cm_listener *listener)
+static struct soft_cm_link *next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =
-		soft_container(soft_places_oldest(&listener->parked), struct soft_cm_link, place);
+		soft_container(soft_places_next(&listener->parked, soft_cm_half_open()),
+			       struct soft_cm_link, place);
 
 	soft_place_release(&link->place);
 	return link;
@@ -68,7 +76,7 @@ bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 		link->carrier->end(link);
 		return false;
 	}
-	if (listener->id->untaken < listener->id->backlog)
+	if (has_room(listener->id))
 		return report(listener->id, link);
 	park(listener, link);
 	return true;
@@ -79,8 +87,8 @@ void soft_cm_listener_taken(struct soft_cm_id *id)
 	struct soft_cm_listener *listener = id->listener;
 
 	id->untaken--;
-	while (listener && id->untaken < id->backlog && listener->parked.count)
-		(void)report(id, oldest(listener));
+	while (listener && listener->parked.count && has_room(id))
+		(void)report(id, next(listener));
 }
 
 /* ---- opening and closing ------------------------------------------------------------------- */
@@ -93,7 +101,7 @@ void soft_cm_listener_close(struct soft_cm_id *id)
 		return;
 	id->listener = NULL;
 	while (listener->parked.count)
-		soft_cm_link_refuse(oldest(listener), SOFT_CM_REASON_CONSUMER);
+		soft_cm_link_refuse(next(listener), SOFT_CM_REASON_CONSUMER);
 	listener->carrier->unlisten(listener);
 }
 

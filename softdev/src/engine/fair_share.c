@@ -110,6 +110,38 @@ struct soft_place *soft_places_oldest(const struct soft_places *places)
 		       : soft_list_first(&places->peers, struct soft_place, node);
 }
 
+static unsigned share_of(unsigned limit)
+{
+	return limit / SHARE ? limit / SHARE : 1;
+}
+
+/* Whether one is served before another one that is older. */
+static bool is_before(const struct soft_places *places, const struct soft_place *one,
+		      const struct soft_place *other, unsigned share)
+{
+	bool crowded = false;
+
+	for (unsigned level = 0; level < LEVELS; level++) {
+		unsigned here = places->of_bucket[level][one->bucket[level]];
+		unsigned there = places->of_bucket[level][other->bucket[level]];
+
+		if (here != there && (here > share || there > share))
+			return here < there;
+		crowded |= here > share;
+	}
+	return crowded;
+}
+
+struct soft_place *soft_places_next(const struct soft_places *places, unsigned limit)
+{
+	struct soft_place *next = soft_places_oldest(places);
+
+	soft_list_each (struct soft_place, place, &places->peers, node)
+		if (is_before(places, place, next, share_of(limit)))
+			next = place;
+	return next;
+}
+
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit)
 {
 	const struct soft_node *newest = places->peers.previous;
@@ -119,7 +151,7 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 	if (places->count <= limit)
 		return NULL;
 	for (; level < LEVELS; level++) {
-		unsigned most = limit / SHARE ? limit / SHARE : 1;
+		unsigned most = share_of(limit);
 		bool found = false;
 
 		for (int i = 0; i < SOFT_PLACES_BUCKETS; i++)

@@ -57,5 +57,9 @@ void soft_place_release(struct soft_place *place);
 /* After `add`: the peer to be evicted, whose owner then releases the place, never the one added last;
  * NULL if there are no more than `limit`. */
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit);
+/* The one to be served next, or NULL: the oldest one of those whose networks have no more than their share; if
+ * there is none, of the emptiest network, and in it of its emptiest smaller one, and so on, the newest one,
+ * since the oldest have been given up, or soon lose their places. */
+struct soft_place *soft_places_next(const struct soft_places *places, unsigned limit);
 /* The oldest one, or NULL. */
 struct soft_place *soft_places_oldest(const struct soft_places *places);

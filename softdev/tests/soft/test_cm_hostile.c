@@ -362,6 +362,45 @@ static void flood_of_requests(void)
 		close(clients[i]);
 }
 
+/* Of many requests the application has few before it, however large its backlog; the next ones are those of
+ * hosts that have sent few. */
+static void few_are_reported(void)
+{
+	enum { CLIENTS = 20, BACKLOG = 64, LIMIT = 32, FEW = 8 };
+	const struct sockaddr_in elsewhere = {.sin_family = AF_INET,
+					      .sin_addr.s_addr = htonl(0x7f090901)};
+	struct soft_cm_limits before = soft_device.cm->limits;
+	struct side listener = bound(RDMA_PS_TCP, host, 0);
+	const union address to = address_of(host, port_of(listener.id));
+	int clients[CLIENTS + 1], last = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	soft_device.cm->limits.half_open = LIMIT;
+	CHECK_EQUAL(rdma->rdma_listen(listener.id, BACKLOG), 0);
+	for (int i = 0; i < CLIENTS; i++)
+		clients[i] = tcp_to(port_of(listener.id));
+	CHECK_EQUAL(bind(last, (const struct sockaddr *)&elsewhere, sizeof(elsewhere)), 0);
+	CHECK_EQUAL(connect(last, &to.any, sizeof(to.v4)), 0);
+	clients[CLIENTS] = last;
+	for (int i = 0; i <= CLIENTS; i++) {
+		say(clients[i], good_request);
+		hear(clients[i], SOFT_CM_MRA);
+	}
+	for (int taken = 0; taken <= CLIENTS; taken++) {
+		const unsigned left = (unsigned)(CLIENTS + 1 - taken);
+
+		CHECK_EQUAL(soft_cm_id_of(listener.id)->untaken, left < FEW ? left : FEW);
+		struct side request = take_request(&listener);
+		const struct sockaddr_in *peer = (const void *)&request.id->route.addr.dst_addr;
+
+		CHECK_EQUAL(peer->sin_addr.s_addr == elsewhere.sin_addr.s_addr, taken == FEW);
+		side_drop(&request);
+	}
+	soft_device.cm->limits = before;
+	side_close(&listener);
+	for (int i = 0; i <= CLIENTS; i++)
+		close(clients[i]);
+}
+
 /* No file descriptors left: the listener waits without burning the CPU, and comes back. */
 static void out_of_descriptors(void)
 {
@@ -487,6 +526,7 @@ int main(void)
 	STEP(flood(false));
 	STEP(flood(true));
 	STEP(flood_of_requests());
+	STEP(few_are_reported());
 	STEP(out_of_descriptors());
 	STEP(strange_servers());
 	STEP(leaving_server());

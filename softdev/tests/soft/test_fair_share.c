@@ -203,6 +203,45 @@ static void what_a_network_is(void)
 	}
 }
 
+static void is_next(int number)
+{
+	CHECK_EQUAL(soft_places_next(&places, LIMIT) - peers, number);
+}
+
+/* The oldest, but last the newest of a network with more than its share. */
+static void served_next(void)
+{
+	char alike[64];
+	int last = 1;
+
+	begin();
+	CHECK(!soft_places_next(&places, LIMIT));
+	for (int i = 0; i < 2; i++) {
+		come(hosts[0]);
+		come(hosts[1]);
+	}
+	is_next(0);
+	come(hosts[0]);
+	is_next(1);
+	soft_place_release(&peers[1]);
+	soft_place_release(&peers[3]);
+	is_next(4);
+	soft_place_release(&peers[2]);
+	is_next(0);
+	come(hosts[0]);
+	is_next(5);
+	do { /* of its network */
+		CHECK(++last < 255);
+		snprintf(alike, sizeof(alike), "%.*s%d", (int)strlen(hosts[0]) - 1, hosts[0], last);
+		come(alike);
+		soft_place_release(&peers[--used]);
+	} while (meet(&peers[0], &peers[used], 1, 2));
+	come(alike);
+	is_next(used - 1);
+	come(hosts[1]);
+	is_next(used - 1);
+}
+
 static void gone_twice(void)
 {
 	begin();
@@ -237,6 +276,7 @@ int main(void)
 	STEP(a_network("2001:db8:1:%d00::1"));
 	STEP(never_the_newest());
 	STEP(what_a_network_is());
+	STEP(served_next());
 	STEP(gone_twice());
 	STEP(limits());
 	return 0;
