@@ -54,11 +54,12 @@ GROUPS: dict[str, set[str]] = {
     "_loop.device_failures": {"_native"},
     "_loop.driver": {"verbs", "cm", "_native", "mr_pool", "_memory.registration_cache", "_datapath"}
     | {"_loop.coarse_timers", "_loop.completion_reader"}
-    | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown"}
+    | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown", "_loop.time_share"}
     | CORE,
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver", "_loop.shutdown"},
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
+    "_loop.time_share": {"_datapath"},
     "_loop.virtual_loop": {"_datapath"},
     "_loop.wait_queue": set(),
     "_loop": set(),

@@ -28,7 +28,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import cast
+from typing import Self, cast
 
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
@@ -42,6 +42,7 @@ from . import device_failures, shutdown
 from .coarse_timers import CoarseTimers
 from .completion_reader import CompletionReader
 from .per_loop_resource import PerLoopResource
+from .time_share import TimeShare
 
 logger = logging.getLogger("aiordma.driver")
 
@@ -73,6 +74,11 @@ def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
         return True
 
 
+def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
+    clock = getattr(loop, "clock", None)  # which may be something else of a program's own
+    return clock if isinstance(clock, Clock) else MACHINE
+
+
 class Driver(PerLoopResource):
     """One event loop's part of one device: protection domain, completion queues, memory pool.
 
@@ -90,8 +96,7 @@ class Driver(PerLoopResource):
     ) -> None:
         super().__init__(loop, key)
         self.context = context
-        clock = getattr(loop, "clock", None)  # which may be something else of a program's own
-        self.clock: Clock = clock if isinstance(clock, Clock) else MACHINE
+        self.clock: Clock = clock_of(loop)
         with ExitStack() as made:  # a failure leaves nothing in a context that lives on
             self.pd: verbs.ProtectionDomain = made.enter_context(context.alloc_pd())
             self.channel: verbs.CompletionChannel = made.enter_context(
@@ -401,10 +406,10 @@ class EventDriver(PerLoopResource):
         super().__init__(loop, library.name)
         self.channel: cm.EventChannel = cm.EventChannel(library)
         self._handlers: dict[cm.ConnectionId, Callable[[cm.ConnectionEvent], None]] = {}
-        loop.add_reader(self.channel.fd, shutdown.loop_end(loop).calling(self.take))
+        self._watch()
 
     @classmethod
-    def for_library(cls, library: verbs.Library) -> EventDriver:
+    def for_library(cls, library: verbs.Library) -> Self:
         return cls._acquire(library.name, lambda loop: cls(loop, library))
 
     def attach(self, id: cm.ConnectionId, handler: Callable[[cm.ConnectionEvent], None]) -> None:
@@ -417,14 +422,49 @@ class EventDriver(PerLoopResource):
     def take(self) -> None:
         """Hands out the events that are there, so many that others have their turn in a flood."""
         for _ in range(EVENTS):
-            if self._gone or (event := self.channel.get_event()) is None:
+            if not self._take_one():
                 return
-            handler = self._handlers.get(event.listen_id or event.id)
-            if handler is not None:
-                handler(event)
-            elif event.type is cm.EventType.CONNECT_REQUEST:
-                event.id.close()  # its listener has just been closed; the peer sees a rejection
+
+    def _take_one(self) -> bool:
+        if self._gone or (event := self.channel.get_event()) is None:
+            return False
+        handler = self._handlers.get(event.listen_id or event.id)
+        if handler is not None:
+            handler(event)
+        elif event.type is cm.EventType.CONNECT_REQUEST:
+            event.id.close()  # its listener has just been closed; the peer sees a rejection
+        return True
+
+    def _watch(self) -> None:
+        self.loop.add_reader(self.channel.fd, shutdown.loop_end(self.loop).calling(self.take))
 
     def _close(self) -> None:
         stop_reading(self.loop, self.channel.fd)
         self.channel.close()
+
+
+class RequestDriver(EventDriver):
+    """The same for the listeners of one loop, whose requests wait while their share of the loop's
+    time is used up: in the device, which keeps few of them for each network.
+
+    An id that a request brings has to leave the channel before it waits for events of its own.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
+        super().__init__(loop, library)
+        self.share: TimeShare = TimeShare(clock_of(loop))
+        """Of handshakes: `take` looks what they have used."""
+
+    def take(self) -> None:
+        """Hands out one event, whose handshake begins before the next is taken; or pauses."""
+        wait = self.share.wait()
+        if not wait or self._gone:
+            self._take_one()
+            return
+        stop_reading(self.loop, self.channel.fd)
+        # The timer is the loop's alone, or this would keep the `LoopEnd`.
+        self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
+
+    def _watch(self) -> None:
+        if not self._gone:  # in the pause
+            super()._watch()

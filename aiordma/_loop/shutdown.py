@@ -20,11 +20,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import MethodType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from .._native import fork
 from .affinity import LoopAffinity
 from .per_loop_resource import PerLoopResource
+
+T = TypeVar("T")
 
 # What leaves a callback or a task to end the program, as in asyncio.
 EXITS = (SystemExit, KeyboardInterrupt)
@@ -34,9 +36,7 @@ EXITS = (SystemExit, KeyboardInterrupt)
 UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 
 
-def background(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
-) -> asyncio.Task[None]:
+def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task that is not among `asyncio.all_tasks()`.
 
     A program that cancels all of these, as `asyncio.run` does at its end, means its own: over TCP

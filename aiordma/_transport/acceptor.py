@@ -13,6 +13,7 @@ from .. import verbs
 from .._core.handshake import Hello
 from .._core.refusal import pack_refusal
 from .._loop.shutdown import background
+from .._loop.time_share import Timed, TimeShare
 from ..cm.address import Address
 from ..config import Config
 from ..errors import (
@@ -141,7 +142,7 @@ class Handshake:
     host: str
     share: FairShare[Handshake]
     place: Place
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[object] | None = None
     begun: bool = False
     dropped: RDMAError | None = None
 
@@ -178,10 +179,12 @@ class Acceptor:
         most = places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
-        self._handshakes: dict[asyncio.Task[None], Handshake] = {}
+        self._handshakes: dict[asyncio.Task[object], Handshake] = {}
 
-    def admit(self, request: Request, *, in_band: bool = False) -> None:
-        """Begins the handshake, outside the caller.
+    def admit(
+        self, request: Request, *, in_band: bool = False, time: TimeShare | None = None
+    ) -> None:
+        """Begins the handshake, outside the caller; it uses time of the share.
 
         If there are as many as may be, another one is dropped for it.  `in_band`: it comes over a
         connection of this listener.  Such requests have places of their own, so that they and
@@ -210,7 +213,9 @@ class Acceptor:
             self._evict(evicted, BusyError(why))
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
-        handshake.task = task = background(self._loop, self._serve(handshake))
+        serving = self._serve(handshake)
+        work = serving if time is None else Timed(time, serving)
+        handshake.task = task = background(self._loop, work)
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)
 
@@ -252,7 +257,8 @@ class Acceptor:
         assert handshake.task is not None
         handshake.task.cancel()
 
-    async def _serve(self, handshake: Handshake) -> None:
+    async def _serve(self, handshake: Handshake) -> bool:
+        """Whether there is a connection."""
         handshake.begun = True
         request = handshake.request
         limit = self._loop.time() + self.config.handshake_timeout
@@ -270,13 +276,16 @@ class Acceptor:
             self._give_up(request, handshake.peer, handshake.dropped or error, "failed")
             if not isinstance(handshake.dropped or error, (RDMAError, OSError)):
                 raise
+            return False
         else:
             if self.security.auth is not None:
                 self._failures.succeeded(handshake.host)
                 handshake.share.remove(handshake)  # it gives way to no stranger any more
-            if await self._admits(connection, handshake, limit):
+            admitted = await self._admits(connection, handshake, limit)
+            if admitted:
                 connection._begin(accepted=True)
                 self._deliver(connection)
+            return admitted
         finally:
             handshake.share.remove(handshake)
             handshake.task = None  # which keeps the error that cancels it, whose frames have this
@@ -324,7 +333,7 @@ class Acceptor:
         self._running().place.take()
 
     def _running(self) -> Handshake:
-        return self._handshakes[cast("asyncio.Task[None]", asyncio.current_task())]
+        return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]
 
     def cancel(self) -> None:
         """Admits no more peers; gives up the handshakes, in the loop's next iterations."""

@@ -21,7 +21,7 @@ from typing import Never
 from .. import cm
 from .._core.handshake import CHALLENGE_MAGIC, CHALLENGE_SIZE, HELLO_SIZE, TICKET_SIZE, Hello
 from .._core.refusal import is_of_key, unpack_refusal
-from .._loop.driver import Driver, EventDriver
+from .._loop.driver import Driver, EventDriver, RequestDriver
 from .._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ..cm.address import Address
 from ..config import Config
@@ -245,7 +245,7 @@ class CMListener:
     ) -> None:
         self.only = only
         self._acceptor = acceptor
-        self._events = EventDriver.for_library(acceptor.devices[0].library)
+        self._events = RequestDriver.for_library(acceptor.devices[0].library)
         self._id: cm.ConnectionId | None = None
         try:
             self._id = id = self._events.channel.create_id()
@@ -264,7 +264,7 @@ class CMListener:
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
         if event.type is cm.EventType.CONNECT_REQUEST:
-            self._acceptor.admit(CMRequest(self, event))
+            self._acceptor.admit(CMRequest(self, event), time=self._events.share)
         elif event.type is cm.EventType.DEVICE_REMOVAL:
             error = event.error()
             assert error is not None
@@ -317,7 +317,9 @@ class CMRequest(Request):
         id, peer = self._id, self._peer
         assert peer is not None
         attempt = self._attempt
-        attempt.link = link = CMLink(EventDriver.for_library(id.channel.library), id)
+        events = EventDriver.for_library(id.channel.library)
+        attempt.link = link = CMLink(events, id)
+        id.migrate(events.channel)
         check_device(id, self._listener.only, self._listener.address)
         when_closed = acceptor.take_place()
         attempt.take_over(

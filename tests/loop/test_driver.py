@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -18,11 +19,13 @@ import pytest
 
 from aiordma import Config, cm, connect, listen, verbs
 from aiordma._core.operations import OperationKind
+from aiordma._datapath.memory import Clock
 from aiordma._datapath.rail import SendQueue
 from aiordma._datapath.work_queue import WorkRequest, WorkRequestTable
 from aiordma._loop import driver, per_loop_resource
 from aiordma._loop.completion_reader import CompletionReader
-from aiordma._loop.driver import EVENTS, Driver, EventDriver
+from aiordma._loop.driver import EVENTS, Driver, EventDriver, RequestDriver
+from aiordma._loop.time_share import BURST, LONGEST, SHARE
 from aiordma.errors import InternalError, VerbsError
 from tests.combinations import LOOPS
 from tests.datapath.bare_channel import Owner
@@ -660,3 +663,67 @@ async def test_a_flood_of_events_leaves_others_their_turn(
     assert taken == EVENTS
     monkeypatch.undo()
     events.release()
+
+
+@pytest.mark.any_device
+async def test_requests_pause_when_their_time_is_used_up(
+    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for each iteration of the loop; none, nor an iteration, before they have earned more."""
+    now = 1000.0
+    clock = Clock(lambda: now)
+    monkeypatch.setattr("aiordma._loop.driver.clock_of", lambda _: clock)
+    taken = 0
+
+    def next_event() -> Any:
+        nonlocal taken
+        taken += 1
+        return mock.Mock(listen_id=None)
+
+    def is_watched() -> bool:
+        if not events.loop.remove_reader(events.channel.fd):
+            return False
+        events._watch()
+        return True
+
+    events = RequestDriver.for_library(device.library)
+    assert events is not EventDriver.for_library(device.library)
+    EventDriver.for_library(device.library).release()
+    monkeypatch.setattr(events.channel, "get_event", next_event)
+    events.take()
+    assert (taken, is_watched()) == (1, True)
+    events.share.use(60)
+    events.take()
+    assert (taken, is_watched()) == (1, False)
+    now += LONGEST + BURST * SHARE
+    events._watch()
+    events.take()
+    assert (taken, is_watched()) == (2, True)
+    monkeypatch.undo()
+    events.share.use(60)
+    events.take()
+    assert not is_watched()
+    events.release()
+    events._end()
+    events._watch()  # its last user has released it in the pause
+    assert not is_watched()
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("make", LOOPS.values(), ids=LOOPS)
+def test_a_loop_that_is_closed_in_the_pause(
+    device: verbs.Device, make: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Its channel is closed with it, as one that is being watched is."""
+
+    async def pause() -> RequestDriver:
+        events = RequestDriver.for_library(device.library)
+        events.share.use(60)
+        events.take()
+        return events
+
+    loop = make()
+    events = loop.run_until_complete(pause())
+    loop.close()
+    gc.collect()
+    assert events._gone

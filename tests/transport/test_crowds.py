@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from aiordma import AuthenticationError, Config, Connection, Listener, connect, streams, verbs
-from aiordma._transport import admission_control
+from aiordma._datapath.memory import Clock
+from aiordma._loop.driver import RequestDriver
+from aiordma._loop.time_share import BURST, SHARE, TimeShare
+from aiordma._transport import admission_control, connect_cm
+from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
 from aiordma._transport.connect_tcp import MAGIC
 from aiordma.errors import RejectedError
 
 from .connection_factory import KEY, SMALL, ConnectionFactory, check_alive, ends, hello, yield_loop
-from .marks import one_loop
+from .marks import by_cm, one_loop
 
 pytestmark = pytest.mark.any_device
 
@@ -90,9 +94,14 @@ async def dial(
 async def test_an_honest_client_beside_thousands(
     factory: ConnectionFactory, kind: str, key: bytes | None
 ) -> None:
-    """Handshakes have no time limit here: nothing but the rule makes room."""
+    """Handshakes have no time limit here: nothing but the rule makes room.
+
+    What strangers send whole without a key costs the time of a handshake: those of a crowded
+    network wait for it, and it has a network of its own.
+    """
     whole = first_bytes(factory, with_key=key is not None)
     data = {"nothing": b"", "a part": whole[:6]}.get(kind, whole)
+    source = "127.99.0.1" if data == whole and key is None else None
     config = replace(SMALL, max_handshakes=256)
     async with (
         await listening(factory, key, config) as listener,
@@ -100,10 +109,54 @@ async def test_an_honest_client_beside_thousands(
     ):
         for _ in range(10):
             async with factory.within(1):
-                client = await dial(factory, listener.port, key)
+                client = await dial(factory, listener.port, key, source)
                 server = await listener.accept()
             async with client, server:
                 await check_alive(client, server)
+
+
+@by_cm
+@one_loop
+async def test_handshakes_leave_open_connections_their_time(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each that delivers none takes half of the time that may be used at once: others wait until
+    the share has earned more, however often an open connection has its turn."""
+    now = 1000.0
+    clock = Clock(lambda: now)
+    begun = asyncio.Queue[None]()
+
+    async def handshake(self: connect_cm.CMRequest, acceptor: Acceptor) -> Connection:
+        nonlocal now
+        begun.put_nowait(None)
+        now += BURST / 2
+        raise ConnectionLimitError("this takes long")
+
+    async with await listening(factory, None) as listener:
+        client = await dial(factory, listener.port, None)
+        server = await listener.accept()
+        events = RequestDriver.for_library(verbs.find_device(factory.device).library)
+        monkeypatch.setattr(events, "share", TimeShare(clock))
+        monkeypatch.setattr(connect_cm.CMRequest, "handshake", handshake)
+        async with client, server:
+            turned_away = [
+                asyncio.create_task(ends(dial(factory, listener.port, None), RejectedError))
+                for _ in range(10)
+            ]
+            for served in (3, 4, 5):
+                while begun.qsize() < served:
+                    await check_alive(client, server)
+                for _ in range(50):
+                    await check_alive(client, server)
+                assert begun.qsize() == served
+                now += BURST / 2 * SHARE
+            now += 3600
+            while begun.qsize() < 10:
+                await check_alive(client, server)
+                now += 3600
+            for task in turned_away:
+                await task
+        events.release()
 
 
 @one_loop

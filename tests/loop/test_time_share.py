@@ -1,0 +1,108 @@
+"""The part of a loop's time that strangers' work may use, by a clock that stands still else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiordma._datapath.memory import Clock
+from aiordma._loop.time_share import BURST, LONGEST, SHARE, Timed, TimeShare
+
+now = 0.0
+
+
+@pytest.fixture
+def share() -> TimeShare:
+    global now  # noqa: PLW0603
+    now = 1000.0
+    return TimeShare(Clock(lambda: now))
+
+
+def passes(seconds: float) -> None:
+    global now  # noqa: PLW0603
+    now += seconds
+
+
+def test_work_waits_for_its_share(share: TimeShare) -> None:
+    assert share.wait() == 0
+    share.use(BURST / 2)
+    share.use(BURST / 2)
+    assert share.wait() == pytest.approx(0)
+    share.use(0.01)
+    assert share.wait() == pytest.approx(0.01 * SHARE)
+    passes(0.01 * SHARE)
+    assert share.wait() == pytest.approx(0)
+    share.use(0.02)
+    assert share.wait() == pytest.approx(0.02 * SHARE)
+    passes(3600)  # for which nothing is saved
+    share.use(BURST + 0.01)
+    assert share.wait() == pytest.approx(0.01 * SHARE)
+
+
+def test_no_wait_is_long(share: TimeShare) -> None:
+    for _ in range(100):
+        share.use(60)
+    assert share.wait() == pytest.approx(LONGEST)
+
+
+async def test_steps_use_time(share: TimeShare) -> None:
+    """What passes between them is others'."""
+
+    async def work() -> bool:
+        passes(BURST)
+        await asyncio.sleep(0)
+        passes(0.01)
+        return False
+
+    steps = Timed(share, work())
+    steps.send(None)
+    assert share.wait() == pytest.approx(0)
+    passes(0.005 * SHARE)
+    with pytest.raises(StopIteration):
+        steps.send(None)
+    assert share.wait() == pytest.approx(0.01 * SHARE - 0.01 - 0.005 * SHARE)
+
+
+@pytest.mark.parametrize("delivers", [True, False])
+async def test_work_that_is_delivered_gives_its_time_back(share: TimeShare, delivers: bool) -> None:
+    """No matter how much of it there is."""
+
+    async def handshake() -> bool:
+        for _ in range(2):
+            passes(0.01)
+            await asyncio.sleep(0)
+        return delivers
+
+    for _ in range(50):
+        assert await asyncio.Task(Timed(share, handshake())) is delivers
+    assert (share.wait() == 0) is delivers
+
+
+async def test_cancelled_before_it_begins(share: TimeShare) -> None:
+    """The task closes the work, which would warn if it was never awaited."""
+
+    async def work() -> bool:
+        pytest.fail("it has begun")
+
+    task = asyncio.Task(Timed(share, work()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    Timed(share, work()).close()
+
+
+async def test_cancelled_in_an_await(share: TimeShare) -> None:
+    async def cleans_up() -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            passes(BURST + 0.01)
+        return True
+
+    task = asyncio.Task(Timed(share, cleans_up()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert share.wait() == pytest.approx(0.01 * SHARE)
