@@ -162,7 +162,7 @@ cdef class Outbox(Sender):
     @cython.profile(False)
     @cython.linetrace(False)
     cdef bint begin_sending(self) noexcept:
-        """Whether something may be sent now; then it is being sent, until the caller says otherwise."""
+        """Sets SENDING and returns True if something may be sent now; the caller clears SENDING."""
         if (
             self.flags & BLOCKED
             or self.credits.data == 0

@@ -307,7 +307,7 @@ cdef class SendQueue(WorkQueues):
         return self.take_back(<PoolBlock> work)
 
     cdef int take_back(self, PoolBlock block) except -1:
-        """The device has let go of a receive without a frame that counts."""
+        """Gives the block of a receive back that was flushed, or brought no frame that counts."""
         if self.left is not None:
             self.left.returned.append(block)
         else:

@@ -371,7 +371,7 @@ cdef class Session(FrameHandler):
         return self.flush()
 
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
-        """Whether an arrived frame is handled now; else it is kept for `start`, or dropped."""
+        """True if a frame may be handled now. An early one is kept for `start`, a late one is dropped."""
         if self.outbox.flags & NOT_STARTED:
             self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
             self.owner.early()

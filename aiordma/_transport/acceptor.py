@@ -229,7 +229,7 @@ class Acceptor:
         return len(self._handshakes)
 
     def _check_open(self, host: str, *, in_band: bool) -> None:
-        """ConnectionClosedError, or BusyError for a host that failed too often, without a key."""
+        """Raise ConnectionClosedError; BusyError for a host that failed too often without a key."""
         if self.closed:
             raise ConnectionClosedError("the listener is closed")
         if in_band or self.security.auth is None:

@@ -101,7 +101,7 @@ class PendingConnect:
         self.reply: asyncio.Future[protocol.ConnectReply] = loop.create_future()
 
     def give_up(self) -> Link:
-        """Awaits the reply no more.  Returns the link to release now: the member if it came."""
+        """Stop waiting; returns the link to release: the group's member if the reply had come."""
         if self._replied:
             return self.member
         self._given_up = True

@@ -85,7 +85,8 @@ class Failover:
     def _choose(self) -> None:
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
-        # As they came up: by number, a RailReady that the lead has lost would divide the sides.
+        # In the order of coming up, not of their numbers: if the lead lost a RailReady, the sides
+        # would choose differently.
         up = [rail for queue in self.rails.messages.rails for rail in alive if rail.queue is queue]
         if candidates := resumed + up:
             self._lead_on(candidates[0])

@@ -47,7 +47,7 @@ class Inspection:
 
 
 class HandshakeParts:
-    """What both sides said of themselves, and how they prove the key and ask the application."""
+    """Both hellos, and the steps of a handshake that prove the key and ask the application."""
 
     def __init__(self, security: Security, hello: Hello, qp_num: int) -> None:
         self.hello = hello

@@ -584,7 +584,7 @@ class ConnectionLifecycle:
 
 
 class ConnectionOwner:
-    """What the parts of a connection call of it while it is there (protocols.pyi, `Owner`)."""
+    """The connection as its parts know it, while it is there: `Owner` of protocols.pyi."""
 
     __slots__ = ("_connection", "on_early", "peer")
 

@@ -186,7 +186,7 @@ class Rail:
 
     @property
     def all_received(self) -> int:
-        """Bytes of messages; any thread may ask."""
+        """All bytes of messages that this rail received. Thread-safe."""
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
 
@@ -233,11 +233,11 @@ class Berth:
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """There is a rail."""
+        """A rail on this device is up; after LONGEST_DELAY it counts as proven."""
         self._proved_at = now + LONGEST_DELAY
 
     def empty(self, now: float) -> None:
-        """There is none any more, or none could be made."""
+        """The rail on this device is gone, or could not be made."""
         if now >= self._proved_at:
             self._delay = FIRST_DELAY
         self._proved_at = math.inf

@@ -298,8 +298,8 @@ void soft_cm_gsi_stop(void); /* cm_gsi.c: the engine stops */
 struct soft_cm_link_calls {
 	/* False: the link may be gone. */
 	bool (*message)(struct soft_cm_link *link, const struct soft_cm_message *message);
-	/* The carrier has ended, or brings something else: an errno value, ETIMEDOUT for the
-	 * deadline.  The link is still there; the callee ends it. */
+	/* The carrier ended, or delivered bytes that are no CM message: an errno value; ETIMEDOUT: the
+	 * deadline is over.  The link is still there; the callee ends it. */
 	void (*failed)(struct soft_cm_link *link, int error);
 };
 

@@ -133,8 +133,8 @@ size_t soft_chan_room(struct soft_chan *chan, size_t least);
 /* There is room, but it is for others to use it first: `writable` will be called in another step.
  * Nothing when it will be called anyway. */
 void soft_chan_wait(struct soft_chan *chan);
-/* Records, copied; in all at most what soft_chan_room has just returned.  How many of them have been
- * written: not all, if the path has no more room. */
+/* Writes records: a copy of their payload, at most as many bytes as soft_chan_room has just returned.
+ * Returns how many records were written: not all, if the path has no more room. */
 int soft_chan_write(struct soft_chan *chan, const struct iovec *iov,
 		    const struct soft_record_end *ends, int count);
 /* Send END after all that was written, and forget the channel.  Safe to repeat. */

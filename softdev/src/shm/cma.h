@@ -97,9 +97,9 @@ bool soft_cma_is_open(const struct soft_cma *cma);
 bool soft_cma_backs_off(const struct soft_cma *cma);
 /* An export to be filled in, with its slot and generation; or NULL: all are in use. */
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma);
-/* Take back the exports that are `concerned`.  When this returns nothing is copied from them any
- * more that would count.  Those of which the other side had not made use are put into `lost`, in
- * the order in which they were given; their number. */
+/* Take back the exports that are `concerned`.  On return the peer copies no more of their bytes into
+ * anything that counts.  Those that it had not used go into `lost`, in the order in which they were given;
+ * returns how many. */
 unsigned soft_cma_revoke(struct soft_cma *cma,
 			 bool (*concerned)(const struct soft_cma_export *export, const void *what),
 			 const void *what, struct soft_cma_export lost[SOFT_CMA_SLOTS]);

@@ -247,6 +247,7 @@ static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	return rc;
 }
 
+/* With a path MTU, from RTR on, the queue pair holds the packets' module. */
 static void forget(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&

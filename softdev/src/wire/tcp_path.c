@@ -83,8 +83,8 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 	free(tcp);
 }
 
-/* Of the process with which it ended, how much of what was written here had not been read: behind a
- * reset that cannot be known. */
+/* How many of the bytes written here the dead peer had not read; -1: that cannot be known, after a
+ * reset. */
 static int64_t missing(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
