@@ -103,7 +103,7 @@ class _Layout(NamedTuple):
         return low, high + _TYPES[self.code][0]
 
     def runs(self) -> tuple[int, list[tuple[int, int]]]:
-        """How long its runs of bytes are; the counts and strides of the dimensions over them."""
+        """The length of its runs of bytes; the counts and strides of the dimensions over them."""
         length = _TYPES[self.code][0]
         outer = list(zip(self.shape, self.strides, strict=True))
         while outer and (outer[-1][0] == 1 or outer[-1][1] == length):

@@ -239,7 +239,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     read_nowait: Final = _posted(verbs.SendBatch.read)
 
     def _has_room(self, requests: Sequence[verbs.SendWorkRequest]) -> bool:
-        """Whether they can be posted now: those that wait come first."""
+        """True if the requests can be posted now: none wait before them, and there are entries."""
         return not self._waiters and self.qp.free_send_slots >= len(requests)
 
     def _wake_waiters(self) -> None:

@@ -537,7 +537,7 @@ def check_server(host: object = None, port: object = None, *_: object, **__: obj
 
 
 def is_local(host: object) -> bool:
-    """Whether it names an address of this machine."""
+    """True if `host` names an address of this machine."""
     with suppress(OSError, UnicodeError):
         for family, kind, _, _, address in socket.getaddrinfo(
             str(host), None, type=socket.SOCK_DGRAM

@@ -105,7 +105,7 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """How many bytes a block for `size` has: the next power of two."""
+    """Returns the bytes of a block for `size`: the next power of two, at least SMALLEST."""
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
@@ -267,7 +267,7 @@ class MemoryPool(BlockCache):
             raise self._exhausted(size)
 
     def _has_spare(self, size: int) -> bool:
-        """Whether half of the pool would be free, with so many bytes more in use."""
+        """True if half of the pool stays free after `size` bytes more, and none wait."""
         return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
     def alloc(self, size: int) -> Buffer:

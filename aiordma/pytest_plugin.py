@@ -160,7 +160,7 @@ class Programs:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def trace(self, lines: int | None = None) -> str:
-        """What the programs have done so far, as `aiordma trace` lists it: all, or the last lines.
+        """Returns the `aiordma trace` listing of the programs so far: all of it, or the last lines.
 
         An injected fault is in it as ``fault=LOSS``.
         """

@@ -37,7 +37,7 @@ def unpack_refusal(data: bytes) -> str | None:
 
 
 def is_of_key(data: bytes) -> bool:
-    """Whether it is a refusal of a peer that has not the key."""
+    """True if `data` refuses a peer that does not have the key."""
     return data.startswith(_KEY_MAGIC)
 
 

@@ -155,7 +155,7 @@ class ConnectionState(TypedDict):
 
 
 class WaitState(TypedDict):
-    """How often, and for how long, connections or pools have waited for the same thing."""
+    """The number and length of the waits of connections or pools for the same thing."""
 
     count: int
     seconds: float
@@ -168,7 +168,7 @@ class Latencies(TypedDict):
     seconds: float
     """Their sum."""
     up_to: dict[str, int]
-    """How many took no longer than the bound, in seconds; "+Inf": all."""
+    """The number that took no longer than each bound, in seconds; "+Inf": all."""
 
 
 class Snapshot(TypedDict):

@@ -70,7 +70,7 @@ REASONS = {
     "LOC_QP_OP_ERR": "max_rd_atomic is 0, or queue pairs of this type do not have the operation",
     "MW_BIND_ERR": "the key, region, rights or state of the window do not go with this request",
 }
-"""What each ``reason`` of a line means, each ``cause`` and each status that is one."""
+"""The meaning of each ``reason`` and ``cause`` of a line, and of each status that is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

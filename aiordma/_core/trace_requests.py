@@ -18,7 +18,7 @@ from aiordma._core.trace_runs import Run
 
 
 class Outcome(StrEnum):
-    """How a request ended."""
+    """The fate of a request."""
 
     COMPLETED = "completed"
     """It has a completion, which says whether it succeeded."""

@@ -95,7 +95,7 @@ cdef class Controls:
         return self.answer(RNDV_ACK, content, window_key, False)
 
     cdef int rail_gone(self) except -1:
-        """What waits goes by another rail, where windows of this one have no key."""
+        """Drops the window keys of messages that wait: on another rail these keys mean nothing."""
         for kind, content, future, behind, _ in self.waiting.take_all():
             self.waiting.append((kind, content, future, behind, 0))
         return 0

@@ -17,7 +17,7 @@ cdef str frame_name(int kind):
 
 
 cdef bint carries_message(int kind) noexcept:
-    """Whether it needs a data credit."""
+    """True if a frame of this kind needs a data credit."""
     return kind == DATA or kind == BUNDLE or kind == RNDV_RTS or kind == WRITTEN
 
 
@@ -137,11 +137,11 @@ cdef class Credits:
             self.reposted_control()
 
     def may_send(self) -> tuple[bool, bool, bool]:
-        """Whether a frame with a message, a control frame and a CREDIT frame may be sent now."""
+        """For a message, a control frame and a CREDIT frame: True if it may be sent now."""
         return self.data > 0, self.may_send_control(), self.credit_frame_due()
 
     def account(self) -> tuple[int, int, int, int, int, int]:
-        """What changes, as `load` takes it."""
+        """Returns the counters that change, as `load` takes them."""
         return (
             self.data, self.control, self.held_data, self.owed_data, self.held_control,
             self.owed_control,

@@ -76,8 +76,8 @@ cdef int complete_waiter(object waiter, object error) except -1:
 
 
 cdef object of_callback(object error):
-    """What an await raises for an error of the user's callback: what would end the await in another way
-    is the cause, as of a generator (PEP 479)."""
+    """Returns the error that an await raises for one of the user's callback: itself, or as the
+    cause of a RuntimeError if it would end the await otherwise, as of a generator (PEP 479)."""
     if not isinstance(error, (StopIteration, GeneratorExit)):
         return error
     raised = RuntimeError(f"the callback raised {type(error).__name__}")
@@ -95,7 +95,7 @@ cdef class Wakeups:
         self.spins_left = MAX_SPINS
 
     cdef bint is_of_this_task(self) except -1:
-        """Whether the caller is in its loop and thread; so is a task that a drain has called back."""
+        """True if the caller runs in this event loop, as does a task that a drain calls back."""
         if self.calling_back and self.thread == PyThread_get_thread_ident():
             return True
         return get_running_loop() is self.loop

@@ -86,7 +86,7 @@ class Suite(Protocol):
     def payload_opener(self) -> Callable[[bytes, bytes], Any]: ...
 
 class Owner(Protocol):
-    """What the data path calls of the connection that it belongs to."""
+    """The part of a connection that its data path calls."""
 
     on_early: Callable[[], object] | None
     """Called for a frame that comes before `start`."""

@@ -115,7 +115,7 @@ cdef class SendQueue(WorkQueues):
         return self.post_backlog()
 
     cdef bint keeps_works(self) noexcept:
-        """Whether it is suspended, and the next lead will take over what it is given."""
+        """True if this rail is suspended and keeps the work it is given for the next lead."""
         return self.left is not None and self.left.unposted is not None
 
     def post_frame(self, WorkRequest work not None):
@@ -407,7 +407,7 @@ cdef class SendQueue(WorkQueues):
         return list(between) if self.left is None else self.left.take_works(between)
 
     cdef int hold_back(self, bint holds_back) except -1:
-        """What is posted by `post_or_wait` waits from now on; or goes on."""
+        """Keeps work of `post_or_wait` in the backlog from now on; False: posts it again."""
         self.backlog.held = holds_back
         return self.backlog.note() if holds_back else self.post_backlog()
 
@@ -419,7 +419,7 @@ cdef class SendQueue(WorkQueues):
         return blocks
 
     def connection_broke(self, error: BaseException):
-        """What would break any other queue pair of the connection as well."""
+        """Fails this queue pair for an error that breaks the connection's others as well."""
         if not self.failed:
             self.fail(error)
             self.owner.broken(self.error)

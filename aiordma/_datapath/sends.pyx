@@ -36,7 +36,7 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
 
 
 cdef bint is_of_bytes(object view) noexcept:
-    """Whether the memory of a view that has not been released cannot hold addresses."""
+    """True if a view, not released, is of memory that cannot hold addresses."""
     cdef PyObject *base = PyMemoryView_GET_BASE(view)
     return base != NULL and has_no_holes(<object> base)
 

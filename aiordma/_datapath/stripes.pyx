@@ -54,7 +54,7 @@ cdef class Striped:
         return 0
 
     cdef bint holds_up(self, Lane lane) except -1:
-        """Whether chunks that the rail has may wait for this one, which gets one all the same."""
+        """True if a rail with CHUNKS under way takes one more: they may wait for this operation."""
         return False
 
     cdef int end_if_over(self) except -1:

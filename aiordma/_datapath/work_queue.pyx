@@ -76,7 +76,7 @@ cdef class WorkRequest:
         return TO_POST
 
     cdef bint can_move(self, bint posted) noexcept:
-        """Whether the session may post it to another rail where its own broke, once it was `posted` too."""
+        """True if another rail may do the work when its own broke, after it was `posted` too."""
         return self.kept
 
     cdef int refused(self, object error) except -1:
@@ -167,7 +167,7 @@ def latencies() -> dict[str, tuple[float, dict[str, int]]]:
 
 
 cdef class Wait:
-    """What one connection or pool waits for; how often and how long is counted for the process."""
+    """The wait of one connection or pool; how often and how long is counted for the process."""
 
     def __cinit__(self, Clock clock not None):
         self.clock = clock
@@ -187,7 +187,7 @@ cdef class Wait:
             self.since = now
 
     def for_memory(self, waiting: bool):
-        """Whether it waits for memory now."""
+        """Begins or ends a wait for memory, and counts its time so far."""
         self.note(FOR_MEMORY if waiting else FOR_NOTHING)
         self.settle()
 
@@ -350,7 +350,7 @@ cdef class WorkRequestTable:
         )
 
     cdef bint holds(self, uint64_t wr_id) noexcept:
-        """Whether it names a slot in use, in this generation."""
+        """True if `wr_id` names a slot in use, in its present generation."""
         cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
         return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
 

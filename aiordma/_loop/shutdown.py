@@ -148,7 +148,7 @@ class LoopShutdown:
             self._kept[id(thing)] = thing
 
     def is_open(self, thing: Closable) -> bool:
-        """Whether it has been added, and not removed, nor finalized."""
+        """True if `thing` was added, and neither removed nor finalized."""
         return id(thing) in self._open
 
     def take_over(self, thing: Closable, part: Closable) -> None:

@@ -55,7 +55,7 @@ class PoolWaiters(Generic[B]):
         """Called when a task begins to wait."""
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         return len(self._internal) + len(self._user)
 
     def count_wait(self) -> None:

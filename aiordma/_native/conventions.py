@@ -1,4 +1,4 @@
-"""How the calls of the C libraries say that they failed; the build reads this too, for the stub.
+"""The error conventions of the C libraries' calls; the build reads this too, for the stub.
 
 No imports of the package, therefore.
 """
@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 class Convention(Enum):
-    """How a call says that it failed."""
+    """The way in which a call reports an error."""
 
     ERRNO = auto()
     """Returns 0 or an errno value; some providers return -1 and set errno."""

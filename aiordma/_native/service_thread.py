@@ -18,5 +18,5 @@ class ServiceThread(threading.Thread):
 
 
 def in_service_thread() -> bool:
-    """Whether this is one of them."""
+    """True if the caller runs in a ServiceThread."""
     return isinstance(threading.current_thread(), ServiceThread)

@@ -47,9 +47,9 @@ NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
 
 
 chance: random.Random | None = None
-"""What programs draw, while a simulation is on."""
+"""The source of programs' random numbers, while a simulation is on."""
 thread: int | None = None
-"""Whose the simulation is: the others have the machine's clock and chance."""
+"""The thread of the simulation: the others have the machine's clock and chance."""
 looked_at, looks = 0, 0
 """The time, and how often programs have looked at the clock since it is that."""
 injected: str | None = None

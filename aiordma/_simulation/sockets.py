@@ -41,7 +41,7 @@ real_getaddrinfo = socket.getaddrinfo
 
 
 class NotSimulatedError(RDMAError, NotImplementedError):
-    """What the program of a simulated host asks for would leave the simulation."""
+    """The program of a simulated host asks for something outside the simulation."""
 
 
 def refuse(what: str, instead: str) -> NoReturn:
@@ -209,7 +209,7 @@ class Socket(RealSocket, metaclass=_Kind):
         return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (self, other))
 
     def _is_at(self, host: str) -> bool:
-        """Whether it gets what is sent to that address of its host."""
+        """True if this socket gets connections to that address of its host."""
         own = self._local[0]
         takes_both = not self._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
         return own in (host, any_like(host)) or (own == "::" and takes_both)
@@ -276,7 +276,7 @@ class Socket(RealSocket, metaclass=_Kind):
             there._machine.loop.call_at(machine.now + delay, self._asked, there._machine)
 
     def _asked(self, there: Machine) -> None:
-        """What has been asked has arrived there."""
+        """Answers the connection request that has arrived there; a full backlog drops it."""
         if self._asking is None or self._other is not None or self._peer is None:
             return
         host, port = self._peer
@@ -360,7 +360,7 @@ class Socket(RealSocket, metaclass=_Kind):
     dup = detach
 
     def close(self) -> None:
-        """What has not been read resets the connection."""
+        """Closes the socket.  Data that was not read resets the connection."""
         if self.fileno() >= 0:
             unread: object = self._asking
             with suppress(OSError):

@@ -94,7 +94,7 @@ class Request(Protocol):
         """None: it is gone, and no longer known."""
 
     def has_ticket(self, acceptor: Acceptor) -> bool:
-        """Whether the handshake may begin, which it may where it takes the ticket itself.
+        """True if the handshake may begin; always for a request whose `handshake` takes the ticket.
 
         False: the peer has been told to come again with a ticket, and the request is over.
         ProtocolError or AuthenticationError for a peer that is not let in.
@@ -258,7 +258,7 @@ class Acceptor:
         handshake.task.cancel()
 
     async def _serve(self, handshake: Handshake) -> bool:
-        """Whether there is a connection."""
+        """Runs a handshake; True if its connection was admitted."""
         handshake.begun = True
         request = handshake.request
         limit = self._loop.time() + self.config.handshake_timeout
@@ -291,7 +291,7 @@ class Acceptor:
             handshake.task = None  # which keeps the error that cancels it, whose frames have this
 
     async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
-        """Whether there is a place for it, and the application takes it.
+        """True if there is a place for the connection, and the application takes it.
 
         A peer that fails now has no way to be told why.
         """

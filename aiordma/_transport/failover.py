@@ -1,4 +1,4 @@
-"""What a connection does when its lead breaks: another rail becomes the lead.
+"""The failover of a connection whose lead breaks: another rail becomes the lead.
 
 1. The queue pair is stopped and destroyed; what has arrived by then is final.
 2. The next lead is the rail by which the peer's latest Resume has come, else the one that came up
@@ -35,7 +35,7 @@ class Failover:
     give_up: Callable[[BaseException], object]
     """No rail is left."""
     leads: int = 0
-    """How often another rail became the lead here, and so the number of this side's Resume."""
+    """The number of changes of the lead here, and so the number of this side's latest Resume."""
     latest: int = 0
     """The number of the peer's latest Resume,"""
     resume: tuple[int, int] | None = None

@@ -37,7 +37,7 @@ class ConnectionRequest:
     """Data of the peer's `connect(data=...)`: at most 64 bytes, b"" without.  Check it: with `auth`
     it comes from a peer that has the key, else from any host."""
     via: Way
-    """How it connects: "cm", "tcp", or "in-band", over an earlier connection of via="tcp"."""
+    """The way of connecting: "cm", "tcp", or "in-band", over an earlier connection of via="tcp"."""
     device: str
     """The name of the device that carries the connection."""
 

@@ -84,7 +84,7 @@ class Deadline:
                 thread.cancelled()
 
     def _runs_here(self) -> bool:
-        """Whether a destructor within its action calls."""
+        """True if the caller is a thread of this deadline: a destructor, within the action."""
         here = threading.get_ident()
         return any(thread.ident == here for thread in self._threads)
 

@@ -124,8 +124,8 @@ AWAITED: Mapping[RailState, str] = MappingProxyType(
         _S.STOPPED: "said that it has stopped this rail",
     }
 )
-"""What the peer is to have done within a limit.  After it the rail breaks; one that is STOPPED has
-nothing any more, and ends the connection if writes wait for that word."""
+"""By state, the step that the peer must take within a limit.  After it the rail breaks; one that is
+STOPPED has nothing any more, and ends the connection if writes wait for that word."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class ShareKey:
 
     @property
     def closed(self) -> bool:
-        """Whether the key works no more."""
+        """Whether the key no longer works."""
         return self._mr.closed
 
     def end_now(self) -> bool:

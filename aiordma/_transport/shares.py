@@ -44,7 +44,7 @@ class Share:
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
         self._replaced: share_keys.ShareKey | None = None  # the last one, by that of the next lead
         self.told = False
-        """Whether the peer knows the region, and so is told of its keys by other rails."""
+        """Whether the peer knows the region: then it is told of the keys for other rails too."""
         memory._pin()
         self._over = False
         self._lapsed = False  # the thread of leases has ended the keys that it saw
@@ -168,7 +168,7 @@ class Share:
         )
 
     def _lease_is_over(self) -> bool:
-        """Whether its thread has ended it, and so does nothing more."""
+        """True if the lease thread has ended the keys; waits for it while it does."""
         if self._deadline is not None and not self._deadline.pending:
             self._deadline.cancel()  # it may be under way
         return self._lapsed

@@ -278,7 +278,7 @@ def embedded(facts: Facts) -> Iterator[Told]:
 
 @check("peers")
 def peers(facts: Facts) -> Iterator[Told]:
-    """How embedded0 reaches other processes of this user on this machine."""
+    """Report how embedded0 reaches other processes of this user on this machine."""
     if embedded_problem(facts.embedded):
         return  # reported by another check
     found = facts.local_peers

@@ -1,4 +1,4 @@
-"""How `embedded0` can move bytes between processes of one user here: shared memory and CMA."""
+"""Checks for shared memory and CMA, by which `embedded0` connects processes of one user here."""
 
 from __future__ import annotations
 

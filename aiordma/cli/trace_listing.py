@@ -140,7 +140,7 @@ def request_text(request: Request) -> str:
 
 
 def meaning(reason: str | None) -> str:
-    """What a reason says, behind a colon; empty for one of a newer version."""
+    """A colon and the meaning of a reason; empty for none, or one of a newer version."""
     return f": {trace.REASONS[reason]}" if reason in trace.REASONS else ""
 
 

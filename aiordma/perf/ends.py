@@ -29,7 +29,7 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one side's ends do in a part: what they send, and what they expect of the peer."""
+    """The load of one side's ends in a part: the bytes that they send, and expect of the peer."""
 
     sent: bytes
     expected: bytes

@@ -182,14 +182,14 @@ class Atomics(OneSided):
 
 
 class Source(Memory):
-    """What the client reads, and compares."""
+    """The memory that the client reads, and compares."""
 
     def prepare(self, load: Load) -> bytes:
         return self.open_up(load.sent, Rights.READ)[1]
 
 
 class Sum(Source):
-    """What the client adds to."""
+    """The number that the client adds to."""
 
     def prepare(self, load: Load) -> bytes:
         self._sum, token = self.open_up(bytes(8), Rights.ATOMIC)

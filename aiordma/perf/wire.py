@@ -26,7 +26,7 @@ MAX_TEXT = 512
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 WAYS = ("ping", "both", "flood")
-"""Whether the server answers each operation, one at a time or several under way, or none."""
+"""The ways of a part: the server answers one operation at a time, several under way, or none."""
 
 
 def number(low: int, high: int) -> Callable[[object], bool]:

@@ -485,7 +485,7 @@ class StreamTransport(_FlowControlMixin):
 
     @property
     def _owed(self) -> bool:
-        """Whether the connection has not been given everything, or could not send it."""
+        """True if written data has not reached the connection, or could not be sent."""
         return bool(self._undelivered or self._outbox.size or self._eof_owed)
 
     def _finish_if_flushed(self) -> None:

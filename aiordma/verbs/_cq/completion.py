@@ -226,7 +226,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         self._array: CompletionArray | None = None
         self._polls = self._found = self._arms = 0
         self._events_taken = 0
-        """How many events of it its channel has taken for `wait`."""
+        """The number of this queue's events that its channel has taken for `wait`."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))

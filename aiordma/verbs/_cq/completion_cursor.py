@@ -117,7 +117,7 @@ class CompletionCursor:
 
     @property
     def status(self) -> WCStatus:
-        """How it ended."""
+        """The result of the work request."""
         if self._ex is not None and self._started:
             return WCStatus(self._ex.status)
         return WCStatus(self._read("status"))

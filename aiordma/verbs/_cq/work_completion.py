@@ -1,4 +1,4 @@
-"""How one work request ended."""
+"""The completion of one work request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TM_INFO = int(WCFields.WITH_TM_INFO)
 
 
 class WorkCompletion(NamedTuple):
-    """How one work request ended: ``struct ibv_wc``, see ibv_poll_cq(3).
+    """The completion of one work request: ``struct ibv_wc``, see ibv_poll_cq(3).
 
     When ``status`` is not SUCCESS only ``wr_id``, ``status``, ``vendor_err`` and ``qp_num`` are
     defined; ``opcode`` is None then. ``imm_data`` is a number in host order, None unless the

@@ -129,7 +129,7 @@ class Device:
         return copy_of(self._read_fault_counts(), FaultCounts)
 
     def _fault_chances(self) -> int:
-        """How often a fault might have struck, by its probability."""
+        """Return the number of events that a fault with a probability might have struck."""
         return int(self._read_fault_counts().chances)
 
     def _read_fault_counts(self) -> h.aiordma_fault_counts:
@@ -249,7 +249,7 @@ def find_device(
 
 
 def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
-    """Whether the device has that GID; what it has goes into ``gids``."""
+    """True if the device has that GID; its addresses, or the error, go into ``gids``."""
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
@@ -266,7 +266,7 @@ class Choice(NamedTuple):
     device: Device
     reason: str
     is_fallback: bool = False
-    """Whether it is the embedded one because no other one can be used."""
+    """Whether this is the embedded device because no other one can be used."""
 
 
 def choose_device(name: str | None = None) -> Choice:

@@ -25,7 +25,7 @@ class FaultCounts(NamedTuple):
     handshakes: int = 0
     """Messages of the connection manager that were dropped."""
     retried: int = 0
-    """How often a requester retransmitted what it took for lost."""
+    """Retries by requesters, after packets that they took for lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """The counts since ``other``."""

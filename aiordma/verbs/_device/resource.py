@@ -39,7 +39,7 @@ _remember_places = sys.flags.dev_mode
 
 
 def live() -> dict[str, int]:
-    """How many objects of each class are open in the device, for leak checks.
+    """Return the number of open objects in the device by class, for leak checks.
 
     A dropped object that was never closed still counts: the device still has it.
     """

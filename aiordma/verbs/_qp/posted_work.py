@@ -80,11 +80,11 @@ class PostedWork:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether no completion that could free an entry is under way."""
+        """True if no send under way is signaled: no completion could free an entry."""
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
-        """Whether so many requests fit, and one then under way has a completion.
+        """True if the requests fit, and then an entry is free or a signaled send is under way.
 
         Else no entry of the send queue could ever become free.
         """

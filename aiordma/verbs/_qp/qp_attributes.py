@@ -240,7 +240,7 @@ class ECE(NamedTuple):
 
 
 class RateLimit(NamedTuple):
-    """How fast a queue pair may send: ``struct ibv_qp_rate_limit_attr``.
+    """The rate limit of a queue pair's sends: ``struct ibv_qp_rate_limit_attr``.
 
     ``rate_limit`` is in kbit/s, 0 for none; ``max_burst_sz`` in bytes and ``typical_pkt_sz`` in
     bytes are 0 for the device's own. Source: ibv_modify_qp_rate_limit(3).

@@ -139,7 +139,7 @@ def init_members(
     sq_sig_all: bool,
     srq: Resource[h.ibv_srq] | None = None,
 ) -> dict[str, Any]:
-    """What ``struct ibv_qp_init_attr`` and ``struct ibv_qp_init_attr_ex`` have in common."""
+    """The members common to ``struct ibv_qp_init_attr`` and ``struct ibv_qp_init_attr_ex``."""
     return {
         "send_cq": send_cq.pointer,
         "recv_cq": recv_cq.pointer,

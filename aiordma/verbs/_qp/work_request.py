@@ -112,7 +112,7 @@ def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, 
 
 
 NOT_PACKED = (struct.error, TypeError, AttributeError)
-"""What packing raises for wrong requests; the caller raises what `not_packed` makes of it."""
+"""The exceptions of packing wrong requests; the caller raises the one of `not_packed` instead."""
 
 
 def not_packed(
