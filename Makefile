@@ -241,7 +241,7 @@ site: need/dot/graphviz .venv/.test .venv/.docs build ## the documentation site,
 
 # ---- checks ---------------------------------------------------------------------------------
 
-.PHONY: check lint format types public-types size abi exports
+.PHONY: check lint format types public-types size abi softdev exports
 check: .venv/.dev build ## format, lint, types and the fastest tests, in less than a minute
 	@$(MAKE) --no-print-directory lint types
 	$(PYTEST) --quiet tests/core tests/datapath tests/native tests/test_build.py tests/test_errors.py tests/test_imports.py
@@ -280,6 +280,15 @@ size: .venv/.dev ## what there is to read, by part; refuses more than was record
 abi: need/usr/include/infiniband/verbs.h/libibverbs-dev need/usr/include/rdma/rdma_cma.h/librdmacm-dev .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m softdev.tests.abi.abi_check
 	$(BIN)/python -m pytest --quiet softdev/tests/abi
+
+# In a folder of its own, so that it finds nothing else.
+softdev: .venv/.build ## the device alone, without the library: what softdev/README.md says
+	rm -rf build/alone
+	mkdir -p build/alone
+	cp -r softdev build/alone
+	meson setup build/alone/build build/alone/softdev -Dwerror=true
+	ninja -C build/alone/build preload/libibverbs.so.1 tests/soft/test_cm_mad tests/pair/test_hosts
+	meson test -C build/alone/build --no-rebuild test_cm_mad test_hosts
 
 exports: .venv/.test ## the exports of `aiordma run`'s library against a newer rdma-core's: NEWER=FOLDER, its sources
 	$(BIN)/python -m softdev.tests.abi.exports_check $(NEWER)
