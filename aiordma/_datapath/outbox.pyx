@@ -34,10 +34,19 @@ from .frames cimport (
 )
 from .futures cimport DONE, FAILED, PENDING
 from .message cimport Counts
+from .one_sided cimport TransferFuture
 from .rail cimport CONTROL_ENTRIES
 from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
-from .sends cimport COPIED_BELOW, MAX_PIECES, Piece, imm_of, new_frame, new_rendezvous_frame
+from .sends cimport (
+    COPIED_BELOW,
+    MAX_PIECES,
+    Piece,
+    describe,
+    imm_of,
+    new_frame,
+    new_rendezvous_frame,
+)
 from .stripes cimport order
 from .work_queue cimport (
     FOR_CREDITS,
@@ -54,6 +63,19 @@ from aiordma.errors import BufferStateError, MessageTooLongError, ProtocolError,
 
 cdef enum:
     BUNDLED_BELOW = 16 << 10  # bytes: a longer message gains nothing by sharing a frame
+
+
+@cython.no_gc_clear
+@cython.final
+cdef class WrittenFrame(Frame):
+    """The message of a write with immediate data, and the last part of that: its `waiter` is the write's."""
+
+    cdef int arrived(self) except -1:
+        write, self.waiter = self.waiter, None
+        return 0 if write is None else (<TransferFuture> write).part_over()
+
+    cdef str text(self, str peer):
+        return f"message of a write to {peer}"
 
 
 @cython.no_gc_clear
@@ -402,8 +424,10 @@ cdef class Outbox(Sender):
         return False
 
     cdef bint send_written(self, WRChain write) except -1:
-        """A write with immediate data: a write, and behind it a frame that the journal can have."""
+        """A write with immediate data: a write, and behind it a frame that the journal can have.  It is
+        over when both are: the peer may go between them."""
         cdef PoolBlock block = None
+        cdef TransferFuture waiter = write.waiter
         cdef Frame frame
         cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
         if self.lead.has_room_for(2):
@@ -416,9 +440,11 @@ cdef class Outbox(Sender):
             self.waiting.appendleft(write)
             return False
         write.sends[0].opcode = IBV_WR_RDMA_WRITE
+        waiter.left += 1
         self.lead.post_checked(write)
         (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
-        frame = new_frame(block, HEADER + sizeof(length))
+        frame = describe(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))
+        frame.waiter = waiter
         self.post_frame(frame, WRITTEN, True, imm)
         return True
 

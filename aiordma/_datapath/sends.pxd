@@ -18,6 +18,7 @@ cdef aiordma_send *prepare_binds(SendFuture message, ReadKeys keys, aiordma_send
 cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept
 cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept
 cdef Frame new_frame(PoolBlock block, uint32_t length)
+cdef Frame describe(Frame frame, PoolBlock block, uint32_t length)
 cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture message)
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 

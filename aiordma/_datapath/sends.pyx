@@ -397,7 +397,7 @@ cdef Frame new_rendezvous_frame(PoolBlock block, uint32_t length, SendFuture mes
     return describe(frame, block, length)
 
 
-cdef inline Frame describe(Frame frame, PoolBlock block, uint32_t length):
+cdef Frame describe(Frame frame, PoolBlock block, uint32_t length):
     frame.kind, frame.opcode = KIND_SEND, IBV_WR_SEND
     frame.block, frame.on_device = block, True
     frame.address, frame.length, frame.lkey = block.address, length, block.lkey

@@ -390,8 +390,9 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
         Returns when the bytes are in the peer's memory.  Its program is not told, unless there is
         immediate data: then an empty message with `imm` (an unsigned 32-bit number) wakes its
-        `recv`, in its turn among the messages, and waits for room as they do.  `source` must not
-        change until it returns, or until the device has finished with it after a cancellation.
+        `recv`, in its turn among the messages, and waits for room as they do; it returns when the
+        peer's device has that too.  `source` must not change until it returns, or until the device
+        has finished with it after a cancellation.
         Long transfers go in pieces, several under way at a time; `progress` is called with the
         number of bytes that have been written.
 

@@ -90,6 +90,11 @@ MUTANTS = {
         "        return not self.waits or next(iter(self.works.values()), number + 1) > number",
         "        return True",
     ),
+    "a write is over before its message": (
+        "_datapath/outbox.pyx",
+        "        waiter.left += 1\n",
+        "",
+    ),
     "the next receiver is not told when one that was told gives up": (
         "_datapath/inbox.pyx",
         "            inbox.wake_if_ready()  # that message",

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aiordma import Connection, Rights
+from aiordma import Connection, ConnectionBrokenError, Rights
 from tests.session.pair import PairFactory, new_loop, provider
 from tests.session.provider import Break, How, When
 from tests.transport.connection_factory import SMALL, pattern, yield_loop
@@ -145,4 +145,27 @@ def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
                 assert found == b"there"
 
     with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
+        runner.run(run())
+
+
+def test_a_write_is_not_over_before_its_message() -> None:
+    """All rails break behind the bytes, which were acknowledged, and before the immediate data."""
+
+    async def run() -> None:
+        factory = PairFactory("", "", "tcp", 1.0, rails=2)
+        async with factory.pair(SMALL) as (client, server):
+            with server.register(bytearray(8)) as memory:
+                await server.send_region(memory, access=Rights.WRITE)
+                remote = await client.recv_region()
+                receiving = asyncio.ensure_future(server.recv())
+                await factory.rest(client, server)
+                breaks = [Break(rail, 1, How.CUT, When.BEHIND, 0, of_all=True) for rail in (1, 0)]
+                provider().breaks += breaks
+                with pytest.raises(ConnectionBrokenError, match="message of a write"):
+                    await client.write(b"in place", remote[:], imm=7)
+                assert bytes(memory.view) == b"in place"
+                with pytest.raises(ConnectionBrokenError):
+                    await receiving
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())
