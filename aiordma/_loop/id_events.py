@@ -7,6 +7,7 @@ has a queue of its own, so that a step is a call and an await.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection
 
 from .. import cm, verbs
@@ -23,12 +24,19 @@ class IdEvents:
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Takes over one use of `events`, and `id`."""
         self._events = events
-        self._seen: asyncio.Queue[cm.ConnectionEvent | None] = asyncio.Queue()
+        # No asyncio.Queue: dropped while it is awaited, it calls its loop, which may be closed.
+        self._seen: deque[cm.ConnectionEvent | None] = deque()
+        self._arrived: asyncio.Future[None] | None = None
         self.id = id
         events.attach(id, weakly(self._on_event))
 
     def _on_event(self, event: cm.ConnectionEvent) -> None:
-        self._seen.put_nowait(event)
+        self._put(event)
+
+    def _put(self, event: cm.ConnectionEvent | None) -> None:
+        self._seen.append(event)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def _explained(self, error: ConnectionManagerError | None) -> RDMAError | None:
         return error
@@ -38,9 +46,12 @@ class IdEvents:
 
         BufferStateError when the id is closed meanwhile.
         """
-        if self._seen.empty():
+        if not self._seen:
             self._events.take()  # within a host it may be there already
-        event = await self._seen.get()
+        while not self._seen:
+            self._arrived = self._events.loop.create_future()
+            await self._arrived
+        event = self._seen.popleft()
         if event is None:
             raise self.id.closed_error()
         if event.type is not wanted:
@@ -57,7 +68,7 @@ class IdEvents:
         self.id.close()
         self._events.release()
         if not self._events.loop.is_closed():
-            self._seen.put_nowait(None)
+            self._put(None)
 
 
 def make_id(

@@ -43,6 +43,7 @@ class Timed(Coroutine[Any, Any, bool]):
     def __init__(self, share: TimeShare, work: Coroutine[Any, Any, bool]) -> None:
         self._share, self._work = share, work
         self._used = 0.0
+        self._began = False
         self.__qualname__ = getattr(work, "__qualname__", "")  # which the task is known by
 
     def send(self, value: Any) -> Any:
@@ -57,11 +58,16 @@ class Timed(Coroutine[Any, Any, bool]):
     def close(self) -> None:
         self._work.close()
 
+    def __del__(self) -> None:
+        if not self._began:
+            self.close()  # of a task that never began, where nothing else does
+
     def __await__(self) -> Generator[Any, Any, bool]:
         raise NotImplementedError  # a task takes the steps
 
     def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
         began = self._share.now()
+        self._began = True
         delivered = False
         try:
             return step(argument)

@@ -195,6 +195,7 @@ class Acceptor:
         peer = host_port(address) if address else None
         networks = networks_of(address[0]) if address else ("",)
         host = networks[-1]
+        began = time.now() if time is not None else 0.0
         try:
             self._check_open(host, in_band=in_band)
             if not request.has_ticket(self):
@@ -207,6 +208,8 @@ class Acceptor:
         except RDMAError as error:
             self._count_failure(host, error)
             self._give_up(request, peer, error, "turned away")
+            if time is not None:
+                time.use(time.now() - began)
             return
         if evicted is not None:
             why = f"it gave way to a newer handshake ({setting(share.limit)})"

@@ -96,8 +96,8 @@ class CMLink(IdEvents):
         self._local = self.id.local_address
         self._peer = self.id.peer_address
         self._on_end = on_end
-        while not self._seen.empty():
-            if (event := self._seen.get_nowait()) is not None:
+        while self._seen:
+            if (event := self._seen.popleft()) is not None:
                 asyncio.get_running_loop().call_soon(self._on_event, event)
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ def lost(order: Order, since: float) -> list[str]:
     told: list[str] = order.result()
     kind, text, cause = told
     assert kind == "ConnectionBrokenError", told
-    assert "the path to it" in text, told
+    assert "network has failed" in text, told
     assert cause != "None", told
     # The kernel may have begun its pause before a probe, which is half of it, before the cut.
     assert time.monotonic() - since > IMPATIENCE / 3, "sooner than it may"

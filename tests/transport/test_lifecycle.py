@@ -80,7 +80,7 @@ async def test_a_client_has_sent_and_closed_before_it_is_accepted(
             clients.add(link)
         elif wanted is EventType.ESTABLISHED and link not in clients:
             await closed.wait()
-            while link._seen.empty():  # until the disconnect is here
+            while link._seen:  # until the disconnect is here
                 await yield_loop(1)
         return event
 

@@ -336,7 +336,8 @@ void soft_cm_link_leave(struct soft_cm_link *link);
 void soft_cm_link_refuse(struct soft_cm_link *link, uint16_t reason);
 /* Its peer takes one of so many places, fairly (fair_share.h): the link that loses its own, never this
  * one, or NULL. */
-struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places);
+struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places,
+					unsigned most);
 /* Of the carrier.  False: the link may be gone. */
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message);
 void soft_cm_link_failed(struct soft_cm_link *link, int error);
@@ -358,7 +359,7 @@ bool soft_cm_asked(struct soft_cm_listener *listener, struct soft_cm_link *link,
 void soft_cm_listener_close(struct soft_cm_id *id);
 /* The application has taken a request, of either kind: the next may be reported. */
 void soft_cm_listener_taken(struct soft_cm_id *id);
-/* Handshakes without a whole REQ, or without room: at most so many. */
+/* Handshakes without a whole REQ, and links that linger: at most so many. */
 static inline unsigned soft_cm_half_open(void)
 {
 	return soft_places_limit(soft_device.cm->limits.half_open);

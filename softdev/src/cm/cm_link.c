@@ -134,14 +134,15 @@ bool soft_cm_link_insist(struct soft_cm_link *link)
 
 /* ---- the end ------------------------------------------------------------------------------- */
 
-struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places)
+struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places,
+					unsigned most)
 {
 	struct sockaddr_storage local, peer = {0};
 	struct soft_place *excess;
 
 	link->carrier->who(link, &local, &peer);
 	soft_places_add(places, &link->place, &peer);
-	excess = soft_places_evicted(places, soft_cm_half_open());
+	excess = soft_places_evicted(places, most);
 	return excess ? soft_container(excess, struct soft_cm_link, place) : NULL;
 }
 
@@ -151,7 +152,7 @@ static void linger(struct soft_cm_link *link)
 	struct soft_cm_link *excess;
 
 	soft_cm_link_expect(link, soft_device.cm->limits.linger_ms);
-	excess = soft_cm_link_place(link, &soft_device.cm->lingering);
+	excess = soft_cm_link_place(link, &soft_device.cm->lingering, soft_cm_half_open());
 	if (excess)
 		excess->carrier->end(excess);
 }

@@ -28,11 +28,20 @@ static bool has_room(const struct soft_cm_id *id)
 	return id->untaken < id->backlog && id->untaken < REPORTED_MOST;
 }
 
+/* So many may wait: a longer backlog, with half of the descriptors at most. */
+static unsigned parked_most(const struct soft_cm_id *id)
+{
+	unsigned places = soft_cm_half_open();
+	unsigned most = id->backlog < 4 * places ? id->backlog : 4 * places;
+
+	return most > places ? most : places;
+}
+
 /* Of the listener's parked ones. */
 static struct soft_cm_link *next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =
-		soft_container(soft_places_next(&listener->parked, soft_cm_half_open()),
+		soft_container(soft_places_next(&listener->parked, parked_most(listener->id)),
 			       struct soft_cm_link, place);
 
 	soft_place_release(&link->place);
@@ -42,7 +51,8 @@ static struct soft_cm_link *next(struct soft_cm_listener *listener)
 /* Until there is room, the link has no owner: its end ends it, and so does REJ. */
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
-	struct soft_cm_link *excess = soft_cm_link_place(link, &listener->parked);
+	struct soft_cm_link *excess =
+		soft_cm_link_place(link, &listener->parked, parked_most(listener->id));
 
 	if (excess)
 		soft_cm_link_refuse(excess, SOFT_CM_REASON_NO_RESOURCES);

@@ -326,6 +326,7 @@ int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *
 		return EPROTO;
 	*message = mad.message;
 	message->number = mad.transaction;
+	message->path_mtu = message->traffic_class = 0; /* a stream has none */
 	if (!(CONNECTED & 1u << message->type))
 		return 0;
 	message->shm_port = (uint16_t)(mad.guid >> 16);

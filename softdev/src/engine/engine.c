@@ -392,7 +392,7 @@ void soft_progress_try(void)
 	}
 }
 
-/* Until there is work, at most for a tick. */
+/* Until a descriptor is ready, at most for a tick. */
 static void doze(void)
 {
 	struct pollfd fd = {.fd = engine()->epoll_fd, .events = POLLIN};

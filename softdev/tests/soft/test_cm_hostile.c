@@ -331,17 +331,17 @@ static void flood(bool few_descriptors)
 	side_close(&listener);
 }
 
-/* Whole requests in numbers, none of which the application takes: the backlog fills, then as many
+/* Whole requests in numbers, none of which the application takes: eight are reported, then as many
  * wait as may, of which the oldest is refused for each further one. */
-static void flood_of_requests(void)
+static void flood_of_requests(int backlog, int waiting)
 {
-	enum { CLIENTS = 100, BACKLOG = 8, LIMIT = 16 };
+	enum { CLIENTS = 100, REPORTED = 8, LIMIT = 16 };
 	struct soft_cm_limits before = soft_device.cm->limits;
 	struct side listener = bound(RDMA_PS_TCP, host, 0);
 	static int clients[CLIENTS];
 
 	soft_device.cm->limits.half_open = LIMIT;
-	CHECK_EQUAL(rdma->rdma_listen(listener.id, BACKLOG), 0);
+	CHECK_EQUAL(rdma->rdma_listen(listener.id, backlog), 0);
 	for (int i = 0; i < CLIENTS; i++) {
 		clients[i] = tcp_to(port_of(listener.id));
 		say(clients[i], good_request);
@@ -350,7 +350,7 @@ static void flood_of_requests(void)
 	for (int i = 0; i < CLIENTS; i++) {
 		uint8_t byte;
 
-		if (i < BACKLOG || i >= CLIENTS - LIMIT)
+		if (i < REPORTED || i >= CLIENTS - waiting)
 			CHECK(recv(clients[i], &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 		else
 			CHECK_EQUAL(hear(clients[i], SOFT_CM_REJ).reason,
@@ -525,7 +525,9 @@ int main(void)
 	STEP(door_closes());
 	STEP(flood(false));
 	STEP(flood(true));
-	STEP(flood_of_requests());
+	STEP(flood_of_requests(8, 16));
+	STEP(flood_of_requests(40, 40));
+	STEP(flood_of_requests(1000, 64));
 	STEP(few_are_reported());
 	STEP(out_of_descriptors());
 	STEP(strange_servers());

@@ -197,6 +197,7 @@ static void between_two(void)
 		uint8_t bytes[SOFT_MAD_SIZE];
 
 		sent.number = 0x1122334455667788;
+		sent.path_mtu = sent.traffic_class = 0; /* of which a stranger says nothing */
 		sent.shm_port = has_ports ? 0x1234 : 0;
 		sent.path_port = has_ports ? 0x5678 : 0;
 		soft_cm_encode(&sent, bytes);
