@@ -48,6 +48,7 @@ cdef class TransferFuture(OpFuture):
     cdef uint32_t left                 # of these and the chain
     cdef object progress
     cdef uint64_t bytes_done
+    cdef bint undone                   # a part was not posted, or may have been lost
     cdef int advance(self, WRChain part) except -1
     cdef int moved(self, uint64_t length) except -1
     cdef int part_over(self) except -1

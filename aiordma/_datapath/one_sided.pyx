@@ -324,6 +324,11 @@ cdef class WRChain(WorkRequest):
         self.waiter = None  # its error has frames that may have this
         return 0 if waiter is None else waiter.settle(FAILED, error)
 
+    cdef int refused(self, object error) except -1:
+        if self.waiter is not None:
+            self.waiter.undone = True
+        return WorkRequest.refused(self, error)
+
     cdef int free_memory(self) except -1:
         cdef Pinned pinned
         cdef list pins = self.pins

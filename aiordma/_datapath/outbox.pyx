@@ -74,6 +74,10 @@ cdef class WrittenFrame(Frame):
         write, self.waiter = self.waiter, None
         return 0 if write is None else (<TransferFuture> write).part_over()
 
+    cdef bint is_untrue(self) noexcept:
+        """Whether the write was not done, so that the peer must not get this."""
+        return self.waiter is not None and (<TransferFuture> self.waiter).undone
+
     cdef str text(self, str peer):
         return f"message of a write to {peer}"
 
@@ -527,7 +531,9 @@ cdef class Outbox(Sender):
         while self.moved and self.lead.free and not self.lead.failed:
             if isinstance(self.moved[0], Frame):
                 frame = <Frame> self.moved[0]
-                if self.has_key(frame):
+                if isinstance(frame, WrittenFrame) and (<WrittenFrame> frame).is_untrue():
+                    self.lead.connection_broke(RDMAError(UNDONE))
+                elif self.has_key(frame):
                     frame.prepare_again()
                     self.lead.post_checked(frame)
                     del self.moved[0]
@@ -637,3 +643,9 @@ cdef class Outbox(Sender):
             self.journal.close()
         self.session = self.source = None
         return code
+
+
+UNDONE = (
+    "a write was not done, of which its message would tell the peer: the rail by which the connection "
+    "goes on has no key for the memory, or the lease of that is over"
+)

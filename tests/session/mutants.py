@@ -90,6 +90,11 @@ MUTANTS = {
         "        return not self.waits or next(iter(self.works.values()), number + 1) > number",
         "        return True",
     ),
+    "the peer is told of a write that was not done": (
+        "_datapath/one_sided.pyx",
+        "            self.waiter.undone = True\n",
+        "            pass\n",
+    ),
     "a write is over before its message": (
         "_datapath/outbox.pyx",
         "        waiter.left += 1\n",

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from aiordma import Connection, ConnectionBrokenError, Rights
+from aiordma import Connection, ConnectionBrokenError, OutcomeUnknownError, Rights
 from tests.session.pair import PairFactory, new_loop, provider
 from tests.session.provider import Break, How, When
 from tests.transport.connection_factory import SMALL, pattern, yield_loop
@@ -145,6 +145,32 @@ def test_a_write_of_a_batch_is_not_done_again(seed: int) -> None:
                 assert found == b"there"
 
     with asyncio.Runner(loop_factory=partial(new_loop, seed)) as runner:
+        runner.run(run())
+
+
+def test_no_message_tells_of_a_write_that_was_not_done() -> None:
+    """The next lead has no key for the memory, so that the connection ends."""
+
+    async def run() -> None:
+        factory = PairFactory("", "", "tcp", 1.0, rails=2)
+        async with factory.pair(SMALL) as (client, server):
+            with server.register(bytearray(8)) as memory:
+                await server.send_region(memory, access=Rights.WRITE)
+                remote = await client.recv_region()
+                receiving = asyncio.ensure_future(server.recv())
+                await factory.rest(client, server)
+                assert remote._keys
+                remote._keys.clear()
+                provider().breaks.append(Break(0, 0, How.CUT, When.BEFORE, 0))
+                with pytest.raises(OutcomeUnknownError):
+                    await client.write(b"not here", remote[:], imm=7)
+                with pytest.raises(ConnectionBrokenError):
+                    await receiving
+                assert bytes(memory.view) == bytes(8)
+                with pytest.raises(ConnectionBrokenError, match="its message would tell"):
+                    await client.recv()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())
 
 
