@@ -356,7 +356,7 @@ fuzz: need/clang/clang .venv/.build ## fuzz what comes from elsewhere, SECONDS=6
 pair: .venv/.test build ## two hosts over a network that loses, and two connections, in virtual time: SEEDS=10000 for each test, and mistakes planted in the device
 	set -e; for test in test_pair 'test_pair -r' test_hosts test_cm; do \
 		ninja -C $(PLAIN) --quiet softdev/tests/pair/$${test% *}; \
-		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/tests/pair/$$test {} 250; \
+		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/softdev/tests/pair/$$test {} 250; \
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants
 	AIORDMA_SEEDS=0:$(or $(SEEDS),400) $(PYTEST) tests/session

@@ -18,14 +18,14 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 def program(name: str) -> Path:
     """`name`.c of this folder as a program on the device."""
     device = library()
-    include = ["-I", str(HERE.parent / "native")]
+    include = ["-I", str(HERE.parent / "softdev")]
     return compiled(f"{name}.c", name, [*include, f"-Wl,-rpath,{device.parent}"], [device])
 
 
 def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) -> Path:
     """A file of this folder, compiled unless that has been done since anything changed."""
     built = BUILT / target
-    parts = [HERE / source, *libraries, *(HERE.parent / "native").rglob("*.h")]
+    parts = [HERE / source, *libraries, *(HERE.parent / "softdev").rglob("*.h")]
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = shlex.split(os.environ.get("CC", "cc"))
