@@ -215,6 +215,7 @@ def test_two_cables_carry_as_much_as_they_can(
     connect((left, right), right.namespace.ipv4, "tcp")
     for agent in (left, right):
         agent.call("rails_become", states=UP)
+    left.call("echo", count=4, size=MB)  # in which the rails' shares are measured
     before = [near.carried for near, _ in wire.cables]
     if "rounds" in command:
         left.call("one_sided", size=4 * MB, **command)
