@@ -252,6 +252,10 @@ def main(arguments: Sequence[str]) -> None:
         records[where] = {name: round(number) for name, number in here.items()}
         RECORDS.write_text(json.dumps(records, indent=1) + "\n")
     lines, good = compare(here, records, where)
+    if not good:
+        # Another process on the processors only adds to a count of polls: the least counts.
+        here = {name: min(here[name], number) for name, number in counts().items()}
+        lines, good = compare(here, records, where)
     print("\n".join(lines))
     if not good:
         sys.exit(1)
