@@ -340,7 +340,7 @@ coverage: .venv/.dev ## which lines the tests run: a table with a row for each f
 	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS) --once \
 		$(foreach one,docs examples test_bench.py test_build.py,--ignore tests/$(one))
 	$(BIN)/coverage json --quiet --omit aiordma/verbs/_device/enums.py -o build/coverage/python.json
-	$(BIN)/gcovr --root . --filter native/ --filter softdev/ --exclude softdev/tests/ --exclude softdev/preload/ -j 2 \
+	$(BIN)/gcovr --root . --filter native/verbs/ --filter softdev/src/ -j 2 \
 		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \
 		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
 	rm aiordma/_datapath/*.c

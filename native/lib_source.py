@@ -73,7 +73,10 @@ def steps() -> str:
     """The steps of queue pairs between states: their type, states and masks, as numbers."""
     value: dict[str, int] = ffibuilder._parser._int_constants
     lines = ['"""The steps of abi/qp_states.h. Written by native/lib_source.py."""\n\nSTEPS = (\n']
-    found = STEP.findall((SOFTDEV / "abi" / "qp_states.h").read_text())
+    header = (SOFTDEV / "abi" / "qp_states.h").read_text()
+    found = STEP.findall(header)
+    if len(found) != header.count("\nQP_STEP("):
+        raise ValueError("qp_states.h: a step that the build cannot read")
     for kind, *states, required, optional in found:
         numbers = [value[f"IBV_QPT_{kind}"], *(value[f"IBV_QPS_{it}"] for it in states)]
         for mask in required, optional:

@@ -23,7 +23,6 @@ LEAST = {
     "aiordma": 93.0,
     "aiordma/_datapath": 89.0,
     "native": 90.0,
-    "softdev": 90.0,
     "softdev/src": 95.0,
     "softdev/src/ud": 94.0,
 }

@@ -107,6 +107,7 @@ def test_what_is_written_twice_is_the_same() -> None:
         f"  - name: {project['authors'][0]['name']}",
     ):
         assert line in cited.splitlines()
+    assert f"version: '{project['version']}'," in (ROOT / "softdev" / "meson.build").read_text()
     support = (ROOT / "docs/support.md").read_text()
     assert f"| CPython | {VERSIONS[0]} to {VERSIONS[-1]} |" in support
     assert f"aiordma ({project['version'].rpartition('.')[0]});" in support

@@ -27,17 +27,7 @@ SHOWN = {
     "ray": "integrations/ray/README.md",
     "valkey": "integrations/valkey/README.md",
     "softdev": "softdev/README.md",
-    **{
-        page: f"softdev/docs/{page}.md"
-        for page in (
-            "ci-without-hardware",
-            "embedded-device",
-            "guests",
-            "packets-and-paths",
-            "roce-v2",
-            "semantics",
-        )
-    },
+    **{page.stem: f"softdev/docs/{page.name}" for page in (ROOT / "softdev/docs").glob("*.md")},
 }
 _LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 

@@ -90,6 +90,7 @@ async def test_cancelled_before_it_begins(share: TimeShare) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     Timed(share, work()).close()
+    Timed(share, work())  # dropped with a loop that was closed
 
 
 async def test_cancelled_in_an_await(share: TimeShare) -> None:

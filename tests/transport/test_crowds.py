@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -117,27 +118,34 @@ async def test_an_honest_client_beside_thousands(
 
 @by_cm
 @one_loop
+@pytest.mark.parametrize("step", ["has_ticket", "handshake"])
 async def test_handshakes_leave_open_connections_their_time(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Each that delivers none takes half of the time that may be used at once: others wait until
-    the share has earned more, however often an open connection has its turn."""
+    the share has earned more, however often an open connection has its turn.  So does an offer that
+    is refused before its handshake, as a malformed one is."""
     now = 1000.0
     clock = Clock(lambda: now)
     begun = asyncio.Queue[None]()
 
-    async def handshake(self: connect_cm.CMRequest, acceptor: Acceptor) -> Connection:
+    def has_ticket(self: connect_cm.CMRequest, acceptor: Acceptor) -> NoReturn:
         nonlocal now
         begun.put_nowait(None)
         now += BURST / 2
         raise ConnectionLimitError("this takes long")
+
+    async def handshake(self: connect_cm.CMRequest, acceptor: Acceptor) -> Connection:
+        has_ticket(self, acceptor)
+
+    steps = {"has_ticket": has_ticket, "handshake": handshake}
 
     async with await listening(factory, None) as listener:
         client = await dial(factory, listener.port, None)
         server = await listener.accept()
         events = RequestDriver.for_library(verbs.find_device(factory.device).library)
         monkeypatch.setattr(events, "share", TimeShare(clock))
-        monkeypatch.setattr(connect_cm.CMRequest, "handshake", handshake)
+        monkeypatch.setattr(connect_cm.CMRequest, step, steps[step])
         async with client, server:
             turned_away = [
                 asyncio.create_task(ends(dial(factory, listener.port, None), RejectedError))

@@ -367,7 +367,7 @@ async def not_accepted(factory: ConnectionFactory) -> Any:
 async def in_the_handshake(factory: ConnectionFactory) -> Any:
     listener = await factory.listen()
     connecting = [asyncio.ensure_future(factory.connect(listener.port)) for _ in range(3)]
-    await yield_loop(6)
+    await yield_loop(6)  # a listener takes one request in an iteration
     return listener, connecting
 
 

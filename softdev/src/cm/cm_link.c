@@ -17,9 +17,7 @@
 /* So that within the longest deadline no message is repeated more than 15 times, the most that a REQ can allow
  * (IBTA 12.6.5, maximum of CM retries): a REP may go to a host in whose name another one has asked. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
-#define WAITING_PAUSE_NS                                                                           \
-	UINT64_C(                                                                                  \
-		1000000000) /* after MRA, "received, the application has yet to answer", at least */
+#define WAITING_PAUSE_NS UINT64_C(1000000000) /* after MRA, at least */
 #define TIMEOUT_NS UINT64_C(4096) /* IBTA 12.6.6, service timeout: times 2^n */
 
 static bool is_one_of(unsigned type, unsigned types)

@@ -75,8 +75,8 @@ struct soft_cm_message {
 	 * stream from here to there may be there already. */
 	uint16_t shm_port, path_port;
 	struct soft_cm_ece ece;
-	uint64_t
-		number; /* of a question over UDP without RoCE: random, so that only a process that has seen it can answer */
+	/* Of a question over UDP without RoCE: random, so that only a process that has seen it can answer. */
+	uint64_t number;
 	uint32_t qkey;
 	uint8_t status;
 	uint8_t private_data_len;
