@@ -52,6 +52,10 @@ BATCHED = 40 * 64  # a batch is little work
 REPEATED = 5
 """How often each work is counted. The least counts: a loop that is woken for each half of its work
 takes more, and so does one that polls while the device's thread waits for the processor."""
+TRIES = 4
+"""How often all is counted while something is too high, each time with other numbers of types.
+Python keeps attributes that it found in places by the type's number and the name's address: two
+that share a place cost each operation 500 to 2,000 instructions. The least counts."""
 CALIBRATION = "asyncio alone: a future set by a callback, awaited"
 
 SLEEPING = [
@@ -153,8 +157,10 @@ async def both_ends(
             there.release()
 
 
-async def count(library: str) -> None:
+async def count(library: str, types: str) -> None:
     callgrind = ctypes.CDLL(library)
+    for _ in range(int(types)):
+        hasattr(type("", (), {}), "")  # takes a number, which the types after it do not have
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     gc.disable()
     async with aclosing(works()) as all_works:
@@ -178,13 +184,13 @@ VALGRIND = [
 ]
 
 
-def counts() -> Counts:
-    """Instructions for each operation, counted in a run of its own."""
+def counts(types: int = 0) -> Counts:
+    """Instructions for each operation, counted in a run of its own, after so many other types."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
         command = ["setarch", "-R", *VALGRIND, f"--callgrind-out-file={out}", sys.executable]
-        command += ["-m", "bench.instructions", str(library)]
+        command += ["-m", "bench.instructions", str(library), str(types)]
         # Nothing of the caller's: what lies where in memory changes some counts by a twentieth.
         environment = {"PATH": os.defpath, "PYTHONHASHSEED": "0", "AIORDMA_DEVICE": "embedded0"}
         environment["LD_PRELOAD"] = str(library)
@@ -252,9 +258,10 @@ def main(arguments: Sequence[str]) -> None:
         records[where] = {name: round(number) for name, number in here.items()}
         RECORDS.write_text(json.dumps(records, indent=1) + "\n")
     lines, good = compare(here, records, where)
-    if not good:
-        # Another process on the processors only adds to a count of polls: the least counts.
-        here = {name: min(here[name], number) for name, number in counts().items()}
+    for types in range(1, TRIES):
+        if good:
+            break
+        here = {name: min(here[name], number) for name, number in counts(types).items()}
         lines, good = compare(here, records, where)
     print("\n".join(lines))
     if not good:
