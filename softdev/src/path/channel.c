@@ -28,6 +28,7 @@ static void create(void)
 	struct soft_paths *paths = soft_device.paths = soft_part(sizeof(*paths));
 
 	soft_list_init(&paths->streams);
+	soft_list_init(&paths->delayed);
 	soft_places_init(&paths->silent);
 }
 

@@ -31,7 +31,14 @@ enum soft_record_kind {
 	SOFT_RECORD_END, /* `to` */
 };
 
-enum { SOFT_CHAN_LEAST = 64 * 1024 };
+enum {
+	SOFT_CHAN_LEAST = 64 * 1024,
+	/* Given to a path together. */
+	SOFT_PATH_FRAMES = 128,
+	SOFT_PATH_IOVECS = 256,
+	SOFT_PATH_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2,
+	SOFT_DIRECT_MIN = 4096, /* less payload is copied: an iovec costs as much */
+};
 
 /* Callbacks of a channel to its owner.  Each may end this channel or others, and free its owner. */
 struct soft_chan_ops {
@@ -51,6 +58,11 @@ struct soft_chan_ops {
 	 * bytes that were written here; after that comes `gone`. */
 	void (*unread)(struct soft_chan *chan, const uint8_t *bytes, size_t length);
 	void (*exited)(struct soft_chan *chan, uint64_t missing);
+	/* Is the other machine to be asked for a sign of life, for its sake: while something waits for
+	 * an answer, though the kernel there has all that was sent, or always? */
+	bool (*probes)(struct soft_chan *chan, bool waiting);
+	/* That machine has been silent for longer than `patience`: end it. */
+	void (*silent)(struct soft_chan *chan);
 	/* The channel is no more; do not end it. 0: the other side has ended or refused it.
 	 * ECONNRESET: its process is gone.  ECONNREFUSED: it refused to attach.  EPROTO: it broke
 	 * the format.  ENOMEM: a control record could not be queued. */
@@ -68,6 +80,7 @@ struct soft_chan {
 	size_t least; /* that is of use to it */
 	uint32_t round; /* in which it began to wait */
 	uint64_t position; /* of the path, after its last record */
+	uint64_t patience; /* ns, with a silent machine; 0: without end */
 };
 
 /* Where one of several records ends that are given to a path together: so many iovecs, frames and
@@ -92,6 +105,8 @@ struct soft_path_calls {
 		   const struct iovec *iov, const struct soft_record_end *ends, int count);
 	/* Its last channel has ended; `by_peer`: the other side has said so.  NULL: it stays. */
 	void (*idle)(struct soft_path *path, bool by_peer);
+	/* The patience of a channel has changed.  NULL: the path does not get silent. */
+	void (*watch)(struct soft_path *path);
 };
 
 struct soft_path {
@@ -158,6 +173,8 @@ struct soft_paths {
 	/* wire/tcp_path.c */
 	struct soft_node streams;
 	struct soft_places silent; /* of those that have come and have no channel */
+	struct soft_node delayed; /* whose output is */
+	uint64_t liveness_seconds; /* how long one may be silent */
 	bool version_told; /* a peer has another one */
 };
 

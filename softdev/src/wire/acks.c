@@ -41,7 +41,7 @@ void soft_ack_settled(struct soft_link *link)
 	soft_assert_locked();
 	soft_list_remove(&link->delayed);
 	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed) ||
-				!soft_list_empty(&soft_device.wire->delayed_paths));
+				!soft_list_empty(&soft_device.paths->delayed));
 }
 
 void soft_ack_replied(struct soft_link *link)
@@ -58,6 +58,7 @@ void soft_acks_send(uint64_t age_ns)
 	uint64_t latest = soft_now() - age_ns;
 
 	soft_tcp_paths_send_delayed();
+	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed));
 	while (!soft_list_empty(&soft_device.wire->delayed)) {
 		struct soft_link *link =
 			soft_list_first(&soft_device.wire->delayed, struct soft_link, delayed);

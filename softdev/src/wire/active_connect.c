@@ -93,7 +93,7 @@ static void attempt(struct soft_link *link)
 					 : !attempt_shm(link) && !attempt_tcp(link))
 		soft_connect_later(link);
 	else
-		soft_liveness_watch(link);
+		soft_link_watch(link);
 }
 
 /* ---- the answer ---------------------------------------------------------------------------- */

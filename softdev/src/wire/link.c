@@ -87,7 +87,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	link->qp = qp;
 	qp->link = &link->base;
 	qp->no_peer = false;
-	soft_liveness_watch(link);
+	soft_link_watch(link);
 	soft_cma_probe_path(link->chan.path);
 	soft_timer_stop(&qp->reach_timer);
 	if (soft_faults_set)
@@ -318,7 +318,7 @@ static void ready(struct soft_qp *qp, bool first)
 	if (first)
 		soft_handshake_check(qp);
 	if (qp->link && qp->link->state == SOFT_LINK_UP)
-		soft_liveness_watch(soft_link_of(qp)); /* now it has a timeout */
+		soft_link_watch(soft_link_of(qp)); /* now it has a timeout */
 }
 
 static void close_link(struct soft_qp_link *link)
@@ -371,7 +371,6 @@ static void create(void)
 
 	soft_list_init(&wire->links);
 	soft_list_init(&wire->delayed);
-	soft_list_init(&wire->delayed_paths);
 	soft_places_init(&wire->held);
 	wire->reserved = -1;
 	soft_delay_create();

@@ -13,16 +13,10 @@
 #include "shm/shm.h"
 #include "rc/rc.h"
 #include "roce/roce.h"
+#include "tcp.h"
 #include "wire.h"
 
-struct soft_tcp_ends;
-
 enum {
-	SOFT_LINK_FRAMES = 128,
-	SOFT_LINK_IOVECS = 256,
-	SOFT_LINK_RECORDS = SOFT_STEP_BYTES / SOFT_FRAME_MAX + 2, /* given to a path together */
-	SOFT_LINK_DIRECT_MIN = 4096, /* less payload is copied: an iovec costs as much */
-	SOFT_TCP_RECORD_HEADER = 12,
 	SOFT_LISTENING_MOST = 32, /* addresses */
 };
 
@@ -32,7 +26,6 @@ struct soft_link {
 	struct soft_fd_watch watch; /* the socket of the CM, while a path is selected, and */
 	uint16_t path_port; /* the process that has accepted it */
 	bool opens;     /* this side has asked for it */
-	uint64_t liveness_limit; /* ns; 0: there is no time in which silence counts */
 	bool heard;   /* data has come through it */
 	bool refused; /* the other process refused to attach: TCP next time */
 	bool over_tcp; /* this time */
@@ -89,10 +82,8 @@ struct soft_wire {
 	bool may_use_shm; /* where that is possible */
 	bool roce; /* and nothing else, but with the CM and from a queue pair to itself */
 	struct soft_node delayed; /* acks.c: the longest delayed first */
-	struct soft_node delayed_paths; /* tcp_path.c: whose output is delayed */
 	bool (*cm_offer)(struct soft_qp *qp); /* soft_wire_use_cm */
 	struct soft_places held; /* handshake.c: pending links */
-	uint64_t liveness_seconds; /* how long a path may be silent */
 	uint64_t descriptors_sent; /* cma_descriptor.c: so far, by all */
 
 	/* listener.c */
@@ -162,89 +153,10 @@ void soft_link_release(struct soft_link *link);
 void soft_link_write(struct soft_link *link);
 void soft_link_write_end(struct soft_link *link);
 
-/* tcp_path.c */
-enum soft_tcp_state {
-	SOFT_TCP_CONNECTING,
-	SOFT_TCP_HELLO, /* it is awaited */
-	SOFT_TCP_UP,
-	SOFT_TCP_CLOSING, /* the last bytes go out, then it waits for the other side's end */
-};
-
-struct soft_tcp_ends {
-	union ibv_gid own, peer;
-	uint64_t port;
-};
-
-struct soft_tcp_path {
-	struct soft_path path;
-	struct soft_node node;
-	struct soft_fd_watch watch;
-	enum soft_tcp_state state;
-	unsigned busy; /* it must not be freed */
-	bool connects; /* this side does: so it knows where it leads */
-	bool of_cm; /* it was the CM's stream, */
-	uint16_t path_port; /* to that process, asked for by this side; or 0 */
-	struct soft_tcp_ends ends;
-	struct soft_tcp_ends names; /* of the socket */
-	struct soft_place place; /* as long as it has no channel */
-	struct soft_timer timer; /* of connecting, the handshake, lingering */
-
-	/* input */
-	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* of a header or a handshake, so much: */
-	uint32_t have;
-	enum soft_record_kind kind; /* of the record that comes in */
-	uint32_t left, to, from;
-	bool bulk; /* long payloads come */
-
-	uint64_t guessed_until; /* handshake.c: numbers of queue pairs that expect no such peer */
-
-	/* output that the socket has not taken */
-	uint8_t *output;
-	size_t output_length, output_sent, output_room;
-	bool blocked; /* it takes no more */
-	struct soft_node delayed; /* what is gathered goes out with the next step */
-	bool due; /* that is now */
-	unsigned since; /* soft_engine_may_gather */
-
-	/* liveness.c */
-	bool watched; /* it can be lost without a sign */
-	bool stale; /* it has been silent for too long: for no more queue pairs */
-	struct soft_timer liveness_timer;
-	uint64_t liveness_limit; /* ns: the shortest of its links */
-	uint64_t liveness_since; /* something has been under way */
-	uint32_t liveness_probes; /* of the kernel's, unanswered at the latest check */
-};
-
-/* NULL: it is another path. */
-struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
-/* To that port; NULL: it cannot be reached now. */
-struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends);
-void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
-/* A connected socket, whose two ends have been introduced.  NULL: no memory; it has been closed. */
-struct soft_tcp_path *soft_tcp_path_adopt(int fd);
-/* It is busy no more: free it if it is over. */
-void soft_tcp_path_release(struct soft_tcp_path *tcp);
-/* The one that a stream between the same addresses has become, to a process with that port; or NULL. */
-struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port);
-/* Was it a stream of the CM from the address from which that socket comes? */
-bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
-/* What has been read of it already. */
-void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
-void soft_tcp_paths_stop(void);
-void soft_tcp_paths_send_delayed(void);
-void soft_tcp_paths_resume(void); /* the port is up */
-void soft_tcp_paths_forget(void); /* in the child of a fork */
-
-/* liveness.c: of a stream to another machine */
-/* How long a path may be silent, in ns. */
-uint64_t soft_liveness_limit(void);
-/* The link is up or being introduced, or its queue pair has got another timeout. */
-void soft_liveness_watch(struct soft_link *link);
-/* The stream has sent something. */
-void soft_liveness_sent(struct soft_tcp_path *tcp);
-void soft_liveness_check(struct soft_timer *timer);
-
 /* link_chan.c */
+/* The link is up or being introduced, or its queue pair has got another timeout: how long it bears
+ * that its peer's machine is silent. */
+void soft_link_watch(struct soft_link *link);
 /* Ask for a channel of that path; false: there is none to be had. */
 bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struct soft_path *path);
 /* Give the link the channel that the pending link asks for; false: it has been refused. */
@@ -300,5 +212,3 @@ uint16_t soft_listener_port(void);
 /* Accept at that address of this host as well. */
 void soft_listener_open(const union ibv_gid *gid);
 void soft_listener_stop(void);
-
-int soft_liveness_configure(void);

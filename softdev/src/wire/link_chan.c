@@ -63,8 +63,7 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 
 	/* What follows a frame with pieces would be their descriptor; begin() in link_input.c has
 	 * refused it. */
-	if (link->base.state != SOFT_LINK_UP || link->left < SOFT_LINK_DIRECT_MIN ||
-	    link->frame.pieces)
+	if (link->base.state != SOFT_LINK_UP || link->left < SOFT_DIRECT_MIN || link->frame.pieces)
 		return 0;
 	link->busy = true;
 	count = soft_link_place(link, length < link->left ? (uint32_t)length : link->left, iov,
@@ -132,6 +131,31 @@ static void gone(struct soft_chan *chan, int error)
 	}
 }
 
+/* For a queue pair that would hear of it, or has not been answered; and for others while a request of
+ * theirs waits. */
+static bool probes(struct soft_chan *chan, bool waiting)
+{
+	const struct soft_qp *qp = link_of(chan)->qp;
+
+	if (!qp)
+		return false;
+	return waiting ? !soft_qp_is_uc(qp) && qp->sq.oldest != qp->sq.next
+		       : link_of(chan)->base.state != SOFT_LINK_UP || qp->ends_with_peer ||
+				 qp->link_down;
+}
+
+static void silent(struct soft_chan *chan)
+{
+	struct soft_link *link = link_of(chan);
+
+	if (link->base.state == SOFT_LINK_HANDSHAKE)
+		soft_connect_later(link);
+	else if (link->base.state == SOFT_LINK_SELECTING)
+		soft_wire_selection_use_tcp(link, true);
+	else
+		soft_link_finish(link, ETIMEDOUT);
+}
+
 static const struct soft_chan_ops calls = {
 	.accepted = accepted,
 	.data = data,
@@ -140,8 +164,27 @@ static const struct soft_chan_ops calls = {
 	.writable = writable,
 	.unread = unread,
 	.exited = exited,
+	.probes = probes,
+	.silent = silent,
 	.gone = gone,
 };
+
+void soft_link_watch(struct soft_link *link)
+{
+	const struct soft_qp *qp = link->qp;
+	struct soft_path *path = link->chan.path;
+	uint64_t limit = soft_liveness_limit();
+
+	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
+		if (qp->attr.timeout == 0)
+			limit = 0;
+		else if (limit < soft_qp_retry_time(qp))
+			limit = soft_qp_retry_time(qp);
+	}
+	link->chan.patience = limit;
+	if (path && path->calls->watch)
+		path->calls->watch(path);
+}
 
 /* ---- channels for links ---------------------------------------------------------------------- */
 

@@ -27,9 +27,9 @@ struct batch {
 	size_t cma_bytes; /* bytes that are not among these */
 	bool closed; /* to requests: the next one cannot be sent */
 	int record_count;
-	struct soft_record_end ends[SOFT_LINK_RECORDS];
-	struct soft_tx_packet frames[SOFT_LINK_FRAMES];
-	struct iovec iov[SOFT_LINK_IOVECS];
+	struct soft_record_end ends[SOFT_PATH_RECORDS];
+	struct soft_tx_packet frames[SOFT_PATH_FRAMES];
+	struct iovec iov[SOFT_PATH_IOVECS];
 };
 
 static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov, int room)
@@ -53,7 +53,7 @@ static bool has_room(const struct batch *batch)
 	       batch->bytes < SOFT_STEP_BYTES &&
 	       batch->cma_bytes < SOFT_CMA_FRAME_MAX && /* see soft_cma_desc_receive */
 	       batch->room - batch->bytes >= frame_room(batch->link) &&
-	       batch->iov_count + SOFT_MAX_SGE + 2 <= SOFT_LINK_IOVECS &&
+	       batch->iov_count + SOFT_MAX_SGE + 2 <= SOFT_PATH_IOVECS &&
 	       batch->used + SOFT_FRAME_HEADER + COPY_MAX <= SOFT_STAGING_SIZE;
 }
 

@@ -15,7 +15,7 @@
  *
  * The time in which this process itself was stopped does not count: no answer could be seen.
  *
- * The queue pairs of a stream share a timer, at the shortest of their times; it fails those whose time
+ * The channels of a stream share a timer, at the shortest of their times; it fails those whose time
  * is over, and a stream that has been silent for so long is not used for more of them.
  *
  * Within a machine nothing gets lost: a silent peer is a process that has been stopped, and its end
@@ -28,7 +28,7 @@
 #include <sys/ioctl.h>
 #include <linux/sockios.h>
 
-#include "link.h"
+#include "tcp.h"
 
 #define VARIABLE "AIORDMA_EMBEDDED_PATH_TIMEOUT"
 #define SECOND_NS 1000000000u
@@ -46,14 +46,14 @@ int soft_liveness_configure(void)
 	const char *text = getenv(VARIABLE);
 	char *end;
 
-	soft_device.wire->liveness_seconds = DEFAULT;
+	soft_device.paths->liveness_seconds = DEFAULT;
 	if (!text || !*text)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
 	/* strtoul would take a sign. */
 	if (*text >= '0' && *text <= '9' && !*end && value >= 1 && value <= MAX) {
-		soft_device.wire->liveness_seconds = value;
+		soft_device.paths->liveness_seconds = value;
 		return 0;
 	}
 	return soft_misconfigured(EINVAL, VARIABLE, text, "it is a number of seconds, 1 to %d",
@@ -62,12 +62,12 @@ int soft_liveness_configure(void)
 
 uint64_t soft_liveness_limit(void)
 {
-	return soft_device.wire->liveness_seconds * SECOND_NS;
+	return soft_device.paths->liveness_seconds * SECOND_NS;
 }
 
 static void keep_alive(int fd, int on)
 {
-	const int limit = (int)soft_device.wire->liveness_seconds;
+	const int limit = (int)soft_device.paths->liveness_seconds;
 	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = limit > idle + interval ? (limit - idle) / interval : 1;
 
@@ -80,22 +80,10 @@ static void keep_alive(int fd, int on)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
 }
 
-/* The kernel probes for a queue pair that would hear of it, or has not been answered; and for others
- * while a request of theirs waits, though all that was sent has come to the peer's kernel. */
-static bool is_probed(const struct soft_link *link, bool waiting)
-{
-	const struct soft_qp *qp = link->qp;
-
-	if (!qp || !link->liveness_limit)
-		return false;
-	return waiting ? !soft_qp_is_uc(qp) && qp->sq.oldest != qp->sq.next
-		       : link->base.state != SOFT_LINK_UP || qp->ends_with_peer || qp->link_down;
-}
-
 static bool any_is_probed(const struct soft_tcp_path *tcp, bool waiting)
 {
-	soft_list_each (struct soft_link, link, &tcp->path.chans, chan.node)
-		if (is_probed(link, waiting))
+	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
+		if (chan->patience && chan->calls->probes(chan, waiting))
 			return true;
 	return false;
 }
@@ -111,12 +99,12 @@ static void nothing_under_way(struct soft_tcp_path *tcp, uint64_t next_check)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
-/* The link whose time is over, or NULL. */
-static struct soft_link *overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
+/* The channel whose time is over, or NULL. */
+static struct soft_chan *overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
 {
-	soft_list_each (struct soft_link, link, &tcp->path.chans, chan.node)
-		if (link->liveness_limit && quiet >= link->liveness_limit)
-			return link;
+	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
+		if (chan->patience && quiet >= chan->patience)
+			return chan;
 	return NULL;
 }
 
@@ -128,7 +116,7 @@ void soft_liveness_check(struct soft_timer *timer)
 	struct tcp_info info = {0};
 	socklen_t length = sizeof(info);
 	uint64_t now = soft_now(), interval = tcp->liveness_limit / CHECKS, quiet, answered;
-	struct soft_link *link;
+	struct soft_chan *chan;
 	int outstanding = 0;
 
 	/* A check that comes so late: this process or its machine was stopped. */
@@ -161,36 +149,22 @@ void soft_liveness_check(struct soft_timer *timer)
 		return;
 	tcp->stale |= quiet >= soft_liveness_limit();
 	tcp->busy++;
-	while ((link = overdue(tcp, quiet)))
-		if (link->base.state == SOFT_LINK_HANDSHAKE)
-			soft_connect_later(link);
-		else if (link->base.state == SOFT_LINK_SELECTING)
-			soft_wire_selection_use_tcp(link, true);
-		else
-			soft_link_finish(link, ETIMEDOUT);
+	while ((chan = overdue(tcp, quiet)))
+		chan->calls->silent(chan);
 	soft_tcp_path_release(tcp);
 }
 
-void soft_liveness_watch(struct soft_link *link)
+void soft_liveness_watch(struct soft_path *path)
 {
-	const struct soft_qp *qp = link->qp;
-	struct soft_tcp_path *tcp = soft_tcp_path_of(link->chan.path);
-	uint64_t limit = soft_liveness_limit();
+	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
 
-	if (!tcp || !tcp->watched)
+	if (!tcp->watched)
 		return;
-	if (!soft_qp_is_uc(qp) && qp->ibv.state == IBV_QPS_RTS) {
-		if (qp->attr.timeout == 0)
-			limit = 0;
-		else if (limit < soft_qp_retry_time(qp))
-			limit = soft_qp_retry_time(qp);
-	}
-	link->liveness_limit = limit;
 	tcp->liveness_limit = 0;
-	soft_list_each (struct soft_link, other, &tcp->path.chans, chan.node)
+	soft_list_each (struct soft_chan, chan, &path->chans, node)
 		if (!tcp->liveness_limit ||
-		    (other->liveness_limit && other->liveness_limit < tcp->liveness_limit))
-			tcp->liveness_limit = other->liveness_limit;
+		    (chan->patience && chan->patience < tcp->liveness_limit))
+			tcp->liveness_limit = chan->patience;
 	keep_alive(tcp->watch.fd, any_is_probed(tcp, false));
 	if (!tcp->liveness_limit)
 		soft_timer_stop(&tcp->liveness_timer);

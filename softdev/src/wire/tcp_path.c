@@ -31,7 +31,7 @@
 #include <unistd.h>
 #include <linux/sockios.h>
 
-#include "link.h"
+#include "tcp.h"
 
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
@@ -228,8 +228,8 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	       const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
-	uint8_t headers[SOFT_LINK_RECORDS][RECORD_HEADER];
-	struct iovec all[1 + SOFT_LINK_RECORDS + SOFT_LINK_IOVECS];
+	uint8_t headers[SOFT_PATH_RECORDS][RECORD_HEADER];
+	struct iovec all[1 + SOFT_PATH_RECORDS + SOFT_PATH_IOVECS];
 	size_t sent = 0, whole = 0, bytes = 0;
 	int used = 1, taken = 0;
 
@@ -263,11 +263,12 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 static const struct soft_path_calls tcp_calls = {
 	.name = AIORDMA_WIRE_TCP,
 	.frame_most = SOFT_FRAME_MAX,
-	.frames_most = SOFT_LINK_FRAMES,
+	.frames_most = SOFT_PATH_FRAMES,
 	.record_most = RECORD_MOST,
 	.room = room,
 	.put = put,
 	.idle = idle,
+	.watch = soft_liveness_watch,
 };
 
 /* An application that handles many completions between two polls, of many queue pairs, sends with one
@@ -291,7 +292,7 @@ static void flush(struct soft_deferred *deferred)
 		return;
 	if (!tcp->due && may_delay(tcp)) {
 		if (soft_list_empty(&tcp->delayed))
-			soft_list_append(&soft_device.wire->delayed_paths, &tcp->delayed);
+			soft_list_append(&soft_device.paths->delayed, &tcp->delayed);
 		soft_engine_set_delayed(true);
 		return;
 	}
@@ -309,15 +310,14 @@ static void flush(struct soft_deferred *deferred)
 
 void soft_tcp_paths_send_delayed(void)
 {
-	while (!soft_list_empty(&soft_device.wire->delayed_paths)) {
-		struct soft_tcp_path *tcp = soft_list_first(&soft_device.wire->delayed_paths,
-							    struct soft_tcp_path, delayed);
+	while (!soft_list_empty(&soft_device.paths->delayed)) {
+		struct soft_tcp_path *tcp =
+			soft_list_first(&soft_device.paths->delayed, struct soft_tcp_path, delayed);
 
 		soft_list_remove(&tcp->delayed);
 		tcp->due = true;
 		soft_defer(&tcp->path.flush);
 	}
-	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed));
 }
 
 static void writable(struct soft_tcp_path *tcp)
@@ -347,7 +347,7 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	int count = 0;
 
 	*direct = 0;
-	if (chan && tcp->left >= SOFT_LINK_DIRECT_MIN) {
+	if (chan && tcp->left >= SOFT_DIRECT_MIN) {
 		count = chan->calls->place(chan, tcp->left < budget ? tcp->left : budget, iov,
 					   SOFT_MAX_SGE);
 		if (tcp->path.receiving != chan)
@@ -377,7 +377,7 @@ static bool begin(struct soft_tcp_path *tcp)
 	tcp->to = soft_take32(tcp->input + 4);
 	tcp->from = soft_take32(tcp->input + 8);
 	if (tcp->kind == SOFT_RECORD_DATA) {
-		tcp->bulk &= tcp->left >= SOFT_LINK_DIRECT_MIN;
+		tcp->bulk &= tcp->left >= SOFT_DIRECT_MIN;
 		return tcp->left <= RECORD_MOST &&
 		       soft_path_take(&tcp->path, tcp->kind, tcp->to, tcp->from, NULL, tcp->left);
 	}
@@ -493,8 +493,7 @@ static void up(struct soft_tcp_path *tcp)
 	tcp->path.peer_hca = soft_gid_hca_number(&tcp->names.peer);
 	soft_path_offer_room(&tcp->path);
 	soft_defer(&tcp->path.flush);
-	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
-		soft_liveness_watch(soft_container(chan, struct soft_link, chan));
+	soft_liveness_watch(&tcp->path);
 }
 
 static void other_version(uint32_t version)

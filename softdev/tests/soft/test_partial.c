@@ -35,7 +35,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags);
 ssize_t __wrap_sendmsg(int fd, const struct msghdr *message, int flags)
 {
 	size_t left = most_at_once < most_in_all ? most_at_once : most_in_all, count = 0;
-	struct iovec iov[1 + SOFT_LINK_RECORDS + SOFT_LINK_IOVECS];
+	struct iovec iov[1 + SOFT_PATH_RECORDS + SOFT_PATH_IOVECS];
 	struct msghdr less = *message;
 
 	for (; count < message->msg_iovlen && left; count++) {
