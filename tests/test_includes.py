@@ -32,7 +32,7 @@ FOLDERS: dict[str, set[str]] = {
 
 # Of the device, from low to high; softdev.c puts it together.
 RANKS = {"engine": 0, "trace": 1, "inject": 2, "objects": 3, "path": 4, "rc": 5, "ud": 5}
-RANKS |= {"shm": 5, "roce": 5, "wire": 6, "cm": 7, "softdev": 8, "sim": 9}
+RANKS |= {"shm": 5, "tcp": 5, "roce": 5, "link": 6, "cm": 7, "softdev": 8, "sim": 9}
 
 # Headers outside the folders of the device, and one include against the order: the trace reads the
 # objects' structures, and calls none of them.

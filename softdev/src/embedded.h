@@ -94,7 +94,7 @@ void aiordma_trace_stop(void);
 /* ---- simulation ------------------------------------------------------------------------------ */
 
 /* For aiordma.testing.simulate: hosts in this process, each with a device of its own, which speak RoCE v2
- * over a network of the simulation, in virtual time (sim/sim.c).  Everything is done in one thread. */
+ * over a network of the simulation, in virtual time (path/sim/sim.c).  Everything is done in one thread. */
 
 enum {
 	/* At most.  The address of host h on network n, where each of them has its device n, is 10.n.0.(h + 1). */

@@ -7,11 +7,11 @@
 #include "cm/cm.h"
 #include "inject/inject.h"
 #include "rc/rc.h"
-#include "roce/roce.h"
-#include "shm/shm.h"
+#include "path/roce/roce.h"
+#include "path/shm/shm.h"
 #include "trace/trace.h"
 #include "ud/ud.h"
-#include "wire/wire.h"
+#include "link/link.h"
 
 static const struct soft_roce_takers takers = {
 	.datagram = soft_ud_input,

@@ -10,7 +10,7 @@
 
 #include <errno.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 
 static bool is_unreachable(int error)
 {

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 
 /* The id's queue pair, if it (still) has the stream that it got from this id. */
 static struct soft_qp *stream_owner(struct soft_cm_id *id)

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 
 static void failed(struct soft_cm_link *link, int error)
 {

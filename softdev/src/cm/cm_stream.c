@@ -19,7 +19,7 @@
 
 #include "cm_internal.h"
 #include "inject/inject.h"
-#include "wire/wire.h"
+#include "link/link.h"
 
 enum { ACCEPTS_PER_STEP = 64, INPUT = 2 * SOFT_MAD_SIZE };
 

@@ -10,7 +10,7 @@
  *
  * How the engine's own thread keeps out of the way: thread.c.  What it watches: fd_watch.c.
  *
- * What a step polls.  First the rings of local peers (shm/wakeup.c), without a system call, then
+ * What a step polls.  First the rings of local peers (path/shm/wakeup.c), without a system call, then
  * the epoll set.  While there are such rings, a polling thread calls epoll_wait every two
  * microseconds only, and a thread that was woken and found the cause in a ring calls it now and
  * then only.  Peers need not notify this process while some thread polls anyway: the engine's

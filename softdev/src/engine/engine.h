@@ -60,7 +60,7 @@ static inline void soft_list_remove(struct soft_node *node)
 
 /* ---- the device's state ---------------------------------------------------------------------- */
 
-/* The network of a simulated host, in place of the kernel's (sim/).  Under the lock. */
+/* The network of a simulated host, in place of the kernel's (path/sim/).  Under the lock. */
 struct soft_network {
 	union ibv_gid (*address)(int device); /* of that device, beside its loopback address */
 	int (*device_to)(const union ibv_gid *gid); /* from which it is reached; negative: none */

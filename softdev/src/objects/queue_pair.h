@@ -59,7 +59,7 @@ struct soft_send_queue {
 	uint32_t reads; /* transmitted and not answered, of those with soft_is_counted */
 };
 
-/* What a path that loses packets (roce/) lets a requester have under way, in PSNs. */
+/* What a path that loses packets (path/roce/) lets a requester have under way, in PSNs. */
 struct soft_window {
 	uint32_t psns;
 	uint32_t read_psns; /* the same where the answer to a READ is the last of it */
@@ -170,7 +170,7 @@ enum soft_link_state {
 	SOFT_LINK_DEAD,
 };
 
-/* A link as its queue pair knows it; struct soft_link (wire/) has the rest. */
+/* A link as its queue pair knows it; struct soft_link (link/) has the rest. */
 struct soft_qp_link {
 	enum soft_link_state state;
 	struct soft_deferred output;

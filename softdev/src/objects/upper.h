@@ -21,7 +21,7 @@ struct soft_transport {
 	void (*retry_expired)(struct soft_timer *timer); /* soft_qp.retry_timer */
 };
 
-/* Links between queue pairs (wire/). */
+/* Links between queue pairs (link/). */
 struct soft_link_calls {
 	/* The queue pair has come to RTR: connect, or wait for the peer; 0 or an errno value.  UC: the
 	 * link is gone, likewise. */

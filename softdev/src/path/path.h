@@ -1,10 +1,12 @@
 /* Paths: what joins this process with another one, and carries the frames of many queue pairs.
  *
- * A path is the two rings that processes of one host share (shm/) or one TCP stream (wire/tcp_path.c).
- * It carries records, each of which arrives whole, in order, or not at all.  The path of RoCE v2 (roce/) is
- * the exception: it joins a device with any other, and what it carries may be lost, doubled and late
- * (`loses`).  A channel is the part of one queue pair in it: a number at each end, so that queue pairs
- * cost memory and nothing else.
+ * A path is of one kind, with a folder here: the two rings that processes of one host share (shm/), a TCP
+ * stream (tcp/), the packets of RoCE v2 (roce/), or a simulated network (sim/).  It takes records from the
+ * channels of queue pairs, and gives them what comes.  The first two join two processes, and each record
+ * arrives whole, in order, or not at all.  That of RoCE v2 joins a device with all others, and what it
+ * carries may be lost, doubled and late (`loses`): there a channel is entered, not opened, and the rc/
+ * folder sends again.  A channel is the part of one queue pair in it: a number at each end, so that
+ * queue pairs cost memory and nothing else.
  *
  * What comes from a peer is not trusted: a peer that breaks the format loses all of its own channels
  * and no others.  Everything here is called with the engine's lock.
@@ -170,7 +172,7 @@ struct soft_paths {
 	/* Of a simulation: its path to the process with that port. */
 	struct soft_path *(*simulated)(uint16_t port);
 
-	/* wire/tcp_path.c */
+	/* path/tcp/tcp_path.c */
 	struct soft_node streams;
 	struct soft_places silent; /* of those that have come and have no channel */
 	struct soft_node delayed; /* whose output is */

@@ -1,5 +1,5 @@
 /* Reliable connections, and unreliable ones, which are the same without answers: from work requests
- * to frames and back.  What carries the frames is in wire/. */
+ * to frames and back.  What carries the frames is in link/. */
 #pragma once
 
 #include "objects/objects.h"

@@ -7,7 +7,7 @@
  * overwritten is copied: short READs only, and a bounded number of bytes for each queue pair.  The
  * copy goes out only as long as the key works.
  *
- * An answer that is a descriptor of the memory (wire/cma_descriptor.h) is no part of this: its bytes
+ * An answer that is a descriptor of the memory (link/cma_descriptor.h) is no part of this: its bytes
  * are those of the moment when the requester copies them.
  */
 #include <stdlib.h>

@@ -15,7 +15,7 @@
 #include "fuzz.h"
 
 #include "cm/cm_internal.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 enum { CLIENTS = 8, IDS = 6, PLACES = 3, PEER_PSN = 100 };
 

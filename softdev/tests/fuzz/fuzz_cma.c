@@ -11,7 +11,7 @@
 #include "arena.h"
 
 #include "objects/objects.h"
-#include "shm/cma.h"
+#include "path/shm/cma.h"
 
 static struct world {
 	struct soft_cma cma;

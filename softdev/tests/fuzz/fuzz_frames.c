@@ -7,7 +7,7 @@
  * deregistered is left alone, and two other queue pairs of the process go on as if nothing were.
  */
 #define _GNU_SOURCE /* memmem */
-#include "wire/link.h"
+#include "link/link_internal.h"
 #include "arena.h"
 #include "../soft/record_side.h"
 

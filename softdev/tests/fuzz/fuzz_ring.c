@@ -1,7 +1,7 @@
 /* The shared memory between two processes of a user: a peer that writes anything into rings and
  * positions, and sends anything on the socket.
  *
- * The fuzzer attaches to the device (src/shm/attach.c) with a segment of its own.  A
+ * The fuzzer attaches to the device (src/path/shm/attach.c) with a segment of its own.  A
  * queue pair waits for a peer that it can claim to be.  Whatever comes: what was not shared is
  * neither changed nor told, every work request completes once, two other queue pairs of the process
  * go on, and nothing is left over.
@@ -10,10 +10,10 @@
 #include <stddef.h>
 #include <sys/un.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 #include "arena.h"
 
-#include "shm/shm_internal.h"
+#include "path/shm/shm_internal.h"
 #include "objects/objects.h"
 
 enum { QUEUE = 16, PEER_PSN = 100, PEER_QPN = 2, PEER_PORT = FIRST_PORT };

@@ -2,8 +2,8 @@
  * is encoded as the same bytes, and no right packet fails the check of its ICRC.
  *
  *   0  IPv4 or IPv6  1-2 identification  3 where the pieces for the ICRC are cut  4- the packet */
-#include "roce/headers.h"
-#include "roce/icrc.h"
+#include "path/roce/headers.h"
+#include "path/roce/icrc.h"
 
 #include <endian.h>
 

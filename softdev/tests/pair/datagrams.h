@@ -1,4 +1,4 @@
-/* RoCE v2 on the wire (wire.h): the sockets of roce/sockets.c, between which datagrams are under way.
+/* RoCE v2 on the wire (wire.h): the sockets of path/roce/sockets.c, between which datagrams are under way.
  *
  * To what the wire does to frames comes that it changes a bit of a datagram, joins datagrams that it brings
  * together (UDP_GRO), and carries what strangers send: copies that say something else.
@@ -30,7 +30,7 @@ static inline void take_addresses(int host)
 	hca->gid_count = SIDES;
 }
 
-/* ---- as roce/path.c knows it ------------------------------------------------------------------- */
+/* ---- as path/roce/path.c knows it ------------------------------------------------------------------- */
 
 enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 {

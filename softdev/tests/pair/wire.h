@@ -17,8 +17,8 @@
 #define _GNU_SOURCE /* memmem */
 #include <stdarg.h>
 
-#include "roce/roce_internal.h"
-#include "wire/link.h"
+#include "path/roce/roce_internal.h"
+#include "link/link_internal.h"
 #include "../fuzz/virtual_time.h"
 #include "../soft/verbs_side.h"
 

@@ -5,7 +5,7 @@
 #include "verbs_side.h"
 
 #include "objects/objects.h"
-#include "wire/wire.h"
+#include "link/link.h"
 
 enum { PEER_PSN = 100 };
 

@@ -4,8 +4,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
-#include "roce/headers.h"
-#include "roce/icrc.h"
+#include "path/roce/headers.h"
+#include "path/roce/icrc.h"
 #include "verbs_side.h"
 
 enum {

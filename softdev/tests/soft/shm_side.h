@@ -5,7 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 #include "objects/objects.h"
 #include "verbs_side.h"
 

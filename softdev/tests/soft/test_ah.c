@@ -1,6 +1,6 @@
 /* Address handles: ibv_create_ah(3), ibv_create_ah_from_wc(3). */
 #include "ud_side.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 #include <arpa/inet.h>
 

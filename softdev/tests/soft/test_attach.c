@@ -2,12 +2,12 @@
  * the protocol. */
 #define _GNU_SOURCE /* memfd_create, setresuid, unshare */
 #include <sched.h>
-#include "wire/link.h"
+#include "link/link_internal.h"
 #include "shm_side.h"
 
 #include "engine/engine_internal.h"
 #include "leaks.h"
-#include "shm/shm_internal.h"
+#include "path/shm/shm_internal.h"
 
 static struct process process;
 

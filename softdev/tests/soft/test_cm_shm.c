@@ -5,7 +5,7 @@
 
 #include <sys/prctl.h>
 
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 /* ---- what it is ---------------------------------------------------------------------------- */
 

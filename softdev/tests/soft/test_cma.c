@@ -1,4 +1,4 @@
-/* One copy between two processes (src/shm/cma.c, cma_export.c), without queue pairs: the
+/* One copy between two processes (src/path/shm/cma.c, cma_export.c), without queue pairs: the
  * owner of the memory is the parent, the child copies. */
 #define _GNU_SOURCE
 #include "cma_side.h"
@@ -6,7 +6,7 @@
 #include <sys/uio.h>
 
 #include "objects/objects.h"
-#include "shm/shm_internal.h"
+#include "path/shm/shm_internal.h"
 
 enum { MIB = 1 << 20, PAGE = 4096 };
 

@@ -4,8 +4,8 @@
 #define _GNU_SOURCE
 #include "cma_side.h"
 
-#include "shm/shm_internal.h"
-#include "wire/cma_descriptor.h"
+#include "path/shm/shm_internal.h"
+#include "link/cma_descriptor.h"
 
 enum { MIB = 1 << 20, PAGE = 4096, PIECES = 20 };
 

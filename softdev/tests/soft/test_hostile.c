@@ -6,7 +6,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-#include "wire/wire.h"
+#include "link/link.h"
 #include "extended_side.h"
 #include "record_side.h"
 

@@ -4,7 +4,7 @@
 
 #include <arpa/inet.h>
 
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 #define SECOND 1000000000ull
 

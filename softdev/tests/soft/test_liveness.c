@@ -1,7 +1,7 @@
 /* Another machine, as far as the device can see: a stream between two addresses (liveness.c).  In a
  * network of our own, so that it can be cut. */
 #define _GNU_SOURCE /* unshare */
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 #include <arpa/inet.h>
 #include <net/if.h>

@@ -8,7 +8,7 @@
 #include "shortage.h"
 
 #include "engine/engine_internal.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 enum {
 	REST = 64, /* of a message: what its second frame carries */

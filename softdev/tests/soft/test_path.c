@@ -1,7 +1,7 @@
 /* The path of two processes, which carries the frames of all their queue pairs: whichever it is. */
 #include "leaks.h"
 #include "verbs_side.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 /* However many queue pairs, there are no more sockets than for the first. */
 static void many(void)

@@ -5,8 +5,8 @@
 
 #include <signal.h>
 
-#include "shm/shm_internal.h"
-#include "wire/link.h"
+#include "path/shm/shm_internal.h"
+#include "link/link_internal.h"
 
 enum {
 	ROUNDS = 5,

@@ -5,7 +5,7 @@
 #include "leaks.h"
 #include "objects/objects.h"
 #include "verbs_side.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 #include <dirent.h>
 #include <signal.h>

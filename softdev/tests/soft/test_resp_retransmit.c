@@ -2,7 +2,7 @@
  * are guessed, half of the circle of PSNs (IBTA vol 1, 9.7.4.1.2, 9.7.5.1, 9.7.6.1).  The other side is the test. */
 #include "adopted_side.h"
 #include "extended_side.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 enum {
 	FIRST = PEER_PSN,

@@ -3,8 +3,8 @@
  * itself. */
 #define _GNU_SOURCE /* memfd_create */
 #include "cm_check.h"
-#include "shm/copy.h"
-#include "shm/ring.h"
+#include "path/shm/copy.h"
+#include "path/shm/ring.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
 /* Packets of RoCE v2: against those that Scapy has made (tests/roce), and what no list of packets shows. */
-#include "roce/headers.h"
-#include "roce/icrc.h"
+#include "path/roce/headers.h"
+#include "path/roce/icrc.h"
 
 #include <arpa/inet.h>
 #include <endian.h>

@@ -2,8 +2,8 @@
 #include "leaks.h"
 #include "verbs_side.h"
 
-#include "shm/shm_internal.h"
-#include "wire/link.h"
+#include "path/shm/shm_internal.h"
+#include "link/link_internal.h"
 
 /* ---- within a process ---------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* Channels: through the ring of this process to itself, and through shared memory to another
  * process. */
 #include <sys/mman.h>
-#include "shm/shm_internal.h"
+#include "path/shm/shm_internal.h"
 #include "shm_side.h"
 
 static struct soft_shm_peer *peer_of(const struct soft_chan *chan)

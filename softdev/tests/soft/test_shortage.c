@@ -5,9 +5,9 @@
 #define _GNU_SOURCE /* memfd_create */
 #include "extended_side.h"
 #include "leaks.h"
-#include "shm/shm_internal.h"
+#include "path/shm/shm_internal.h"
 #include "shortage.h"
-#include "wire/link.h"
+#include "link/link_internal.h"
 
 static struct side own; /* what the calls need to be there */
 

@@ -1,4 +1,4 @@
-/* Simulated hosts (sim/sim.c): requests between two of them, one of which is killed and boots again; the same
+/* Simulated hosts (path/sim/sim.c): requests between two of them, one of which is killed and boots again; the same
  * seed gives the same history, and a simulation gives back all that it took. */
 #include <malloc.h>
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "inject/inject.h"
-#include "link.h"
+#include "link_internal.h"
 #include "ud/ud.h"
 #include "trace/trace.h"
 

@@ -13,7 +13,7 @@
  * Not on a link that loses frames: there, to have read is not to have taken in.  What the other side
  * delays by its fault spec counts as taken in.
  */
-#include "link.h"
+#include "link_internal.h"
 
 /* Everything before that PSN was taken in; a READ is not done by that. */
 static void taken_in(struct soft_link *link, uint32_t psn)

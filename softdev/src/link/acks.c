@@ -11,7 +11,7 @@
  *  - by the engine's thread at one of its ticks; when that is not ticking, nothing is delayed.
  * In the last two cases the application did not answer: then nothing is delayed for a good while.
  */
-#include "link.h"
+#include "link_internal.h"
 
 enum {
 	TRUST = 4,      /* answers seen before an acknowledgement is delayed */

@@ -6,7 +6,7 @@
  * from one seed, and the caller's thread makes all steps: so the same calls make the same history, of which
  * `trace` is a hash.
  */
-#include "sim/sim.h"
+#include "path/sim/sim.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "roce/roce.h"
+#include "path/roce/roce.h"
 
 enum {
 	HEADROOM = 64, /* before a datagram, for the header of a frame */

@@ -7,7 +7,7 @@
  * of a READ. */
 #pragma once
 
-#include "link.h"
+#include "link_internal.h"
 
 enum {
 	SOFT_CMA_DESC_LEAST = 128 * 1024 /* bytes that are worth it, to another process: measured */

@@ -4,7 +4,7 @@
 
 #include "inject/inject.h"
 #include "objects/objects.h"
-#include "shm/shm.h"
+#include "path/shm/shm.h"
 
 extern const struct soft_subsystem soft_wire_subsystem;
 extern const struct soft_link_calls soft_wire_links;

@@ -12,7 +12,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include "link.h"
+#include "link_internal.h"
 
 bool soft_wire_selection_is_open(const struct soft_link *link)
 {

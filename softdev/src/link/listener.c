@@ -14,7 +14,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "link.h"
+#include "link_internal.h"
 #include "ud/ud.h"
 
 enum { BACKLOG = 1024 };

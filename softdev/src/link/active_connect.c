@@ -14,7 +14,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include "link.h"
+#include "link_internal.h"
 
 /* Attempts, each of which makes the pause four times as long: 1, 4, 16 ms and so on.  So there are
  * eight in the first ten seconds. */

@@ -18,7 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "link.h"
+#include "link_internal.h"
 
 enum {
 	MAX_PENDING = 256, /* links asked for that have no queue pair */

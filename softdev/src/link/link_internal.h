@@ -10,11 +10,11 @@
 #include <sys/types.h>
 
 #include "engine/engine.h"
-#include "shm/shm.h"
+#include "path/shm/shm.h"
 #include "rc/rc.h"
-#include "roce/roce.h"
-#include "tcp.h"
-#include "wire.h"
+#include "path/roce/roce.h"
+#include "path/tcp/tcp.h"
+#include "link.h"
 
 enum {
 	SOFT_LISTENING_MOST = 32, /* addresses */

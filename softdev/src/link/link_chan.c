@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "link.h"
+#include "link_internal.h"
 
 enum {
 	LONG_RECORD = 16 * 1024, /* takes longer to copy through a ring than an answer to it */
