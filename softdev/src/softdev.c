@@ -44,7 +44,7 @@ static const struct soft_subsystem carriers = {.start = choose_carriers};
 /* In the order in which the engine calls them. */
 static const struct soft_subsystem *const subsystems[] = {
 	&soft_cm_subsystem,
-	&soft_wire_subsystem,
+	&soft_links_subsystem,
 	&soft_shm_subsystem,
 	&soft_roce_subsystem,
 	&soft_ud_subsystem,
@@ -67,10 +67,10 @@ void soft_device_make(void)
 	soft_device.inject->hooks = &soft_delay_hooks;
 	soft_device.objects->connected = &soft_rc_transport;
 	soft_device.objects->datagrams = &soft_ud_transport;
-	soft_device.objects->links = &soft_wire_links;
+	soft_device.objects->links = &soft_links_calls;
 	soft_device.paths->acceptor = &acceptor;
 	soft_roce_use(&takers);
-	soft_wire_use_cm(soft_cm_offer);
+	soft_links_use_cm(soft_cm_offer);
 }
 
 /* Before anything of the device can be called, and so before the constructors of preload/.

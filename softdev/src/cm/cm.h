@@ -8,7 +8,7 @@ union ibv_gid;
 struct rdma_cm_id;
 struct soft_qp;
 
-/* For soft_wire_use_cm: the queue pair has come to RTR.  True: it and its peer are the two that an id
+/* For soft_links_use_cm: the queue pair has come to RTR.  True: it and its peer are the two that an id
  * connects.  It adopts the stream of the handshake at once if the other side was quicker than the
  * application. */
 bool soft_cm_offer(struct soft_qp *qp);

@@ -92,7 +92,7 @@ struct soft_device {
 	struct soft_shm *shm;
 	struct soft_roce *roce;
 	struct soft_ud *ud;
-	struct soft_wire *wire;
+	struct soft_links_state *links;
 	struct soft_cm *cm;
 	struct soft_part *parts; /* all of these */
 };

@@ -32,7 +32,7 @@ void soft_ack_later(struct soft_qp_link *base)
 	if (!soft_list_empty(&link->delayed))
 		return;
 	link->delayed_since = soft_now();
-	soft_list_append(&soft_device.wire->delayed, &link->delayed);
+	soft_list_append(&soft_device.links->delayed, &link->delayed);
 	soft_engine_set_delayed(true);
 }
 
@@ -40,7 +40,7 @@ void soft_ack_settled(struct soft_link *link)
 {
 	soft_assert_locked();
 	soft_list_remove(&link->delayed);
-	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed) ||
+	soft_engine_set_delayed(!soft_list_empty(&soft_device.links->delayed) ||
 				!soft_list_empty(&soft_device.paths->delayed));
 }
 
@@ -58,10 +58,10 @@ void soft_acks_send(uint64_t age_ns)
 	uint64_t latest = soft_now() - age_ns;
 
 	soft_tcp_paths_send_delayed();
-	soft_engine_set_delayed(!soft_list_empty(&soft_device.wire->delayed));
-	while (!soft_list_empty(&soft_device.wire->delayed)) {
+	soft_engine_set_delayed(!soft_list_empty(&soft_device.links->delayed));
+	while (!soft_list_empty(&soft_device.links->delayed)) {
 		struct soft_link *link =
-			soft_list_first(&soft_device.wire->delayed, struct soft_link, delayed);
+			soft_list_first(&soft_device.links->delayed, struct soft_link, delayed);
 
 		if (link->delayed_since > latest)
 			return;
@@ -74,7 +74,7 @@ void soft_acks_send(uint64_t age_ns)
 void soft_acks_reset_after_fork(void)
 {
 	soft_assert_locked();
-	while (!soft_list_empty(&soft_device.wire->delayed))
-		soft_list_remove(soft_device.wire->delayed.next);
+	while (!soft_list_empty(&soft_device.links->delayed))
+		soft_list_remove(soft_device.links->delayed.next);
 	soft_engine_set_delayed(false);
 }

@@ -111,9 +111,9 @@ void soft_connect_answered(struct soft_link *link)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp))
+void soft_links_use_cm(bool (*offer)(struct soft_qp *qp))
 {
-	soft_device.wire->cm_offer = offer;
+	soft_device.links->cm_offer = offer;
 }
 
 /* ---- the queue pair's side ----------------------------------------------------------------- */
@@ -186,10 +186,10 @@ int soft_connect_begin(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_gid own;
 
-	qp->stream_from_cm = soft_device.wire->cm_offer(qp);
+	qp->stream_from_cm = soft_device.links->cm_offer(qp);
 	if (qp->stream_from_cm)
 		return 0;
-	if (soft_device.wire->roce && !is_self(qp))
+	if (soft_device.links->roce && !is_self(qp))
 		return over_roce(qp);
 	if (!is_self(qp) && !soft_qp_gid(qp, &own))
 		soft_listener_open(&own.gid);

@@ -72,7 +72,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	desc.generation = export->generation;
 	soft_cma_desc_encode(at, &desc);
 	out->frame.pieces = (uint8_t)count;
-	soft_device.wire->descriptors_sent++;
+	soft_device.links->descriptors_sent++;
 	return true;
 }
 

@@ -114,7 +114,7 @@ static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum str
 	if (soft_faults.rate || soft_faults.delay_ns || soft_faults.jitter_ns)
 		due = soft_now();
 	if (soft_faults.rate) {
-		uint64_t *free_at = &soft_device.wire->device_free_at;
+		uint64_t *free_at = &soft_device.links->device_free_at;
 
 		if (*free_at < due)
 			*free_at = due;
@@ -392,7 +392,7 @@ void soft_delay_attach(struct soft_link *link)
 	if (!queue)
 		return;
 	queue->applies = true;
-	queue->number = ++soft_device.wire->connections;
+	queue->number = ++soft_device.links->connections;
 	queue->input = queue->frames = queue->messages = 0;
 	memset(queue->seen, 0, sizeof(queue->seen));
 	queue->will_disconnect =
@@ -438,7 +438,7 @@ static bool refuses(struct soft_qp *qp)
 
 static void run_datagrams(void)
 {
-	struct soft_delay_queue *queue = soft_device.wire->datagrams;
+	struct soft_delay_queue *queue = soft_device.links->datagrams;
 	struct packet *packet;
 
 	/* What is received may be answered, and comes in here again. */
@@ -473,7 +473,7 @@ void soft_delay_create(void)
 
 	queue->last = &queue->first;
 	queue->timer.expired = datagrams_due;
-	soft_device.wire->datagrams = queue;
+	soft_device.links->datagrams = queue;
 }
 
 static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram *datagram,
@@ -484,7 +484,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 	if (!needs_queues(&soft_faults) || !soft_fault_is_of(soft_qp_hca(qp)->port) ||
 	    (soft_faults.qp_num && soft_faults.qp_num != qp->ibv.qp_num))
 		return false;
-	struct soft_delay_queue *queue = soft_device.wire->datagrams;
+	struct soft_delay_queue *queue = soft_device.links->datagrams;
 	struct packet *packet = queue->waiting > QUEUE_MOST
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
@@ -502,17 +502,17 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 
 static void begin(void)
 {
-	struct soft_wire *wire = soft_device.wire;
+	struct soft_links_state *links = soft_device.links;
 
-	wire->connections = 0;
-	wire->device_free_at = 0;
-	wire->datagrams->frames = 0;
-	memset(wire->datagrams->seen, 0, sizeof(wire->datagrams->seen));
+	links->connections = 0;
+	links->device_free_at = 0;
+	links->datagrams->frames = 0;
+	memset(links->datagrams->seen, 0, sizeof(links->datagrams->seen));
 }
 
 void soft_delay_stop(void)
 {
-	empty(soft_device.wire->datagrams);
+	empty(soft_device.links->datagrams);
 }
 
 static void spec_changed(void)

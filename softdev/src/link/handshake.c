@@ -146,10 +146,10 @@ static void hold(struct soft_link *link)
 	link->base.state = SOFT_LINK_HELD;
 	if (tcp)
 		soft_gid_address(&tcp->names.peer, &tcp->names.own, 0, &peer);
-	soft_places_add(&soft_device.wire->held, &link->pending, &peer);
+	soft_places_add(&soft_device.links->held, &link->pending, &peer);
 	link->timer.expired = pending_expired;
 	soft_timer_start(&link->timer, soft_now() + HELD_NS);
-	evicted = soft_places_evicted(&soft_device.wire->held, soft_places_limit(MAX_PENDING));
+	evicted = soft_places_evicted(&soft_device.links->held, soft_places_limit(MAX_PENDING));
 	if (evicted)
 		drop_pending(pending_link(evicted));
 }
@@ -269,9 +269,9 @@ static void hello(struct soft_link *link)
 bool soft_handshake_find_pending(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	struct soft_node *node = soft_device.wire->held.peers.next;
+	struct soft_node *node = soft_device.links->held.peers.next;
 
-	while (node != &soft_device.wire->held.peers) {
+	while (node != &soft_device.links->held.peers) {
 		struct soft_link *link =
 			pending_link(soft_list_entry(node, struct soft_place, node));
 
@@ -284,7 +284,8 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		}
 		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
-			node = soft_device.wire->held.peers.next; /* others may have gone with it */
+			node = soft_device.links->held.peers
+				       .next; /* others may have gone with it */
 		}
 	}
 	return false;
@@ -292,7 +293,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 
 void soft_handshake_drop_pending(void)
 {
-	soft_places_init(&soft_device.wire->held);
+	soft_places_init(&soft_device.links->held);
 }
 
 /* ---- where they come from ------------------------------------------------------------------ */
@@ -319,9 +320,9 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
-	struct soft_node *node = soft_device.wire->held.peers.next;
+	struct soft_node *node = soft_device.links->held.peers.next;
 
-	while (node != &soft_device.wire->held.peers) {
+	while (node != &soft_device.links->held.peers) {
 		struct soft_link *link =
 			pending_link(soft_list_entry(node, struct soft_place, node));
 

@@ -63,7 +63,7 @@ struct soft_link *soft_link_create(enum soft_link_state state)
 	soft_list_init(&link->delayed);
 	soft_list_init(&link->base.output.node);
 	link->base.output.run = output;
-	soft_list_append(&soft_device.wire->links, &link->node);
+	soft_list_append(&soft_device.links->links, &link->node);
 	return link;
 }
 
@@ -104,7 +104,7 @@ void soft_link_close_wires(struct soft_link *link)
 
 void soft_links_fault_spec_changed(void)
 {
-	soft_list_each (struct soft_link, link, &soft_device.wire->links, node) {
+	soft_list_each (struct soft_link, link, &soft_device.links->links, node) {
 		if (link->base.state == SOFT_LINK_UP)
 			soft_delay_attach(link);
 	}
@@ -212,7 +212,7 @@ void soft_link_loses(struct soft_link *link)
 
 static void resume(void)
 {
-	soft_list_each (struct soft_link, link, &soft_device.wire->links, node) {
+	soft_list_each (struct soft_link, link, &soft_device.links->links, node) {
 		if (link->base.state == SOFT_LINK_UP && link->qp && !soft_port_is_down(link->qp)) {
 			soft_timer_stop(&link->qp->reach_timer);
 			soft_link_output(link);
@@ -234,7 +234,7 @@ void soft_qp_await_adoption(struct soft_qp *qp)
 	soft_assert_locked();
 	if (qp->link && !qp->stream_from_cm && qp->link->state < SOFT_LINK_SELECTING)
 		close_orderly(soft_link_of(qp));
-	else if (qp->link && !qp->stream_from_cm && soft_device.wire->roce)
+	else if (qp->link && !qp->stream_from_cm && soft_device.links->roce)
 		drop_roce(soft_link_of(qp));
 	if (!qp->link)
 		qp->stream_from_cm = true;
@@ -298,12 +298,12 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 
 bool soft_links_may_use_shm(void)
 {
-	return soft_device.wire->may_use_shm;
+	return soft_device.links->may_use_shm;
 }
 
 bool soft_links_are_roce(void)
 {
-	return soft_device.wire->roce;
+	return soft_device.links->roce;
 }
 
 /* ---- as the lower folders know them --------------------------------------------------------- */
@@ -338,7 +338,7 @@ static void leave_link(struct soft_qp_link *link)
 
 static enum ibv_mtu active_mtu(const struct soft_hca *hca)
 {
-	return soft_device.wire->roce ? soft_roce_active_mtu(hca) : IBV_MTU_4096;
+	return soft_device.links->roce ? soft_roce_active_mtu(hca) : IBV_MTU_4096;
 }
 
 /* From what tells hosts, containers and devices apart. */
@@ -346,10 +346,10 @@ static uint16_t lid(struct soft_hca *hca)
 {
 	enum { UNICAST = 0xbfff }; /* the highest one; those above are of groups */
 
-	return soft_device.wire->roce ? 0 : 1 + soft_ibv_get_device_guid(&hca->device) % UNICAST;
+	return soft_device.links->roce ? 0 : 1 + soft_ibv_get_device_guid(&hca->device) % UNICAST;
 }
 
-const struct soft_link_calls soft_wire_links = {
+const struct soft_link_calls soft_links_calls = {
 	.begin = soft_connect_begin,
 	.again = soft_connect_again,
 	.ready = ready,
@@ -367,12 +367,12 @@ const struct soft_link_calls soft_wire_links = {
 
 static void create(void)
 {
-	struct soft_wire *wire = soft_device.wire = soft_part(sizeof(*wire));
+	struct soft_links_state *links = soft_device.links = soft_part(sizeof(*links));
 
-	soft_list_init(&wire->links);
-	soft_list_init(&wire->delayed);
-	soft_places_init(&wire->held);
-	wire->reserved = -1;
+	soft_list_init(&links->links);
+	soft_list_init(&links->delayed);
+	soft_places_init(&links->held);
+	links->reserved = -1;
 	soft_delay_create();
 }
 
@@ -380,9 +380,9 @@ static int start(void)
 {
 	const char *wish = getenv(VARIABLE);
 
-	soft_device.wire->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
-	soft_device.wire->roce = wish && !strcmp(wish, "roce");
-	if (soft_device.wire->may_use_shm || soft_device.wire->roce || !strcmp(wish, "tcp"))
+	soft_device.links->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
+	soft_device.links->roce = wish && !strcmp(wish, "roce");
+	if (soft_device.links->may_use_shm || soft_device.links->roce || !strcmp(wish, "tcp"))
 		return soft_liveness_configure();
 	return soft_misconfigured(EINVAL, VARIABLE, wish, "it can be 'shared', 'tcp' or 'roce'");
 }
@@ -392,8 +392,8 @@ static void stop(void)
 {
 	soft_listener_stop();
 	soft_handshake_drop_pending();
-	while (!soft_list_empty(&soft_device.wire->links))
-		soft_link_finish(soft_list_first(&soft_device.wire->links, struct soft_link, node),
+	while (!soft_list_empty(&soft_device.links->links))
+		soft_link_finish(soft_list_first(&soft_device.links->links, struct soft_link, node),
 				 0);
 	soft_tcp_paths_stop();
 	soft_delay_stop();
@@ -403,8 +403,8 @@ static void stop(void)
 static void forked(void)
 {
 	soft_handshake_drop_pending();
-	while (!soft_list_empty(&soft_device.wire->links))
-		soft_list_remove(soft_device.wire->links.next);
+	while (!soft_list_empty(&soft_device.links->links))
+		soft_list_remove(soft_device.links->links.next);
 	soft_acks_reset_after_fork();
 	soft_listener_stop();
 	soft_tcp_paths_forget();
@@ -418,7 +418,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		resume();
 }
 
-const struct soft_subsystem soft_wire_subsystem = {
+const struct soft_subsystem soft_links_subsystem = {
 	.create = create,
 	.start = start,
 	.stop = stop,

@@ -6,13 +6,13 @@
 #include "objects/objects.h"
 #include "path/shm/shm.h"
 
-extern const struct soft_subsystem soft_wire_subsystem;
-extern const struct soft_link_calls soft_wire_links;
+extern const struct soft_subsystem soft_links_subsystem;
+extern const struct soft_link_calls soft_links_calls;
 extern const struct soft_fault_hooks soft_delay_hooks;
 
 /* The connection manager: it is asked about each queue pair that comes to RTR.  True: it has the
  * queue pair's stream, and has handed it over or will. */
-void soft_wire_use_cm(bool (*offer)(struct soft_qp *qp));
+void soft_links_use_cm(bool (*offer)(struct soft_qp *qp));
 
 /* soft_path_acceptor. */
 void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,

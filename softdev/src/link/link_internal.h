@@ -77,12 +77,12 @@ static inline void soft_link_output(struct soft_link *link)
 }
 
 /* The state of links between queue pairs. */
-struct soft_wire {
+struct soft_links_state {
 	struct soft_node links; /* link.c: all of them */
 	bool may_use_shm; /* where that is possible */
 	bool roce; /* and nothing else, but with the CM and from a queue pair to itself */
 	struct soft_node delayed; /* acks.c: the longest delayed first */
-	bool (*cm_offer)(struct soft_qp *qp); /* soft_wire_use_cm */
+	bool (*cm_offer)(struct soft_qp *qp); /* soft_links_use_cm */
 	struct soft_places held; /* handshake.c: pending links */
 	uint64_t descriptors_sent; /* cma_descriptor.c: so far, by all */
 

@@ -53,26 +53,26 @@ static int bound(const struct sockaddr *address, socklen_t length, bool again)
 
 static bool reserve(void)
 {
-	const uint16_t port = htons(soft_device.wire->port);
+	const uint16_t port = htons(soft_device.links->port);
 	struct sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = port};
 	struct sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = port};
 	int fd = bound((struct sockaddr *)&any6, sizeof(any6), false);
 
 	if (fd < 0 && errno != EADDRINUSE)
 		fd = bound((struct sockaddr *)&any4, sizeof(any4), false);
-	soft_device.wire->reserved = fd;
+	soft_device.links->reserved = fd;
 	return fd >= 0;
 }
 
 static bool listen_at(const union ibv_gid *gid)
 {
 	struct soft_listening *slot =
-		&soft_device.wire->listening[soft_device.wire->listening_count];
+		&soft_device.links->listening[soft_device.links->listening_count];
 	struct sockaddr_storage address;
-	socklen_t length = soft_gid_address(gid, gid, soft_device.wire->port, &address);
+	socklen_t length = soft_gid_address(gid, gid, soft_device.links->port, &address);
 	int fd;
 
-	if (soft_device.wire->listening_count == SOFT_LISTENING_MOST)
+	if (soft_device.links->listening_count == SOFT_LISTENING_MOST)
 		return false;
 	fd = bound((struct sockaddr *)&address, length, true);
 	if (fd < 0)
@@ -86,15 +86,15 @@ static bool listen_at(const union ibv_gid *gid)
 		soft_accept_stop(&slot->acceptor);
 		return false;
 	}
-	soft_device.wire->listening_count++;
+	soft_device.links->listening_count++;
 	return true;
 }
 
 static void close_all(void)
 {
-	while (soft_device.wire->listening_count)
-		soft_accept_stop(
-			&soft_device.wire->listening[--soft_device.wire->listening_count].acceptor);
+	while (soft_device.links->listening_count)
+		soft_accept_stop(&soft_device.links->listening[--soft_device.links->listening_count]
+					  .acceptor);
 }
 
 static void release(void)
@@ -102,14 +102,14 @@ static void release(void)
 	close_all();
 	soft_attach_unlisten();
 	soft_datagram_shutdown();
-	soft_close_fd(&soft_device.wire->reserved);
-	soft_device.wire->port = 0;
+	soft_close_fd(&soft_device.links->reserved);
+	soft_device.links->port = 0;
 }
 
 /* 0 or an errno value, and then there is no port. */
 static int take(uint16_t number)
 {
-	soft_device.wire->port = number;
+	soft_device.links->port = number;
 	if (soft_device.platform->network)
 		return 0; /* the host has no other process */
 	errno = 0;
@@ -128,9 +128,9 @@ uint16_t soft_listener_port(void)
 {
 	soft_assert_locked();
 	uint32_t first = 0;
-	int error = soft_device.wire->port ? 0 : EADDRINUSE;
+	int error = soft_device.links->port ? 0 : EADDRINUSE;
 
-	if (!soft_device.wire->port &&
+	if (!soft_device.links->port &&
 	    soft_device.platform->random(&first, sizeof(first), 0) != sizeof(first))
 		return 0;
 	for (uint32_t i = 0; i < SOFT_IP_PORTS && error == EADDRINUSE; i++)
@@ -141,7 +141,7 @@ uint16_t soft_listener_port(void)
 			"one for its queue pairs\n",
 			SOFT_IP_PORT_FIRST, SOFT_IP_PORT_FIRST + SOFT_IP_PORTS - 1);
 	errno = error;
-	return soft_device.wire->port;
+	return soft_device.links->port;
 }
 
 void soft_listener_open(const union ibv_gid *gid)
@@ -149,8 +149,8 @@ void soft_listener_open(const union ibv_gid *gid)
 	soft_assert_locked();
 	if (!soft_listener_port() || soft_device.platform->network)
 		return;
-	for (int i = 0; i < soft_device.wire->listening_count; i++)
-		if (!memcmp(&soft_device.wire->listening[i].gid, gid, sizeof(*gid)))
+	for (int i = 0; i < soft_device.links->listening_count; i++)
+		if (!memcmp(&soft_device.links->listening[i].gid, gid, sizeof(*gid)))
 			return;
 	listen_at(gid);
 }

@@ -161,9 +161,9 @@ static uint16_t port_of_host(int host)
 /* No other program of this machine must find it at the port that it has in the simulation. */
 static void take_port(int host)
 {
-	soft_device.wire->port = port_of_host(host);
-	soft_device.wire->listening_count = 1;
-	soft_device.wire->listening[0] =
+	soft_device.links->port = port_of_host(host);
+	soft_device.links->listening_count = 1;
+	soft_device.links->listening[0] =
 		(struct soft_listening){.gid = soft_gid_loopback, .acceptor.watch.fd = -1};
 }
 

@@ -85,7 +85,7 @@ static void addresses_by_lid(void)
 	ud_open(&a, (struct options){0});
 	ud_open(&b, (struct options){0});
 	CHECK_EQUAL(verbs->ibv_query_port(a.context, 1, (void *)&port), 0);
-	CHECK_EQUAL(!port.lid, soft_device.wire->roce);
+	CHECK_EQUAL(!port.lid, soft_device.links->roce);
 	for (uint16_t other = 0; other < 3; other++) {
 		struct ibv_ah_attr path = {.dlid = other == 2 ? 0 : port.lid + other,
 					   .port_num = 1};

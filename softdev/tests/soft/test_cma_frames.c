@@ -132,7 +132,7 @@ static uint64_t copied_so_far(void)
 
 static uint64_t given_so_far(void)
 {
-	return LOCKED(soft_device.wire->descriptors_sent);
+	return LOCKED(soft_device.links->descriptors_sent);
 }
 
 /* ---- every byte ---------------------------------------------------------------------------- */

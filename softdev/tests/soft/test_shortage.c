@@ -403,7 +403,7 @@ int main(void)
 	for (size_t i = 0; i < sizeof(without_device) / sizeof(without_device[0]); i++)
 		try_with_shortages(&without_device[i]);
 	open_side(&own, (struct options){0});
-	STEP(listens_again(&soft_device.wire->listening[0].acceptor));
+	STEP(listens_again(&soft_device.links->listening[0].acceptor));
 	STEP(listens_again(&soft_device.shm->acceptor));
 	destroy_qp(&own);
 	kept_memory = device_memory();
