@@ -1,21 +1,25 @@
 """The failover of a connection whose lead breaks: another rail becomes the lead.
 
-1. The queue pair is stopped and destroyed; what has arrived by then is final.
-2. The next lead is the rail by which the peer's latest Resume has come, else the one that came up
-   first.  It gets the receives of the one before, and then this side's Resume, which says how many
-   frames have been handled.
-3. The peer's Resume on that rail says which frames are to be posted again.
+    stop    the queue pair is stopped and destroyed; what has arrived by then is final
+    resume  the next lead gets the receives of the one before, and then this side's Resume, which
+            says how many frames have been handled
+    repeat  the peer's Resume on the lead says which frames are to be posted again
+    follow  the lead is given up, for the peer has left it; so does `leave`, for it is silent
 
-A side without such a rail waits for the peer's Resume as long as packets are sent again.  Until
-there is a lead again rails only break, and they have come up in the same order at both sides, so
-both come to the same one, or the connection ends.
+The next lead is the rail by which the peer's latest Resume has come, else the one that came up
+first.  A side without such a rail waits for the peer's Resume as long as packets are sent again.
+Until there is a lead again rails only break, and they have come up in the same order at both sides,
+so both come to the same one, or the connection ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import MappingProxyType
 
 from .._datapath.rail import SendQueue
 from ..errors import ConnectionBrokenError
@@ -25,6 +29,59 @@ ALIVE = (RailState.CONNECTING, RailState.UP)
 LEAST_WAIT = 1.0  # seconds, for the peer's Resume
 
 
+class FailoverState(Enum):
+    """State of a failover, with what it means."""
+
+    SETTLED = "the lead carries the frames of both sides"
+    BROKEN = "the lead has broken, and the next one is to be chosen"
+    WAITING = "no rail can be the lead yet: one may come up, or the peer's Resume come by one"
+    MOVED = "another rail is the lead here, and the peer's Resume by it is awaited"
+    OVER = "no rail is left, or the connection has ended"
+
+
+class FailoverEvent(Enum):
+    """An event of a failover."""
+
+    BROKE = "the lead has broken here"
+    CHOSEN = "a rail is the next lead"
+    NONE_YET = "no rail is up, but one is being connected"
+    NONE = "no rail is left"
+    ROSE = "a rail has come up"
+    RESUMED = "the peer's Resume has come by the lead"
+    RESUMED_ELSEWHERE = "the peer's Resume has come by another rail"
+    OVERDUE = "the peer's Resume has not come in time"
+    ENDED = "the connection has ended"
+
+
+_S, _E = FailoverState, FailoverEvent
+
+Next = tuple[FailoverState, str]
+
+TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyType(
+    {
+        (_S.SETTLED, _E.BROKE): (_S.BROKEN, "stop"),
+        (_S.SETTLED, _E.RESUMED): (_S.SETTLED, "repeat"),
+        (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, "follow"),
+        (_S.BROKEN, _E.CHOSEN): (_S.MOVED, "resume"),
+        (_S.BROKEN, _E.NONE_YET): (_S.WAITING, ""),
+        (_S.BROKEN, _E.NONE): (_S.OVER, "give_up"),
+        (_S.WAITING, _E.ROSE): (_S.BROKEN, "look_again"),
+        (_S.WAITING, _E.RESUMED_ELSEWHERE): (_S.BROKEN, "look_again"),
+        (_S.WAITING, _E.NONE): (_S.OVER, "give_up"),
+        (_S.WAITING, _E.OVERDUE): (_S.OVER, "give_up"),
+        (_S.MOVED, _E.BROKE): (_S.BROKEN, "stop"),
+        (_S.MOVED, _E.RESUMED): (_S.SETTLED, "repeat"),
+        (_S.MOVED, _E.RESUMED_ELSEWHERE): (_S.MOVED, "follow"),
+        (_S.MOVED, _E.OVERDUE): (_S.MOVED, "leave"),
+        **{(state, _E.ENDED): (_S.OVER, "") for state in _S},
+    }
+)
+"""The next state, and the step that is taken in it.  What is missing changes nothing."""
+
+LIMITED = (_S.WAITING, _S.MOVED)
+"""What ends in these by itself is OVERDUE."""
+
+
 @dataclass(eq=False)
 class Failover:
     """Chooses the lead of one connection.  It does not know the connection."""
@@ -32,32 +89,36 @@ class Failover:
     rails: Rails
     moved: Callable[[Rail], object]
     """A rail is the lead now."""
-    give_up: Callable[[BaseException], object]
+    lost: Callable[[BaseException], object]
     """No rail is left."""
+    state: FailoverState = _S.SETTLED
     leads: int = 0
     """The number of changes of the lead here, and so the number of this side's latest Resume."""
     latest: int = 0
     """The number of the peer's latest Resume,"""
     resume: tuple[int, int] | None = None
     """and what it says, until it is acted on: the rail, and the frames that the peer has."""
-    waits: asyncio.Handle | None = None
     broken: SendQueue | None = None
     """The latest lead that broke."""
+    _limit: asyncio.Handle | None = None
+    """The timer of such a state, or one that has run or is cancelled."""
 
     def __post_init__(self) -> None:
-        self.rails.on_up = self._look_again
+        self.rails.on_up = lambda: self._take(_E.ROSE)
 
-    def _look_again(self) -> None:
-        """There may be a lead, which this waits for."""
-        self._end_wait()
-        self.rails.owner.broken(self._cause)
-
-    @property
-    def _cause(self) -> BaseException:
-        """Why the lead broke."""
-        assert self.broken is not None
-        assert self.broken.error is not None
-        return self.broken.error
+    def _take(self, event: FailoverEvent, *what: Rail) -> None:
+        following, step = TRANSITIONS.get((self.state, event), (self.state, ""))
+        if following is not self.state:
+            self.state = following
+            if self._limit is not None:
+                self._limit.cancel()
+            if following in LIMITED:
+                config = self.rails.config
+                again = 4 * config.ack_timeout * (1 + config.retry_count)
+                overdue = partial(self._take, _E.OVERDUE)
+                self._limit = self.rails.later(max(LEAST_WAIT, again), overdue)
+        if step:
+            getattr(self, f"_{step}")(*what)
 
     def may_go_on(self, elsewhere: bool) -> bool:
         """Whether there may be another lead, `elsewhere` on another device."""
@@ -76,79 +137,69 @@ class Failover:
         """The lead has broken; again does nothing.  Not from within a drain."""
         if self.broken is not lead:
             self.broken = lead
-            self._end_wait()
-            self.rails.lead_broke()
-            self.rails.probe()
-        if self.waits is None or not self.may_go_on(elsewhere=False):
-            self._choose()
-
-    def _choose(self) -> None:
+            self._take(_E.BROKE)
+        if self.state is not _S.BROKEN and self.may_go_on(elsewhere=False):
+            return
         alive = [rail for rail in self.rails.rails if self._alive(rail)]
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
         # In the order of coming up, not of their numbers: if the lead lost a RailReady, the sides
         # would choose differently.
         up = [rail for queue in self.rails.messages.rails for rail in alive if rail.queue is queue]
         if candidates := resumed + up:
-            self._lead_on(candidates[0])
-        elif alive:
-            self._wait()
+            self._take(_E.CHOSEN, candidates[0])
         else:
-            self.give_up(self._cause)
-
-    def _lead_on(self, rail: Rail) -> None:
-        assert rail.queue is not None
-        self._wait()
-        self.rails.lead_on(rail)
-        self.leads += 1
-        # First, by the keys that its work has.
-        self.rails.messages.lead_on(rail.queue, self.leads)
-        self.moved(rail)
-        self._accept(rail)
-
-    def _accept(self, rail: Rail) -> None:
-        resume, queue = self.resume, rail.queue
-        if resume and resume[0] == rail.number and queue is not None and not queue.failed:
-            self.resume = None
-            self._end_wait()
-            self.rails.messages.resumed(resume[1])
+            self._take(_E.NONE_YET if alive else _E.NONE)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
         """The peer's Resume has come by that rail; in a drain."""
         if number <= self.latest:
             return  # the peer has left that rail: a later one came by a faster rail
         self.latest, self.resume = number, (queue.number, frames)
-        lead = self.rails.lead
-        if lead.queue is queue:
-            self._accept(lead)
-        elif queue.failed:
-            return  # as the peer will find: it comes to this side's lead
-        elif self.waits is not None and self.rails.lead_is_down:
-            self._look_again()
-        else:  # the lead has broken at the peer
-            self.rails.messages.lead.rail_broke(
-                ConnectionBrokenError("the peer goes on by another rail: this one broke there")
-            )
-
-    def _wait(self) -> None:
-        self._end_wait()
-        config = self.rails.config
-        again = 4 * config.ack_timeout * (1 + config.retry_count)
-        self.waits = self.rails.later(max(LEAST_WAIT, again), self._over)
-
-    def _end_wait(self) -> None:
-        if self.waits is not None:
-            self.waits.cancel()
-            self.waits = None
-
-    def _over(self) -> None:
-        self.waits = None
-        if self.rails.lead_is_down:
-            self.give_up(self._cause)
-        else:
-            self.rails.messages.lead.rail_broke(
-                ConnectionBrokenError("the peer does not go on by another rail, after one broke")
-            )
+        if not queue.failed:  # else the peer will find that, and come to this side's lead
+            by_lead = queue is self.rails.lead.queue
+            self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
     def stop(self) -> None:
         """The connection has ended."""
-        self._end_wait()
+        self._take(_E.ENDED)
+
+    # ---- steps ---------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self.rails.lead_broke()
+        self.rails.probe()
+
+    def _resume(self, rail: Rail) -> None:
+        queue = rail.queue
+        assert queue is not None
+        self.rails.lead_on(rail)
+        self.leads += 1
+        # First, by the keys that its work has.
+        self.rails.messages.lead_on(queue, self.leads)
+        self.moved(rail)
+        if self.resume and self.resume[0] == rail.number and not queue.failed:
+            self._take(_E.RESUMED)
+
+    def _repeat(self) -> None:
+        assert self.resume is not None
+        (_, frames), self.resume = self.resume, None
+        self.rails.messages.resumed(frames)
+
+    def _look_again(self) -> None:
+        self.rails.owner.broken(self._cause)
+
+    def _give_up(self) -> None:
+        self.lost(self._cause)
+
+    @property
+    def _cause(self) -> BaseException:
+        """Why the lead broke."""
+        assert self.broken is not None
+        assert self.broken.error is not None
+        return self.broken.error
+
+    def _follow(self) -> None:
+        self._leave("the peer goes on by another rail: this one broke there")
+
+    def _leave(self, why: str = "the peer does not go on by another rail, after one broke") -> None:
+        self.rails.messages.lead.rail_broke(ConnectionBrokenError(why))

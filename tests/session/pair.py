@@ -35,7 +35,7 @@ from tests.transport.connection_factory import SMALL, ConnectionFactory, yield_l
 STEP = 1e-6  # seconds, on average
 # Of the clock: a machine that boots, one that has for a while, and one that has for 300 days.
 STARTS = 0.0, 1000.0, 26e6
-LEAD_ON = Failover._lead_on
+LEAD_ON = Failover._resume
 
 
 @cache
@@ -103,7 +103,7 @@ class PairLoop(VirtualLoop):
             world.moved = world.now
             LEAD_ON(failover, rail)
 
-        self._replaced = patch.object(Failover, "_lead_on", lead_on)
+        self._replaced = patch.object(Failover, "_resume", lead_on)
         self._replaced.start()
 
     def close(self) -> None:

@@ -1038,7 +1038,7 @@ async def test_the_last_rail_breaks_while_it_is_awaited(monkeypatch: pytest.Monk
         cut(conns[1])
         await yield_loop(1)
         assert conns[1]._failover is not None
-        assert conns[1]._failover.waits is not None
+        assert conns[1]._failover.state is failover.FailoverState.WAITING
         queue = conns[1]._failover.rails.rails[1].queue
         assert queue is not None
         queue.rail_broke(ConnectionBrokenError("the second one"))
