@@ -1,7 +1,7 @@
 """The one table of a connection's states.
 
-It drives :mod:`aiordma._transport.lifecycle`, and the diagram and the table of
-``docs/connections.md`` are written from it. A connection ends once: the first event that leads to
+It drives :mod:`aiordma._transport.lifecycle`, and the diagram and the states of
+``docs/design.md`` are written from it. A connection ends once: the first event that leads to
 ENDED decides the error that its waiters get, and those after it are ignored.
 """
 

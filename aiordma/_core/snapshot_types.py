@@ -121,7 +121,7 @@ class ConnectionState(TypedDict):
     wire: str | None
     """As `Connection.wire`; None also until the event loop has read it: see `snapshot`."""
     state: str
-    """A state of docs/connections.md."""
+    """A state of docs/design.md."""
     accepted: bool
     """Whether this is the side of the listener."""
     local: str | None

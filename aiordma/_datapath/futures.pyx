@@ -31,7 +31,7 @@ cdef enum:
     MAX_SPINS = 16         # of tasks that are about to wait, between two iterations of the loop
     MAX_SHORT_SPINS = 255  # spins of no length, after spins that have found nothing
 
-# docs/direct-wake-up.md.  Without it the loop calls back what a drain has settled, too.
+# docs/completion.md.  Without it the loop calls back what a drain has settled, too.
 cdef bint direct_wake = not os.environ.get("AIORDMA_NO_DIRECT_WAKE")
 cdef PyCFunction task_wakeup = NULL  # asyncio's own; NULL: none has been seen
 cdef object copy_context = contextvars.copy_context

@@ -1,30 +1,14 @@
-"""The generated parts of docs/connections.md: diagram and tables from the one table of states."""
+"""The generated parts of docs/design.md: diagram and states of a connection, from the one table."""
 
 from __future__ import annotations
 
-from aiordma._core.connection_states import TRANSITIONS, ConnectionState, LifecycleEvent, mermaid
+from aiordma._core.connection_states import ConnectionState, mermaid
 
 
 def sections() -> dict[str, str]:
     """The text of each generated part, by its mark."""
+    rows = "".join(f"| {member.name} | {member.value} |\n" for member in ConnectionState)
     return {
         "diagram": f"```mermaid\n{mermaid()}```\n",
-        "states": rows("state", ConnectionState),
-        "events": rows("event", LifecycleEvent),
-        "transitions": transitions(),
+        "states": f"| state | meaning |\n|---|---|\n{rows}",
     }
-
-
-def rows(title: str, kind: type[ConnectionState] | type[LifecycleEvent]) -> str:
-    lines = [f"| {title} | meaning |", "|---|---|"]
-    lines += [f"| {member.name} | {member.value} |" for member in kind]
-    return "\n".join(lines) + "\n"
-
-
-def transitions() -> str:
-    """One row for each transition."""
-    lines = ["| state | event | next state | error of the waiters |", "|---|---|---|---|"]
-    for (state, event), row in TRANSITIONS.items():
-        cause = row.cause.value if row.cause is not None else "-"
-        lines.append(f"| {state.name} | {event.name} | {row.next.name} | {cause} |")
-    return "\n".join(lines) + "\n"

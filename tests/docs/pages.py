@@ -16,10 +16,10 @@ DOCS = ROOT / "docs"
 def pages() -> dict[Path, str]:
     """The path and text of each page."""
     states = DOCS / "queue-pair-states.md"
-    connections = DOCS / "connections.md"
+    design = DOCS / "design.md"
     return {
         states: sections.replace(states.read_text(), states_page.sections()),
-        connections: sections.replace(connections.read_text(), connection_page.sections()),
+        design: sections.replace(design.read_text(), connection_page.sections()),
         results.PAGE: results.page(results.load()),
         **{
             page: sections.replace(page.read_text(), programs)

@@ -92,7 +92,7 @@ def test_the_files_are_there(page: Path) -> None:
     whole = r"`((?:aiordma|native|softdev|tests|docs|examples|bench|integrations)/[\w./]+)`"
     for name in re.findall(whole, page.read_text()):
         assert (ROOT / name).exists(), f"{page.name} names {name}"
-    if page.stem in ("design", "how-to-add", "messages", "polling"):
+    if page.stem in ("design", "how-to-add", "messages"):
         folders = [
             ROOT / folder for folder in ("", "aiordma", "native", "softdev", "softdev/src", "docs")
         ]

@@ -1,4 +1,4 @@
-"""The direct wake-up of tasks (docs/direct-wake-up.md), with it and without."""
+"""The direct wake-up of tasks (docs/completion.md), with it and without."""
 
 from __future__ import annotations
 
