@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aiordma._core.qp_states import (
-    NO_ATTRIBUTES,
-    TRANSITIONS,
-    QPAttrMask,
-    QPState,
-    QPType,
-    Transition,
-    mermaid,
-)
+from aiordma._core.qp_states import NO_ATTRIBUTES, TRANSITIONS, QPAttrMask, QPState, QPType, mermaid
 from aiordma.verbs._qp.qp_attributes import MASK_OF_FIELD
 
 ENDS = (QPState.RESET, QPState.ERR)
@@ -44,19 +36,18 @@ def attributes() -> str:
 
 
 def transitions() -> str:
-    """A table for each type: the transitions with attributes beside the state."""
-    return "\n".join(_table(qp_type) for qp_type in QPType)
-
-
-def _table(qp_type: QPType) -> str:
-    rows = [row for row in TRANSITIONS.values() if row.qp_type is qp_type]
-    lines = [f"### {qp_type.name}\n\n| from | to | requires | may set |\n|---|---|---|---|\n"]
-    for row in rows:
-        if row.next not in ENDS:
-            cells = row.current.name, row.next.name, _bits(row.required), _bits(row.optional)
-            lines.append(f"| {' | '.join(cells)} |\n")
-    for end in ENDS:
-        lines.append(f"\nTo {end.name}, with no other attribute, from {_sources(rows, end)}.\n")
+    """A row for each step, but those to the ends, and the types that take it alike."""
+    types: dict[tuple[QPState, QPState, QPAttrMask, QPAttrMask], list[str]] = {}
+    for row in sorted(TRANSITIONS.values(), key=lambda row: (row.current, row.next)):
+        if row.next in ENDS:
+            assert (row.required | row.optional) & ~QPAttrMask.STATE == NO_ATTRIBUTES
+        else:
+            step = row.current, row.next, row.required, row.optional
+            types.setdefault(step, []).append(row.qp_type.name)
+    lines = ["| from | to | type | requires | may set |\n|---|---|---|---|---|\n"]
+    for (current, following, required, optional), names in types.items():
+        cells = current.name, following.name, ", ".join(names), _bits(required), _bits(optional)
+        lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
@@ -64,15 +55,6 @@ def _bits(mask: QPAttrMask) -> str:
     """The attributes of a state, without the state itself, which is an argument of the step."""
     names = [f"`{bit.name}`" for bit in QPAttrMask if mask & ~QPAttrMask.STATE & bit]
     return ", ".join(names) or "-"
-
-
-def _sources(rows: Iterable[Transition], end: QPState) -> str:
-    sources = []
-    for row in rows:
-        if row.next is end:
-            assert (row.required | row.optional) & ~QPAttrMask.STATE == NO_ATTRIBUTES
-            sources.append(row.current.name)
-    return _join(sources)
 
 
 def _join(names: Iterable[str]) -> str:
