@@ -1,4 +1,4 @@
-"""docs/systemd.md and docs/kubernetes.md: what systemd is told, and what probes are answered."""
+"""docs/deployment.md: what systemd is told."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_systemd_is_told(tmp_path: Path, is_abstract: bool, watchdog: str) 
     told = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(name.replace("@", "\0"))
-        command = [sys.executable, "-W", "error", "-c", program("systemd.md")]
+        command = [sys.executable, "-W", "error", "-c", program("deployment.md")]
         with subprocess.Popen(command, env={**os.environ, **environment}) as process:
             ended = os.pidfd_open(process.pid)
             try:

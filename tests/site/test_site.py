@@ -145,9 +145,9 @@ def test_no_code_has_become_a_quotation() -> None:
     assert quoted == []
 
 
-def test_the_files_of_the_kubernetes_page() -> None:
+def test_the_files_for_kubernetes() -> None:
     """They were not run on a cluster: they are what a parser takes, with what the page explains."""
-    text = (DOCS / "kubernetes.md").read_text()
+    text = (DOCS / "deployment.md").read_text()
     (config,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (pod,) = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (resource,) = json.loads(config)["configList"]
