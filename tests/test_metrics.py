@@ -231,13 +231,16 @@ async def test_the_dashboard_and_the_alerts(device_name: str) -> None:
 
 
 def test_the_page_has_every_metric() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.M)
-    assert rows == [
+    lists = re.findall(r"^- (counter|histogram|gauge): (.*?)(?=^- |^$)", PAGE, re.M | re.S)
+    assert [
+        (name, kind, labels)
+        for kind, text in lists
+        for name, labels in re.findall(r"`(aiordma_\w+)(?:{(.+?)})?`", text)
+    ] == [
         (
             metric.name + ("_total" if metric.kind == "counter" else ""),
             metric.kind,
-            ", ".join(f"`{label}`" for label in metric.labels),
-            metric.help,
+            ", ".join(metric.labels),
         )
         for metric in METRICS
     ]
