@@ -1,6 +1,6 @@
 """Which module may import which, and what importing must not do.
 
-The table is the one of ``docs/design.md``: groups point one way, from the shells to the pure core.
+Groups point one way, from the shells to the pure core; ``docs/design.md`` says what each is.
 A new module or package needs a row here before anything can be imported into it.
 """
 
