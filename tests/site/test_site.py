@@ -164,6 +164,7 @@ def test_the_files_for_kubernetes() -> None:
         "livenessProbe": "/live",
     }
     assert {probe["httpGet"]["port"] for probe in probes.values()} == {port["name"]}
-    grace, number = re.findall(r"close\(grace=(\d+)\)|serve\(host, \d+, (\d+)\)", text)
-    assert number[1] == str(port["containerPort"])
-    assert spec["terminationGracePeriodSeconds"] > int(grace[0]) + Config().close_timeout
+    service = (ROOT / "examples" / "service.py").read_text()
+    assert f'health_port: str = "{port["containerPort"]}"' in service
+    (grace,) = re.findall(r"close\(grace=(\d+)\)", service)
+    assert spec["terminationGracePeriodSeconds"] > int(grace) + Config().close_timeout
