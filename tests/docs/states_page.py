@@ -1,8 +1,6 @@
-"""The generated parts of docs/queue-pair-states.md: diagrams and tables from the one table."""
+"""The generated parts of docs/queue-pair-states.md: diagram and tables from the one table."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from aiordma._core.qp_states import NO_ATTRIBUTES, TRANSITIONS, QPAttrMask, QPState, QPType, mermaid
 from aiordma.verbs._qp.qp_attributes import MASK_OF_FIELD
@@ -12,18 +10,8 @@ ENDS = (QPState.RESET, QPState.ERR)
 
 def sections() -> dict[str, str]:
     """The text of each generated part, by its mark."""
-    return {"diagrams": diagrams(), "attributes": attributes(), "transitions": transitions()}
-
-
-def diagrams() -> str:
-    """One diagram for all types that have the same states and steps."""
-    types_of: dict[str, list[QPType]] = {}
-    for qp_type in QPType:
-        types_of.setdefault(mermaid(qp_type), []).append(qp_type)
-    return "\n".join(
-        f"{_join(qp_type.name for qp_type in types)}:\n\n```mermaid\n{diagram}```\n"
-        for diagram, types in types_of.items()
-    )
+    diagram = f"```mermaid\n{mermaid(QPType.UC)}```\n"
+    return {"diagram": diagram, "attributes": attributes(), "transitions": transitions()}
 
 
 def attributes() -> str:
@@ -55,8 +43,3 @@ def _bits(mask: QPAttrMask) -> str:
     """The attributes of a state, without the state itself, which is an argument of the step."""
     names = [f"`{bit.name}`" for bit in QPAttrMask if mask & ~QPAttrMask.STATE & bit]
     return ", ".join(names) or "-"
-
-
-def _join(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
