@@ -15,12 +15,15 @@ def sections() -> dict[str, str]:
 
 
 def attributes() -> str:
-    """The argument of ``modify`` for each attribute."""
+    """The arguments of ``modify`` that do not have the name of their attribute."""
     fields: dict[QPAttrMask, list[str]] = {}
     for field, bit in MASK_OF_FIELD.items():
-        fields.setdefault(bit, []).append(f"`{field}`")
-    rows = (f"| `{bit.name}` | {', '.join(names)} |\n" for bit, names in sorted(fields.items()))
-    return "| attribute | arguments of `modify` |\n|---|---|\n" + "".join(rows)
+        fields.setdefault(bit, []).append(field)
+    lines = ["| attribute | arguments of `modify` |\n|---|---|\n"]
+    for bit, names in sorted(fields.items()):
+        if names != [str(bit.name).lower()]:
+            lines.append(f"| `{bit.name}` | {', '.join(f'`{name}`' for name in names)} |\n")
+    return "".join(lines)
 
 
 def transitions() -> str:
