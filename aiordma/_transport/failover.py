@@ -60,7 +60,6 @@ Next = tuple[FailoverState, str]
 TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyType(
     {
         (_S.SETTLED, _E.BROKE): (_S.BROKEN, "stop"),
-        (_S.SETTLED, _E.RESUMED): (_S.SETTLED, "repeat"),
         (_S.SETTLED, _E.RESUMED_ELSEWHERE): (_S.SETTLED, "follow"),
         (_S.BROKEN, _E.CHOSEN): (_S.MOVED, "resume"),
         (_S.BROKEN, _E.NONE_YET): (_S.WAITING, ""),
