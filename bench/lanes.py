@@ -174,7 +174,7 @@ class Spread:
 
     def __format__(self, spec: str) -> str:
         least, most = min(self.values), max(self.values)
-        return f"{self.typical:{spec}} ({least:{spec}} - {most:{spec}})"
+        return f"{self.typical:{spec}} ({least:{spec}}-{most:{spec}})"
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -61,21 +61,27 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
-def figures(comparison: Comparison, data: Data) -> Iterator[tuple[str, ...]]:
-    """Work, who, the figure, and how many times as long as ours it took."""
-    for work, entries in by_work(data):
-        for entry in entries:
-            if not entry["seconds"]:
-                yield work, entry["who"], NOT_INSTALLED, ""
-                continue
-            found = spread(comparison.figure(work, one) for one in entry["seconds"])
-            digits = ",.0f" if found.typical >= 1000 else ".4g"
-            if entry["who"] == comparison.ours:
-                times = ""
-            else:
+def figures(comparison: Comparison, data: Data) -> Iterator[str]:
+    """Each figure, and how many times as long as ours it took; the longer side goes down."""
+    cells: dict[tuple[str, str], str] = {}
+    for entry in data:
+        work, who, found = entry["work"], entry["who"], NOT_INSTALLED
+        if entry["seconds"]:
+            figure = spread(comparison.figure(work, one) for one in entry["seconds"])
+            found = f"{figure:{',.0f' if figure.typical >= 1000 else '.4g'}}"
+            if who != comparison.ours:
                 ours = seconds(data, work, comparison.ours)
-                times = f"{ratio(entry['seconds'], ours):.2f}"
-            yield work, entry["who"], f"{found:{digits}}", times
+                found += f"; {ratio(entry['seconds'], ours):.2f}"
+        cells[work, who] = found
+    works, names = (list(dict.fromkeys(side)) for side in zip(*cells, strict=True))
+    if len(works) > len(names):
+        yield from table(
+            ("", *names), ((work, *(cells.get((work, who), "") for who in names)) for work in works)
+        )
+    else:
+        yield from table(
+            ("", *works), ((who, *(cells.get((work, who), "") for work in works)) for who in names)
+        )
 
 
 def panels(comparison: Comparison, data: Data) -> list[Panel]:
@@ -152,9 +158,9 @@ def markdown(
             lines += ["", f"The programs: {comparison.style}."]
         if name in plots:
             lines += ["", f"![{comparison.title}]({plots[name]})"]
-        head = ("", "by", comparison.unit, f"takes as long as {comparison.ours}, times")
-        lines += ["", "<details><summary>The figures as a table</summary>", ""]
-        lines += table(head, figures(comparison, data))
+        unit = f"{comparison.unit}; how many times as long as {comparison.ours}"
+        lines += ["", f"<details><summary>As a table: {unit}</summary>", ""]
+        lines += figures(comparison, data)
         lines += ["", "</details>"]
     requirements = [
         requirement

@@ -107,7 +107,7 @@ def test_how_much_is_measured(share: float, count: int) -> None:
 def test_ratios_are_made_turn_by_turn() -> None:
     found = ratio([10, 40, 60], [5, 10, 20])
     assert found.values == (2, 4, 3)
-    assert f"{found:.1f}" == "3.0 (2.0 - 4.0)"
+    assert f"{found:.1f}" == "3.0 (2.0-4.0)"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_reached(judge: type, reached: tuple[bool, ...]) -> None:
     for limit, expected in zip((1, 2, 3), reached, strict=True):
         requirement = judge("speed", limit, spread([1, 2, 9]))
         assert requirement.reached is expected
-        assert requirement.measured == "2.00 (1.00 - 9.00) x"
+        assert requirement.measured == "2.00 (1.00-9.00) x"
 
 
 ADAPTIVE = "64 B echo round trip, adaptive polling: times faster than uvloop TCP protocols"
@@ -145,16 +145,16 @@ def test_results_say_what_was_measured() -> None:
     assert "a median of 3 turns" in text
     assert "| kernel | one |" in text
     adaptive, sleeping, unix = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
-    assert adaptive == " at least 5 x | 3.00 (3.00 - 4.00) x | **not reached** "[-len(adaptive) :]
+    assert adaptive == " at least 5 x | 3.00 (3.00-4.00) x | **not reached** "[-len(adaptive) :]
     assert sleeping.endswith("reached ")
     assert "**" not in unix
-    assert "| 64 B | aiordma | 20 (10 - 30) |  |" in text
-    assert "| 64 B | uvloop TCP protocol | 60 (40 - 90) | 3.00 (3.00 - 4.00) |" in text
+    assert "\n| aiordma | 20 (10-30) |\n" in text
+    assert "\n| uvloop TCP protocol | 60 (40-90); 3.00 (3.00-4.00) |\n" in text
     assert "![Echo](plots/latency.svg)" in text
     assert f"\n**{ADAPTIVE}**: It is so.\n" in text
     assert text.count("\n**") == 1
     assert "The programs: one task that awaits `send`, then `recv`" in text
-    in_short = "| 64 B echo | 20 us | uvloop TCP protocol: 60 us | 3.00 (3.00 - 4.00) |"
+    in_short = "| 64 B echo | 20 us | uvloop TCP protocol: 60 us | 3.00 (3.00-4.00) |"
     assert re.findall(r"^\| \d.* echo.*", text, re.M)[0] == in_short
     titles = re.findall("^## (.*)", text, re.M)
     assert titles == ["In short", "Echo", "The machine", "Goals"]
@@ -231,7 +231,7 @@ def test_one_comparison_is_printed() -> None:
     done = bench("imports", "--quick")
     assert done.returncode == 0
     assert done.stderr == "measuring: Import\n"
-    assert "| import | import aiordma | " in done.stdout
+    assert "| import aiordma | " in done.stdout
     assert "| kernel | " in done.stdout
 
 
