@@ -1,21 +1,99 @@
-"""The table of a failover: what it has can happen, and what it names is there."""
+"""Each row of the table of a failover, taken by itself: the next state, its step, and its limit."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from aiordma import Config
 from aiordma._transport.failover import LIMITED, TRANSITIONS, Failover, FailoverEvent, FailoverState
 
+STATES = {
+    "SETTLED": {"BROKE": "BROKEN", "RESUMED_ELSEWHERE": "SETTLED"},
+    "BROKEN": {"CHOSEN": "MOVED", "NONE_YET": "WAITING", "NONE": "OVER"},
+    "WAITING": {"ROSE": "BROKEN", "RESUMED_ELSEWHERE": "BROKEN", "NONE": "OVER", "OVERDUE": "OVER"},
+    "MOVED": {
+        "BROKE": "BROKEN",
+        "RESUMED": "SETTLED",
+        "RESUMED_ELSEWHERE": "MOVED",
+        "OVERDUE": "MOVED",
+    },
+    "OVER": {},
+}
+CAUSE = RuntimeError("a cable")
 
-def test_each_state_is_reached_and_ends() -> None:
-    reached = {FailoverState.SETTLED}
-    for _ in FailoverState:
-        reached |= {after for (before, _), (after, _) in TRANSITIONS.items() if before in reached}
-    assert reached == set(FailoverState)
-    left = {before for (before, _), (after, _) in TRANSITIONS.items() if after is not before}
-    assert left == set(FailoverState) - {FailoverState.OVER}
+
+class Scene:
+    """A failover whose rails note what is asked of them."""
+
+    def __init__(self, state: FailoverState) -> None:
+        self.rails, self.lost = Mock(config=Config()), Mock()
+        self.failover = Failover(self.rails, Mock(), self.lost)
+        self.failover.broken = Mock(error=CAUSE)
+        self.failover.resume = (1, 7)
+        self.failover.state = state
+
+    def take(self, event: FailoverEvent) -> None:
+        rail: Any = SimpleNamespace(number=2, queue=Mock())
+        self.failover._take(event, *[rail][: event is FailoverEvent.CHOSEN])
+
+    @property
+    def done(self) -> set[str]:
+        """Which steps were taken, by what they do."""
+        effects = {
+            "stop": self.rails.lead_broke,
+            "resume": self.rails.messages.lead_on,
+            "repeat": self.rails.messages.resumed,
+            "look_again": self.rails.owner.broken,
+            "give_up": self.lost,
+            "gives up the lead": self.rails.messages.lead.rail_broke,
+        }
+        return {name for name, effect in effects.items() if effect.called}
 
 
-def test_each_event_and_step() -> None:
-    assert {event for _, event in TRANSITIONS} == set(FailoverEvent)
-    steps = {step for _, step in TRANSITIONS.values()} - {""}
-    assert all(hasattr(Failover, f"_{step}") for step in steps)
-    assert {state for state, event in TRANSITIONS if event is FailoverEvent.OVERDUE} == set(LIMITED)
+@pytest.mark.parametrize("event", FailoverEvent)
+@pytest.mark.parametrize("state", FailoverState)
+def test_what_follows(state: FailoverState, event: FailoverEvent) -> None:
+    scene = Scene(state)
+    scene.take(event)
+    following = "OVER" if event.name == "ENDED" else STATES[state.name].get(event.name, state.name)
+    assert scene.failover.state.name == following
+    assert ((state, event) in TRANSITIONS) == (event.name in {"ENDED", *STATES[state.name]})
+    step = TRANSITIONS.get((state, event), (state, ""))[1]
+    step = "gives up the lead" if step in ("follow", "leave") else step
+    assert scene.done == {step} - {""}
+    assert scene.rails.later.called == (following != state.name and following in NAMES)
+
+
+NAMES = {state.name for state in LIMITED}
+
+
+@pytest.mark.parametrize("state", LIMITED)
+def test_the_limit(state: FailoverState) -> None:
+    """It passes, and is none any more behind the state."""
+    scene = Scene(FailoverState.BROKEN)
+    waits = state is FailoverState.WAITING
+    scene.take(FailoverEvent.NONE_YET if waits else FailoverEvent.CHOSEN)
+    (_, overdue), _ = scene.rails.later.call_args
+    overdue()
+    assert scene.done >= {"give_up" if waits else "gives up the lead"}
+    scene.failover.stop()
+    scene.rails.later.return_value.cancel.assert_called()
+
+
+def test_what_comes_from_the_peer() -> None:
+    """Its latest Resume counts, by a rail that has not failed."""
+    scene = Scene(FailoverState.MOVED)
+    other, lead = Mock(failed=False), scene.rails.lead.queue
+    lead.failed = False
+    scene.failover.latest = 3
+    scene.failover.resumed(other, 3, 0)
+    scene.failover.resumed(Mock(failed=True), 4, 0)
+    assert scene.done == set()
+    scene.failover.resumed(other, 5, 0)
+    assert scene.done == {"gives up the lead"}
+    scene.failover.resumed(lead, 6, 11)
+    scene.rails.messages.resumed.assert_called_with(11)
