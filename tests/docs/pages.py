@@ -7,7 +7,7 @@ from pathlib import Path
 
 from softdev.tests.guests import results
 
-from . import connection_page, example_programs, man_pages, sections, states_page
+from . import connection_page, man_pages, sections, states_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -21,10 +21,6 @@ def pages() -> dict[Path, str]:
         states: sections.replace(states.read_text(), states_page.sections()),
         design: sections.replace(design.read_text(), connection_page.sections()),
         results.PAGE: results.page(results.load()),
-        **{
-            page: sections.replace(page.read_text(), programs)
-            for page, programs in example_programs.pages().items()
-        },
         **man_pages.pages(),
     }
 
