@@ -14,10 +14,7 @@ MPI4PY_TESTS = (
     "sh -c 'tar -xzf {venv}/mpi4py-*.gz -C {venv}/source --strip-components=1'",
 )
 
-LOCKS = (
-    "locks by one-sided operations (test_util_sync), where a rank waits for an accumulate, for "
-    "which the other one would have to call MPI, but that sleeps until its memory changes"
-)
+LOCKS = "locks by one-sided operations (test_util_sync)"
 OPEN_MPI = Software(
     "Open MPI",
     "openmpi-bin",
@@ -25,9 +22,7 @@ OPEN_MPI = Software(
     pip=("mpi4py", "numpy"),
     then=MPI4PY_TESTS,
     note="mpi4py's tests are those that work without the device, over TCP: not "
-    f"{LOCKS}; not processes that start others (test_spawn), where a child waits in PMIx_Init, its "
-    "parents in PMIx_Lookup; not dynamic windows, with which ompi_osc_ucx_free crashes in "
-    "ucp_mem_unmap.",
+    f"{LOCKS}, processes that start others (test_spawn), and dynamic windows.",
 )
 MPICH = Software(
     "MPICH",
@@ -59,7 +54,10 @@ OMPI_OVER = {
     ),
 }
 MPI4PY_SUITE = "{python} -W ignore {venv}/source/test/main.py -f"
-# What does not work without the device either: the notes above tell the reasons.
+# What does not work without the device either.  Locks: a rank waits for an accumulate, for which
+# the other one would have to call MPI, but that sleeps until its memory changes.  Spawning: a child
+# waits in PMIx_Init, its parents in PMIx_Lookup.  Dynamic windows: ompi_osc_ucx_free crashes in
+# ucp_mem_unmap.
 MPICH_WITHOUT = "-e util_sync"
 OMPI_WITHOUT = f"{MPICH_WITHOUT} -e spawn -x TestWinCreateDynamic"
 # Seconds for 2,000 tests; the ranks poll all the time, which takes long on a busy machine.

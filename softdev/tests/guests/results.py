@@ -19,22 +19,21 @@ LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
 INTRODUCTION = """\
 # Unmodified RDMA software on the embedded device
 
-`make guests` installs the software below from the packages of Debian 12 and PyPI, runs each row
-under `aiordma run`, once with shared memory and once with the TCP wire between the processes
-(`AIORDMA_EMBEDDED_LINKS`), and writes this page. A row works if its programs end well in bounded
-time and a [trace](../../docs/trace.md) shows that work requests of the device carried its bytes.
-CI runs the rows marked with \\*, without figures: `make guests ARGS=--quick`.
+This page lists the software that `make guests` runs under `aiordma run`, from the packages of
+Debian 12 and PyPI, once with shared memory and once with the TCP wire between the processes
+(`AIORDMA_EMBEDDED_LINKS`). A row works if its programs end well in bounded time and a
+[trace](../../docs/trace.md) shows that work requests of the device carried its bytes. CI runs the
+rows marked with \\*, without figures: `make guests ARGS=--quick`.
 
 Between two hosts each side names a GID that reaches the other, by its index in `aiordma devinfo`:
-`-g` of the pingpongs, `-x` of perftest. Their default leads to the loopback address, and ends in
+`-g` of the pingpongs, `-x` of perftest; their default is the loopback address, and ends in
 "transport retries exceeded". With the connection manager (`-R` of perftest, `-cm 1` of qperf,
 rping) the addresses choose it. The same holds for [RoCE v2](roce-v2.md).
 
-A figure is what the program itself printed, in the row's unit, in a second run without the trace.
-"yes" stands for a row that works and has no figure: its program prints none, or its last run was
-made by `make guests ARGS=--no-figures`. The reason of a "no" is below its table. The last column is
-the same measurement over the kernel's TCP on the loopback interface in the same run of the matrix,
-by the same software (for perftest, which has none, by qperf).
+A table has the rows of CI and those that do not work, with the figures that the programs print;
+"yes" is a row without one. The last column is the same measurement over the kernel's TCP on the
+loopback interface, by the same software (for perftest by qperf).
+[results.json](../tests/guests/results.json) has the figures of all rows.
 
 {machine}
 """
@@ -86,12 +85,15 @@ def cell(result: Mapping[str, Any], link: str) -> str:
     return number(one.get("figure")) or "yes"
 
 
+def works(result: Mapping[str, Any]) -> bool:
+    return all(result.get(link, {}).get("works") for link in LINKS)
+
+
 def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
     """How many rows work on every link, of those that ran."""
     ran = [found[row.id] for row in rows if row.id in found]
-    works = sum(all(result.get(link, {}).get("works") for link in LINKS) for result in ran)
     left = len(rows) - len(ran)
-    return f"{works} of {len(ran)} rows work" + (f", {left} not run" if left else "")
+    return f"{sum(map(works, ran))} of {len(ran)} rows work" + (f", {left} not run" if left else "")
 
 
 def page(results: Mapping[str, Any]) -> str:
@@ -100,18 +102,22 @@ def page(results: Mapping[str, Any]) -> str:
     parts = [INTRODUCTION.format(machine=about)]
     for software in SOFTWARE:
         rows = [row for row in TABLE if row.software == software.name]
+        found = results["rows"]
         version = results["versions"].get(software.name, "not run")
-        parts += [f"## {software.name}\n", f"{version}: {tally(rows, results['rows'])}.\n"]
+        parts += [f"## {software.name}\n", f"{version}: {tally(rows, found)}.\n"]
+        shown = [row for row in rows if row.quick or not works(found.get(row.id, {}))] or rows[:1]
         parts += [
             f"| row | unit | {' | '.join(LINKS.values())} | kernel TCP |",
             "|---|---|---|---|---|",
         ]
-        for row in rows:
-            result = results["rows"].get(row.id, {})
+        for row in shown:
+            result = found.get(row.id, {})
             cells = [cell(result, link) for link in LINKS]
             mark = " \\*" if row.quick else ""
             tcp = number(result.get("kernel_tcp"))
             parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
+        if others := [row.name for row in rows if row not in shown]:
+            parts += ["", f"The others are {', '.join(f'`{name}`' for name in others)}."]
         reasons: dict[str, list[str]] = {}
         for row in rows:
             for link, reason in row.fails.items():

@@ -12,10 +12,9 @@ FIO = Software(
     "fio",
     apt=("fio",),
     note="Its rdma engine sleeps for half a second after connecting, within the time that it "
-    "measures: 64 MiB can have no more than 128 MiB/s. It asks for no retries when the receiver is "
-    "not ready (rnr_retry_count 0), has no flow control, and waits for ever after the error: sends "
-    "succeed for certain only if the receiver has a receive for each, posted within that half "
-    "second.",
+    "measures. It asks for no retries when the receiver is not ready (rnr_retry_count 0) and waits "
+    "for ever after the error: sends succeed for certain only if the receiver has a receive for "
+    "each, posted within that half second.",
 )
 ISER = Software(
     "tgt and libiscsi",

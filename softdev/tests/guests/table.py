@@ -15,21 +15,16 @@ SOFTWARE = [
         "perftest",
         apt=("perftest", "qperf"),  # the latter for the figures over TCP
         note="Without a row: `ib_write_bw -e`, which answers by itself that events are not for "
-        "writes; `--cqe-poll`, an option of later versions; `--run_infinitely`, which prints its "
-        "figures here too but does not end.",
+        "writes; `--cqe-poll`, of later versions; `--run_infinitely`, which works and never ends.",
     ),
     Software(
         "qperf",
         "qperf",
         apt=("qperf",),
-        note="Its xrc tests are not in Debian's program: they want `ibv_open_xrc_domain` of "
-        "OFED's old libibverbs, where rdma-core has `ibv_open_xrcd`. Without `-cm1` it names its "
-        "peers by LID, without a GRH, which a RoCE card refuses, and this device for another host "
-        "or with links of RoCE. Its poll_lat tests wait by polling memory, and poll the completion "
-        "queue once for each message, as perftest's ib_write_lat polls memory: no process writes "
-        "into another's memory, so the receiver's own device thread has to be woken. Two such "
-        "programs keep two cores busy; beside other work that thread may have to wait for the end "
-        "of a time slice.",
+        note="Its xrc tests are not in Debian's program. Without `-cm1` it names its peers by LID, "
+        "without a GRH, which a RoCE card refuses, and this device for another host or with links "
+        "of RoCE. Its poll_lat tests, as perftest's ib_write_lat, wait by polling memory, so the "
+        "device's thread has to be woken, and beside other work may have to wait for a time slice.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,
