@@ -1,7 +1,7 @@
 """Which C file may include which: Python's import rules (test_imports.py), for C.
 
 A folder of C includes its own headers and those of the folders in the table. The inner
-folders of the embedded device have ranks (softdev/docs/embedded-device.md): a folder includes of a
+folders of the embedded device have ranks (``softdev/src/softdev.h``): a folder includes of a
 lower one its interface and nothing else, and its objects need no function or variable of a higher
 one, however that is declared. Calls through tables that a folder is given do not count.
 

@@ -7,6 +7,17 @@
  *   LINK(path, target)    a symbolic link, relative to its folder as in sysfs
  *   NODE(path, minor)     a device node
  *   TEXT(path, answer)    a file, whose text a function of answers.c makes when it is opened
+ *
+ * What software reads of it, as of 2026:
+ *
+ *   UCX            the node by stat and access; device/local_cpus, device/numa_node, gid_attrs/types,
+ *                  gid_attrs/ndevs
+ *   libfabric      ibv_device.ibdev_path, by ibv_read_sysfs_file
+ *   NCCL           dlopen and dlvsym; realpath of device; gid_attrs/types
+ *   Mooncake       realpath of embedded0/../.. and numa_node there; gid_attrs/ndevs
+ *   rdma-core      (its tests) a listing of device/net; pkeys
+ *   perftest       device/numa_node; ports/1/counters, which is missing
+ *   hwloc          a listing of the class through a descriptor of / (not reached); device/local_cpus
  */
 LINK("/sys/class/infiniband/embedded0",
      "../../devices/virtual/aiordma/embedded0/infiniband/embedded0")
