@@ -12,7 +12,7 @@
  *
  * A folder calls lower ones only; what it needs of a higher one it calls through a table that
  * softdev.c gives to it.  Its interface is the header that has its name.  tests/test_includes.py
- * fails on a call against the order.  docs/embedded-device.md has the locks.
+ * fails on a call against the order.  engine/engine.h has the locks.
  *
  * Nothing here includes Python or calls libibverbs.
  */

@@ -2,7 +2,28 @@
  * (engine.c).
  *
  * Everything of the device runs under that lock, except the insides of completion queues and of
- * channels, which have small locks of their own.
+ * channels, which have small locks of their own.  There are nine; a thread that holds one takes only
+ * those below it:
+ *
+ *   1  soft_batch.mutex          the batch of a queue pair, from wr_start to wr_complete or wr_abort: the
+ *                                application's calls are in between
+ *   2  soft_cq_reader.mutex      the position in a completion queue, likewise from start_poll to end_poll
+ *   3  soft_cm.opening           opening and closing of the connection manager's own context
+ *   4  soft_engine.users_mutex   the number of the engine's users; its start and stop
+ *   5  the engine's (soft_lock)  objects, links, peers, ids, timers, watches, the trace
+ *   6  soft_cq.lock              the ring of a completion queue, whether it is armed, its moderation
+ *   7  soft_comp_channel.mutex   the completion queues with events, and the channel's signal
+ *   8  ibv_cq.mutex, ibv_qp.mutex, ibv_srq.mutex
+ *                                events taken and acknowledged, for the calls that destroy; a leaf
+ *   9  soft_cm.acknowledge       acknowledged events of the connection manager; a leaf, so that
+ *                                acknowledging never waits for the engine
+ *
+ * One lock for nearly everything is a choice: a step is short (about a megabyte copied at most), queue
+ * pairs of one process mostly talk to each other's threads anyway, and it makes "no access after
+ * ibv_dereg_mr returns" and "no callback after soft_unwatch" true by construction.  A thread that finds
+ * it taken tries for some microseconds before it sleeps, and peers are notified without it
+ * (soft_notify_later): that takes longer than the rest of a step.  What is read or written without a
+ * lock goes through atomics.h.
  */
 #pragma once
 
