@@ -25,7 +25,7 @@ def test_the_tests_are_there() -> None:
 
 def is_there(name: str) -> bool:
     """Whether there is such a test of Python or step of C, or the inputs of a fuzz target."""
-    place, _, step = name.partition(": ")
+    place, _, step = name.replace("::", ": ").partition(": ")
     if place.endswith(".py"):
         found = rf"^(async )?def {step}\("
         text = (ROOT / place).read_text()
