@@ -2,7 +2,7 @@
 
 A page such as docs/changelog.md stands for a file outside docs/: on the site it has that file's
 text. A link to such a file leads to its page, one to a public module's source to its reference;
-other files of the repository can be downloaded.
+other files of the repository can be downloaded, and are shown where a page includes them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ SHOWN = {
     "softdev": "softdev/README.md",
     **{page.stem: f"softdev/docs/{page.name}" for page in (ROOT / "softdev/docs").glob("*.md")},
 }
+_INCLUDED = re.compile(r"(?<=^```\{literalinclude\} )\S+", re.MULTILINE)
 _LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -54,7 +55,8 @@ def on_the_site(text: str, file: Path, page: Path) -> str:
         target = PAGES.get(target, target)
         return f"]({os.path.relpath(target, page.parent)}{match['anchor'] or ''})"
 
-    return _LINK.sub(link, text)
+    included = _INCLUDED.sub(lambda path: os.path.relpath(file.parent / path[0], page.parent), text)
+    return _LINK.sub(link, included)
 
 
 def read(app: Sphinx, name: str, source: list[str]) -> None:

@@ -19,6 +19,9 @@ BLOCK = re.compile(
 # A file has its name in a paragraph of its own before it.
 FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
+# One that is in the repository is included.
+INCLUDED = re.compile(r"^```\{literalinclude\} (\S+)$", re.MULTILINE)
+
 # What differs from run to run: times, numbers of processes, addresses, paths.
 VARIABLE = re.compile(r"/[^\s:]+|0x[0-9a-f]+|\d[\d.,]*")
 
@@ -33,7 +36,9 @@ class Block:
 
 def files(page: Path) -> dict[str, str]:
     """The files of a page: name, text."""
-    return dict(FILE.findall(page.read_text()))
+    text = page.read_text()
+    included = [page.parent / path for path in INCLUDED.findall(text)]
+    return dict(FILE.findall(text)) | {path.name: path.read_text() for path in included}
 
 
 def blocks(page: Path, section: str) -> list[Block]:
