@@ -78,7 +78,7 @@ REKEY_FRAMES, REKEY_BYTES = 1 << 20, 1 << 36
 MAX_BUNDLE = 128
 """Messages in one BUNDLE at most: each costs its receiver more memory than its own bytes."""
 
-# What a header can give back, and for control receives the least that docs/messages.md asks for.
+# What a header can give back, and for control receives the least that ``Credits`` asks for.
 MIN_DATA_RECEIVES, MAX_DATA_RECEIVES = 1, 0xFFFF
 MIN_CONTROL_RECEIVES, MAX_CONTROL_RECEIVES = 4, 0xFF
 

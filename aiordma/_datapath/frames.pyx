@@ -59,7 +59,32 @@ def count_bundled(const unsigned char[:] frame not None: Buffer) -> int:
     return validate_bundle(&frame[0], <uint32_t> len(frame))
 
 
-# Flow control by credits.  The rules, and why they cannot deadlock: docs/messages.md.
+# Flow control by credits.  A side has posted D receives for frames with messages and C for the others,
+# all in one queue.
+#
+# 1. A DATA frame needs a data credit, and so do an RNDV_RTS, which stands for a message, a BUNDLE, which
+#    stands for several, and a write with immediate data, which uses up a receive.
+# 2. A CONTROL, RNDV_ACK or RNDV_KEYS frame needs more than two control credits: it leaves two for CREDIT
+#    frames.
+# 3. A CREDIT frame that gives control credits back needs one control credit; one that gives back nothing
+#    but data credits needs two.
+# 4. A CREDIT frame is due when max(1, D // 2) data credits or two control credits are owed; over several
+#    rails, where credits free the sender's journal, D counts as 8 at most.
+#
+# No deadlock.  Let nothing be in flight and side A have a CREDIT frame due that it cannot send.  It has at
+# most one control credit, so B owes it at least C - 1 >= 3; B's frame is due as well, and only blocked if B
+# has no credit; then A owes B all C, so A has none either.  Both have spent their last.  By rules 2 and 3
+# only a CREDIT frame that carries control credits spends the last one.  When A's arrived at B, B had a
+# credit; now it has none; so B's last frame was sent after A's last had arrived, and A's likewise after
+# B's: impossible.  (Without the "two" of rule 3 it can happen: both sides use up everything in one flight,
+# the last two for data credits only.)
+#
+# No starvation.  At rest a side owes at most one control credit, so the other has C - 1 >= 3 (this is why C
+# is at least 4) and may send a CONTROL frame.  And it owes less than max(1, D // 2) data credits plus those
+# of messages that the program has not taken: a side whose program has taken everything can be sent to.
+#
+# No ping-pong.  A CREDIT frame that is not for data answers two frames or more, so without new data each
+# round has at most half the frames of the one before.
 
 cdef enum:
     RESERVE = 2  # control credits that only CREDIT frames may use
