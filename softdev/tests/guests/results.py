@@ -45,7 +45,7 @@ Software without a row, which was built and run under `aiordma run` by hand, in 
 
 | software | result |
 |---|---|
-| QEMU | live migration over RDMA works |
+| QEMU | live migration works |
 | librpma | works |
 | the Rust suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests pass |
 | rdma-core 64, its own tests | 187 pass, none fails |
