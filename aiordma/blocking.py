@@ -9,10 +9,9 @@ interface there, and has its arguments, results and errors. Any thread may use a
 threads the same one; so may a signal handler, and a destructor, which may run anywhere. `within`
 bounds the time of a call.
 
-No thread holds a lock here: a destructor or a signal handler can begin between any two steps, also
-in a thread that holds one, and would wait for it for ever. What threads share is changed by single
-steps of the interpreter (`deque.append`, `dict.setdefault`), and a thread that waits for its call
-waits for a lock that only the background thread releases.
+A destructor or a signal handler can begin between any two steps, also of a call here. So no call
+holds a lock that another one of its thread would wait for: calls are handed over by
+`call_soon_threadsafe`, and wait in a queue of their own.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ import atexit
 import copy
 import inspect
 import logging
-import socket
 import threading
 from asyncio import _get_running_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 from . import mr_pool, streams, transport
 from ._core import arguments
 from ._loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
+from ._transport.listening import is_here
 from .errors import (
     BusyError,
     ConnectionClosedError,
@@ -67,53 +66,56 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
 H = TypeVar("H", bound="_Handle[Any]")
+_Undo: TypeAlias = Callable[[T], object] | None
+"""Is given the result of a call, in the background thread, when an interrupt keeps it."""
 
 
 # ---- the thread ---------------------------------------------------------------------------------
 
 
+async def _result_of(function: Callable[[], Any]) -> Any:
+    result = function()
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _logged(function: Callable[[], Any], failure: str) -> None:
+    """Calls a function for which nothing waits."""
+    try:
+        await _result_of(function)
+    except Exception:
+        logger.exception(failure)
+
+
 class _Call:
-    """A call: what the background thread is to run, and what became of it."""
+    """A function, asynchronous or not, that the background thread calls, and what became of it."""
 
     def __init__(
-        self,
-        thread: _LoopThread,
-        function: Callable[[], Any],
-        seconds: float | None = None,
-        undo: Callable[[Any], object] | None = None,
-        *,
-        awaited: bool = True,
+        self, thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None
     ) -> None:
         self._thread = thread
-        self._function: Callable[[], Any] | None = function
+        self._function = function
         self._seconds = seconds
-        self._undo = undo
-        self._awaited = awaited
         self._task: asyncio.Task[None] | None = None
-        self._over = self._interrupted = False
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: BaseException | None = CancelledError()
         # SimpleQueue's `put` and `get` hold no lock while Python code runs.
         self.done: SimpleQueue[None] = SimpleQueue()
-        self.undone: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
-        """In the background thread, or in any after its end."""
-        if self._thread.over:
-            self.end(None, self._thread.ended_error())
-        else:
-            self._thread.calls[self] = None
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        self._thread.calls.add(self)
+        try:
+            self._thread.loop.call_soon_threadsafe(self._create_task)
+        except RuntimeError:  # the loop was closed just now
+            self.end(None, ended_error())
+
+    def _create_task(self) -> None:
+        self._task = self._thread.loop.create_task(self._run())
 
     async def _run(self) -> None:
         limit = asyncio.timeout(self._seconds)
         try:
             async with limit:
-                function, self._function = self._function, None
-                assert function is not None
-                result = function()
-                if inspect.isawaitable(result):
-                    result = await result
+                result = await _result_of(self._function)
         except BaseException as error:  # also a SystemExit, which is the caller's
             self.end(None, self._explained(error, limit))
         else:
@@ -125,210 +127,108 @@ class _Call:
             told = TimeoutError(f"the call did not end within {self._seconds:g} seconds")
         elif not isinstance(error, asyncio.CancelledError):
             return error
-        elif self._thread.over:
-            return self._thread.ended_error()
-        else:  # the function has cancelled itself, or what it awaits
-            told = CancelledError()
+        else:  # by the end of the thread; else the function has cancelled itself
+            told = CancelledError() if self._thread.usable else ended_error()
         told.__cause__ = error
         return told
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        """There is a result, or an error: its caller goes on."""
-        if self._over:
+        """Its caller goes on. In the background thread, or in any after its end."""
+        with suppress(KeyError):  # it has ended already
+            self._thread.calls.remove(self)
+            del self._function
+            self.result, self.error = result, error
+            self.done.put(None)
+
+    async def withdraw(self, undo: _Undo[Any]) -> None:
+        """Its caller does not wait any more: it is cancelled, or its result is given back."""
+        if self._task is None:  # an interrupt came before `begin`
             return
-        self._over = True
-        self._thread.calls.pop(self, None)
-        self._function = None
-        self.result, self.error = result, error
-        if not self._awaited and error is not None:
-            self.error = None
-            logger.error("what was to end without waiting has failed", exc_info=error)
-        self.done.put(None)
-        if self._interrupted:
-            self._give_back()
-
-    def interrupt(self) -> None:
-        """Its caller does not wait any more: the call is cancelled, or its result given back.
-
-        In the background thread, after `begin`, or in any after its end.
-        """
-        self._interrupted = True
-        if self._over:
-            self._give_back()
-            return
-        if self._task is not None:
-            self._task.cancel()
-        if self._function is not None:  # a task that has not begun is cancelled without a step
-            self.end(None, CancelledError())
-
-    def _give_back(self) -> None:
-        if self._undo is None or self.error is not None or self._thread.over:
-            self.error = None
-            self.undone.put(None)
-        else:
-            self._thread.calls[self] = None
-            self._task = asyncio.get_running_loop().create_task(self._undone(self._undo))
-
-    async def _undone(self, undo: Callable[[Any], object]) -> None:
-        try:
-            given_back = undo(self.result)
-            if inspect.isawaitable(given_back):
-                await given_back
-        except Exception:
-            logger.exception("the result of an interrupted call was lost")
-        finally:
-            self._thread.calls.pop(self, None)
-            self.undone.put(None)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self.error is None and undo is not None:
+            await _logged(partial(undo, self.result), "the result of an interrupted call was lost")
+        self.error = None
 
 
 class _LoopThread:
-    """A background thread with its event loop, which the first call begins."""
+    """A background thread with its event loop."""
 
     def __init__(self) -> None:
-        self.over: bool = False
-        """Whether it takes no more calls."""
-        self.calls: dict[_Call, None] = {}
-        """The calls that have begun. For the thread itself."""
-        self._forks = fork.generation()
-        self._unbegun: list[None] = [None]  # a thread that takes it out becomes the one
-        self._steps: deque[Callable[[], None]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._end: asyncio.Future[None] | None = None
-        self._failure: BaseException | None = None
-        self._ended = threading.Lock()  # until the end
-        self._ended.acquire()
-        self._thread: threading.Thread | None = None
-        self._following: dict[str, _LoopThread] = {}
+        self.calls: set[_Call] = set()
+        """The calls that have begun and not ended."""
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
+        self._end: asyncio.Future[None] = self.loop.create_future()
+        self._thread = ServiceThread(self._main, "aiordma.blocking")
+        self._thread.start()
 
     @property
     def usable(self) -> bool:
         """Whether it takes calls of this process."""
-        return not self.over and self._forks == fork.generation()
-
-    def following(self) -> _LoopThread:
-        """The one after this, the same for all that ask."""
-        return self._following.setdefault("", _LoopThread())
-
-    # ---- in the thread ----
+        return self in _threads
 
     def _main(self) -> None:
         try:
-            self._unbegun.pop()
-        except IndexError:
-            return  # another one was quicker
-        self._thread = threading.current_thread()
-        try:
-            with asyncio.Runner() as runner:
-                self._serve(runner.get_loop())
-        except BaseException as error:
-            if self._loop is not None:
-                logger.exception("the thread of aiordma.blocking has failed")
-            self._failure = error  # such as too many open files
+            with self._runner:
+                while not self._end.done():
+                    try:
+                        self.loop.run_until_complete(self._end)
+                    except (SystemExit, KeyboardInterrupt):  # it has ended the task, and the run
+                        logger.exception("a task in the event loop of aiordma.blocking has exited")
         finally:
-            self.over = True
-            self._take_steps()
             for call in list(self.calls):
-                call.end(None, self.ended_error())
-            self._ended.release()
-
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._end = loop.create_future()
-        self._loop = loop
-        loop.call_soon(self._take_steps)
-        while not self.over:
-            try:
-                loop.run_until_complete(self._end)
-            except (SystemExit, KeyboardInterrupt):  # it has ended the task and left the loop
-                logger.exception("a task in the event loop of aiordma.blocking has exited")
-
-    def _take_steps(self) -> None:
-        while True:
-            try:
-                step = self._steps.popleft()
-            except IndexError:
-                return
-            step()
-
-    # ---- in any thread ----
-
-    def ended_error(self) -> BaseException:
-        """Why a call was not done, or not to its end."""
-        return self._failure or ConnectionClosedError("blocking.stop() has ended the call")
-
-    def submit(self, step: Callable[[], None]) -> None:
-        """Has it run in the thread; here if that has ended."""
-        self._steps.append(step)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self.over:
-            self._take_steps()
-        elif self._loop is not None:
-            with suppress(RuntimeError):  # closed just now: `_main` takes it
-                self._loop.call_soon_threadsafe(self._take_steps)
-        # else it will look, as soon as it has begun
-
-    def begin(self) -> None:
-        """Each thread that finds it not begun begins one, since it cannot wait for another thread,
-        which may be below it on the stack. All but one end at once.
-        """
-        if self._unbegun:
-            ServiceThread(self._main, "aiordma.blocking").start()
+                call.end(None, ended_error())
 
     def call(
-        self,
-        function: Callable[[], Any],
-        seconds: float | None = None,
-        undo: Callable[[Any], object] | None = None,
+        self, function: Callable[[], Any], seconds: float | None = None, undo: _Undo[Any] = None
     ) -> Any:
-        """The result of the function. `undo` gets it when an interrupt has kept it from the caller.
+        """The result of the function.
 
         Nothing may stand between the last step here and the program: an interrupt there would lose
         the result. Python has none between returns (it looks for signals in calls and loops).
         """
-        call = _Call(self, function, seconds, undo)
+        call = _Call(self, function, seconds)
         try:
-            self.submit(call.begin)
+            call.begin()
             call.done.get()
             if call.error is None:
                 return call.result
         except BaseException:
-            self._steps.append(call.interrupt)  # the first thing: another interrupt may come
-            self._wake()
-            call.undone.get()
+            withdrawal = _Call(self, partial(call.withdraw, undo))
+            withdrawal.begin()
+            withdrawal.done.get()
             raise
-        error, call.error = call.error, None
-        if isinstance(error, LATE) and _get_running_loop() is not None:
-            error.add_note(OWN_LOOP)
+        if isinstance(call.error, LATE) and _get_running_loop() is not None:
+            call.error.add_note(OWN_LOOP)
         try:
-            raise error
+            raise call.error
         finally:
-            del error  # it refers to this frame
+            call.error = None  # whose frames have this one
 
     def stop(self) -> None:
-        """Ends it, and waits for that; nothing if it has not begun, or is the parent's."""
-        if self._unbegun or self._forks != fork.generation():
-            return
-        self.over = True
-        if self._loop is not None and self._end is not None:
-            with suppress(RuntimeError):  # closed: it has ended by itself
-                self._loop.call_soon_threadsafe(set_done, self._end)
-        with self._ended:
-            pass
-        assert self._thread is not None
+        """Ends it, and waits for that."""
+        self.loop.call_soon_threadsafe(self._end.set_result, None)
         self._thread.join()
 
-    def then(self) -> _LoopThread | None:
-        """The one after this, if anything has asked for it."""
-        return self._following.get("")
+
+def ended_error() -> ConnectionClosedError:
+    """The error of calls that the end of the thread has ended."""
+    return ConnectionClosedError("blocking.stop() has ended the call")
 
 
-def set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+_threads: list[_LoopThread] = []  # one, except where a call has begun another within its beginning
+_beginning = threading.RLock()  # a thread that has it may call this module again
 
 
-_latest = _LoopThread()  # or one before it, which leads to it
+def _forget_threads() -> None:
+    """In the child of a fork, whose threads are the parent's."""
+    global _beginning  # noqa: PLW0603 - one for the process
+    _beginning = threading.RLock()
+    _threads.clear()
+
+
+fork.reset_in_child(_forget_threads)
 
 
 def check_thread() -> None:
@@ -342,14 +242,11 @@ def check_thread() -> None:
 
 
 def _started() -> _LoopThread:
-    global _latest  # noqa: PLW0603 - one for the process
     check_thread()
-    thread = _latest
-    while not thread.usable:
-        thread = thread.following()
-    _latest = thread
-    thread.begin()
-    return thread
+    with _beginning:
+        if not _threads:
+            _threads.append(_LoopThread())
+        return _threads[-1]
 
 
 @atexit.register
@@ -360,10 +257,9 @@ def stop() -> None:
     threads that are not daemons.
     """
     check_thread()
-    thread: _LoopThread | None = _latest
-    while thread is not None:
-        thread.stop()
-        thread = thread.then()
+    with suppress(IndexError):
+        while True:
+            _threads.pop().stop()
 
 
 def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None) -> None:
@@ -374,7 +270,8 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
     if not thread.usable:
         return
     if in_service_thread():
-        thread.submit(_Call(thread, function, awaited=False).begin)
+        failure = "what was to end without waiting has failed"
+        _Call(thread, partial(_logged, function, failure)).begin()
         return
     try:
         thread.call(function, seconds)
@@ -385,8 +282,8 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
 
 LATE = (TimeoutError, UnreachableError)
 OWN_LOOP = (
-    "An event loop runs in this thread, and could do nothing during the call. If the peer is a "
-    "task of it, each waited for the other: await aiordma.connect() there, or call from another "
+    "An event loop runs in this thread, and can do nothing during the call. If the peer is a "
+    "task of it, each waits for the other: await aiordma.connect() there, or call from another "
     "thread (asyncio.to_thread)."
 )
 
@@ -425,18 +322,10 @@ class _Handle(Generic[A]):
     def close(self) -> None:
         raise NotImplementedError
 
-    def _drop(self) -> object:
-        """Ends the object, which an interrupt has kept from the program. In the thread."""
-        raise NotImplementedError
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._leave(error)
-
-    def _leave(self, error: BaseException | None) -> None:
-        """Closes it at the end of its `with`, which `error` has ended."""
         self.close()
 
     def within(self, seconds: float | None) -> Self:
@@ -448,16 +337,10 @@ class _Handle(Generic[A]):
         return bounded
 
     @overload
-    def _call(
-        self,
-        function: Callable[[], Coroutine[Any, Any, T]],
-        undo: Callable[[T], object] | None = None,
-    ) -> T: ...
+    def _call(self, function: Callable[[], Coroutine[Any, Any, T]], undo: _Undo[T] = None) -> T: ...
     @overload
-    def _call(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T: ...
-    def _call(
-        self, function: Callable[[], Any], undo: Callable[[Any], object] | None = None
-    ) -> Any:
+    def _call(self, function: Callable[[], T], undo: _Undo[T] = None) -> T: ...
+    def _call(self, function: Callable[[], Any], undo: _Undo[Any] = None) -> Any:
         check_thread()
         if not self._thread.usable:
             raise WrongLoopError(f"{self!r} was made before a fork or before blocking.stop()")
@@ -474,14 +357,13 @@ def _derived(function: Callable[..., Any], derived: Callable[..., Any]) -> Any:
 
 @overload
 def _method(
-    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-    undo: Callable[[T], object] | None = None,
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], undo: _Undo[T] = None
 ) -> Callable[Concatenate[Any, P], T]: ...
 @overload
 def _method(
-    function: Callable[Concatenate[Any, P], T], undo: Callable[[T], object] | None = None
+    function: Callable[Concatenate[Any, P], T], undo: _Undo[T] = None
 ) -> Callable[Concatenate[Any, P], T]: ...
-def _method(function: Callable[..., Any], undo: Callable[[Any], object] | None = None) -> Any:
+def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
     def method(self: _Handle[Any], *arguments: Any, **options: Any) -> Any:
         return self._call(partial(function, self.asynchronous, *arguments, **options), undo)
 
@@ -498,54 +380,47 @@ def _ending(function: Callable[[Any], Any]) -> Callable[[Any], None]:
     return result
 
 
+def _property(name: str) -> Any:
+    def get(self: _Handle[Any]) -> Any:
+        return self._call(lambda: getattr(self.asynchronous, name))
+
+    return property(get, doc=f"As `aiordma.Connection.{name}`.")
+
+
 def _maker(
-    function: Callable[P, Coroutine[Any, Any, A]], handle: Callable[[_LoopThread, A], H]
+    function: Callable[P, Coroutine[Any, Any, A]],
+    handle: Callable[[_LoopThread, A], H],
+    drop: Callable[[A], object],
 ) -> Callable[P, H]:
-    """A function whose result is an object of this module."""
+    """A function whose result is an object of this module. `drop` ends what an interrupt keeps."""
 
     def maker(*arguments: P.args, **options: P.kwargs) -> H:
         thread = _started()
-        if function is not transport.listen and _get_running_loop() is not None:
-            check_server(*arguments, **options)
+        loop = _get_running_loop()
 
         async def make() -> H:
+            if function is not transport.listen and loop is not None:
+                await check_server(loop, *arguments, **options)
             return handle(thread, await function(*arguments, **options))
 
-        made: H = thread.call(make, None, handle_drop)
+        made: H = thread.call(make, None, lambda made: drop(made.asynchronous))
         return made
 
     result: Callable[P, H] = _derived(function, maker)
     return result
 
 
-def handle_drop(handle: _Handle[Any]) -> object:
-    return handle._drop()
-
-
-def check_server(host: object = None, port: object = None, *_: object, **__: object) -> None:
+async def check_server(
+    loop: object, host: Any = "", port: Any = None, *_: object, **__: object
+) -> None:
     """WrongLoopError for a server of the event loop that the caller keeps from running."""
-    loop = _get_running_loop()
     for thing in shutdown.all_open():
-        if isinstance(thing, transport.Listener) and thing._affinity.loop is loop:
-            at = next((address for address in thing.addresses if address[1] == port), None)
-            if at is not None and is_local(host):
-                raise WrongLoopError(
-                    f"{thing!r} belongs to the event loop of this thread, which cannot answer "
-                    "while aiordma.blocking waits here: await aiordma.connect(), or make the call "
-                    "in another thread (asyncio.to_thread)"
-                )
-
-
-def is_local(host: object) -> bool:
-    """True if `host` names an address of this machine."""
-    with suppress(OSError, UnicodeError):
-        for family, kind, _, _, address in socket.getaddrinfo(
-            str(host), None, type=socket.SOCK_DGRAM
+        if (
+            isinstance(thing, transport.Listener)
+            and (thing._affinity.loop, thing.port) == (loop, port)
+            and any(is_here(found[0]) for found in await transport.resolve(host, port))
         ):
-            with socket.socket(family, kind) as trying, suppress(OSError):
-                trying.bind(address)
-                return True
-    return False
+            raise WrongLoopError(f"{thing!r} belongs to this thread. {OWN_LOOP}")
 
 
 # ---- the interface ------------------------------------------------------------------------------
@@ -594,6 +469,12 @@ class Connection(_Handle[transport.Connection]):
     abort: Final = _ending(transport.Connection.abort)
     wait_closed: Final = _ending(transport.Connection.wait_closed)
 
+    device: Final[str] = _property("device")
+    wire: Final[str | None] = _property("wire")
+    rails: Final[tuple[transport.RailStatus, ...]] = _property("rails")
+    local_address: Final[Address | None] = _property("local_address")
+    peer_address: Final[Address | None] = _property("peer_address")
+
     def __init__(self, thread: _LoopThread, asynchronous: transport.Connection) -> None:
         super().__init__(thread, asynchronous)
         # What interrupts have kept from the program, which goes before what arrives.
@@ -601,23 +482,19 @@ class Connection(_Handle[transport.Connection]):
         self._regions: deque[RemoteRegion] = deque()
         self._buffers: deque[bytes] = deque()
 
-    def _drop(self) -> object:
-        return self.asynchronous.close()
-
-    def _leave(self, error: BaseException | None) -> None:
-        kind = None if error is None else type(error)
-        leave = partial(self.asynchronous.__aexit__, kind, error, None)
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        leave = partial(self.asynchronous.__aexit__, error and type(error), error, None)
         _end(self._thread, leave, self._timeout)
+
+    def _receive(self, kept: deque[T], receive: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async def receive_or_take() -> T:
+            return kept.popleft() if kept else await receive()
+
+        return self._call(receive_or_take, kept.appendleft)
 
     def recv(self) -> bytes:
         """The next message. It is copied: `recv_into` receives into memory of the caller's."""
-        return self._call(self._next_message, self._messages.appendleft)[0]
-
-    async def _next_message(self) -> _Message:
-        if self._messages:
-            return self._messages.popleft()
-        with await self.asynchronous.recv() as message:
-            return bytes(message), message.imm
+        return self._receive(self._messages, partial(_copied, self.asynchronous))[0]
 
     def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
         """As `aiordma.Connection.recv_into`, in the background thread."""
@@ -644,8 +521,6 @@ class Connection(_Handle[transport.Connection]):
         """Puts the message that was kept into the memory; it stays if it does not fit."""
         data, imm = self._messages[0]
         view = _view(memory)
-        if view.readonly:
-            raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")
         if len(data) > len(view):
             raise MessageTooLongError(len(data), len(view), received=True)
         view[: len(data)] = data
@@ -657,17 +532,11 @@ class Connection(_Handle[transport.Connection]):
 
     def recv_region(self) -> RemoteRegion:
         """As `aiordma.Connection.recv_region`, in the background thread."""
-        return self._call(
-            partial(_kept_or, self._regions, self.asynchronous.recv_region),
-            self._regions.appendleft,
-        )
+        return self._receive(self._regions, self.asynchronous.recv_region)
 
     def recv_buffer(self) -> bytes:
         """Memory that the peer has handed over, as `aiordma.Connection.recv_buffer`; copied."""
-        return self._call(
-            partial(_kept_or, self._buffers, partial(_handed_over, self.asynchronous)),
-            self._buffers.appendleft,
-        )
+        return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
         """Registers memory of the caller's, until `Region.close` or the end of its `with`."""
@@ -677,46 +546,12 @@ class Connection(_Handle[transport.Connection]):
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the peer closes the connection."""
-        while True:  # with a condition here, Python would look for signals between it and `yield`
-            message = self._call(self._message_or_none, self._keep_message)
-            if message is None:
+        while True:
+            try:
+                message = self.recv()
+            except ConnectionClosedError:
                 return
-            yield message[0]
-
-    async def _message_or_none(self) -> _Message | None:
-        try:
-            return await self._next_message()
-        except ConnectionClosedError:
-            return None
-
-    def _keep_message(self, message: _Message | None) -> None:
-        if message is not None:
-            self._messages.appendleft(message)
-
-    @property
-    def device(self) -> str:
-        """As `aiordma.Connection.device`."""
-        return self._call(lambda: self.asynchronous.device)
-
-    @property
-    def wire(self) -> str | None:
-        """As `aiordma.Connection.wire`."""
-        return self._call(lambda: self.asynchronous.wire)
-
-    @property
-    def rails(self) -> tuple[transport.RailStatus, ...]:
-        """As `aiordma.Connection.rails`."""
-        return self._call(lambda: self.asynchronous.rails)
-
-    @property
-    def local_address(self) -> Address | None:
-        """As `aiordma.Connection.local_address`."""
-        return self._call(lambda: self.asynchronous.local_address)
-
-    @property
-    def peer_address(self) -> Address | None:
-        """As `aiordma.Connection.peer_address`."""
-        return self._call(lambda: self.asynchronous.peer_address)
+            yield message
 
     @property
     def closed(self) -> bool:
@@ -732,8 +567,9 @@ def _view(memory: LocalMemory | AnyMemory) -> memoryview:
     return memory.view if isinstance(memory, LocalMemory) else bytes_of(memory)
 
 
-async def _kept_or(kept: deque[T], receive: Callable[[], Awaitable[T]]) -> T:
-    return kept.popleft() if kept else await receive()
+async def _copied(connection: transport.Connection) -> _Message:
+    with await connection.recv() as message:
+        return bytes(message), message.imm
 
 
 async def _handed_over(connection: transport.Connection) -> bytes:
@@ -745,9 +581,6 @@ class Listener(_Handle[transport.Listener]):
     """A listener to be used from any thread: `aiordma.Listener` without await."""
 
     close: Final = _ending(transport.Listener.close)
-
-    def _drop(self) -> object:
-        return self.asynchronous.close()
 
     def accept(self) -> Connection:
         """The next connection, as `aiordma.Listener.accept`; an interrupt loses none."""
@@ -780,10 +613,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     def __del__(self) -> None:
         """Dropped, it ends in the thread of its loop, by the destructor of asyncio's writer."""
         if self._thread.usable:
-            self._thread.submit(partial(_forget, self.asynchronous))
-
-    def _drop(self) -> None:
-        self.asynchronous[1].transport.abort()
+            self._thread.loop.call_soon_threadsafe(_forget, self.asynchronous)
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
         data, error = self._call(partial(_read, self.asynchronous[0], read), self._unread)
@@ -864,6 +694,6 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-connect: Final = _maker(transport.connect, Connection)
-listen: Final = _maker(transport.listen, Listener)
-open_stream: Final = _maker(streams.open_connection, Stream)
+connect: Final = _maker(transport.connect, Connection, transport.Connection.close)
+listen: Final = _maker(transport.listen, Listener, transport.Listener.close)
+open_stream: Final = _maker(streams.open_connection, Stream, lambda it: it[1].transport.abort())

@@ -81,7 +81,8 @@ GROUPS: dict[str, set[str]] = {
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
-    "blocking": PUBLIC | {"streams", "_native", "_loop.shutdown", "_core.arguments"},
+    "blocking": PUBLIC
+    | {"streams", "_native", "_loop.shutdown", "_core.arguments", "_transport.listening"},
     "streams": PUBLIC
     | {"_options", "_core.arguments", "_core.lazy_exports", "_loop.affinity", "_loop.shutdown"},
     # The public names are gathered here, so it may not be imported above.

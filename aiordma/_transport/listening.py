@@ -58,7 +58,7 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
             try:
                 ports.append(make((host, port)))
             except AddressError as error:
-                if error.errno == errno.EADDRNOTAVAIL and port and _is_here(host):
+                if error.errno == errno.EADDRNOTAVAIL and port and is_here(host):
                     raise _taken(host, port) from error
                 if error.errno not in NOT_HERE:
                     raise
@@ -77,7 +77,7 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
     return ports
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
     """Whether an address is one of this machine: a port of it can be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

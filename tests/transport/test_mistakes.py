@@ -19,7 +19,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import aiordma
-from aiordma import Config, Connection, RemoteRegion, Rights, blocking, streams
+from aiordma import Config, Connection, RemoteRegion, Rights, streams
 from aiordma._transport.acceptor import Acceptor
 from aiordma.errors import (
     AddressError,
@@ -458,7 +458,6 @@ async def test_what_cannot_be_a_host(factory: ConnectionFactory, host: str) -> N
     ):
         error = await ends(use(**where), AddressError)
         assert repr(host) in str(error)
-    assert not blocking.is_local(host)
 
 
 async def test_a_source_of_the_other_family(factory: ConnectionFactory) -> None:
