@@ -44,6 +44,7 @@ from ._core.arguments import instance, integer
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.driver import ContextEvents, Watch
+from ._loop.futures import settle
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
 from .verbs._qp.post_failures import LONGEST
@@ -316,21 +317,18 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _deliver(self, found: list[verbs.WorkCompletion]) -> None:
         for wc in found:
-            number = wc.wr_id
-            if number in self._sends:
-                self._deliver_sends(number, wc)
-            elif (waiting := self._receives.pop(number, None)) is not None:
-                _end(waiting, wc)
-
-    def _deliver_sends(self, number: int, wc: verbs.WorkCompletion) -> None:
-        """Ends the request of a number, and the unsignaled ones before it, which are done."""
-        while (first := next(iter(self._sends))) < number:
-            future, wr_id = self._sends.pop(first)
-            _end(future, wc._replace(wr_id=wr_id, status=verbs.WCStatus.SUCCESS, failure=None))
-        future, wr_id = self._sends.pop(number)
-        if wc.failure is not None:
-            wc.failure.wr_id = wr_id
-        _end(future, wc._replace(wr_id=wr_id))
+            if (waiting := self._receives.pop(wc.wr_id, None)) is not None:
+                settle(waiting, wc, wc.error())
+            while wc.wr_id in self._sends:
+                number = next(iter(self._sends))
+                future, wr_id = self._sends.pop(number)
+                if number < wc.wr_id:  # unsignaled, and done
+                    done = wc._replace(wr_id=wr_id, status=verbs.WCStatus.SUCCESS, failure=None)
+                    settle(future, done)
+                    continue
+                if wc.failure is not None:
+                    wc.failure.wr_id = wr_id
+                settle(future, wc._replace(wr_id=wr_id), wc.error())
 
     def _deliver_executed(self, found: list[verbs.WorkCompletion]) -> None:
         self._deliver([wc for wc in found if wc.status is not _FLUSHED])
@@ -365,11 +363,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()
         for send, _ in sends.values():
-            _set_error(send, error("work request"))
+            settle(send, None, error("work request"))
         for receive in receives.values():
-            _set_error(receive, error("receive"))
+            settle(receive, None, error("receive"))
         for _, waiter in waiters:
-            _set_error(waiter, error("work request"))
+            settle(waiter, None, error("work request"))
 
     def _flushed(self, operation: str) -> Exception:
         return work_completion_error(
@@ -526,21 +524,8 @@ class AsyncBatch(verbs.SendBatch):
             self.completions = await self._queue.submit(self._collected)
 
 
-def _end(waiting: Completed, wc: verbs.WorkCompletion) -> None:
-    if (error := wc.error()) is not None:
-        _set_error(waiting, error)
-    elif not waiting.done():
-        waiting.set_result(wc)
-
-
 def _again(error: BaseException) -> BaseException:
     """An error like it: its frames would have what keeps this one."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again
-
-
-def _set_error(waiting: asyncio.Future[Any], error: Exception) -> None:
-    if not waiting.done():
-        waiting.set_exception(error)
-        waiting.exception()  # retrieved: a waiter that gave it up need not be told of its failure

@@ -37,7 +37,7 @@ GROUPS: dict[str, set[str]] = {
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
-    "_memory.pool_waiters": {"errors", "_datapath"},
+    "_memory.pool_waiters": {"errors", "_datapath", "_loop.futures"},
     "_memory.stalled_reads": {"_datapath"},
     "_datapath": {"verbs", "_native"} | CORE,
     "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters", "_memory.stalled_reads"}
@@ -56,12 +56,13 @@ GROUPS: dict[str, set[str]] = {
     | {"_loop.coarse_timers", "_loop.completion_reader"}
     | {"_loop.device_failures", "_loop.per_loop_resource", "_loop.shutdown", "_loop.time_share"}
     | CORE,
+    "_loop.futures": set(),
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver", "_loop.shutdown"},
     "_loop.per_loop_resource": {"_native"},
     "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
     "_loop.time_share": {"_datapath"},
     "_loop.virtual_loop": {"_datapath"},
-    "_loop.wait_queue": set(),
+    "_loop.wait_queue": {"_loop.futures"},
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},
     "async_connection_id": {"async_queue_pair", "cm", "verbs", "_loop", "errors"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from .futures import settle
+
 
 class WaitQueue:
     """A task that is woken checks again for what it wants: being woken promises nothing.
@@ -31,8 +33,7 @@ class WaitQueue:
     def wake(self) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
-            if not waiter.done() and not waiter.get_loop().is_closed():
-                waiter.set_result(None)
+            if settle(waiter):
                 return
 
     def wake_all(self) -> None:

@@ -21,6 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from .._datapath.memory import Clock
 from .._datapath.work_queue import Wait
+from .._loop.futures import settle
 from ..errors import QuotaError
 
 
@@ -160,8 +161,7 @@ class PoolWaiters(Generic[B]):
         """Ends all waiters with `error`: no memory comes any more."""
         for queue in (self._internal, self._user):
             for waiter in queue:
-                if not waiter.done() and not waiter.get_loop().is_closed():
-                    waiter.set_exception(error)
+                settle(waiter, None, error)
             queue.clear()
         self.count_wait()
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from .._core.arguments import instance, integer, real, refusal, seconds
+from .._loop.futures import settle
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import softdev
 from ..errors import BusyError
@@ -185,7 +186,7 @@ class Host:
             raise KilledError(f"{self!r} is dead")
         done: asyncio.Future[None] = here.create_future()
         task = machine.start(program, args)
-        task.add_done_callback(lambda _: here.call_soon(resolve, done, None))
+        task.add_done_callback(lambda _: here.call_soon(settle, done))
         machine.awaited[done] = None
         try:
             await done
@@ -205,7 +206,7 @@ class Host:
             return
         machine.kill()
         for done in machine.awaited:
-            done.get_loop().call_soon(resolve, done, KilledError(f"{self!r} was killed"))
+            done.get_loop().call_soon(settle, done, None, KilledError(f"{self!r} was killed"))
 
     def boot(self) -> None:
         """Starts a killed host again, with its address, and what `serve` was given."""
@@ -223,15 +224,6 @@ class Host:
     def resume(self) -> None:
         """After `pause`."""
         self._machine.resume(self)
-
-
-def resolve(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.done():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
 
 
 class World:

@@ -16,6 +16,7 @@ from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, start
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
+from .._loop.futures import settle
 from ..errors import BufferStateError
 from ..mr_pool import Buffer, LocalMemory
 from ..verbs._memory.buffers import AnyMemory
@@ -158,13 +159,7 @@ class MovingBatch(Batch):
 def tell(atomics: Atomics, error: Exception | None) -> None:
     """Give the futures their old values, or the error of the batch."""
     for old, future in atomics:
-        if future.done():
-            continue
-        if error is None:
-            future.set_result(number(old))
-        else:
-            future.set_exception(error)
-            future.exception()  # seen: the batch tells it too
+        settle(future, None if error else number(old), error)  # which the batch tells too
 
 
 def cancel(atomics: Atomics) -> None:

@@ -26,12 +26,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from .._core import protocol
 from .._core.handshake import Endpoint, Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
+from .._loop.futures import settle
 from .._native import fork
 from ..cm.address import Address
 from ..errors import (
@@ -110,20 +112,18 @@ class PendingConnect:
         return NoLink()
 
     def time_out(self) -> None:
-        if not self.reply.done():
-            self.reply.set_exception(FallbackToSocket("there was no reply in time"))
+        settle(self.reply, None, FallbackToSocket("there was no reply in time"))
 
     def replied(self, reply: protocol.ConnectReply) -> None:
         self._replied = True
         if self._given_up:
             self._forget()
-        elif not self.reply.done():
-            self.reply.set_result(reply)
+        else:
+            settle(self.reply, reply)
 
     def failed(self, error: Exception) -> None:
         self._replied = True
-        if not self.reply.done():
-            self.reply.set_exception(error)
+        settle(self.reply, None, error)
         self._forget()
 
     def refused(self, error: protocol.Error) -> None:
@@ -372,16 +372,7 @@ class InbandRequest(Request):
 async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
     """Returns when the peer has sent something on the new queue pair, as it does when ready."""
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def arrive() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def end(reason: str) -> None:
-        if not arrived.done():
-            arrived.set_exception(ConnectionBrokenError(reason))
-
-    channel.on_first_arrival(arrive)
-    member.established(end)
+    channel.on_first_arrival(partial(settle, arrived))
+    member.established(lambda reason: settle(arrived, None, ConnectionBrokenError(reason)))
     await arrived
     channel.on_first_arrival(None)

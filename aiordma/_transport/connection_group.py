@@ -26,7 +26,7 @@ class GroupMember:
         self.number = number
         self.channel: ControlChannel | None = None
         """The control channel of its connection, once that is made."""
-        self._on_end: Callable[[str], None] | None = None
+        self._on_end: Callable[[str], object] | None = None
         self._end_reason: str | None = None
 
     @property
@@ -40,7 +40,7 @@ class GroupMember:
     def attach(self, channel: ControlChannel) -> None:
         self.channel = channel
 
-    def established(self, on_end: Callable[[str], None]) -> None:
+    def established(self, on_end: Callable[[str], object]) -> None:
         """Calls it when the peer's end is gone, at most once, and soon if it is gone now.
 
         Not at once: the connection is about to look at the frames that came before that end.

@@ -177,7 +177,7 @@ class ControlChannel:
         if not self._messages.ended:
             self._messages.controls.send(message)
 
-    def on_first_arrival(self, callback: Callable[[], None] | None) -> None:
+    def on_first_arrival(self, callback: Callable[[], object] | None) -> None:
         """Calls it for what arrives before the handshake is done."""
         self._owner.on_early = callback
 

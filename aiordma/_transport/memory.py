@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from .. import verbs
 from .._loop.driver import Driver
+from .._loop.futures import settle
 from .._memory.block_source import OrderedBlockSource
 from .._memory.registration_cache import KeptMemory, RegistrationCache
 from ..config import Config
@@ -97,8 +98,7 @@ class Memory:
         for source in self._sources:
             source.move(self.pool)
         for waiter in list(self._waiters):
-            if not waiter.done():
-                waiter.set_exception(Moved())
+            settle(waiter, None, Moved())
 
     def end(self, error: BaseException) -> None:
         """The connection is over: its waiters for memory get `error` instead."""
@@ -106,8 +106,7 @@ class Memory:
         for source in self._sources:
             source.close()
         for waiter in list(self._waiters):
-            if not waiter.done():
-                waiter.set_exception(self._waiter_error(error))
+            settle(waiter, None, self._waiter_error(error))
 
     def close(self) -> None:
         """No block is in use any more."""

@@ -28,6 +28,7 @@ from .._core.region import Rights
 from .._datapath.rail import SendQueue
 from .._datapath.windows import BindRequest, Window
 from .._datapath.work_queue import WorkRequest
+from .._loop.futures import settle
 from ..errors import VerbsError
 from ..mr_pool import LocalMemory, MemoryPool
 
@@ -124,14 +125,8 @@ class WindowKey(ShareKey):
         self._queue.post(bind)
 
     def _end_wait(self, error: BaseException | None) -> None:
-        if self.ready.done() or self.ready.get_loop().is_closed():
-            return
-        if error is not None:
-            self.ready.set_exception(error)
-            self.ready.exception()  # retrieved, also if nothing awaits it
-            return
-        self.ready.set_result(None)
-        self.give_up()
+        if settle(self.ready, None, error) and error is None:
+            self.give_up()
 
     @property
     def closed(self) -> bool:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._core import protocol
 from .._core.region import RegionToken, Rights
+from .._loop.futures import settle
 from .._loop.wait_queue import WaitQueue
 from .._native import fork
 from ..config import Config
@@ -375,10 +376,9 @@ class Sharing:
                 request = self._answered(message.request_id)
                 if request is None:
                     raise ProtocolError("the peer refuses a request that was not made")
-                if not request.answered.done():
-                    request.answered.set_exception(
-                        RequestRefusedError(message.code, message.text, peer=self.regions.lead.peer)
-                    )
+                peer = self.regions.lead.peer
+                refused = RequestRefusedError(message.code, message.text, peer=peer)
+                settle(request.answered, None, refused)
             case _:
                 raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
 
@@ -408,10 +408,8 @@ class Sharing:
 
     def _lent(self, request: Request, request_id: int, region: RemoteRegion) -> None:
         self._answered(request_id)
-        if request.answered.done():
+        if not settle(request.answered, region):
             region._drop()
-        else:
-            request.answered.set_result(region)
 
     def _renewed(self, lease: protocol.RegionLease) -> None:
         since = self.clock.now()
@@ -426,8 +424,7 @@ class Sharing:
                 raise ProtocolError("the peer renews a lease that it was not asked for")
             self._answered(lease.request_id)
             since = request.since
-            if not request.answered.done():
-                request.answered.set_result(None)
+            settle(request.answered)
         region = self.regions.used.get(lease.region_id)
         if region is not None:
             region._lease_from(since, lease.lease_ms)
@@ -443,8 +440,7 @@ class Sharing:
         for region in list(self.regions.used.values()):
             region._wake()
         for request in self._requests.values():
-            if not request.answered.done():
-                request.answered.set_exception(self._waiter_error(error))
+            settle(request.answered, None, self._waiter_error(error))
         self._requests.clear()
         self.regions.keyless.clear()
         self._arrived.waiters.wake_all()
