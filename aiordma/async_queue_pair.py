@@ -43,7 +43,7 @@ from . import cm, verbs
 from ._core.arguments import instance, integer
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
-from ._loop.driver import ContextEvents, Watch
+from ._loop.driver import ENDING, ContextEvents, Watch, concerns
 from ._loop.futures import settle
 from .errors import BufferStateError, BusyError, QueueFullError, RDMAError, work_completion_error
 from .verbs._device.context import event_error
@@ -63,15 +63,6 @@ _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
 _OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
 _FLUSHED = verbs.WCStatus.WR_FLUSH_ERR
-# Asynchronous events of a queue pair, or of its completion queue, after which nothing works.
-_FATAL = frozenset(
-    {
-        verbs.EventType.QP_FATAL,
-        verbs.EventType.QP_REQ_ERR,
-        verbs.EventType.QP_ACCESS_ERR,
-        verbs.EventType.CQ_ERR,
-    }
-)
 
 
 def _awaitable(
@@ -335,8 +326,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
         """The device says that nothing more will be done."""
-        about = event.element in (self.qp, self._cq) and event.type in _FATAL
-        if about or event.type is verbs.EventType.DEVICE_FATAL:
+        if event.type in ENDING and concerns(event, self.qp):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:

@@ -33,7 +33,7 @@ from typing import Self, cast
 from .. import cm, verbs
 from .._core.snapshot_types import DeviceState, PoolState, RegistrationCacheState
 from .._datapath.memory import MACHINE, Clock
-from .._datapath.rail import SendQueue
+from .._datapath.rail import FATAL_EVENTS, REFUSALS, SendQueue
 from .._datapath.work_queue import WorkRequestTable
 from .._memory.registration_cache import RegistrationCache
 from ..errors import DeviceEventError, InternalError, RDMAError
@@ -57,6 +57,9 @@ POLLING = 200e-6
 # A device that does not open for these reasons will not open later either.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
+# Asynchronous events after which nothing works.
+ENDING = FATAL_EVENTS | REFUSALS
+
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
 
@@ -72,6 +75,14 @@ def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
         return qp.query().port_num == port_num
     except (RDMAError, OSError):
         return True
+
+
+def concerns(event: verbs.AsyncEvent, qp: verbs.QueuePair) -> bool:
+    """Whether an event is about a queue pair: itself, its queues, its port, or the device."""
+    if event.element is not None:
+        return event.element in (qp, qp.srq, qp.send_cq, qp.recv_cq)
+    at_port = event.type is verbs.EventType.PORT_ERR and is_at(qp, event.port_num)
+    return at_port or event.type is verbs.EventType.DEVICE_FATAL
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
@@ -265,33 +276,18 @@ class Driver(PerLoopResource):
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
         """Delivers it to the queue pairs that it concerns: its own, those of its queue, or all."""
-        element = event.element
         if event.type is verbs.EventType.DEVICE_FATAL:
             # The next connection gets another driver, and with it the device opened anew.
             self._withdraw()
             self.has_idle_timeout = False
-            concerned = list(self._sinks.values())
             error = DeviceEventError(event.type.name, device=self.context.name)
             device_failures.report(self.loop, self.context.name, error)
-        elif isinstance(element, verbs.QueuePair):
-            concerned = [self._sinks[element]] if element in self._sinks else []
-        elif event.type is verbs.EventType.PORT_ERR:
-            concerned = [
-                sink
-                for qp, sink in self._sinks.items()
-                if not sink.failed and is_at(qp, event.port_num)
-            ]
-        elif element is None:
-            concerned = []
-        else:
-            concerned = [
-                sink
-                for qp, sink in self._sinks.items()
-                if element is qp.srq
-                or (event.type is verbs.EventType.CQ_ERR and element in (qp.send_cq, qp.recv_cq))
-            ]
-        if event.type is verbs.EventType.CQ_ERR and element in self._cqs:
-            self._broken.add(element)
+        if event.type is verbs.EventType.CQ_ERR and event.element in self._cqs:
+            self._broken.add(event.element)
+        qps = list(self._sinks)
+        if isinstance(event.element, verbs.QueuePair):
+            qps = [event.element] if event.element in self._sinks else []
+        concerned = [self._sinks[qp] for qp in qps if concerns(event, qp)]
         for sink in concerned:
             sink.device_event(event)
         if event.port_num is not None:
