@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Unpack
 
 from . import cm, verbs
@@ -37,7 +36,7 @@ from ._loop.driver import EventDriver
 from ._loop.id_events import ENDED, IdEvents, check_name, make_id
 from ._loop.wait_queue import WaitQueue
 from .async_queue_pair import AsyncQueuePair
-from .errors import BufferStateError, ConnectionManagerError, RDMAError, VerbsError, host_port
+from .errors import BufferStateError, ConnectionManagerError, VerbsError, host_port
 from .verbs._device.device import name_or_variable, only_device
 
 # Events of a connection that no step waits for.
@@ -71,7 +70,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     def _begin(self, events: EventDriver, id: cm.ConnectionId, device: str | None = None) -> None:
         self._device = device
         self._pd: verbs.ProtectionDomain | None = None
-        self._connected = self._closed = False
+        self._closed = False
         self._ended: ConnectionManagerError | None = None
         self._backlog = 0
         self._requests: deque[AsyncConnectionId] = deque()
@@ -89,22 +88,21 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         if event.type is cm.EventType.CONNECT_REQUEST:
             self._on_request(event)
         elif event.type in ENDED and (self._connected or self._backlog):
-            self._end(event)
+            peer = self.id.peer_address
+            text = f"{host_port(peer) if peer else 'the peer'} disconnected"
+            name = f"RDMA_CM_EVENT_{event.type.name}"
+            told = ConnectionManagerError(text, event=name, status=event.status)
+            self._end(event.error() or told)
         elif event.type not in _IGNORED:
             self._connected |= event.type is cm.EventType.ESTABLISHED
             super()._on_event(event)
 
-    def _end(self, event: cm.ConnectionEvent) -> None:
-        """The peer has disconnected, or the device goes: nothing more will arrive."""
-        peer = self.id.peer_address
-        self._ended = event.error() or ConnectionManagerError(
-            f"{host_port(peer) if peer else 'the peer'} disconnected",
-            event=f"RDMA_CM_EVENT_{event.type.name}",
-            status=event.status,
-        )
+    def _end(self, error: ConnectionManagerError) -> None:
+        """Nothing more will arrive."""
+        self._ended = error
         if self.queue is not None:
-            self.queue.fail(self._ended)
-        self._disconnect()  # both ends must: rdma_disconnect(3)
+            self.queue.fail(error)
+        self._disconnect()
         self._waiters.wake_all()
 
     # ---- connecting ----------------------------------------------------------------------
@@ -255,17 +253,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         """
         self._affinity.check(self)
         if self._connected:
-            self._ended = ConnectionManagerError(f"{self!r} was disconnected by this side")
-            if self.queue is not None:
-                self.queue.fail(self._ended)
-            self._disconnect()
-            self._waiters.wake_all()
-
-    def _disconnect(self) -> None:
-        if self._connected:
-            self._connected = False
-            with suppress(RDMAError, OSError):  # the peer, or the device, was quicker
-                self.id.disconnect()
+            self._end(ConnectionManagerError(f"{self!r} was disconnected by this side"))
 
     async def wait_disconnected(self) -> ConnectionManagerError:
         """Wait for the end of the connection, by either side; returns its reason.

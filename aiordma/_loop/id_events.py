@@ -7,6 +7,7 @@ has a queue of its own, so that a step is a call and an await.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Collection
 
@@ -14,6 +15,8 @@ from .. import cm, verbs
 from ..errors import ConnectionManagerError, RDMAError, host_port
 from .driver import EventDriver
 from .shutdown import weakly
+
+logger = logging.getLogger("aiordma.cm")
 
 ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
@@ -27,6 +30,7 @@ class IdEvents:
         # No asyncio.Queue: dropped while it is awaited, it calls its loop, which may be closed.
         self._seen: deque[cm.ConnectionEvent | None] = deque()
         self._arrived: asyncio.Future[None] | None = None
+        self._connected = False
         self.id = id
         events.attach(id, weakly(self._on_event))
 
@@ -61,6 +65,15 @@ class IdEvents:
                 status=event.status,
             )
         return event
+
+    def _disconnect(self) -> None:
+        """Both ends must: rdma_disconnect(3).  Without a connection, or again, it does nothing."""
+        if self._connected:
+            self._connected = False
+            try:
+                self.id.disconnect()
+            except (RDMAError, OSError) as error:
+                logger.debug("disconnect: %s", error)  # the peer, or the device, was quicker
 
     def release(self) -> None:
         """Closes the id.  Internal to the library."""

@@ -64,7 +64,6 @@ class CMLink(IdEvents):
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Takes over one use of `events`, and `id`."""
         self._on_end: Callable[[str], None] | None = None
-        self._connected = False
         self._local: Address | None = None
         self._peer: Address | None = None
         super().__init__(events, id)
@@ -101,11 +100,7 @@ class CMLink(IdEvents):
                 asyncio.get_running_loop().call_soon(self._on_event, event)
 
     def close(self) -> None:
-        if self._connected:
-            try:
-                self.id.disconnect()
-            except (RDMAError, OSError) as error:
-                logger.debug("disconnect: %s", error)  # the peer was quicker
+        self._disconnect()
 
 
 class ChallengedError(ConnectionManagerError):
