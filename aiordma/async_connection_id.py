@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Unpack
 
 from . import cm, verbs
@@ -212,12 +213,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
 
     async def __aiter__(self) -> AsyncIterator[AsyncConnectionId]:
         """Requests until the listener is closed."""
-        while True:
-            try:
-                request = await self.get_request()
-            except BufferStateError:
-                return
-            yield request
+        with suppress(BufferStateError):
+            while True:
+                yield await self.get_request()
 
     async def accept(
         self, parameters: cm.ConnectionParameters = _PARAMETERS

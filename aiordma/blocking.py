@@ -546,12 +546,9 @@ class Connection(_Handle[transport.Connection]):
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the peer closes the connection."""
-        while True:
-            try:
-                message = self.recv()
-            except ConnectionClosedError:
-                return
-            yield message
+        with suppress(ConnectionClosedError):
+            while True:
+                yield self.recv()
 
     @property
     def closed(self) -> bool:
