@@ -488,14 +488,16 @@ cdef class SendQueue(WorkQueues):
         if self.left is not None:
             self.drain_receives()  # in their order
         self.driver.detach(self.qp)
-        self.keys.close_windows()
-        self.qp.close()
-        self.native_qp = NULL
-        while self.sends.first != NO_SLOT:
-            (<WorkRequest> self.take_first(&self.sends)).free_memory()
-        while self.receives.first != NO_SLOT:
-            self.take_back(<PoolBlock> self.take_first(&self.receives))
-        self.frame_handler = self.stripes = None
+        try:
+            self.keys.close_windows()
+        finally:
+            self.qp.close()  # refused, it keeps the memory of its work
+            self.native_qp = NULL
+            while self.sends.first != NO_SLOT:
+                (<WorkRequest> self.take_first(&self.sends)).free_memory()
+            while self.receives.first != NO_SLOT:
+                self.take_back(<PoolBlock> self.take_first(&self.receives))
+            self.frame_handler = self.stripes = None
 
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)

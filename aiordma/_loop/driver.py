@@ -303,14 +303,15 @@ class Driver(PerLoopResource):
         self.timers.close()
         self._events.unsubscribe(self._token)
         self._events.release()
-        for cq in self._cqs:
-            cq.close()
-        self.channel.close()
-        self.registrations.close()
-        self.pool.close()
-        self.pd.close()
-        if not self.context.borrowed:
-            self.context.close()
+        with ExitStack() as steps:  # the last of them first, and all, also if one fails
+            if not self.context.borrowed:
+                steps.callback(self.context.close)
+            steps.callback(self.pd.close)
+            steps.callback(self.pool.close)
+            steps.callback(self.registrations.close)
+            steps.callback(self.channel.close)
+            for cq in self._cqs:
+                steps.callback(cq.close)
 
 
 class ContextEvents(PerLoopResource):

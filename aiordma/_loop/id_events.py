@@ -78,10 +78,12 @@ class IdEvents:
     def release(self) -> None:
         """Closes the id.  Internal to the library."""
         self._events.detach(self.id)
-        self.id.close()
-        self._events.release()
-        if not self._events.loop.is_closed():
-            self._put(None)
+        try:
+            self.id.close()
+        finally:
+            self._events.release()
+            if not self._events.loop.is_closed():
+                self._put(None)
 
 
 def make_id(

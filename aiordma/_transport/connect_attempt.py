@@ -146,9 +146,11 @@ class ConnectAttempt(Generic[E]):
         if connection is not None:
             connection._give_up(link, error)
             return
-        if endpoint is not None:
-            endpoint.close()
-        link.release()
+        try:
+            if endpoint is not None:
+                endpoint.close()
+        finally:
+            link.release()
 
     def __enter__(self) -> Self:
         return self

@@ -269,10 +269,12 @@ class CMListener:
 
     def release(self) -> None:
         """Listens no more; all there is to do when the loop has been closed."""
-        if self._id is not None:
-            self._events.detach(self._id)
-            self._id.close()
-        self._events.release()
+        try:
+            if self._id is not None:
+                self._events.detach(self._id)
+                self._id.close()
+        finally:
+            self._events.release()
 
 
 class CMRequest(Request):

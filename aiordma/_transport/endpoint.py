@@ -193,10 +193,12 @@ class RailEndpoint:
 
     def close(self) -> None:
         """Destroys what is left, in the verbs' order."""
-        if self.qp is not None:
-            self.qp.close()
-        self.driver.release_cq(self.cq, self._entries)
-        self.driver.release()
+        try:
+            if self.qp is not None:
+                self.qp.close()  # refused, it keeps its entries: it may complete more
+            self.driver.release_cq(self.cq, self._entries)
+        finally:
+            self.driver.release()
 
 
 def host_part(address: Address | None) -> str:

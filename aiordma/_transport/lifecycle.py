@@ -14,6 +14,7 @@ import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -546,24 +547,23 @@ class ConnectionLifecycle:
             self._report_end()
 
     def _give_back(self) -> None:
-        if self._on_closed is not None:
-            self._on_closed()
-        if self._link is not None:
-            self._link.close()
-        self._messages.outbox.offers.end_windows()
-        self._sharing.end_keys()  # without `end`: the loop was closed
-        self._queue.close()
-        if self._rails is not None:
-            self._rails.close_queues()
-        try:
-            self._messages.close()
-        finally:
+        with ExitStack() as steps:  # the last of them first, and all, also if one fails
+            if self._link is not None:
+                steps.callback(self._link.release)
+            steps.callback(self._endpoint.close)
+            steps.callback(self._memory.close)
             if self._rails is not None:
-                self._rails.close()
-        self._memory.close()
-        self._endpoint.close()
-        if self._link is not None:
-            self._link.release()
+                steps.callback(self._rails.close)
+            steps.callback(self._messages.close)
+            if self._rails is not None:
+                steps.callback(self._rails.close_queues)
+            steps.callback(self._queue.close)
+            steps.callback(self._sharing.end_keys)  # without `end`: the loop was closed
+            steps.callback(self._messages.outbox.offers.end_windows)
+            if self._link is not None:
+                steps.callback(self._link.close)
+            if self._on_closed is not None:
+                steps.callback(self._on_closed)
 
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""

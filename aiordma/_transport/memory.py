@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from .. import verbs
 from .._loop.driver import Driver
@@ -110,8 +111,9 @@ class Memory:
 
     def close(self) -> None:
         """No block is in use any more."""
-        while self._drivers:
-            self._drivers.pop().release()
+        with ExitStack() as steps:  # all of them, also if one fails
+            while self._drivers:
+                steps.callback(self._drivers.pop().release)
 
 
 class UserMemory:

@@ -22,7 +22,7 @@ import errno
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -196,11 +196,12 @@ class Rail:
             self.keep_alive.stop()
         queue, self.queue = self.queue, None
         endpoint, self.endpoint = self.endpoint, None
-        if queue is not None:
-            self.bytes_received += queue.bytes_read
-            queue.close()
-        if endpoint is not None:
-            endpoint.close()
+        with ExitStack() as steps:  # the last of them first, and all, also if one fails
+            if endpoint is not None:
+                steps.callback(endpoint.close)
+            if queue is not None:
+                self.bytes_received += queue.bytes_read
+                steps.callback(queue.close)
 
 
 class Berth:
@@ -540,17 +541,19 @@ class Rails:
 
     def close_queues(self) -> None:
         """Destroys the queue pairs; what messages have of their devices is closed after this."""
-        for rail in self.rails:
-            if rail.queue is not None:
-                rail.queue.close()
+        with ExitStack() as steps:
+            for rail in self.rails:
+                if rail.queue is not None:
+                    steps.callback(rail.queue.close)
 
     def close(self) -> None:
         """Gives everything back."""
         self.on_up = lambda: None  # which refers to this
-        for rail in self.rails:
-            rail.release()
-        for berth in self.berths.values():
-            berth.close()
+        with ExitStack() as steps:
+            for each in self.berths.values():
+                steps.callback(each.close)
+            for rail in self.rails:
+                steps.callback(rail.release)
 
     def _of_lead(self) -> tuple[int, int]:
         """Bytes of messages that the lead has carried: all but those of others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import itertools
 import select
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -28,6 +29,7 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._datapath import one_sided
+from aiordma._loop import per_loop_resource
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.connect_tcp import READY
 from aiordma._transport.keep_alive import Probe
@@ -43,7 +45,8 @@ from aiordma.errors import (
     VerbsError,
     work_completion_error,
 )
-from aiordma.verbs import QueuePair
+from aiordma.testing import check_leaks
+from aiordma.verbs._device.resource import Node
 from tests import combinations
 from tests.session.pair import stop
 
@@ -637,24 +640,64 @@ async def test_one_closes_while_the_other_does(factory: ConnectionFactory) -> No
             await closing
 
 
+async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | None:
+    """A connection, at whose end the device refuses to destroy one object."""
+    kept: dict[Node[Any], None] = {}
+    refused: Node[Any] | None = None
+    left, close = itertools.count(number, -1), Node.close
+
+    def refuse(node: Node[Any]) -> None:
+        def destroy_or_not(pointer: Any) -> object:
+            nonlocal refused
+            if node is refused or not next(left):
+                refused = node
+                raise VerbsError(errno.EBUSY, f"destroying a {node.kind}")
+            return destroy(pointer)
+
+        kept[node] = None
+        destroy, node._destroy = node._destroy, destroy_or_not
+        try:
+            close(node)
+        finally:
+            node._destroy = destroy
+        kept.pop(node, None)
+
+    async with factory.pair() as (client, server):
+        sending = client.send_nowait(bytes(100_000))  # which leaves a window
+        (await server.recv()).release()
+        await sending
+        with server.alloc(8) as memory:
+            await server.send_region(memory)
+        with mock.patch.object(Node, "close", refuse):
+            for conn in (client, server):
+                conn.abort()
+                await conn.close()
+    assert len(client._queue.table) == 0 or (refused and refused.kind == "QueuePair")
+    # With what it lies in, and the memory of a window.
+    assert {child for node in kept for child in node.children} <= set(kept)
+    for node in kept:
+        node.close()
+    return refused
+
+
 @pytest.mark.any_device
-async def test_a_queue_pair_that_the_device_does_not_destroy(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+async def test_what_the_device_does_not_destroy(
+    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, via: Any
 ) -> None:
-    """`close` ends all the same, and the error is told."""
-    async with factory.pair() as (client, _):
-        refused, close = client._queue.qp, QueuePair.close
-
-        def refuse(qp: QueuePair) -> None:
-            if qp is refused:
-                raise VerbsError(errno.EBUSY, "ibv_destroy_qp")
-            close(qp)
-
-        monkeypatch.setattr(QueuePair, "close", refuse)
-        client.abort()
-        await client.close()
-        monkeypatch.undo()
-        (told,) = combinations.reported
-        assert "ibv_destroy_qp" in str(told["exception"])
+    """Each object in turn: `close` ends all the same, the error is told, the rest is given back."""
+    monkeypatch.setattr(per_loop_resource, "IDLE_TIMEOUT", 0)
+    factory = replace(factory, via=via)
+    await live_and_die(factory, -1)  # what a first one makes stays
+    kinds = set()
+    for number in itertools.count():
+        with check_leaks():
+            refused = await live_and_die(factory, number)
+        if refused is None:
+            break
+        kinds.add(refused.kind)
+        told = [str(each["exception"]) for each in combinations.reported]
+        assert any(f"destroying a {refused.kind}" in text for text in told)
         combinations.reported.clear()
-        client._give_back()  # it is destroyed
+    assert kinds >= {"QueuePair", "CompletionQueue", "MemoryRegion", "ProtectionDomain"}

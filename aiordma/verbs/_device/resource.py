@@ -21,7 +21,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Generic, Self, TypeVar
 
 from aiordma._native import ffi, fork
@@ -99,8 +99,10 @@ class Node(Generic[P]):
 
     def close(self) -> None:
         """Destroy the children, youngest first, then this. Whatever cannot be stays open."""
-        for child in reversed(list(self.children)):
-            child.close()
+        if self.children:
+            with ExitStack() as steps:  # all of them, also if one stays
+                for child in self.children:
+                    steps.callback(child.close)
         if (pointer := self.pointer) is None:
             return
         self.pointer = None
