@@ -438,12 +438,8 @@ class Region(mr_pool.Region):
         super().__init__(region._mr)
         self._loop_thread = thread
 
-    def close(self) -> None:
-        """Deregisters; a second call does nothing."""
-        _end(self._loop_thread, super().close)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _give_back(self) -> None:
+        _end(self._loop_thread, super()._give_back)
 
 
 class Connection(_Handle[transport.Connection]):
@@ -540,9 +536,11 @@ class Connection(_Handle[transport.Connection]):
 
     def register(self, memory: AnyMemory) -> Region:
         """Registers memory of the caller's, until `Region.close` or the end of its `with`."""
-        return self._call(
-            lambda: Region(self._thread, self.asynchronous.register(memory)), mr_pool.Region.close
-        )
+
+        def register() -> Region:
+            return Region(self._thread, self.asynchronous.register(memory))
+
+        return self._call(register, mr_pool.Region._give_back)
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the peer closes the connection."""
@@ -581,13 +579,11 @@ class Listener(_Handle[transport.Listener]):
 
     def accept(self) -> Connection:
         """The next connection, as `aiordma.Listener.accept`; an interrupt loses none."""
-        return self._call(self._accepted, self._take_back)
 
-    async def _accepted(self) -> Connection:
-        return Connection(self._thread, await self.asynchronous.accept())
+        async def accept() -> Connection:
+            return Connection(self._thread, await self.asynchronous.accept())
 
-    def _take_back(self, connection: Connection) -> None:
-        self.asynchronous._deliver(connection.asynchronous)
+        return self._call(accept, lambda lost: self.asynchronous._deliver(lost.asynchronous))
 
     @property
     def address(self) -> Address:
@@ -609,17 +605,17 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
     def __del__(self) -> None:
         """Dropped, it ends in the thread of its loop, by the destructor of asyncio's writer."""
-        if self._thread.usable:
-            self._thread.loop.call_soon_threadsafe(_forget, self.asynchronous)
+        with suppress(RuntimeError):  # the loop has ended, or is the parent's
+            if self._thread.usable:
+                self._thread.loop.call_soon_threadsafe(id, self.asynchronous)  # it drops them
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
-        data, error = self._call(partial(_read, self.asynchronous[0], read), self._unread)
+        reader = self.asynchronous[0]
+        outcome = partial(_read, reader, read)
+        data, error = self._call(outcome, lambda lost: unread(reader, lost[0]))
         if error is not None:
             raise error
         return data
-
-    def _unread(self, outcome: tuple[bytes, Exception | None]) -> None:
-        unread(self.asynchronous[0], outcome[0])
 
     def read(self, size: int = -1) -> bytes:
         """As `asyncio.StreamReader.read`."""
@@ -646,10 +642,6 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     def close(self) -> None:
         """Close the stream, after what was written."""
         _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
-
-
-def _forget(*_: object) -> None:
-    """The last of what refers to them."""
 
 
 def unread(reader: asyncio.StreamReader, data: bytes) -> None:
