@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -560,15 +560,13 @@ def test_a_destructor_in_a_thread_of_aiordma_can_close(
 
 
 def test_an_end_that_fails_where_nothing_waits(
-    serve: blocking.Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: blocking.Listener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(self: object) -> None:
+    def fail() -> None:
         raise OSError("the device has gone")
 
-    with monkeypatch.context() as during:
-        during.setattr(blocking.Stream, "close", blocking._ending(fail))
-        blocking.call(blocking.Stream(serve._thread, None).close)  # type: ignore[arg-type, call-overload]
-        blocking.call(asyncio.sleep, 0)
+    blocking.call(blocking._end, serve._thread, fail)
+    blocking.call(asyncio.sleep, 0)
     assert "the device has gone" in caplog.text
 
 
@@ -632,6 +630,7 @@ def test_not_in_its_own_thread(serve: blocking.Listener) -> None:
 
 def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
+        region = client.register(bytearray(16))
         waiting = threads.submit(server.recv)
         until_it_receives(server)
         with warnings.catch_warnings(record=True) as told:
@@ -644,7 +643,7 @@ def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
             client.send(b"")
         with pytest.raises(errors.WrongLoopError, match=r"before a fork or before blocking\.stop"):
             client.within(1).send(b"")
-        for late in (client, client.within(1), server, serve):
+        for late in (client, client.within(1), server, serve, region):
             late.close()
         client.abort()
         client.wait_closed()
@@ -794,9 +793,10 @@ def in_child(function: Callable[[], object]) -> int:
 def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> None:
     if kind_of(device_name) != "embedded":
         return  # RDMAV_FORK_SAFE has to be set before: tests/transport/test_fork.py
-    with connected(serve) as (client, server):
+    with connected(serve) as (client, server), client.register(bytearray(16)) as region:
 
         def child() -> None:
+            region.close()
             with client, pytest.raises(errors.WrongLoopError, match="before a fork"):
                 client.send(b"")
             client.abort()
@@ -819,20 +819,6 @@ def test_after_fork(serve: blocking.Listener, host: str, device_name: str) -> No
             assert accepting.result() == b"from the child"
         client.send(b"the parent goes on")
         assert server.recv() == b"the parent goes on"
-
-
-def test_a_registration_that_ends_in_a_child_or_after_stop(
-    serve: blocking.Listener, device_name: str
-) -> None:
-    with connected(serve) as (client, _):
-        registered = ExitStack()
-        registered.enter_context(client.register(bytearray(16)))
-        if kind_of(device_name) == "embedded":
-            assert in_child(registered.close) == 0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            blocking.stop()
-        registered.close()
 
 
 # ---- derived ------------------------------------------------------------------------------------
