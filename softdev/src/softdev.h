@@ -4,11 +4,13 @@
  *   trace        the trace, a hook that every higher folder may call
  *   inject       fault injection, likewise
  *   objects      what the application holds: contexts, memory, queues, queue pairs
- *   shm, rc, ud  peers on this host (shared segments, rings, cross-memory attach); reliable and
- *                unreliable connections; datagrams: they do not call each other
- *   wire         links between queue pairs, over TCP or a channel in shared memory
+ *   path         what joins this process with others: channels of queue pairs, and records
+ *   path/shm, path/tcp, path/roce, rc, ud
+ *                the kinds of paths; reliable and unreliable connections; datagrams: they do not
+ *                call each other
+ *   link         links between queue pairs, each in a channel of a path
  *   cm           the connection manager
- *   sim          simulated hosts, each with a device, and the network between them
+ *   path/sim     simulated hosts, each with a device, and the network between them
  *
  * A folder calls lower ones only; what it needs of a higher one it calls through a table that
  * softdev.c gives to it.  Its interface is the header that has its name.  tests/test_includes.py

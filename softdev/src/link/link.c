@@ -294,7 +294,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 	return rc;
 }
 
-/* ---- which wires links may use ------------------------------------------------------------- */
+/* ---- which paths links may use ------------------------------------------------------------- */
 
 bool soft_links_may_use_shm(void)
 {

@@ -1,5 +1,5 @@
-/* Links between queue pairs, as the connection manager and softdev.c know them. link.h is the
- * inside. */
+/* Links between queue pairs, as the connection manager and softdev.c know them. link_internal.h
+ * is the inside. */
 #pragma once
 
 #include "inject/inject.h"

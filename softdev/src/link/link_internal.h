@@ -1,7 +1,7 @@
 /* The streams of queue pairs, and what carries them.
  *
  * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c), in a channel of a
- * path (link_chan.c): of the rings of a local peer, or of a TCP stream (tcp_path.c).  Which side
+ * path (link_chan.c): of rings, a TCP stream or RoCE v2.  Which side
  * connects, and over which path, is in active_connect.c and handshake.c, with the CM in
  * wire_selection.c.
  */
@@ -106,9 +106,9 @@ struct soft_link *soft_link_create(enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
 /* There is another fault spec. */
 void soft_links_fault_spec_changed(void);
-/* The wire has ended without DISCONNECT.  The link is finished when all is taken in. */
+/* The path has ended without DISCONNECT.  The link is finished when all is taken in. */
 void soft_link_lost(struct soft_link *link, int error);
-/* Close the wires now, tell the queue pair, free (when it is busy, soft_link_release does that). */
+/* Close what carries it now, tell the queue pair, free (when it is busy, soft_link_release does that). */
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_close_wires(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */

@@ -5,7 +5,7 @@
  * carried out (keys, bounds, the peer's answer) is the status of its completion.
  *
  * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
- * (soft_unlock) writes it to the stream, all requests with one system call.
+ * (soft_unlock) gives it to the path, all requests together.
  */
 #include <string.h>
 

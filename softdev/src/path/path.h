@@ -1,7 +1,7 @@
 /* Paths: what joins this process with another one, and carries the frames of many queue pairs.
  *
  * A path is of one kind, with a folder here: the two rings that processes of one host share (shm/), a TCP
- * stream (tcp/), the packets of RoCE v2 (roce/), or a simulated network (sim/).  It takes records from the
+ * stream (tcp/), or the packets of RoCE v2 (roce/), for which sim/ is a network too.  It takes records from the
  * channels of queue pairs, and gives them what comes.  The first two join two processes, and each record
  * arrives whole, in order, or not at all.  That of RoCE v2 joins a device with all others, and what it
  * carries may be lost, doubled and late (`loses`): there a channel is entered, not opened, and the rc/
@@ -157,7 +157,7 @@ int soft_chan_write(struct soft_chan *chan, const struct iovec *iov,
 /* Send END after all that was written, and forget the channel.  Safe to repeat. */
 void soft_chan_end(struct soft_chan *chan);
 
-/* Callbacks of a higher folder (wire) for a peer's requests. */
+/* Callbacks of a higher folder (link) for a peer's requests. */
 struct soft_path_acceptor {
 	/* The peer asks for a channel, under its number: answer with soft_chan_accept or
 	 * soft_path_refuse, now or later.  The handshake is a copy. */
@@ -169,7 +169,7 @@ struct soft_path_acceptor {
 
 struct soft_paths {
 	const struct soft_path_acceptor *acceptor;
-	/* Of a simulation: its path to the process with that port. */
+	/* Of tests in virtual time: the path to the process with that port. */
 	struct soft_path *(*simulated)(uint16_t port);
 
 	/* path/tcp/tcp_path.c */

@@ -8,7 +8,7 @@
  * `need_notify`: no thread polls the rings unprompted, so peers must notify.  That is so while the
  * engine's thread sleeps in epoll_wait, or a completion queue is armed, because an application
  * thread may then sleep on the channel's fd without a further call; but not while an application
- * thread spins (aiordma_drain). engine.c decides.
+ * thread spins (as drains of completions do). engine.c decides.
  *
  * Why no record stays unread.  A ring is either armed, or in the poll set with need_notify off.  In
  * the first case its writer notifies, unless it has done so since the last visit: every visit reads

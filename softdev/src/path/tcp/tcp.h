@@ -38,7 +38,8 @@ struct soft_tcp_path {
 	uint32_t left, to, from;
 	bool bulk; /* long payloads come */
 
-	uint64_t guessed_until; /* handshake.c: numbers of queue pairs that expect no such peer */
+	uint64_t
+		guessed_until; /* link/handshake.c: numbers of queue pairs that expect no such peer */
 
 	/* output that the socket has not taken */
 	uint8_t *output;

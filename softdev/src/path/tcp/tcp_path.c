@@ -44,7 +44,7 @@ enum {
 
 #define CONNECTING_NS 20000000000u
 #define FIRST_BYTES_NS 2000000000u
-#define INTRODUCED_NS 12000000000u /* longer than an introduction is held: handshake.c */
+#define INTRODUCED_NS 12000000000u /* longer than an introduction is held: link/handshake.c */
 #define LINGER_NS 2000000000u
 
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
