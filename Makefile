@@ -361,8 +361,8 @@ pair: .venv/.test build ## two hosts over a network that loses, and two connecti
 	AIORDMA_SEEDS=0:$(or $(SEEDS),400) $(PYTEST) tests/session
 
 .PHONY: mutants
-mutants: .venv/.test build ## mistakes planted in the data path, each of which some seed must find: builds each; ARGS='lease'
-	$(BIN)/python -m tests.session.mutants $(ARGS)
+mutants: .venv/.test build ## mistakes planted all over the library, and which test finds each: hours; SAMPLE=40, ARGS='lease'
+	SAMPLE=$(or $(SAMPLE),9999) nice $(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: simulate
 simulate: .venv/.test build ## whole programs on simulated hosts, in virtual time, with SEEDS=2000; FIRST=1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from softdev.tests.guests import results
+from tests import mutants
 
 from . import connection_page, man_pages, sections, states_page
 
@@ -17,7 +19,12 @@ def pages() -> dict[Path, str]:
     """The path and text of each page."""
     states = DOCS / "queue-pair-states.md"
     design = DOCS / "design.md"
+    planted = json.loads(mutants.RECORD.read_text())
+    contributing = ROOT / "CONTRIBUTING.md"
     return {
+        contributing: sections.replace(
+            contributing.read_text(), {"mutants": mutants.table(planted)}
+        ),
         states: sections.replace(states.read_text(), states_page.sections()),
         design: sections.replace(design.read_text(), connection_page.sections()),
         results.PAGE: results.page(results.load()),

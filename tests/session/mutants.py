@@ -1,19 +1,6 @@
-"""Plants mistakes in the data path, one after another, each of which some seed has to find.
-
-`python -m tests.session.mutants [PART OF A NAME]`, in a checkout whose build is an editable
-install: it changes a source, which the import in a process of its own builds, and puts it back.
-"""
+"""Mistakes in the data path that no operator makes: `tests.mutants` plants them as well."""
 
 from __future__ import annotations
-
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-SEEDS = os.environ.get("AIORDMA_SEEDS", "0:2000")
 
 # The mistake, its file, the text and what takes its place.
 MUTANTS = {
@@ -148,46 +135,3 @@ MUTANTS = {
         "",
     ),
 }
-
-
-def run() -> str | None:
-    """What fails: a seed, or a test that has none; None: nothing does."""
-    places = "--ignore=tests/session/test_mutants.py"  # which finds any change
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "tests/session", places],
-        cwd=ROOT,
-        env={**os.environ, "AIORDMA_SEEDS": SEEDS},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if not done.returncode:
-        return None
-    found = re.search(r"(?:seed |order\w*\[)(\d+)", done.stdout)
-    if found is not None:
-        return f"seed {found[1]}"
-    found = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
-    assert found, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return found[1]
-
-
-def main(wanted: str = "") -> None:
-    left = []
-    for name, (file, before, after) in MUTANTS.items():
-        if wanted not in name:
-            continue
-        path = ROOT / "aiordma" / file
-        source = path.read_text()
-        assert source.count(before) == 1, f"{name}: {file} has changed"
-        path.write_text(source.replace(before, after))
-        try:
-            found = run()
-        finally:
-            path.write_text(source)
-        print(f"{name}: {f'found by {found}' if found else 'not found'}", flush=True)
-        left += [] if found else [name]
-    sys.exit(", ".join(left) or 0)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
