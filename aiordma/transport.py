@@ -8,7 +8,7 @@
 
 `device` names the RDMA device (`aiordma.verbs.devices()` lists them).  None takes the one in the
 environment variable AIORDMA_DEVICE, else a system device with an active port, else the embedded
-device, which the logger "aiordma" warns of; "system" stands for any but the embedded one.  A list
+device, which the logger "aiordma" warns of; "system" is as None without the embedded one.  A list
 of names is one queue pair on each of these devices, "all" one on each that is active
 (`Connection.rails`).  `via` is how the two ends find each other: "cm", the RDMA connection manager,
 or "tcp", an exchange of endpoints over a TCP socket (bootstrap).  Both ends need the same choice,
