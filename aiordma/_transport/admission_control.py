@@ -226,9 +226,6 @@ class SilentSockets:
         self.timeout = config.handshake_timeout / SHARE_OF_TIMEOUT
         self._waiting: FairShare[_SilentSocket] = FairShare(places(config.max_handshakes))
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(
         self, accepted: socket.socket, address: Address, when_readable: Callable[[], None]
     ) -> None:
