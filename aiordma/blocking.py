@@ -106,7 +106,7 @@ class _Call:
         try:
             self._thread.loop.call_soon_threadsafe(self._create_task)
         except RuntimeError:  # the loop was closed just now
-            self.end(None, ended_error())
+            self.end(None, self._thread.ended_error())
 
     def _create_task(self) -> None:
         self._task = self._thread.loop.create_task(self._run())
@@ -128,7 +128,7 @@ class _Call:
         elif not isinstance(error, asyncio.CancelledError):
             return error
         else:  # by the end of the thread; else the function has cancelled itself
-            told = CancelledError() if self._thread.usable else ended_error()
+            told = CancelledError() if self._thread.usable else self._thread.ended_error()
         told.__cause__ = error
         return told
 
@@ -159,26 +159,42 @@ class _LoopThread:
         """The calls that have begun and not ended."""
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
-        self._end: asyncio.Future[None] = self.loop.create_future()
+        self._end = asyncio.Event()
+        self.over = False
+        """Whether it ends, or has."""
+        self._failure: BaseException | None = None
         self._thread = ServiceThread(self._main, "aiordma.blocking")
         self._thread.start()
 
     @property
     def usable(self) -> bool:
         """Whether it takes calls of this process."""
-        return self in _threads
+        return self in _threads and not self.over
 
     def _main(self) -> None:
         try:
             with self._runner:
-                while not self._end.done():
-                    try:
-                        self.loop.run_until_complete(self._end)
-                    except (SystemExit, KeyboardInterrupt):  # it has ended the task, and the run
-                        logger.exception("a task in the event loop of aiordma.blocking has exited")
+                try:
+                    self._serve()
+                except BaseException as error:  # such as a task that has stopped the loop
+                    logger.exception("the thread of aiordma.blocking has failed")
+                    self._failure = error
+                finally:
+                    self.over = True
         finally:
             for call in list(self.calls):
-                call.end(None, ended_error())
+                call.end(None, self.ended_error())
+
+    def _serve(self) -> None:
+        while not self._end.is_set():
+            try:
+                self.loop.run_until_complete(self._end.wait())
+            except (SystemExit, KeyboardInterrupt):  # it has ended the task, and the run
+                logger.exception("a task in the event loop of aiordma.blocking has exited")
+
+    def ended_error(self) -> BaseException:
+        """Why a call was not done, or not to its end."""
+        return self._failure or ConnectionClosedError("blocking.stop() has ended the call")
 
     def call(
         self, function: Callable[[], Any], seconds: float | None = None, undo: _Undo[Any] = None
@@ -208,13 +224,10 @@ class _LoopThread:
 
     def stop(self) -> None:
         """Ends it, and waits for that."""
-        self.loop.call_soon_threadsafe(self._end.set_result, None)
+        self.over = True
+        with suppress(RuntimeError):  # it has ended by itself
+            self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
-
-
-def ended_error() -> ConnectionClosedError:
-    """The error of calls that the end of the thread has ended."""
-    return ConnectionClosedError("blocking.stop() has ended the call")
 
 
 _threads: list[_LoopThread] = []  # one, except where a call has begun another within its beginning
@@ -244,7 +257,7 @@ def check_thread() -> None:
 def _started() -> _LoopThread:
     check_thread()
     with _beginning:
-        if not _threads:
+        if not _threads or _threads[-1].over:
             _threads.append(_LoopThread())
         return _threads[-1]
 
@@ -257,9 +270,10 @@ def stop() -> None:
     threads that are not daemons.
     """
     check_thread()
-    with suppress(IndexError):
-        while True:
-            _threads.pop().stop()
+    for thread in list(_threads):
+        thread.stop()
+        with suppress(ValueError):  # another one has stopped it too
+            _threads.remove(thread)
 
 
 def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None) -> None:
@@ -544,9 +558,12 @@ class Connection(_Handle[transport.Connection]):
 
     def __iter__(self) -> Iterator[bytes]:
         """Messages, until the peer closes the connection."""
-        with suppress(ConnectionClosedError):
+        try:
             while True:
                 yield self.recv()
+        except ConnectionClosedError:
+            if not self._thread.usable:
+                raise
 
     @property
     def closed(self) -> bool:

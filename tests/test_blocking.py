@@ -631,7 +631,7 @@ def test_not_in_its_own_thread(serve: blocking.Listener) -> None:
 def test_stop_ends_what_waits(serve: blocking.Listener) -> None:
     with connected(serve) as (client, server), ThreadPoolExecutor(1) as threads:
         region = client.register(bytearray(16))
-        waiting = threads.submit(server.recv)
+        waiting = threads.submit(list, server)  # which `stop` does not end as the peer would
         until_it_receives(server)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -714,6 +714,20 @@ def test_a_task_that_exits(serve: blocking.Listener, caplog: pytest.LogCaptureFi
         assert server.recv() == b"after it"
     assert isinstance(tasks[0].exception(), SystemExit)
     assert "exit_later" in caplog.text  # in its traceback
+
+
+def test_a_task_that_stops_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is told, and the next use has another thread."""
+
+    async def stop() -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        blocking.call(stop)
+    assert "has failed" in caplog.text
+    assert blocking.call(lambda: 7) == 7
+    blocking.stop()
 
 
 def test_threads_that_begin_it_together() -> None:
