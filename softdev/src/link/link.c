@@ -317,7 +317,7 @@ static void ready(struct soft_qp *qp, bool first)
 {
 	if (first)
 		soft_handshake_check(qp);
-	if (qp->link && qp->link->state == SOFT_LINK_UP)
+	if (qp->link)
 		soft_link_watch(soft_link_of(qp)); /* now it has a timeout */
 }
 
