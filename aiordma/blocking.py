@@ -159,8 +159,8 @@ class _LoopThread:
         """The calls that have begun and not ended."""
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
-        self._end = asyncio.Event()
-        self.over = False
+        self._end: asyncio.Event = asyncio.Event()
+        self.over: bool = False
         """Whether it ends, or has."""
         self._failure: BaseException | None = None
         self._thread = ServiceThread(self._main, "aiordma.blocking")
