@@ -73,15 +73,13 @@ def figures(comparison: Comparison, data: Data) -> Iterator[str]:
                 ours = seconds(data, work, comparison.ours)
                 found += f"; {ratio(entry['seconds'], ours):.2f}"
         cells[work, who] = found
-    works, names = (list(dict.fromkeys(side)) for side in zip(*cells, strict=True))
-    if len(works) > len(names):
-        yield from table(
-            ("", *names), ((work, *(cells.get((work, who), "") for who in names)) for work in works)
-        )
-    else:
-        yield from table(
-            ("", *works), ((who, *(cells.get((work, who), "") for work in works)) for who in names)
-        )
+    works, names = map(set, zip(*cells, strict=True))
+    if len(works) <= len(names):
+        cells = {(who, work): text for (work, who), text in cells.items()}
+    down, across = (list(dict.fromkeys(side)) for side in zip(*cells, strict=True))
+    yield from table(
+        ("", *across), ((one, *(cells.get((one, other), "") for other in across)) for one in down)
+    )
 
 
 def panels(comparison: Comparison, data: Data) -> list[Panel]:
