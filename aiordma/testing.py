@@ -348,7 +348,11 @@ def _threads() -> dict[tuple[int, int], str]:
     return threads
 
 
+PF_IO_WORKER = 0x10  # among the flags of a thread, proc(5); the kernel's include/linux/sched.h
+
+
 def _list_threads() -> dict[tuple[int, int], str]:
+    """As :func:`_threads`, listed once, without io_uring's: the kernel ends those when it likes."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
     for name in os.listdir("/proc/self/task"):
@@ -357,9 +361,9 @@ def _list_threads() -> dict[tuple[int, int], str]:
                 before, _, fields = file.read().rpartition(")")  # proc(5): the name is in brackets
         except OSError:  # the thread has ended
             continue
-        threads[int(name), int(fields.split()[19])] = (
-            python.get(int(name)) or before.partition("(")[2]
-        )
+        each = fields.split()
+        if not int(each[6]) & PF_IO_WORKER:
+            threads[int(name), int(each[19])] = python.get(int(name)) or before.partition("(")[2]
     return threads
 
 

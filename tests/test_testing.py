@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import subprocess
 import threading
@@ -384,6 +385,20 @@ def test_a_thread_is_left() -> None:
     finally:
         ends["second"].set()
         second.join()
+
+
+def test_a_thread_of_io_uring_is_not_left() -> None:
+    """The kernel makes and ends it as it likes: uvloop's appeared in a test that made none."""
+    libc, sqpoll = ctypes.CDLL(None, use_errno=True), 2
+    parameters = (ctypes.c_uint32 * 30)(0, 0, sqpoll)
+    before = testing.Held.now()
+    ring = libc.syscall(425, 8, parameters)  # io_uring_setup
+    if ring < 0:
+        pytest.skip(f"io_uring: {os.strerror(ctypes.get_errno())}")
+    with os.fdopen(ring, "rb"):
+        names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        assert any(name.startswith("iou-") for name in names)
+        assert before.growth(testing.Held.now()) == f"file {ring}: anon_inode:[io_uring]"
 
 
 def test_a_thread_that_was_not_listed_before_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
