@@ -91,7 +91,7 @@ need/%: need
 
 # ---- use and tests --------------------------------------------------------------------------
 
-.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench comparisons instructions many cost soak softroce roce
+.PHONY: echo test test-full check-py check-c flaky programs upstream guests software dask ray valkey network examples bench comparisons instructions many cost softroce roce
 echo: .venv/.cli build ## both ends of an echo on the embedded device: sizes, latency, throughput
 	$(BIN)/aiordma echo $(ARGS)
 
@@ -207,9 +207,6 @@ many: .venv/.test build ## what 10,000 queue pairs cost that do nothing
 
 cost: .venv/.test build ## memory and CPU of idle connections, memory of a large transfer
 	$(BIN)/python -m bench cost $(ARGS)
-
-soak: .venv/.test build ## random traffic between processes, some killed, every byte verified: SECONDS=600, SEED=
-	$(BIN)/python -m tests.soak $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # One boot for both. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.

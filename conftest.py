@@ -146,7 +146,7 @@ def no_leaks() -> Iterator[None]:
 # Of their tests, some run compiled code in processes of their own, or without a device.
 NATIVE_FOLDERS = {
     Path(__file__).parent / "tests" / name
-    for name in ("datapath", "loop", "memory", "native", "simulation", "soak", "transport")
+    for name in ("datapath", "loop", "memory", "native", "simulation", "transport")
 }
 
 

@@ -7,7 +7,6 @@ import contextlib
 import io
 import logging
 import os
-import random
 import runpy
 import struct
 import sys
@@ -25,10 +24,9 @@ import numpy as np
 
 import aiordma
 from aiordma import arrays, testing
-from tests.soak.pattern import STARTS, Patterns
+from tests.soak.pattern import Patterns
 from tests.soak.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
 from tests.soak.session import as_planned, causes, talk
-from tests.soak.tally import Tally
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PORT = 7471
@@ -370,18 +368,10 @@ async def streams(world: testing.World) -> None:
     await writer.wait_closed()
 
 
-# ---- the plans of the soak -----------------------------------------------------------------------
+# ---- plans ---------------------------------------------------------------------------------------
 
 
-class Known(Patterns):
-    """Without a file."""
-
-    def __init__(self) -> None:
-        self._bytes = memoryview(random.Random(1).randbytes(STARTS + LARGEST))
-
-
-LARGEST = 1 << 16
-KNOWN = Known()
+PATTERNS = Patterns()
 
 
 def last_is_lost(error: Exception, plan: Plan, side: str) -> bool:
@@ -392,17 +382,16 @@ def last_is_lost(error: Exception, plan: Plan, side: str) -> bool:
 
 
 async def plans(world: testing.World, *, strict: bool) -> None:
-    """Short ones: messages, memory and leases, with all that is cancelled, aborted or left."""
+    """Messages, memory and leases, with all that is cancelled, aborted or left."""
     draw = world.random
     via, config = draw.choice(("cm", "tcp")), draw.choice([*CONFIGS])
     options: dict[str, Any] = {"via": via, "config": CONFIGS[config], **SECURITY[config]}
 
     async def play(conn: aiordma.Connection, seed: int, side: str) -> None:
         plan = Plan.of(seed, config, strict=strict)
-        plan = replace(plan, largest=min(plan.largest, LARGEST), count=min(plan.count, 8))
         try:
             async with asyncio.timeout(100):
-                await talk(conn, plan, side, KNOWN, Tally())
+                await talk(conn, plan, side, PATTERNS)
         except Exception as error:
             if not (as_planned(error, plan, side) or last_is_lost(error, plan, side)):
                 raise AssertionError(f"{side} of {plan}") from error

@@ -50,7 +50,7 @@ def stretch(plan: Plan, lane: int, step: int) -> tuple[int, int, int]:
     return begin, length, plan.number("stretch", lane, step)
 
 
-class Memory(Part[Connection]):
+class Memory(Part):
     """The part of one end."""
 
     def __post_init__(self) -> None:
@@ -93,7 +93,6 @@ class Memory(Part[Connection]):
         begin, length, number = stretch(self.plan, lane, step)
         what = f"write {step} of lane {lane} that woke its owner"
         self.patterns.check(what, number, view[begin : begin + length])
-        self.tally.count("woken by a write", length)
 
     def _check_counters(self, view: memoryview, bounds: list[list[int]], lanes: int) -> None:
         found = view[: lanes * COUNTER].cast("Q").tolist()
@@ -107,7 +106,6 @@ class Memory(Part[Connection]):
             if len(buffer) != size:
                 raise Wrong(f"{size} bytes were handed over, {len(buffer)} came")
             self.patterns.check("handed over memory", number, buffer.view)
-        self.tally.count("handed over", size)
 
     # ---- the user of the memory ------------------------------------------------------------
 
@@ -137,7 +135,7 @@ class Lane:
     ) -> None:
         self._memory = memory
         self._conn, self._plan = memory.conn, memory.plan
-        self._patterns, self._tally = memory.patterns, memory.tally
+        self._patterns = memory.patterns
         self._remote = remote
         self._lane = lane
         self._chance = chance
@@ -188,13 +186,11 @@ class Lane:
             await self._conn.write(source, place, progress=progress)
         if progress and length and (heard != sorted(heard) or heard[-1] != length):
             raise Wrong(f"progress of {length} bytes: {heard}")
-        self._tally.count("write")
         with ExitStack() as stack:
             target, view = self._target(stack, length)
             await self._conn.read(place, target)
             self._patterns.check(f"read {step} of lane {self._lane}", number, view)
             del view
-        self._tally.count("read", length)
 
     async def _batch(self, step: int) -> None:
         _, part, _ = parts(self._plan)
@@ -216,7 +212,6 @@ class Lane:
                 batch.read(place, target)
         for at, target in enumerate(targets):
             self._patterns.check(f"read {at} of a batch", number + at, memoryview(target))
-        self._tally.count("batch", pieces * length)
 
     def _added(self, old: int) -> None:
         """One has been added: that was there before, so now it is known."""
@@ -226,7 +221,6 @@ class Lane:
 
     async def _add(self, step: int) -> None:
         self._added(await self._conn.fetch_and_add(self._counter, 1))
-        self._tally.count("atomic")
 
     async def _swap(self, step: int) -> None:
         await self._add(step)
@@ -236,7 +230,6 @@ class Lane:
         if (wrong, right) != (now, now):
             raise Wrong(f"a counter of {now} was {wrong} and {right} when it was to be swapped")
         self._least = self._most = now + 3
-        self._tally.count("atomic")
 
     async def _wake(self, step: int) -> None:
         begin, length, number = stretch(self._plan, self._lane, step)
@@ -250,7 +243,6 @@ class Lane:
                 imm=self._lane << 16 | step,
             )
             (await self._conn.recv()).release()  # the bytes must not change before
-        self._tally.count("write with imm")
 
     async def _borrow(self, step: int) -> None:
         size = max(1, min(LENT, self._plan.size("borrowed", self._lane, step)))
@@ -260,7 +252,6 @@ class Lane:
             for region in got:
                 if region is not None:
                     await region.release()
-            self._tally.count("cancelled")
         async with self._memory._talking:
             lent = await self._request(size)
             if lent is None:
@@ -275,7 +266,6 @@ class Lane:
                 (await self._conn.recv()).release()
             else:
                 await lent.release()
-        self._tally.count("borrowed", size)
 
     async def _request(self, size: int) -> RemoteRegion | None:
         """A loan; None if the quota is used up, since a loan counts until it is returned."""
@@ -284,14 +274,12 @@ class Lane:
         except RequestRefusedError as error:
             if error.code != protocol.ErrorCode.QUOTA:
                 raise
-            self._tally.count("refused")
             return None
 
     async def _cancelled(self, step: int) -> None:
         begin, length, number = stretch(self._plan, self._lane, step)
         place = self._remote[begin : begin + length]
         data, conn = self._patterns.of(number, length), self._conn
-        self._tally.count("cancelled")
         kind = self._chance.randrange(3)
         if kind == 0:
             await cut_short(self._chance, lambda: conn.write(data, place))

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import deque
 
-from aiordma import Connection, Message, MessageTooLongError
+from aiordma import Message, MessageTooLongError
 
 from .cutting import cut_short
 from .part import Part
@@ -18,7 +18,7 @@ LAST = 0xFFFFFFFF
 HELD = 3
 
 
-class Messages(Part[Connection]):
+class Messages(Part):
     """The part of one end."""
 
     def __post_init__(self) -> None:
@@ -54,7 +54,6 @@ class Messages(Part[Connection]):
 
                 if not await cut_short(chance, send):
                     uncertain.append(number)
-                    self.tally.count("cancelled")
                 number += 1
                 continue
             numbers = range(number, min(count, number + chance.choice((1, 1, 1, 4, 16))))
@@ -64,7 +63,6 @@ class Messages(Part[Connection]):
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-                self.tally.count("send")
         await conn.send(json.dumps(uncertain).encode(), imm=LAST)
 
     # ---- receiving -----------------------------------------------------------------------
@@ -84,7 +82,6 @@ class Messages(Part[Connection]):
                 if chance.random() < 0.2:
                     got = await cut_short(chance, self.conn.recv)
                     if not got:
-                        self.tally.count("cancelled")
                         continue
                     message = got[0]
                 else:
@@ -117,7 +114,6 @@ class Messages(Part[Connection]):
         """Check that a held message is unchanged by later ones."""
         with message:
             self._check("message", number, message.data)
-        self.tally.count("recv", self.plan.size(self.peer, number))
 
     def _check(self, what: str, number: int, data: memoryview) -> None:
         self.patterns.check(f"{what} {number}", self.plan.number(self.peer, number), data)
@@ -141,7 +137,6 @@ class Messages(Part[Connection]):
 
                     got = await cut_short(chance, receive)
                     if not got:
-                        self.tally.count("cancelled")
                         return None
                     found = got[0]  # type: ignore[assignment]
                 else:
@@ -155,5 +150,4 @@ class Messages(Part[Connection]):
             return bytes(memory[:size])
         number = self._arrived(imm, size)
         self._check("message into memory", number, memoryview(memory)[:size])
-        self.tally.count("recv_into", size)
         return None

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+
+from aiordma import Connection
 
 from .pattern import Patterns
 from .plan import CLIENT, SERVER, Plan
-from .tally import Tally
-
-C = TypeVar("C")
 
 
 @dataclass
-class Part(Generic[C]):
+class Part:
     """The part of one end."""
 
-    conn: C
+    conn: Connection
     plan: Plan
     side: str
     patterns: Patterns
-    tally: Tally
 
     def __post_init__(self) -> None:
         """What a kind of part has beside."""

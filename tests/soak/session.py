@@ -18,19 +18,16 @@ from .messages import LAST, Messages
 from .part import Part
 from .pattern import Patterns, Wrong
 from .plan import CLIENT, Plan
-from .streams import Stream
-from .tally import Tally
 
 # An owner that leaves takes back what it shared.
 ENDS = (ConnectionBrokenError, ConnectionClosedError, LeaseEndedError, WorkCompletionError)
-PARTS: dict[str, type[Part[Connection]]] = {"messages": Messages, "memory": Memory}
+PARTS: dict[str, type[Part]] = {"messages": Messages, "memory": Memory}
 
 
-async def talk(conn: Connection, plan: Plan, side: str, patterns: Patterns, tally: Tally) -> None:
+async def talk(conn: Connection, plan: Plan, side: str, patterns: Patterns) -> None:
     """Run this side's part of the plan, with its end."""
-    await PARTS[plan.kind](conn, plan, side, patterns, tally).run()
+    await PARTS[plan.kind](conn, plan, side, patterns).run()
     await finish(conn, plan, side)
-    tally.count(f"ended: {plan.ending}")
 
 
 async def finish(conn: Connection, plan: Plan, side: str) -> None:
@@ -58,20 +55,6 @@ async def finish(conn: Connection, plan: Plan, side: str) -> None:
             raise
 
 
-async def stream(
-    ends: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    plan: Plan,
-    side: str,
-    patterns: Patterns,
-    tally: Tally,
-) -> None:
-    """Run this side's part of a stream."""
-    part = Stream(ends, plan, side, patterns, tally)
-    await part.run()
-    await part.close(abort=plan.ending == f"{side} aborts")
-    tally.count(f"ended: {plan.ending}")
-
-
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The exceptions in a group of groups."""
     if isinstance(error, BaseExceptionGroup):
@@ -87,8 +70,4 @@ def as_planned(error: BaseException, plan: Plan, side: str) -> bool:
     if plan.leaves and side == CLIENT:
         kinds = [one for one in kinds if not isinstance(one, asyncio.CancelledError)]
     may_break = plan.leaves or not plan.strict
-    ends: tuple[type[BaseException], ...] = ENDS
-    if plan.kind == "stream":  # an aborted stream may lose data in flight
-        may_break = may_break or plan.ending.endswith("aborts")
-        ends = (ConnectionError,)
-    return not kinds or (may_break and all(isinstance(one, ends) for one in kinds))
+    return not kinds or (may_break and all(isinstance(one, ENDS) for one in kinds))
