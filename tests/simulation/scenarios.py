@@ -24,9 +24,10 @@ import numpy as np
 
 import aiordma
 from aiordma import arrays, testing
-from tests.soak.pattern import Patterns
-from tests.soak.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
-from tests.soak.session import as_planned, causes, talk
+
+from .plans.pattern import Patterns
+from .plans.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
+from .plans.session import as_planned, causes, talk
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PORT = 7471
