@@ -321,27 +321,6 @@ tsan: .venv/.build ## C tests under the thread sanitizer
 	meson setup --reconfigure build/tsan -Dwerror=true -Db_sanitize=thread -Ddebug=true -Doptimization=1
 	meson test -C build/tsan $(MESON_TEST) --timeout-multiplier 6 --wrapper 'setarch -R'
 
-.PHONY: coverage
-# Counts of a branch are differences of others, and those of a process that was killed or forked in the
-# middle may not fit together; what is judged is lines. softdev/preload runs in `make programs`.
-# What tests programs around the package, which other tests run as well, would take a third of the time.
-# Cython's plugin of coverage.py wants the C that was compiled beside the source. Of what the build makes
-# (enums.py), its own copy runs.
-coverage: .venv/.dev ## which lines the tests run: a table with a row for each folder of Python and C
-	$(call instrumented,coverage,-Db_coverage=true -Doptimization=1)
-	find build/coverage -name '*.gcda' -delete
-	ln -sf $(CURDIR)/build/coverage/aiordma/_datapath/*.c aiordma/_datapath
-	echo 'import coverage; coverage.process_startup()' >$$(echo build/venv/coverage/lib/python*/site-packages)/processes.pth
-	meson test -C build/coverage $(MESON_TEST)
-	build/venv/coverage/bin/python -m pytest -p no:cacheprovider --cov --cov-report= $(EMBEDDED_TESTS) --once \
-		$(foreach one,docs examples test_bench.py test_build.py,--ignore tests/$(one))
-	$(BIN)/coverage json --quiet --omit aiordma/verbs/_device/enums.py -o build/coverage/python.json
-	$(BIN)/gcovr --root . --filter native/verbs/ --filter softdev/src/ -j 2 \
-		--gcov-ignore-parse-errors negative_hits.warn_once_per_file \
-		--json-summary build/coverage/c.json --txt build/coverage/c.txt build/coverage
-	rm aiordma/_datapath/*.c
-	$(BIN)/python -m tests.coverage_table build/coverage/python.json build/coverage/c.json
-
 .PHONY: fuzz
 fuzz: need/clang/clang .venv/.build ## fuzz what comes from elsewhere, SECONDS=60 each (clang, libclang-rt-14-dev)
 	CC=clang meson setup --reconfigure build/fuzz -Dwerror=true -Dfuzzing=true \

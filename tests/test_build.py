@@ -89,14 +89,8 @@ def test_a_change_compiles_what_depends_on_it(tmp_path: Path) -> None:
         return run(*command, PATH="/usr/local/bin:/usr/bin:/bin", check=True).stdout
 
     modules = [f"{DATAPATH}/{name}.c" for name in ("frames", "memory", "outbox")]
-    # Under a sanitizer an attribute of None raises; with coverage each line is told.
-    other = tmp_path / "other"
-    options = {folder: [], other: ["-Db_sanitize=address", "-Db_coverage=true"]}
-    for where, chosen in options.items():
-        build(sys.executable, "-m", "mesonbuild.mesonmain", "setup", *chosen, where, source)
-        build(ninja, "-C", where, *(modules if where is folder else modules[:1]))
-        for text in "\\047NoneType\\047 object has no attribute", "__Pyx_TraceLine(":
-            assert (text in (where / modules[0]).read_text()) == (where is other)
+    build(sys.executable, "-m", "mesonbuild.mesonmain", "setup", folder, source)
+    build(ninja, "-C", folder, *modules)
     assert "no work to do" in build(ninja, "-C", folder, "-n", *modules)
     (source / DATAPATH / "frames.pxd").touch()
     again = build(ninja, "-C", folder, "-n", "--verbose", *modules)
