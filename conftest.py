@@ -37,7 +37,6 @@ from aiordma.errors import DeviceNotFoundError, UnsupportedError
 from aiordma.verbs import AccessFlags
 from tests import combinations, stacks
 from tests.combinations import LOOPS, noting
-from tests.docs import provoking
 from tests.session.pair import new_loop
 
 EMBEDDED = "embedded0"
@@ -89,14 +88,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="each test with one set of its parameters, always the same: where they take long",
     )
-    provoking.add_option(parser)
 
 
 @pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):
         config.pluginmanager.register(NamedAtOnce(terminal))
-    provoking.check(config)
     for line in (
         "needs(capability): on a device that lacks it, the test must end in UnsupportedError",
         "any_device: the device only carries what is tested: not repeated on another one",
@@ -324,16 +321,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except UnsupportedError:
         return True
     pytest.fail(f"the device is listed as lacking {', '.join(missing)}, yet the test ran through")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Check that the test raises the errors that tests/docs/provoked.json lists for it."""
-    return (yield from provoking.watch(item))
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    provoking.finish(config)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -93,8 +93,6 @@ class Chooser:
     def __init__(self) -> None:
         self.chosen: dict[str, Combination] = {}
         """The combination of each test."""
-        self.possible: dict[str, Mapping[str, Sequence[str]]] = {}
-        """The possible values of the parameters of each test."""
         self._uses: defaultdict[str, Counter[object]] = defaultdict(Counter)
 
     def choose(self, test: str, parameters: Mapping[str, Sequence[str]]) -> Combination:
@@ -107,29 +105,8 @@ class Chooser:
 
             values = min(itertools.product(*parameters.values()), key=used)
             uses.update([values, *values])
-            self.possible[test] = parameters
             self.chosen[test] = dict(zip(parameters, values, strict=True))
         return self.chosen[test]
-
-    def missing(self) -> Iterator[str]:
-        """The values that no test of a file has, although enough tests could have them.
-
-        Enough are as many as there are combinations of what they can be combined with.
-        """
-        could: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        occurs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-        for test, possible in self.possible.items():
-            for name, values in possible.items():
-                where = test.partition("::")[0], name
-                occurs[where].add(self.chosen[test][name])
-                if len(values) > 1:
-                    could[where].append(test)
-        for (file, name), tests in could.items():
-            many = max(math.prod(map(len, self.possible[test].values())) for test in tests)
-            if len(tests) >= many:
-                wanted = {value for test in tests for value in self.possible[test][name]}
-                for value in sorted(wanted - occurs[file, name]):
-                    yield f"{file}: no test has the {name} {value!r}"
 
 
 def is_on_pair(item: pytest.Item) -> bool:

@@ -51,7 +51,7 @@ STREAMS = "tests/test_stream_loop.py tests/transport/test_streams{,_as_tcp,_tls}
 CM = "tests/cm tests/test_async_connection_id.py tests/test_async_queue_pair.py"
 FACES = "tests/test_{blocking,events,metrics,monitoring,testing,trace,config,errors,options}.py"
 DEVICE = "tests/native tests/verbs tests/test_several_devices.py"
-AROUND = "tests/cli tests/perf tests/test_{pytest_plugin,interrupt}.py"
+AROUND = "tests/cli tests/perf tests/test_pytest_plugin.py"
 
 # A part of the library: its files, which are of the first part that fits, how many mistakes are
 # planted there, and its tests, quick groups first. A group runs if those before it find nothing.

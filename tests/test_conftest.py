@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import LACKS, every_combination
-from tests.combinations import COMBINATIONS
+from conftest import LACKS
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,57 +83,6 @@ def test_a_missing_device_is_a_failure(option: str) -> None:
     assert "skipped" not in done.stdout
 
 
-SETS = """
-import pytest
-@pytest.mark.parametrize('number', range(20))
-def test_many(number):
-    print('one set of many')
-@pytest.mark.parametrize('number', range(2))
-def test_two(number):
-    print('one set of two')
-def test_one():
-    print('the only set')
-"""
-
-
-def test_once_is_each_test_with_one_set_of_parameters(tmp_path: Path) -> None:
-    path = tmp_path / "test_sets.py"
-    path.write_text(SETS)
-    done = pytest_run("-p", "conftest", "--once", "-rP", str(path), below=tmp_path)
-    told = [line for line in done.stdout.splitlines() if " set" in line]
-    assert told == ["one set of many", "one set of two", "the only set"], done.stdout
-
-
-BETWEEN_TWO = """
-from conftest import *
-from tests.transport.conftest import *
-
-def test_pair(pair):
-    print('from', *[end.qp.context.name for end in pair])
-async def test_factory(factory):
-    async with factory.pair() as (client, server):
-        print('from', client.device, server.device)
-def test_one_device(pair, device):
-    pass
-def test_alone():
-    pass
-"""
-
-
-def test_the_ends_of_a_pair_are_on_two_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only what needs no more than a pair, or a factory of connections, runs then."""
-    monkeypatch.setenv("AIORDMA_EMBEDDED_DEVICES", "2")
-    path = tmp_path / "test_two.py"
-    path.write_text(BETWEEN_TWO)
-    arguments = "-p", "conftest", "--peer", "embedded1", "-rA", str(path)
-    done = pytest_run(*arguments, below=tmp_path)
-    assert done.stdout.splitlines().count("from embedded0 embedded1") == 2, done.stdout
-    assert "2 passed" in done.stdout
-    assert "2 tests to which this run makes no diff" in done.stdout
-
-
 @pytest.mark.any_device
 def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
     """Leaks, expectations, what reaches only the loop; what asks for no device is not repeated."""
@@ -178,24 +126,3 @@ def test_what_is_wrong_fails(tmp_path: Path, device_name: str) -> None:
     not_repeated = "1 tests to which this run makes no difference are not repeated"
     assert (not_repeated in printed) == ("::test_pure" not in printed)
     assert (not_repeated in printed) == (device_name != "embedded0")
-
-
-def test_a_program_that_takes_too_long_is_ended() -> None:
-    program = (
-        "from tests import stacks; stacks.LIMIT = 1; stacks.main(['sh', '-c', 'sleep 1003; :'])"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert re.search(r"process \d+: sh -c sleep 1003", done.stderr)
-    assert re.search(r"process \d+: sleep 1003", done.stderr)
-
-
-async def test_every_value_of_every_parameter_occurs(request: pytest.FixtureRequest) -> None:
-    """Every file of this run has every value; this test is a coroutine, so there is one."""
-    chooser = request.config.stash.get(COMBINATIONS, None)
-    assert (chooser is None) == every_combination(request.config)
-    if chooser is not None:
-        assert chooser.chosen
-        assert list(chooser.missing()) == []
