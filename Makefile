@@ -143,17 +143,8 @@ valkey: .venv/.test build ## integrations/valkey: a real Valkey server over RDMA
 	integrations/valkey/tests/build-server $(VALKEY)/server
 	$(VALKEY)/venv/bin/python -m pytest -o faulthandler_timeout=4000 integrations/valkey/tests $(ARGS)
 
-# What needs a kernel that can lose packets (tc-netem(8)) runs in the virtual machine where this one
-# cannot.
 network: need/ip/iproute2 .venv/.test build ## the device between network namespaces: root, iproute2
-	$(BIN)/python -m pytest $(PARALLEL) tests/network --ignore tests/network/test_netem.py $(ARGS)
-	@if tests/network/has-netem; then \
-		$(BIN)/python -m pytest tests/network/test_netem.py $(ARGS); \
-	else \
-		echo 'The kernel of this machine has no netem: tests/network/test_netem.py in the virtual machine.'; \
-		softdev/tests/softroce/vm $(BIN)/python -m pytest -p no:cacheprovider $(SLOW) \
-			tests/network/test_netem.py $(ARGS); \
-	fi
+	$(BIN)/python -m pytest $(PARALLEL) tests/network $(ARGS)
 
 # An environment of its own, with the packages of .venv behind its own ones, and therefore this build
 # of aiordma.  Not while pip makes it: a build of a package would see them too.

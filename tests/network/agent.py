@@ -27,12 +27,11 @@ from aiordma.verbs import (
     QPType,
     ScatterGatherElement,
 )
-from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern, yield_loop
+from tests.transport.connection_factory import ALL, KEY, UNTIMED, pattern
 
 # Of the limits only those of the device's path are tested, and of the probes only the kernel's.
 LIMITLESS = replace(UNTIMED, keep_alive=None)
 PART = 2 << 20  # of the memory of a queue pair: what it sends, what it receives, what is exposed
-QUIET = 3.0  # without a further datagram: no more are waited for
 SECONDS = 100.0  # for what should come at once, on the slowest machine
 
 
@@ -100,13 +99,11 @@ class QueuePair:
     def put(self, offset: int, data: bytes) -> None:
         self.mr.buf[offset : offset + len(data)] = data
 
-    def statuses(
-        self, cq: verbs.CompletionQueue, count: int, seconds: float = SECONDS
-    ) -> list[str]:
+    def statuses(self, cq: verbs.CompletionQueue, count: int) -> list[str]:
         """The statuses of the next completions; fewer if they do not arrive in time."""
         found: list[str] = []
         while len(found) < count:
-            got = cq.wait(count - len(found), timeout=seconds)
+            got = cq.wait(count - len(found), timeout=SECONDS)
             if not got:
                 break
             found += [wc.status.name for wc in got]
@@ -143,15 +140,6 @@ class QueuePair:
             wrong = [n for n in range(count) if self.received(n, size) != pattern(size, seed + n)]
             assert not wrong, f"receives {wrong} have other bytes than were sent"
         return told
-
-    def datagrams(self, most: int, sent: int, size: int) -> list[int]:
-        """The messages of the peer that have arrived when no more arrive, in their order; one
-        arrives at least."""
-        told = self.statuses(self.receives, 1)
-        told += self.statuses(self.receives, most - 1, QUIET)
-        assert set(told) <= {"SUCCESS"}
-        numbers = {pattern(size, n): n for n in range(sent)}
-        return [numbers[self.received(n, size)] for n in range(len(told))]
 
     def reach(self, address: int, rkey: int, size: int, seed: int = 0) -> list[str]:
         """Write to the peer's exposed part, read it back, add to a word of it."""
@@ -239,33 +227,22 @@ class Agent:
             for rail, address in zip(conn.rails, addresses, strict=True)
         ]
 
-    async def rails_become(self, states: list[str]) -> None:
-        """Wait until there are rails in these states."""
-        while sorted(rail.state for rail in self.conn.rails) != states:
-            await yield_loop(1)
-
-    async def lead(self) -> str:
-        """The device of the rail that carries the messages."""
-        return self.conn.device
-
-    async def echo(self, count: int, size: int, seed: int = 0) -> float:
-        """Echo messages, as many outstanding as the connection allows; return the seconds."""
-        conn, loop = self.conn, asyncio.get_running_loop()
-        start = loop.time()
+    async def echo(self, count: int, size: int) -> None:
+        """Echo messages, as many outstanding as the connection allows."""
+        conn = self.conn
 
         async def send() -> None:
             for n in range(count):
-                await conn.send(pattern(size, seed + n))
+                await conn.send(pattern(size, n))
 
         sending = asyncio.create_task(send())
         try:
             for n in range(count):
                 with await conn.recv() as message:
-                    assert message == pattern(size, seed + n), f"message {n} is not what was sent"
+                    assert message == pattern(size, n), f"message {n} is not what was sent"
             await sending
         finally:
             sending.cancel()
-        return loop.time() - start
 
     async def one_sided(self, rounds: int, size: int) -> None:
         """Write, read and add in memory that the peer lends."""

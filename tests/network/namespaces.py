@@ -1,6 +1,6 @@
 """Two network namespaces with cables between them: made by a test, removed whatever happens.
 
-With Debian's iproute2 (ip-netns(8), veth(4), tc-netem(8)), as root.  The names say which process
+With Debian's iproute2 (ip-netns(8), veth(4)), as root.  The names say which process
 made them; what a killed one has left is removed by the next.
 """
 
@@ -25,16 +25,16 @@ CABLE = "cable"
 IPV6_SETTINGS = {"accept_dad": 0, "keep_addr_on_down": 1}
 
 
-def ip(*words: str, program: str = "ip", check: bool = True) -> str:
+def ip(*words: str, check: bool = True) -> str:
     """Run a command of iproute2; the test fails with its output."""
     try:
         done = subprocess.run(
-            [program, *words], capture_output=True, text=True, timeout=60, check=False
+            ["ip", *words], capture_output=True, text=True, timeout=60, check=False
         )
     except FileNotFoundError:
-        pytest.fail(f"{program} is missing: on Debian, apt-get install iproute2", pytrace=False)
+        pytest.fail("ip is missing: on Debian, apt-get install iproute2", pytrace=False)
     if check and done.returncode:
-        pytest.fail(f"{program} {' '.join(words)}: {done.stderr.strip()}", pytrace=False)
+        pytest.fail(f"ip {' '.join(words)}: {done.stderr.strip()}", pytrace=False)
     return done.stdout
 
 
@@ -54,10 +54,6 @@ class Namespace:
     def link(self, *words: str) -> None:
         """Change the cable's end: up, down, mtu 1280."""
         self.ip("link", "set", self.cable, *words)
-
-    def tc(self, *words: str) -> str:
-        """Run `tc` in the namespace."""
-        return ip("-n", self.name, *words, program="tc")
 
     def add(self, address: str) -> None:
         """Add an address; usable at once, without duplicate address detection."""

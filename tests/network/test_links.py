@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import random
-
 import pytest
 
 from .conftest import AgentProcess, Agents, Start, address_of, connect, exchange, pair
 from .namespaces import CABLE, Network
 
 MUCH = 2 << 20  # bytes
-LONG = 64 << 20
-CUTS = int(os.environ.get("CUTS", "10"))
-UP = ["lead", "up"]
-MB = 1 << 20
 LITTLE = MUCH // 16  # more than what the kernels say to each other meanwhile
 
 
@@ -173,54 +166,3 @@ def test_connections_break_with_their_cable(rails: list[Agents], wire: Network, 
         assert "ConnectionBrokenError" in agent.start("echo", count=1, size=1).error()
         assert agent.call("ended")[0] == "ConnectionBrokenError"
     others[0].call("echo", count=20, size=100_000)
-
-
-def test_a_cable_is_cut_again_and_again(rails: list[Agents], wire: Network, via: str) -> None:
-    """In the middle of long messages, at times that of the messages: none is lost or late for more
-    than the cut, and the rail comes back each time."""
-    chance = random.Random(1)
-    ends = left, right = [agent.of("all", agent.namespace) for agent in rails[0]]
-    connect((left, right), right.namespace.ipv4, via)
-    for number in range(CUTS):
-        for agent in ends:
-            agent.call("rails_become", states=UP)
-        leads = int(left.call("lead")[-1])
-        near, far = wire.cables[leads if number % 2 else 1 - leads]
-        until = near.carried + chance.randrange(LONG // 2)
-        echoing = left.start("echo", count=1, size=LONG, seed=number)
-        while near.carried < until and not echoing.done():
-            pass
-        far.link("down")
-        for agent in ends:
-            agent.call("rails_become", states=["down", "lead"])
-        echoing.result()
-        far.link("up")
-    left.call("rails_become", states=UP)
-
-
-@pytest.mark.parametrize(
-    ("command", "times"),
-    [({"count": 12, "size": MB}, 1.6), ({"count": 1, "size": 24 * MB}, 1.8), ({"rounds": 3}, 1.6)],
-    ids=["1 MiB", "24 MiB", "one-sided"],
-)
-def test_two_cables_carry_as_much_as_they_can(
-    rails: list[Agents], wire: Network, command: dict[str, int], times: float
-) -> None:
-    """Of the same rate, which the machine can do: neither waits for the other one.  The verdict is
-    by bytes, which the time follows."""
-    for end in (end for ends in wire.cables for end in ends):
-        shape = ("rate", "100mbit", "burst", "64kb", "latency", "50ms")
-        end.tc("qdisc", "add", "dev", end.cable, "root", "tbf", *shape)
-    left, right = [agent.of("all", agent.namespace) for agent in rails[0]]
-    connect((left, right), right.namespace.ipv4, "tcp")
-    for agent in (left, right):
-        agent.call("rails_become", states=UP)
-    left.call("echo", count=4, size=MB)  # in which the rails' shares are measured
-    before = [near.carried for near, _ in wire.cables]
-    if "rounds" in command:
-        left.call("one_sided", size=4 * MB, **command)
-    else:
-        seconds = left.call("echo", **command)
-        print(f"{2 * command['count'] * command['size'] / seconds / 1e6:.1f} MB/s there and back")
-    more = [near.carried - early for (near, _), early in zip(wire.cables, before, strict=True)]
-    assert sum(more) > times * max(more)
