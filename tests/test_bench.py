@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from bench import __main__ as command
-from bench import instructions, plots
+from bench import instructions
 from bench.__main__ import COMPARISONS
-from bench.lanes import Lane, Options, at_least, at_most, ratio, spread, take_turns
-from bench.results import Results, markdown
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,29 +26,6 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-# ---- measuring -----------------------------------------------------------------------------------
-
-
-def test_turns() -> None:
-    """Each lane once to warm up, then in every turn; what is not installed has no figures."""
-    done: list[str] = []
-
-    def lane(who: str) -> Lane:
-        def do() -> float:
-            done.append(who)
-            return len(done)
-
-        return Lane("work", who, do)
-
-    lanes = [lane("a"), lane("b"), Lane.missing("work", "c")]
-    data = take_turns(lanes, Options(turns=2))
-    assert done == ["a", "b"] * 3
-    assert [entry["seconds"] for entry in data] == [[3, 5], [4, 6], []]
-    for judge in (at_least, at_most):
-        found = judge("speed", 1, ratio(data[0]["seconds"], data[2]["seconds"]))
-        assert (found.measured, found.reached) == ("not measured", None)
 
 
 def state(pid: str) -> str:
@@ -96,72 +69,6 @@ def test_what_polls_for_ever_is_stopped_between_its_turns(tmp_path: Path) -> Non
     until_all_are("Z", pids)
 
 
-@pytest.mark.parametrize(("share", "count"), [(1, 640), (0.1, 64), (0.001, 64)])
-def test_how_much_is_measured(share: float, count: int) -> None:
-    assert Options(share=share).count(640, 64) == count
-
-
-# ---- what is made of it --------------------------------------------------------------------------
-
-
-def test_ratios_are_made_turn_by_turn() -> None:
-    found = ratio([10, 40, 60], [5, 10, 20])
-    assert found.values == (2, 4, 3)
-    assert f"{found:.1f}" == "3.0 (2.0-4.0)"
-
-
-@pytest.mark.parametrize(
-    ("judge", "reached"), [(at_least, (True, True, False)), (at_most, (False, True, True))]
-)
-def test_what_is_reached(judge: type, reached: tuple[bool, ...]) -> None:
-    for limit, expected in zip((1, 2, 3), reached, strict=True):
-        requirement = judge("speed", limit, spread([1, 2, 9]))
-        assert requirement.reached is expected
-        assert requirement.measured == "2.00 (1.00-9.00) x"
-
-
-ADAPTIVE = "64 B echo round trip, adaptive polling: times faster than uvloop TCP protocols"
-
-
-def made_up() -> Results:
-    seconds = {"aiordma": [1e-5, 2e-5, 3e-5], "uvloop TCP protocol": [4e-5, 6e-5, 9e-5]}
-    who = [*seconds, "aiordma, sleeping", "uvloop Unix protocol"]
-    return {
-        "machine": {"kernel": "one"},
-        "turns": 3,
-        "data": {
-            "latency": [
-                {"work": "64 B", "who": name, "seconds": seconds.get(name, [1e-5] * 3)}
-                for name in who
-            ]
-        },
-    }
-
-
-def test_results_say_what_was_measured() -> None:
-    text = markdown(
-        made_up(), COMPARISONS, {"latency": "plots/latency.svg"}, {ADAPTIVE: "It is so."}
-    )
-    assert "a median of 3 turns" in text
-    assert "| kernel | one |" in text
-    adaptive, sleeping, unix = re.findall(r"^\| 64 B echo.* x \|(.*)\|$", text, re.M)
-    assert adaptive == " at least 5 x | 3.00 (3.00-4.00) x | **not reached** "[-len(adaptive) :]
-    assert sleeping.endswith("reached ")
-    assert "**" not in unix
-    assert "\n| aiordma | 20 (10-30) |\n" in text
-    assert "\n| uvloop TCP protocol | 60 (40-90); 3.00 (3.00-4.00) |\n" in text
-    assert "![Echo](plots/latency.svg)" in text
-    assert f"\n**{ADAPTIVE}**: It is so.\n" in text
-    assert text.count("\n**") == 1
-    assert "The programs: one task that awaits `send`, then `recv`" in text
-    in_short = "| 64 B echo | 20 us | uvloop TCP protocol: 60 us | 3.00 (3.00-4.00) |"
-    assert re.findall(r"^\| \d.* echo.*", text, re.M)[0] == in_short
-    titles = re.findall("^## (.*)", text, re.M)
-    assert titles == ["In short", "Echo", "The machine", "Goals"]
-    text = markdown(made_up(), COMPARISONS, {}, {})
-    assert f"\n**{ADAPTIVE}**: not investigated.\n" in text
-
-
 COMMITTED = command.HERE / command.SAVED
 
 
@@ -177,54 +84,6 @@ def test_the_committed_results_are_those_of_the_command() -> None:
         for requirement in COMPARISONS[name].requirements(data)
     }
     assert command.NOTES.keys() <= asked
-
-
-def test_results_are_rendered_from_what_was_saved(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps(made_up()))
-    names = ("RESULTS.md", "plots/latency.svg", "plots/summary.svg")
-    files = [tmp_path / name for name in names]
-    written = []
-    for _ in range(2):
-        done = bench("render", "--folder", str(tmp_path))
-        assert done.stderr == ""
-        assert done.returncode == 0
-        written.append([file.read_text() for file in files])
-    assert written[0] == written[1]
-    assert all("uvloop TCP protocol" in text for text in written[0])
-
-
-@pytest.mark.parametrize(
-    ("values", "logarithmic", "marks"),
-    [
-        ((3, 7.5), False, [0, 2, 4, 6, 8]),
-        ((1, 12), False, [0, 5, 10, 15]),
-        ((1.9, 160), True, [1, 10, 100, 200]),
-        ((0.07, 3), True, [0.05, 0.1, 1, 5]),
-    ],
-)
-def test_the_axis_fits(values: tuple[float, ...], logarithmic: bool, marks: list[float]) -> None:
-    """All is between the first and the last tick."""
-    found, at = plots.ticks(values)
-    assert found is logarithmic
-    assert at == pytest.approx(marks)
-
-
-def test_a_picture_has_its_figures(tmp_path: Path) -> None:
-    """A bar's length is its median's part of the axis; names are as text, as XML has it."""
-    rows = [("aiordma", spread([20, 40, 60])), ("<other>", spread([80]))]
-    plots.draw([plots.Panel("work", "us", rows)], tmp_path / "plots" / "one.svg")
-    text = (tmp_path / "plots" / "one.svg").read_text()
-    texts = [it.text for it in ElementTree.fromstring(text).iter() if it.tag.endswith("text")]
-    assert [*texts[:2], *texts[-4:]] == [
-        "work",
-        "us, less is better",
-        "aiordma",
-        "40",
-        "<other>",
-        "80",
-    ]
-    ours, other = map(float, re.findall(r'<rect .* width="([\d.]+)"', text))
-    assert other / ours == pytest.approx(2, rel=0.01)
 
 
 def test_one_comparison_is_printed() -> None:
@@ -262,12 +121,7 @@ def test_cost(tmp_path: Path) -> None:
     assert len(data["transfers"]["extra"]) == 3
     for extra in data["transfers"]["extra"].values():
         assert max(extra) < 8 << 20
-    text = markdown({**made_up(), "cost": data}, COMPARISONS, {}, {})
-    assert text.count("| reached |") >= REACHED
-    assert "| 60 idle connections in a process, in all |" in text
 
-
-# ---- instructions --------------------------------------------------------------------------------
 
 RECORDED = {instructions.CALIBRATION: 1000.0, "an echo": 50_000.0}
 
@@ -293,18 +147,3 @@ def test_more_instructions_are_noticed(
     )
     assert said in "\n".join(lines)
     assert found is good
-
-
-def test_counts_are_those_of_the_work(tmp_path: Path) -> None:
-    dump = tmp_path / "out.1-01"
-    dump.write_text("version: 1\ndesc: Trigger: Client Request: 10 x an echo\n\ntotals: 5000\n")
-    assert instructions.of_file(dump) == ("an echo", 500)
-    dump.write_text("version: 1\ndesc: Trigger: Program termination\n\ntotals: 5000\n")
-    assert instructions.of_file(dump) is None
-
-
-def test_every_record_has_all_works() -> None:
-    records = json.loads(instructions.RECORDS.read_text())
-    first, *others = ({*record} for record in records.values())
-    assert instructions.CALIBRATION in first
-    assert all(other == first for other in others)
