@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiordma._core.trace_runs import Run, offsets, parse_runs
 from aiordma.errors import TraceFormatError
@@ -12,46 +10,12 @@ from aiordma.errors import TraceFormatError
 from .trace_model import Writer, header, text
 
 
-def written(sends: int, *, ended: bool = True) -> Writer:
+def written(sends: int) -> Writer:
     writer = Writer()
     for _ in range(sends):
         writer.complete(writer.send())
-    if ended:
-        writer.end()
+    writer.end()
     return writer
-
-
-def test_runs_one_after_the_other() -> None:
-    first, second = written(2), written(1, ended=False)
-    runs = parse_runs(first.data() + second.data(pid=8), "file")
-    assert [run.header.pid for run in runs] == [7, 8]
-    assert runs[0].records == first.records
-    assert runs[1].records == second.records
-    assert runs[0].end == first.records[-1]
-    assert runs[1].end is None
-    assert not any(run.torn for run in runs)
-
-
-@given(st.data(), st.booleans())
-def test_a_run_may_be_cut_off_anywhere(data: st.DataObject, goes_on: bool) -> None:
-    """What is whole is read; the rest is said to be torn, also when another process goes on."""
-    writer = written(3)
-    whole = writer.data()
-    first = len(text(header()))
-    length = data.draw(st.integers(first, len(whole)))
-    torn = whole[:length]
-    # The device begins a line of its own behind one that is torn.
-    behind = b"\n" if not torn.endswith(b"\n") else b""
-    content = torn + behind + written(1).data(pid=9) if goes_on else torn
-    runs = parse_runs(content, "file")
-    assert len(runs) == 1 + goes_on
-    complete = torn.count(b"\n") - 1
-    assert runs[0].records[:complete] == writer.records[:complete]
-    assert len(runs[0].records) - complete in (0, 1)  # a line may lack its newline alone
-    whole_line = torn.endswith((b"\n", b"}"))
-    assert runs[0].torn == (not torn.endswith(b"\n") if not goes_on else not whole_line)
-    if goes_on:
-        assert runs[1].records == written(1).records
 
 
 @pytest.mark.parametrize(
