@@ -46,14 +46,6 @@ def test_token_layout() -> None:
     )
 
 
-@given(tokens())
-def test_token_round_trip(token: RegionToken) -> None:
-    packed = token.pack()
-    assert RegionToken.unpack(packed) == token
-    assert RegionToken.unpack(memoryview(bytearray(packed))) == token
-    assert isinstance(RegionToken.unpack(packed).access, Rights)
-
-
 @given(st.integers(0, TOKEN_SIZE - 1), st.integers(1, 255))
 def test_a_changed_byte_is_noticed_or_another_token(position: int, change: int) -> None:
     data = bytearray(TOKEN.pack())

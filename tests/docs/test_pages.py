@@ -126,16 +126,6 @@ def test_the_page_on_timeouts_has_the_defaults() -> None:
     assert {name for name in vars(type(config)) if name.endswith("_timeout")} <= {*said}
 
 
-def test_each_page_is_in_one_group() -> None:
-    """Of the tables of contents of the site."""
-    groups = re.findall(
-        r"^```\{toctree\}\n(?::[^\n]*\n)*\n(.*?)```$", (DOCS / "index.md").read_text(), re.S | re.M
-    )
-    listed = " ".join(groups).split()
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"} | {"reference/index"}
-    assert sorted(listed) == sorted(pages)
-
-
 def test_what_is_generated_is_as_it_would_be_now() -> None:
     assert differing(pages()) == [], "out of date: make docs"
 
