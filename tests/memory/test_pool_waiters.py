@@ -65,41 +65,6 @@ async def test_what_never_fits_is_refused_at_once(pool: MemoryPool) -> None:
     assert (caught.value.amount, caught.value.limit) == (2 * LIMIT, LIMIT)
 
 
-async def test_first_come_first_served_whatever_the_size(pool: MemoryPool) -> None:
-    held = [pool.alloc(SLAB_SIZE), pool.alloc(SLAB_SIZE)]
-    waiting = Waiting(pool)
-    await waiting.start(LIMIT, 300, 200)
-    held.pop().release()
-    await yield_loop()
-    assert not waiting.order  # there is room for the second, but the first came first
-    with pytest.raises(QuotaError, match="3 wait"):
-        pool.alloc(1)
-    held.pop().release()
-    (await waiting.tasks[0]).release()
-    await asyncio.gather(*waiting.tasks[1:])
-    assert waiting.order == [LIMIT, 300, 200]
-    for task in waiting.tasks:
-        task.result().release()
-
-
-async def test_what_the_library_needs_for_a_moment_comes_first(pool: MemoryPool) -> None:
-    held = pool.alloc(LIMIT)
-    waiting = Waiting(pool)
-    await waiting.start(LIMIT)
-    assert pool._block_if_first(300) is None
-    brief = pool._waiters.join(300, internal=True)
-    held.release()
-    block = await brief
-    await yield_loop()
-    assert not waiting.order
-    # And it does not stand behind a user's need, which may wait for what its own task holds.
-    another = await pool._waiters.join(300, internal=True)
-    assert isinstance(another, Block)
-    block.release()
-    another.release()
-    await waiting.release_all()
-
-
 BRIEF = 64 << 10
 
 
@@ -141,42 +106,6 @@ async def test_users_get_their_turn_however_many_internal_needs_there_are(pool: 
         for _ in range(200):
             await asyncio.sleep(0)
         assert all(now > then for now, then in zip(served, before, strict=True))
-    assert pool.statistics().leases == 0
-
-
-async def test_internal_needs_go_on_while_users_wait(pool: MemoryPool) -> None:
-    """More in all than their share, one after another, while the releasing task needs them."""
-    held = pool.alloc(SLAB_SIZE)
-    waiting = Waiting(pool)
-    await waiting.start(LIMIT)
-    kept = [
-        await pool._waiters.join(BRIEF, internal=True, exempt=True)
-        for _ in range(2 * LIMIT // INTERNAL_SHARE // BRIEF)
-    ]
-    for _ in range(3 * LIMIT // INTERNAL_SHARE // BRIEF):
-        (await pool._waiters.join(BRIEF, internal=True)).release()
-    assert not waiting.order
-    for block in kept:
-        block.release()
-    held.release()
-    await waiting.release_all()
-
-
-@pytest.mark.parametrize("count", range(6))
-async def test_cancelled_at_any_moment_nothing_is_lost(pool: MemoryPool, count: int) -> None:
-    """Also between being told that the memory is there and taking it."""
-    held = pool.alloc(LIMIT)
-    waiting = Waiting(pool)
-    await waiting.start(LIMIT, SLAB_SIZE)
-    first = waiting.tasks.pop(0)
-    held.release()
-    for _ in range(count):
-        await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.wait([first])
-    if not first.cancelled():
-        first.result().release()
-    await waiting.release_all()
     assert pool.statistics().leases == 0
 
 
