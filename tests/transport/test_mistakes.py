@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import io
 import os
 import re
@@ -19,7 +18,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import aiordma
-from aiordma import Config, Connection, RemoteRegion, Rights, streams
+from aiordma import Config, Connection, RemoteRegion, streams
 from aiordma._transport.acceptor import Acceptor
 from aiordma.errors import (
     AddressError,
@@ -51,52 +50,24 @@ class Scene(NamedTuple):
     remote: RemoteRegion
     ports: dict[str, int]
 
-    def connect(self, host: Any = "", port: Any = None, **options: Any) -> Awaitable[object]:
-        options.setdefault("config", PATIENT)
-        return aiordma.connect(
-            self.factory.host if host == "" else host,
-            self.ports["cm"] if port is None else port,
-            device=self.factory.device,
-            **options,
-        )
+    def at(self, call: Callable[..., Awaitable[object]], *more: Any, **options: Any) -> Any:
+        """What connects to a port, or listens, at the address of this scene."""
+        where: dict[str, Any] = {"device": self.factory.device, "config": PATIENT}
+        return call(self.factory.host, *more, **(where | options))
 
-    def open_stream(self, port: Any, via: Any = "cm", **options: Any) -> Awaitable[object]:
-        return aiordma.open_connection(
-            self.factory.host, port, device=self.factory.device, via=via, config=PATIENT, **options
-        )
+    def serve(self, call: Callable[..., Awaitable[object]], what: Any, **options: Any) -> Any:
+        """What hands its connections to `what`."""
+        return call(what, self.factory.host, device=self.factory.device, **options)
 
-    def stream_server(self, handler: Any, **options: Any) -> Awaitable[object]:
-        return aiordma.start_stream_server(
-            handler, self.factory.host, device=self.factory.device, **options
-        )
-
-    def serve(self, factory: Any, **options: Any) -> Awaitable[object]:
-        return aiordma.create_server(
-            factory, self.factory.host, device=self.factory.device, **options
-        )
-
-    def attach(self, factory: Any) -> Awaitable[object]:
-        return aiordma.create_connection(
-            factory,
-            self.factory.host,
-            self.ports["stream cm"],
-            device=self.factory.device,
-            config=PATIENT,
-        )
+    def attach(self, factory: Any) -> Any:
+        return self.at(partial(aiordma.create_connection, factory), self.ports["stream cm"])
 
     async def sendfile(self, file: Any, *part: Any) -> None:
-        made: Any = await self.attach(asyncio.Protocol)
-        transport: asyncio.WriteTransport = made[0]
+        transport, _ = await self.attach(asyncio.Protocol)
         try:
             await streams.sendfile(transport, file, *part)
         finally:
             transport.abort()
-
-    def listen(self, port: Any, via: Any = "cm") -> Awaitable[object]:
-        return aiordma.listen(self.factory.host, port, device=self.factory.device, via=via)
-
-    async def send(self, data: Any) -> None:
-        await self.conn.send(data)
 
     async def register(self, memory: Any) -> None:
         self.conn.register(memory)
@@ -113,84 +84,63 @@ class Series:
         """Never called."""
 
 
-class Mistake(NamedTuple):
-    """`…` in the text stands for anything."""
-
-    name: str
-    make: Callable[[Any], Awaitable[object]]
-    error: type[BaseException] | tuple[type[BaseException], ...]
-    text: str
-
-
 NOT_REMOTE = (
     "the peer's memory is a RemoteRegion (recv_region, request_region, open_region) or a slice of "
     "one, not memory of this side: {local!r}"
 )
-NOT_LOCAL = (
-    "an aiordma._transport.remote_memory.RemoteRegion has no memory to use: neither the buffer "
-    "protocol nor DLPack; it is the peer's memory: read or write it (Connection.read, write)"
-)
-TEXT = (
-    "a str has no memory to use: neither the buffer protocol nor DLPack; encode it: text.encode()"
+NO_MEMORY = "… has no memory to use: neither the buffer protocol nor DLPack; "
+NOT_LOCAL = f"an …{NO_MEMORY}it is the peer's memory: read or write it (Connection.read, write)"
+TEXT = f"a str{NO_MEMORY}encode it: text.encode()"
+NO_PORT = "port is an int from 0 to 65535, not "
+NO_FACTORY = (
+    "protocol_factory is a function that returns a protocol, as a class of asyncio.Protocol, not "
 )
 OTHER_CM = '…; is an aiordma listener running there, with via="cm" and not "tcp"?'
 OTHER_TCP = '…; is an aiordma listener running there, with via="tcp" and not "cm"?'
 STREAMS = "byte streams (open_connection, create_connection, start_stream_server, create_server)"
 MESSAGES = "messages (connect, listen, start_server)"
+WRONG = (TypeError, ValueError)
+Use = Callable[[Any], Awaitable[object]]
+Kinds = type[BaseException] | tuple[type[BaseException], ...]
 
-MISTAKES = [
+
+def sends(memory: Any) -> Use:
+    return lambda s: s.conn.send(memory)
+
+
+def connects(port: Any, *kinds: str, **options: Any) -> Use:
+    call = aiordma.open_connection if "stream" in kinds else aiordma.connect
+    return lambda s: s.at(call, s.ports.get(port, port), **options)
+
+
+# What is done, the error, and its text, in which `…` stands for anything.
+MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     # ---- memory of the wrong side ----
-    Mistake("write to local", lambda s: s.conn.write(b"x" * 64, s.local), TypeError, NOT_REMOTE),
-    Mistake("write to local, 2", lambda s: s.conn.write(s.local, s.local), TypeError, NOT_REMOTE),
-    Mistake("read from local", lambda s: s.conn.read(s.local, s.local), TypeError, NOT_REMOTE),
-    Mistake(
-        "read from bytes",
-        lambda s: s.conn.read(b"x" * 8, bytearray(8)),
-        TypeError,
-        NOT_REMOTE.partition("not ")[0] + "not bytes",
-    ),
-    Mistake(
-        "compare and swap, local",
-        lambda s: s.conn.compare_and_swap(s.local, 0, 1),
-        TypeError,
-        NOT_REMOTE,
-    ),
-    Mistake("add, local", lambda s: s.conn.fetch_and_add(s.local, 1), TypeError, NOT_REMOTE),
-    Mistake(
-        "batch of a local write",
+    "write to local": (lambda s: s.conn.write(b"x" * 64, s.local), TypeError, NOT_REMOTE),
+    "read from local": (lambda s: s.conn.read(s.local, s.local), TypeError, NOT_REMOTE),
+    "swap, local": (lambda s: s.conn.compare_and_swap(s.local, 0, 1), TypeError, NOT_REMOTE),
+    "add, local": (lambda s: s.conn.fetch_and_add(s.local, 1), TypeError, NOT_REMOTE),
+    "batch of a local write": (
         lambda s: s.batch(lambda batch: batch.write(s.local, s.local)),
         TypeError,
         NOT_REMOTE,
     ),
-    Mistake(
-        "batch of a local read",
-        lambda s: s.batch(lambda batch: batch.read(s.local, s.local)),
-        TypeError,
-        NOT_REMOTE,
-    ),
-    Mistake("hand over local", lambda s: s.conn.hand_over(s.local), TypeError, NOT_REMOTE),
-    Mistake("write from remote", lambda s: s.conn.write(s.remote, s.remote), TypeError, NOT_LOCAL),
-    Mistake("read into remote", lambda s: s.conn.read(s.remote, s.remote), TypeError, NOT_LOCAL),
-    Mistake("send remote", lambda s: s.send(s.remote), TypeError, NOT_LOCAL),
-    Mistake(
-        "share remote",
+    "hand over local": (lambda s: s.conn.hand_over(s.local), TypeError, NOT_REMOTE),
+    "write from remote": (lambda s: s.conn.write(s.remote, s.remote), TypeError, NOT_LOCAL),
+    "send remote": (lambda s: s.conn.send(s.remote), TypeError, NOT_LOCAL),
+    "share remote": (
         lambda s: s.conn.send_region(s.remote),
         TypeError,
         "{remote!r} is not registered memory of this side (Connection.register, alloc); borrowed "
         "memory goes back by hand_over",
     ),
     # ---- no memory at all ----
-    Mistake("send text", lambda s: s.send("text"), TypeError, TEXT),
-    Mistake("register text", lambda s: s.register("text"), TypeError, TEXT),
-    Mistake("write text", lambda s: s.conn.write("text", s.remote), TypeError, TEXT),
-    *(
-        Mistake(
-            f"send {name}",
-            functools.partial(lambda s, data: s.send(data), data=data),
-            TypeError,
-            f"{name} has no memory to use: neither the buffer protocol nor DLPack; {hint}",
-        )
+    "register text": (lambda s: s.register("text"), TypeError, TEXT),
+    "write text": (lambda s: s.conn.write("text", s.remote), TypeError, TEXT),
+    **{
+        f"send {name}": (sends(data), TypeError, f"{name}{NO_MEMORY}{hint}")
         for name, data, hint in (
+            ("a str", "text", "encode it: text.encode()"),
             ("an int", 5, "pack it: number.to_bytes(8, 'little'), or struct.pack('<d', number)"),
             ("a NoneType", None, "an empty message is b''"),
             ("a dict", {"a": 1}, "make bytes of it: json.dumps(value).encode(), or …"),
@@ -200,184 +150,121 @@ MISTAKES = [
             ("a type", bytes, "give an object, not its class"),
             ("a tests.transport.test_mistakes.Series", Series(), "take its memory: .to_numpy()"),
         )
-    ),
+    },
     # ---- addresses ----
-    Mistake(
-        "port as text",
-        lambda s: s.connect(port="7471"),
+    "port as text": (connects("7471"), TypeError, f"{NO_PORT}str '7471'"),
+    "listen at a port as text": (
+        lambda s: s.at(aiordma.listen, "7471"),
         TypeError,
-        "port is an int from 0 to 65535, not str '7471'",
+        f"{NO_PORT}str '7471'",
     ),
-    Mistake(
-        "listen at a port as text",
-        lambda s: s.listen("7471"),
-        TypeError,
-        "port is an int from 0 to 65535, not str '7471'",
-    ),
-    Mistake(
-        "port as float",
-        lambda s: s.connect(port=5.0),
-        TypeError,
-        "port is an int from 0 to 65535, not float 5.0; round it, as with int()",
-    ),
-    Mistake(
-        "no host",
-        lambda s: s.connect(None, 5),
+    "no host": (
+        lambda s: aiordma.connect(None, 5, device=s.factory.device),  # type: ignore[arg-type]
         TypeError,
         "host is a str, as '192.0.2.1' or 'server.example', not None",
     ),
-    Mistake(
-        "host as bytes",
-        lambda s: s.connect(b"127.0.0.1", 5),
-        TypeError,
-        "host is a str, as '192.0.2.1' or 'server.example', not bytes b'127.0.0.1'",
-    ),
-    Mistake(
-        "source without a port",
-        lambda s: s.connect(source="127.0.0.1"),
+    "source without a port": (
+        connects("cm", source="127.0.0.1"),
         TypeError,
         "source is a local (host, port), as ('192.0.2.1', 0), not str '127.0.0.1'",
     ),
-    Mistake(
-        "port in use",
-        lambda s: s.listen(s.ports["cm"]),
+    "port in use": (
+        lambda s: s.at(aiordma.listen, s.ports["cm"]),
         AddressError,
         "[Errno 98] cannot … {host}:{ports[cm]}: …: Address already in use",
     ),
-    Mistake(
-        "port in use, tcp",
-        lambda s: s.listen(s.ports["tcp"], "tcp"),
+    "port in use, tcp": (
+        lambda s: s.at(aiordma.listen, s.ports["tcp"], via="tcp"),
         AddressError,
         "[Errno 98] cannot listen on {host}:{ports[tcp]}: Address already in use",
     ),
     # ---- streams ----
-    Mistake(
-        "port of no service",
-        lambda s: s.open_stream("no-such-service"),
-        AddressError,
-        "[Errno 99] port 'no-such-service' is neither a number nor a known service",
+    "limit of a stream": (
+        connects("cm", "stream", limit=0),
+        WRONG,
+        "limit is an int from 1 to 2^64 - 1, not 0",
     ),
-    *(
-        Mistake(
-            f"{name}, {said}",
-            functools.partial(make, value=value),
-            (TypeError, ValueError),
-            f"limit is an int from 1 to 2^64 - 1, not {said}",
-        )
-        for name, make in (
-            ("limit of a stream", lambda s, value: s.open_stream(s.ports["cm"], limit=value)),
-            ("limit of a server", lambda s, value: s.stream_server(noop, limit=value)),
-        )
-        for value, said in (("5", "str '5'"), (0, "0"), (2.5, "float 2.5…"), (None, "None"))
+    "limit of a server": (
+        lambda s: s.serve(aiordma.start_stream_server, noop, limit="5"),
+        WRONG,
+        "limit is an int from 1 to 2^64 - 1, not str '5'",
     ),
-    *(
-        Mistake(
-            f"{name}, {said}",
-            functools.partial(make, value=value),
-            TypeError,
-            "protocol_factory is a function that returns a protocol, as a class of "
-            f"asyncio.Protocol, not {said}",
-        )
-        for name, make in (
-            ("factory of a client", lambda s, value: s.attach(value)),
-            ("factory of a server", lambda s, value: s.serve(value)),
-        )
-        for value, said in ((5, "int 5"), (None, "None"), (asyncio.Protocol(), "Protocol …"))
+    "factory of a client": (lambda s: s.attach(5), TypeError, f"{NO_FACTORY}int 5"),
+    "factory of a server": (
+        lambda s: s.serve(aiordma.create_server, asyncio.Protocol()),
+        TypeError,
+        f"{NO_FACTORY}Protocol …",
     ),
-    Mistake(
-        "factory of no protocol",
+    "factory of no protocol": (
         lambda s: s.attach(object),
         TypeError,
         "what the factory returns is a protocol of asyncio, not object …",
     ),
-    Mistake(
-        "handler of streams, none",
-        lambda s: s.stream_server(None),
+    "handler of streams, none": (
+        lambda s: s.serve(aiordma.start_stream_server, None),
         TypeError,
         "the handler is a function of a reader and a writer, not None",
     ),
-    Mistake(
-        "handler of a connection",
-        lambda s: s.stream_server(answer_alone),
+    "handler of a connection": (
+        lambda s: s.serve(aiordma.start_stream_server, answer_alone),
         TypeError,
         "the handler <function answer_alone …> is called with a reader and a writer: too many "
         "positional arguments",
     ),
-    Mistake(
-        "start_serving as text",
-        lambda s: s.serve(asyncio.Protocol, start_serving="no"),
+    "start_serving as text": (
+        lambda s: s.serve(aiordma.create_server, asyncio.Protocol, start_serving="no"),
         TypeError,
         "start_serving is True or False, not str 'no'",
     ),
-    Mistake(
-        "host of a certificate",
-        lambda s: s.open_stream(s.ports["stream cm"], ssl=True, server_hostname=5),
+    "host of a certificate": (
+        connects("stream cm", "stream", ssl=True, server_hostname=5),
         TypeError,
         "server_hostname is a str, the name in the server's certificate, not int 5",
     ),
-    *(
-        Mistake(
-            f"sendfile, {text:.12}",
-            functools.partial(lambda s, part: s.sendfile(*part), part=part),
-            (TypeError, ValueError),
-            text,
-        )
-        for part, text in (
-            (("name",), "'name' is no regular file: read it, and use write()"),
-            ((io.BytesIO(b"x"),), "<…> is no regular file: read it, and use write()"),
-            ((None, "0"), "offset is an int from 0 to 2^64 - 1, not str '0'"),
-            ((None, 0, 0), "count is an int from 1 to 2^64 - 1, not 0"),
-        )
+    "sendfile, bytes": (
+        lambda s: s.sendfile(io.BytesIO(b"x")),
+        ValueError,
+        "<…> is no regular file: read it, and use write()",
+    ),
+    "sendfile, offset": (
+        lambda s: s.sendfile(None, "0"),
+        TypeError,
+        "offset is an int from 0 to 2^64 - 1, not str '0'",
+    ),
+    "sendfile, count": (
+        lambda s: s.sendfile(None, 0, 0),
+        ValueError,
+        "count is an int from 1 to 2^64 - 1, not 0",
     ),
     # ---- another kind of peer ----
-    Mistake(
-        "tcp at a listener of cm",
-        lambda s: s.connect(port=s.ports["cm"], via="tcp"),
+    "tcp at a listener of cm": (
+        connects("cm", via="tcp"),
         (ProtocolError, RejectedError),
         OTHER_TCP,
     ),
-    Mistake(
-        "cm at a listener of tcp",
-        lambda s: s.connect(port=s.ports["tcp"], via="cm"),
-        ConnectionManagerError,  # also RejectedError: whether the listener answers or hangs up
-        OTHER_CM,
-    ),
-    Mistake(
-        "web server, tcp",
-        lambda s: s.connect(port=s.ports["web"], via="tcp"),
+    # Also RejectedError: whether the listener answers or hangs up.
+    "cm at a listener of tcp": (connects("tcp"), ConnectionManagerError, OTHER_CM),
+    "web server, tcp": (
+        connects("web", via="tcp"),
         ProtocolError,
         "{host}:{ports[web]} does not speak aiordma's bootstrap: a web server answers; it sent "
         'b\'HTTP/1.1\'; is an aiordma listener running there, with via="tcp" and not "cm"?',
     ),
-    Mistake(
-        "web server, cm",
-        lambda s: s.connect(port=s.ports["web"], via="cm"),
-        ConnectionManagerError,
-        OTHER_CM,
-    ),
-    *(
-        mistake
-        for via in ("cm", "tcp")
-        for mistake in (
-            Mistake(
-                f"messages at a stream server, {via}",
-                functools.partial(
-                    lambda s, via: s.connect(port=s.ports[f"stream {via}"], via=via), via=via
-                ),
-                ProtocolError,
-                f"{{host}}:{{ports[stream {via}]}} has {STREAMS}, this side {MESSAGES}: use the "
-                f"same kind on both",
-            ),
-            Mistake(
-                f"stream at a message server, {via}",
-                functools.partial(lambda s, via: s.open_stream(s.ports[via], via), via=via),
-                ProtocolError,
-                f"{{host}}:{{ports[{via}]}} has {MESSAGES}, this side {STREAMS}: use the same kind "
-                f"on both",
-            ),
+    "web server, cm": (connects("web"), ConnectionManagerError, OTHER_CM),
+    **{
+        f"{kind} at {port}": (
+            connects(port, kind, via=port[-3:].strip()),
+            ProtocolError,
+            f"{{host}}:{{ports[{port}]}} has {there}, this side {here}: use the same kind on both",
         )
-    ),
-]
+        for kind, port, there, here in (
+            ("messages", "stream cm", STREAMS, MESSAGES),
+            ("messages", "stream tcp", STREAMS, MESSAGES),
+            ("stream", "cm", MESSAGES, STREAMS),
+            ("stream", "tcp", MESSAGES, STREAMS),
+        )
+    },
+}
 
 
 async def answer_alone(conn: Connection) -> None:
@@ -392,25 +279,25 @@ async def answer_in_http(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 @asynccontextmanager
 async def scene(factory: ConnectionFactory) -> AsyncIterator[Scene]:
-    host, device = factory.host, factory.device
+    host = factory.host
+    where: Callable[..., Any] = partial(dict, device=factory.device)
     async with (
-        await aiordma.listen(host, device=device, via="cm") as by_cm,
-        await aiordma.listen(host, device=device, via="tcp") as by_tcp,
-        await aiordma.start_stream_server(noop, host, device=device, via="cm") as streams_cm,
-        await aiordma.start_stream_server(noop, host, device=device, via="tcp") as streams_tcp,
+        await aiordma.listen(host, **where(via="cm")) as cm,
+        await aiordma.listen(host, **where(via="tcp")) as tcp,
+        await aiordma.start_stream_server(noop, host, **where(via="cm")) as stream_cm,
+        await aiordma.start_stream_server(noop, host, **where(via="tcp")) as stream_tcp,
         await asyncio.start_server(answer_in_http, host) as web,
-        factory.pair() as (client, server),
+        factory.sharing(64) as (client, _, _, remote),
     ):
-        with client.register(bytearray(64)) as local, server.register(bytearray(64)) as shared:
-            await server.send_region(shared, access=Rights.READ | Rights.WRITE)
-            ports = {
-                "cm": by_cm.port,
-                "tcp": by_tcp.port,
-                "web": web.sockets[0].getsockname()[1],
-                "stream cm": streams_cm.address[1],
-                "stream tcp": streams_tcp.address[1],
-            }
-            yield Scene(factory, client, local, await client.recv_region(), ports)
+        ports = {
+            "cm": cm.port,
+            "tcp": tcp.port,
+            "web": web.sockets[0].getsockname()[1],
+            "stream cm": stream_cm.address[1],
+            "stream tcp": stream_tcp.address[1],
+        }
+        with client.register(bytearray(64)) as local:
+            yield Scene(factory, client, local, remote, ports)
 
 
 def noop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -421,16 +308,15 @@ def matches(expected: str, text: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, expected.split("…"))), text) is not None
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-async def test_the_error_says_what_to_do(factory: ConnectionFactory, mistake: Mistake) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_the_error_says_what_to_do(factory: ConnectionFactory, mistake: str) -> None:
+    make, kinds, expected = MISTAKES[mistake]
     async with scene(factory) as here, factory.within(5):
-        with pytest.raises(mistake.error) as raised:
-            await mistake.make(here)
+        with pytest.raises(kinds) as raised:
+            await make(here)
         text = str(raised.value)
         host = host_port((factory.host, 0)).removesuffix(":0")
-        expected = mistake.text.format(
-            local=here.local, remote=here.remote, ports=here.ports, host=host
-        )
+        expected = expected.format(**here._asdict(), host=host)
         assert matches(expected, text), text
         assert text.count("[Errno") <= 1
         await here.conn.send(b"")  # none of them costs the connection
