@@ -33,6 +33,7 @@ from aiordma._transport.auth import new_ticket
 from aiordma._transport.connect_tcp import MAGIC, READY, TICKET
 from aiordma._transport.tcp_link import CONTROL, REFUSED
 from aiordma.errors import ConnectionManagerError, ProtocolError, UnreachableError
+from aiordma.transport import Via
 
 from .connection_factory import (
     KEY,
@@ -74,16 +75,6 @@ async def dial(factory: ConnectionFactory, port: int, auth: bytes | None) -> Con
     return await replace(factory, auth=auth).connect(port)
 
 
-async def test_the_same_key_on_both_sides(factory: ConnectionFactory) -> None:
-    async with await listening(factory, KEY) as listener:
-        client, server = await replace(factory, auth=KEY).both(listener)
-        async with client, server:
-            await check_alive(client, server)
-            # The server may speak first, and at once.
-            await server.send(b"first")
-            assert bytes(await client.recv()) == b"first"
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [(KEY, OTHER), (None, KEY), (KEY, None), (KEY[:-1], KEY)],
@@ -116,6 +107,13 @@ def admitted(
 ) -> AbstractAsyncContextManager[RawPeer]:
     """A peer that has a ticket, and is to prove the key."""
     return RawPeer.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
+
+
+def stranger(
+    factory: ConnectionFactory, listener: Listener
+) -> AbstractAsyncContextManager[Stranger]:
+    """The same without a queue pair."""
+    return Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY)
 
 
 HELLO = protocol.AuthHello(0, bytes(32))
@@ -163,28 +161,39 @@ async def test_a_peer_without_the_key_gets_nowhere(
 
 
 @one_loop
-@by_cm
-async def test_an_answer_is_good_for_its_own_connection_only(factory: ConnectionFactory) -> None:
-    """What a client said to one connection proves nothing on another."""
-    heard: list[protocol.Message] = []
+@pytest.mark.parametrize("via", ["cm", "tcp"])
+@pytest.mark.parametrize("said", ["a guess", "what another said"])
+async def test_an_answer_is_good_for_its_own_connection_only(
+    factory: ConnectionFactory, via: Via, said: str
+) -> None:
+    """What a client has said to one connection proves nothing on another."""
+    factory = replace(factory, via=via)
     async with await listening(factory, KEY) as listener:
         client, server = await replace(factory, auth=KEY).both(listener)
         async with client, server:
-            # What it said, said again: as an eavesdropper would.
             handshake = client._handshake.proof
             assert handshake is not None
-            said: list[protocol.Message] = [
-                protocol.AuthHello(0, handshake._nonce),
-                protocol.AuthProof(0, handshake._proof("client")),
-            ]
-            async with admitted(factory, listener) as peer:
-                peer.send(*(control(message) for message in said))
-                async with factory.within(5):
-                    while not heard or not isinstance(heard[-1], protocol.Goodbye):
-                        heard.append(await peer.control(5 * factory.slow))
-            last = heard[-1]
-            assert isinstance(last, protocol.Goodbye)
-            assert last.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
+            messages: list[protocol.Message] = [HELLO, PROOF]
+            if said == "what another said":
+                messages = [
+                    protocol.AuthHello(0, handshake._nonce),
+                    protocol.AuthProof(0, handshake._proof("client")),
+                ]
+            heard: list[protocol.Message] = []
+            async with factory.within(5):
+                if via == "cm":
+                    async with admitted(factory, listener) as peer:
+                        peer.send(*map(control, messages))
+                        while len(heard) < 2:
+                            heard.append(await peer.control(5 * factory.slow))
+                else:
+                    async with stranger(factory, listener) as other:
+                        other.writer.write(b"".join(map(packed_control, messages)))
+                        heard = await other.rest()
+            answer, goodbye = heard
+            assert isinstance(answer, protocol.AuthAnswer)
+            assert isinstance(goodbye, protocol.Goodbye)
+            assert goodbye.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
             await check_alive(client, server)
 
 
@@ -365,41 +374,13 @@ async def test_a_lie_on_the_socket_is_hung_up_on(factory: ConnectionFactory, lie
     async with (
         factory.witness(),
         await listening(factory, KEY) as listener,
-        Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY) as peer,
+        stranger(factory, listener) as peer,
     ):
         peer.writer.write(SOCKET_LIES[lie])
         async with factory.within(5):
             heard = await peer.rest()
         assert all(isinstance(message, protocol.AuthAnswer) for message in heard)
         await replace(factory, auth=KEY).works(listener)
-
-
-@one_loop
-@by_tcp
-@pytest.mark.parametrize("said", ["a guess", "what another said"])
-async def test_a_wrong_proof_on_the_socket(factory: ConnectionFactory, said: str) -> None:
-    """Nor is a proof good for another connection."""
-    async with await listening(factory, KEY) as listener:
-        client, server = await replace(factory, auth=KEY).both(listener)
-        async with client, server:
-            proof = client._handshake.proof
-            assert proof is not None
-            messages: list[protocol.Message] = [HELLO, PROOF]
-            if said == "what another said":
-                messages = [
-                    protocol.AuthHello(0, proof._nonce),
-                    protocol.AuthProof(0, proof._proof("client")),
-                ]
-            async with (
-                Stranger.connect(factory, listener.port, hello_data=AUTHENTICATES, key=KEY) as peer,
-                factory.within(5),
-            ):
-                peer.writer.write(b"".join(packed_control(message) for message in messages))
-                answer, goodbye = await peer.rest()
-            assert isinstance(answer, protocol.AuthAnswer)
-            assert isinstance(goodbye, protocol.Goodbye)
-            assert goodbye.code == protocol.GoodbyeCode.NOT_AUTHENTICATED
-            await check_alive(client, server)
 
 
 @one_loop
