@@ -6,19 +6,8 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
-from typing import Any
 
-import pytest
-
-from aiordma import (
-    AuthenticationError,
-    Connection,
-    ConnectionBrokenError,
-    connect,
-    listen,
-    reconnect,
-    reconnecting,
-)
+from aiordma import Connection, ConnectionBrokenError, reconnect
 from aiordma._transport.keep_alive import Probe
 from aiordma.errors import RejectedError
 from conftest import EMBEDDED
@@ -114,19 +103,6 @@ async def test_a_quiet_peer_is_not_a_silent_one(factory: ConnectionFactory) -> N
 
 
 @one_loop
-async def test_the_loop_has_no_timer_for_it(factory: ConnectionFactory) -> None:
-    """Which would cost something whenever it sleeps."""
-    scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-    before = list(scheduled)
-    async with factory.pair(replace(SMALL, keep_alive=1000.0)) as (client, server):
-        await check_alive(client, server)
-        assert client._keep_alive
-        timers = [timer for timer in scheduled if timer not in before and not timer.cancelled()]
-        # The listener is closed, so its channel ends in a while.
-        assert all("PerLoopResource._end" in repr(timer) for timer in timers)
-
-
-@one_loop
 @by_tcp
 async def test_traffic_needs_no_questions(factory: ConnectionFactory) -> None:
     """How long either takes does not matter: here the test says when it is time to ask."""
@@ -152,63 +128,6 @@ async def test_traffic_needs_no_questions(factory: ConnectionFactory) -> None:
 # ---- connecting again ----------------------------------------------------------------------------
 
 
-async def test_a_new_connection_for_each_round(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
-        rounds = 0
-        async for conn in reconnect(factory.host, listener.port, config=SMALL, **factory.where):
-            server = await listener.accept()
-            rounds += 1
-            if rounds == 2:  # the peer goes, and the body says so
-                server.abort()
-                await ends(conn.recv(), ConnectionBrokenError)
-                await server.wait_closed()
-                continue
-            await check_alive(conn, server)
-            if rounds == 3:
-                await conn.close()
-                await server.close()
-                break
-            await server.close()
-        assert rounds == 3
-
-
-@one_loop
-async def test_it_waits_for_a_listener(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = 0
-
-    async def counted(*arguments: Any, **options: Any) -> Connection:
-        nonlocal attempts
-        attempts += 1
-        return await connect(*arguments, **options)
-
-    monkeypatch.setattr(reconnecting, "connect", counted)
-
-    async def first(port: int) -> str:
-        async for conn in reconnect(
-            factory.host, port, first_delay=0.01, longest_delay=0.02, config=SMALL, **factory.where
-        ):
-            await conn.send(b"at last")
-            await conn.close()
-            return "connected"
-        raise AssertionError("it ended")
-
-    with closed_port(factory.host) as port:
-        connecting = asyncio.create_task(first(port))
-        async with factory.within(10):
-            while attempts < 3:
-                await yield_loop(1)
-        assert not connecting.done()
-        async with (
-            await listen(factory.host, port, config=SMALL, **factory.where) as listener,
-            factory.within(10),
-        ):
-            async with await listener.accept() as server:
-                assert bytes(await server.recv()) == b"at last"
-            assert await connecting == "connected"
-
-
 @one_loop
 @by_cm
 async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
@@ -221,15 +140,3 @@ async def test_attempts_are_counted(factory: ConnectionFactory) -> None:
 
     with closed_port(factory.host) as port:
         await ends(all_of_them(port), RejectedError)
-
-
-@one_loop
-async def test_what_will_not_pass_is_raised_at_once(factory: ConnectionFactory) -> None:
-    key = b"a key that the listener does not have"
-    async with await factory.listen() as listener:
-
-        async def once() -> None:
-            async for _ in reconnect(factory.host, listener.port, auth=key, **factory.where):
-                raise AssertionError("it has no key")
-
-        await ends(once(), AuthenticationError)

@@ -23,9 +23,8 @@ import pytest
 from aiordma._datapath.memory import MACHINE
 from aiordma._transport import lease_thread
 from aiordma._transport.lease_thread import Deadline, lease_seconds
-from aiordma.errors import RDMAError
 
-from .connection_factory import BUSY, no_more_threads
+from .connection_factory import BUSY
 
 LONG = 3600.0
 now = MACHINE.now
@@ -72,19 +71,6 @@ def test_the_thread_ends_with_the_last_one() -> None:
     again = threading.Event()
     lease_thread.at(MACHINE, now(), again.set)
     assert again.wait(10 * BUSY)
-    thread_ends()
-
-
-def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The action is never called, and the next deadline has another thread."""
-    thread_ends()  # that of another test
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", no_more_threads)
-        with pytest.raises(RDMAError, match=r"is not shared: .*can't start new thread"):
-            lease_thread.at(MACHINE, now(), pytest.fail)
-    done = threading.Event()
-    lease_thread.at(MACHINE, now(), done.set)
-    assert done.wait(10 * BUSY)
     thread_ends()
 
 
