@@ -3,22 +3,19 @@
 Run as `python -m tests.transport.child ROLE DEVICE VIA HOST`.  It prints the port it listens on,
 then one line per thing that has happened; see `Child` for the other side.
 
-Role `crowd` connects instead, as often as a last argument says, to a port that it is told on its
-input; says so when all have had an echo, and closes them at the next line of its input.  Role
-`dial` connects to the port that is its last argument, and stays.
+Role `dial` connects instead, to the port that is its last argument, and stays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import sys
 from typing import cast
 
 from aiordma import Connection, connect, listen
 from aiordma.transport import Via
 
-from .connection_factory import ALL, SMALL, echo, pattern
+from .connection_factory import ALL, SMALL, echo
 
 
 def say(text: object) -> None:
@@ -67,40 +64,9 @@ async def talk(conn: Connection) -> None:
 ROLES = {role.__name__: role for role in (echo, share, busy, deaf, stay, talk)}
 
 
-def allow_files() -> None:
-    """As many open files as this process may ask for: the library leaves the limit as it is."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-async def crowd(device: str, via: str, host: str, count: int) -> None:
-    allow_files()
-    port = int(sys.stdin.readline())
-    patient = SMALL
-    conns = await asyncio.gather(
-        *(
-            connect(host, port, device=device, via=cast(Via, via), config=patient)
-            for _ in range(count)
-        )
-    )
-
-    async def talk(conn: Connection, number: int) -> bool:
-        await conn.send(pattern(64, number))
-        with await conn.recv() as message:
-            return message == pattern(64, number)
-
-    say(sum(await asyncio.gather(*(talk(conn, n) for n, conn in enumerate(conns)))))
-    await asyncio.to_thread(sys.stdin.readline)
-    await asyncio.gather(*(conn.close() for conn in conns))
-
-
-async def main(role: str, device: str, via: str, host: str, count: str = "0") -> None:
-    if role == "crowd":
-        await crowd(device, via, host, int(count))
-        return
+async def main(role: str, device: str, via: str, host: str, port: str = "0") -> None:
     if role == "dial":
-        port = int(count)
-        await stay(await connect(host, port, device=device, via=cast(Via, via), config=SMALL))
+        await stay(await connect(host, int(port), device=device, via=cast(Via, via), config=SMALL))
     async with await listen(host, 0, device=device, via=cast(Via, via), config=SMALL) as listener:
         say(listener.port)
         async with await listener.accept() as conn:

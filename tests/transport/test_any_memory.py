@@ -15,10 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from aiordma import BufferStateError, Config, Connection, DmabufRegion, Rights, VerbsError
+from aiordma import BufferStateError, Config, Connection, DmabufRegion, VerbsError
 from aiordma._native import failure
 from aiordma.errors import LocalProtectionError, RemoteAccessError, UnsupportedError
-from aiordma.mr_pool import Registration
 from aiordma.verbs import bytes_of
 from tests.dlpack import BFLOAT, CUDA, OwnTensor
 
@@ -201,20 +200,6 @@ async def test_memory_of_another_device(factory: ConnectionFactory, file: int) -
         assert os.pread(file, LONG, 3 * LONG) == bytes(LONG)  # not shared, and not touched
 
 
-@pytest.mark.needs("dma-buf")
-async def test_only_the_part_that_is_shared(factory: ConnectionFactory, file: int) -> None:
-    """The key covers exactly the slice, and the rights are those that were named."""
-    async with factory.pair(Config()) as (client, server):
-        with server.register_dmabuf(file, LONG, offset=4096) as region:
-            share, remote = await give(server, client, region[16:80], Rights.READ)
-            assert (len(remote), remote.rights) == (64, Rights.READ)
-            assert (share.token.length, share.token.access) == (64, Rights.READ)
-            os.pwrite(file, pattern(64), 4096 + 16)
-            target = bytearray(64)
-            await client.read(remote[:], target)
-            assert target == pattern(64)
-
-
 @one_loop
 @pytest.mark.needs("dma-buf")
 @pytest.mark.parametrize("end", ["the owner's", "the user's"])
@@ -261,20 +246,6 @@ async def test_what_another_devices_memory_cannot_do(factory: ConnectionFactory,
 
 def forget(conn: Connection, file: int) -> None:
     assert isinstance(conn.register_dmabuf(file, 64), DmabufRegion)
-
-
-@one_loop
-@pytest.mark.needs("dma-buf")
-async def test_closed_during_an_operation(factory: ConnectionFactory, file: int) -> None:
-    async with factory.pair(Config()) as (client, _):
-        region = client.register_dmabuf(file, LONG)
-        registration = region.pinned
-        assert isinstance(registration, Registration)
-        region[:8]._pin()
-        region.close()
-        assert not registration.mr.closed
-        region._unpin()
-        assert registration.mr.closed
 
 
 @one_loop

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -17,12 +15,10 @@ import pytest
 from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError
 
 from .connection_factory import (
-    ALL,
     ALONE,
     SMALL,
     ConnectionFactory,
     cancelled_after,
-    check_alive,
     ends,
     exchange,
     pattern,
@@ -35,32 +31,6 @@ pytestmark = on_pair
 
 
 # ---- regions -------------------------------------------------------------------------------------
-
-
-async def test_send_region_cancelled_at_any_time(factory: ConnectionFactory) -> None:
-    async with factory.pair(replace(SMALL, max_regions=100)) as (client, server):
-        with client.alloc(100) as buffer:
-            for count in factory.cancel_points:
-                for share in await cancelled_after(
-                    count, lambda: client.send_region(buffer, access=ALL)
-                ):
-                    share.revoke()
-            assert client._sharing.shared == 0
-        await check_alive(client, server)
-
-
-async def test_hand_over_cancelled_at_any_time(factory: ConnectionFactory) -> None:
-    """It is done all the same, once it has begun."""
-    async with factory.pair() as (client, server):
-        for count in factory.cancel_points:
-            region = await client.request_region(8)
-            await cancelled_after(count, partial(client.hand_over, region))
-            if region._usable:  # it had not begun
-                assert not count
-                await client.hand_over(region)
-            (await server.recv_buffer()).release()
-        assert server._sharing.shared == 0
-        await check_alive(client, server)
 
 
 @pytest.mark.parametrize("what", ["region", "buffer"])

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from aiordma import AuthenticationError, Config, Connection, Listener, connect, streams, verbs
+from aiordma import AuthenticationError, Config, Connection, Listener, connect, verbs
 from aiordma._datapath.memory import Clock
 from aiordma._loop.driver import RequestDriver
 from aiordma._loop.time_share import BURST, SHARE, TimeShare
@@ -165,27 +165,6 @@ async def test_handshakes_leave_open_connections_their_time(
             for task in turned_away:
                 await task
         events.release()
-
-
-@one_loop
-async def test_an_honest_client_of_a_stream_server(factory: ConnectionFactory) -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(await reader.read(100))
-        writer.close()
-
-    async with (
-        await streams.start_stream_server(
-            echo, factory.host, config=SMALL, **factory.where
-        ) as server,
-        crowd(factory, server.address[1], b""),
-        factory.within(1),
-    ):
-        reader, writer = await streams.open_connection(
-            factory.host, server.address[1], config=SMALL, **factory.where
-        )
-        writer.write(b"hello")
-        assert await reader.read() == b"hello"
-        writer.close()
 
 
 @one_loop

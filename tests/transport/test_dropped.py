@@ -19,21 +19,12 @@ from aiordma import (
     Rights,
     device_events,
     start_server,
-    streams,
 )
 from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import ProtectionDomain, live, open_device
 
-from .connection_factory import (
-    SMALL,
-    ConnectionFactory,
-    check_alive,
-    echo,
-    ends,
-    shared,
-    yield_loop,
-)
+from .connection_factory import ConnectionFactory, check_alive, echo, ends, shared, yield_loop
 from .marks import one_loop
 
 
@@ -197,33 +188,6 @@ async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) 
     kept = gone()
     assert kept is not None
     await kept.close()
-
-
-@pytest.mark.skipif(not hasattr(asyncio.StreamWriter, "__del__"), reason="new in Python 3.11.5")
-@one_loop
-async def test_a_dropped_stream(factory: ConnectionFactory) -> None:
-    """`asyncio.StreamWriter` closes its transport when it is dropped."""
-    before = live()
-
-    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said.set_result(await reader.read())
-        writer.close()
-        await writer.wait_closed()
-
-    said: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    where: dict[str, Any] = {**factory.where, "config": SMALL}
-    async with await streams.start_stream_server(read, factory.host, **where) as server:
-        reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
-        writer.write(b"hello")
-        kept = [reader, writer]
-        del reader, writer
-        with pytest.warns(ResourceWarning, match="unclosed <StreamWriter"):
-            drop(kept)
-        async with factory.within(5):
-            assert await said == b"hello"
-    async with factory.within(5):
-        while live() != before:
-            await yield_loop(1)
 
 
 # ---- cycles --------------------------------------------------------------------------------------

@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import resource
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aiordma import Connection, Server, start_server
-from aiordma.mr_pool import SPARE_SLABS
 from aiordma.testing import Held
 
 from .connection_factory import SMALL, ConnectionFactory, echo, pattern, pool_statistics, yield_loop
@@ -23,9 +17,7 @@ from .marks import one_loop
 
 # The virtual machine sets up some ten connections a second, and its device has room for few.
 IN_A_ROW = {"embedded0": 1000}
-FROM_ELSEWHERE = {"embedded0": 1000}
 FEWER_IN_A_ROW = 60
-FEWER_AT_ONCE = 30
 # Bytes by which this process may grow: what a heap's fragments come to, far below what as many
 # leaked connections would. The address sanitizer keeps freed memory and traces for a while.
 GROWTH = (32 if "ASAN_OPTIONS" in os.environ else 4) << 20
@@ -86,50 +78,3 @@ async def test_one_after_another(factory: ConnectionFactory) -> None:
             await yield_loop(1)
             await check_growth(factory, anchor, before, leases)
             assert resident() - memory < GROWTH
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    """More open files than systems allow by default, which are 1,024; the library asks for none."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@one_loop
-@pytest.mark.usefixtures("many_files")
-async def test_from_another_process(factory: ConnectionFactory) -> None:
-    """All at a time into one process, which then has what it had before."""
-    count = FROM_ELSEWHERE.get(factory.device, FEWER_AT_ONCE)
-    patient = replace(SMALL, max_handshakes=count)
-    server = await start_server(
-        echo, factory.host, 0, backlog=count, config=patient, **factory.where
-    )
-    async with server, await factory.connect(server.port) as anchor:
-        await talk(anchor, 0)
-        (first,) = server._tasks
-
-        async def crowd(size: int) -> None:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-W", "error", "-m", "tests.transport.child", "crowd",
-                factory.device, factory.via, factory.host, str(size),
-                cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(f"{server.port}\n".encode())
-            assert int(await process.stdout.readline()) == size  # so many echoes were right
-            assert server.connections == size + 1
-            process.stdin.write(b"close\n")
-            await others_end(server, first)
-            assert await process.wait() == 0
-            await yield_loop(1)
-
-        await crowd(10)  # what a child process needs, and the first rush leaves behind
-        gc.collect()
-        before, leases = Held.now(), pool_statistics(anchor).leases
-        before.objects["MemoryRegion"] += SPARE_SLABS  # the others were given back
-        await crowd(count)
-        await check_growth(factory, anchor, before, leases)
-        await talk(anchor, 1)
