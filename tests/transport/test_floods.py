@@ -12,15 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from aiordma import ConnectionBrokenError, MessageTooLongError, ProtocolError, RemoteRegion, Rights
+from aiordma import ConnectionBrokenError, MessageTooLongError, ProtocolError, Rights
 from aiordma._core import protocol
 from aiordma._core.frames import FrameKind
-from aiordma._core.region import RegionToken
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern
 from .inside import figures
 from .marks import by_tcp, on_device, on_pair
-from .raw_peer import Piece, RawPeer, acknowledgement, control, frame, read_request, rendezvous
+from .raw_peer import Piece, RawPeer, frame, rendezvous
 from .test_hostile import REMOTE_READ, drain, ends_with, finish, victim
 
 pytestmark = on_pair
@@ -117,31 +116,6 @@ async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFacto
 
 
 # ---- answers that were not asked for -------------------------------------------------------------
-
-
-async def test_the_same_request_granted_twice(factory: ConnectionFactory) -> None:
-    async with victim(factory) as (conn, peer):
-        asking = asyncio.create_task(conn.request_region(8))
-        request = await peer.control(factory.slow)
-        assert isinstance(request, protocol.RegionRequest)
-        grant = protocol.RegionGrant(
-            request.request_id, RegionToken(1, 0x1000, 8, 1, Rights.READ | Rights.WRITE)
-        )
-        peer.send(control(grant), control(grant))
-        assert isinstance(await asking, RemoteRegion)
-        await ends_with(factory, conn, ProtocolError, "not made")
-
-
-async def test_the_same_message_read_twice(factory: ConnectionFactory) -> None:
-    async with victim(factory) as (conn, peer):
-        sending = asyncio.create_task(conn.send(pattern(5000)))
-        async with factory.within(1):
-            kind, content = await peer.frames.get()
-        assert kind is FrameKind.RNDV_RTS
-        done = acknowledgement(read_request(content)[0])
-        peer.send(done, done)
-        await sending
-        await ends_with(factory, conn, ProtocolError, "not offered")
 
 
 # ---- ends ----------------------------------------------------------------------------------------
