@@ -16,11 +16,6 @@ def figures(conn: Connection) -> dict[str, int]:
     return conn._messages.figures()
 
 
-def seem_busy(conn: Connection, count: int) -> None:
-    """As if `count` more work requests (or so many fewer) were under way."""
-    conn._queue.capacity += count
-
-
 class Begun(Generic[T]):
     """A `send` or `recv` that has taken its first step and waits, whatever task goes on with it.
 

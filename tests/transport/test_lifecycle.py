@@ -28,6 +28,7 @@ from aiordma import (
     verbs,
 )
 from aiordma._core import protocol
+from aiordma._core.connection_states import ConnectionState, LifecycleEvent, transition
 from aiordma._datapath import one_sided
 from aiordma._loop import per_loop_resource
 from aiordma._transport.connect_cm import CMLink
@@ -39,6 +40,7 @@ from aiordma.cm import EventType
 from aiordma.errors import (
     AuthenticationError,
     DeviceEventError,
+    InternalError,
     QuotaError,
     RDMAError,
     RejectedError,
@@ -395,6 +397,13 @@ async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -
 
 
 # ---- abort ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.any_device
+def test_an_event_that_cannot_be() -> None:
+    """It is a bug, and said to be one."""
+    with pytest.raises(InternalError, match="CONNECTING got the event DRAINED"):
+        transition(ConnectionState.CONNECTING, LifecycleEvent.DRAINED)
 
 
 @pytest.mark.any_device
