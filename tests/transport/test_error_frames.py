@@ -108,17 +108,14 @@ UNREGISTERED: dict[str, Callable[[Given, Any], Any]] = {
 
 # What is refused before anything happens.
 REFUSED: dict[str, tuple[int, Callable[[Given, Any], Any]]] = {
-    "too short": (100, lambda given, memory: given.client.write(memory, given.remote[:])),
+    "too short": (100, UNREGISTERED["write"]),
     "too short, long": (LONG, lambda given, memory: given.client.write(memory, given.remote[:9])),
-    "read of another length": (100, lambda given, memory: given.client.read(given.remote, memory)),
+    "read of another length": (100, UNREGISTERED["read"]),
     "read into a long one": (
         LONG,
         lambda given, memory: given.client.read(given.remote[:9], memory),
     ),
-    "batch": (
-        100,
-        lambda given, memory: in_a_batch(given, lambda batch: batch.read(given.remote, memory)),
-    ),
+    "batch": (100, UNREGISTERED["read in a batch"]),
     "rights": (100, lambda given, memory: given.pd.reg_mr(memory, AccessFlags.REMOTE_WRITE)),
     "other rights": (
         100,

@@ -23,7 +23,6 @@ from aiordma import (
     ConnectionManagerError,
     ProtocolError,
     RemoteRegion,
-    connect,
     listen,
     verbs,
 )
@@ -110,28 +109,6 @@ async def test_a_client_has_sent_and_closed_before_it_is_accepted(
             await ends(server.recv(), ConnectionClosedError)
 
 
-async def test_what_a_connection_says_of_itself(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
-        assert listener.host == factory.host
-        assert listener.port > 0
-        assert listener.device == factory.device
-        assert factory.device in repr(listener)
-        client, server = await factory.both(listener)
-        async with client, server:
-            assert client.device == server.device == factory.device
-            assert not client.closed
-            assert client.peer_address is not None
-            assert server.local_address is not None
-            assert client.peer_address[0] == server.local_address[0] == factory.host
-            assert client.peer_address[1] == listener.port
-            assert client.local_address == server.peer_address
-            assert "open" in repr(client)
-            assert client.max_message == SMALL.max_message
-        assert client.closed
-        assert "closed" in repr(client)
-    assert "closed" in repr(listener)
-
-
 @pytest.mark.parametrize("address", ["", "::", "0.0.0.0"])
 @one_loop
 async def test_listening_on_every_address(factory: ConnectionFactory, address: str) -> None:
@@ -181,19 +158,6 @@ async def test_device_from_the_environment(
     monkeypatch.setenv("AIORDMA_DEVICE", factory.device)
     async with await listen(factory.host) as listener:
         assert listener.device == factory.device
-
-
-@one_loop
-async def test_source_address(factory: ConnectionFactory) -> None:
-    async with await factory.listen() as listener:
-        accepting = asyncio.create_task(listener.accept())
-        async with await connect(
-            factory.host, listener.port, source=(factory.host, 0), config=SMALL, **factory.where
-        ) as client:
-            assert client.local_address is not None
-            assert client.local_address[0] == factory.host
-            async with await accepting as server:
-                await check_alive(client, server)
 
 
 @one_loop
@@ -368,19 +332,6 @@ async def finish(task: asyncio.Task[Any]) -> object:
     return await task
 
 
-async def test_messages_that_arrived_outlive_the_end(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        for n in range(SMALL.data_receives):
-            await client.send(pattern(1000 if n else 5000, n))
-        await client.close()
-        async with factory.within(1):
-            await server.wait_closed()
-        for n in range(SMALL.data_receives):
-            with await server.recv() as message:
-                assert message == pattern(1000 if n else 5000, n)
-        await ends(server.recv(), ConnectionClosedError)
-
-
 @one_loop
 async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -> None:
     async with factory.pair() as (anchor, other):
@@ -428,23 +379,6 @@ def test_an_end_is_told_once(root: RDMAError) -> None:
     told_once(error)
 
 
-async def test_abort_is_seen_as_broken(factory: ConnectionFactory) -> None:
-    async with factory.witness(), factory.pair() as (client, server):
-        waiting = asyncio.create_task(server.recv())
-        requests = asyncio.create_task(server.recv_region())
-        await yield_loop(2)
-        client.abort()
-        async with factory.within(1):
-            for task in (waiting, requests):
-                error = await ends(finish(task), ConnectionBrokenError)
-                assert "the peer left without a goodbye" in str(error)
-            await client.wait_closed()
-            await server.wait_closed()
-        await ends(client.recv(), ConnectionClosedError)
-        await ends(server.send(b"x"), ConnectionBrokenError)
-        assert "broken" in repr(server)
-
-
 @one_loop
 async def test_async_for_over_a_broken_connection(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
@@ -485,47 +419,6 @@ async def test_listener_close(factory: ConnectionFactory) -> None:
         await ends(factory.connect(listener.port), RejectedError)
     async with client, server:
         await check_alive(client, server)
-
-
-@one_loop
-@by_cm
-async def test_connection_for_an_acceptor_that_is_cancelled_just_then(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between being told of it and taking it: the next acceptor gets it."""
-    async with await factory.listen() as listener:
-        first, second = (asyncio.create_task(listener.accept()) for _ in range(2))
-        await yield_loop(2)
-        wake = listener._waiters.wake
-
-        def wake_and_cancel() -> None:
-            wake()
-            first.cancel()
-
-        monkeypatch.setattr(listener._waiters, "wake", wake_and_cancel)
-        client = await factory.connect(listener.port)
-        async with factory.within(2):
-            server = await second
-        assert first.cancelled()
-        async with client, server:
-            await check_alive(client, server)
-
-
-@one_loop
-async def test_listener_closes_during_a_handshake(factory: ConnectionFactory) -> None:
-    for count in (0, 1, 2, 3, 5, 8, 13, 21):
-        listener = await factory.listen()
-        connecting = asyncio.create_task(factory.connect(listener.port))
-        await yield_loop(count)
-        async with factory.within(1):
-            await listener.close()
-        try:
-            async with factory.within(2):
-                conn = await connecting
-        except (OSError, ProtocolError):
-            continue
-        async with factory.within(1):
-            await ends(conn.recv(), ConnectionBrokenError, ConnectionClosedError)
 
 
 @one_loop
