@@ -18,7 +18,6 @@ import pytest
 from aiordma import (
     Connection,
     ConnectionBrokenError,
-    ConnectionClosedError,
     RemoteRegion,
     Rights,
     mr_pool,
@@ -219,27 +218,6 @@ async def test_before_the_proof_on_a_channel_of_their_own(
         made.close()
 
 
-@vias
-@auths
-@one_loop
-async def test_rights_after_the_proof(
-    factory: ConnectionFactory, via: Via, auth: bytes | None
-) -> None:
-    """Both sides may use what is shared with them, at once."""
-    factory = replace(factory, via=via, auth=auth)
-    async with await factory.listen(PATIENT) as listener:
-        client, server = await factory.both(listener)
-        async with client, server:
-            for owner, user in ((client, server), (server, client)):
-                with owner.alloc(8) as buffer:
-                    buffer.view[:] = bytes(8)
-                    share, remote = await give(owner, user, buffer, ALL)
-                    assert await user.fetch_and_add(remote, 7) == 0
-                    await user.write(pattern(8), remote)
-                    assert buffer.view == pattern(8)
-                    share.revoke()
-
-
 @one_loop
 async def test_memory_that_may_only_be_read(factory: ConnectionFactory) -> None:
     """bytes, and a mapping without the right to write: they can be shared for reading."""
@@ -392,34 +370,3 @@ async def test_windows_are_used_again(factory: ConnectionFactory) -> None:
                 await exchange(client, server, pattern(LONG, n))
             assert verbs.live()["MemoryWindow"] == before + 1
         assert verbs.live().get("MemoryWindow", 0) == before
-
-
-@one_loop
-async def test_end_with_messages_on_offer(factory: ConnectionFactory) -> None:
-    """The windows of messages that were never read go with their connection."""
-    before = verbs.live().get("MemoryWindow", 0)
-    async with raw_pair(factory) as (conn, peer):
-        sending, _, _ = await offer(factory, conn, peer, pattern(LONG))
-        conn.abort()
-        await conn.wait_closed()
-        with pytest.raises(ConnectionClosedError):
-            await sending
-    assert verbs.live().get("MemoryWindow", 0) == before
-
-
-@one_loop
-async def test_more_pieces_than_the_send_queue_has_room_for(factory: ConnectionFactory) -> None:
-    """Each takes an entry for its bind; too many are joined, and a full queue is waited for."""
-    async with factory.pair() as (client, server):
-        for count in (1, 2, 14, 15, 16, 17, 40):
-            parts = [pattern(4096, n) for n in range(count)]
-            receiving = asyncio.create_task(server.recv())
-            others = [asyncio.create_task(client.send(bytes([n]))) for n in range(3)]
-            await client.send(parts)
-            with await receiving as first:
-                received = bytes(first)
-            for _ in others:
-                with await server.recv() as message:
-                    received += bytes(message)
-            assert sorted(received) == sorted(b"".join(parts) + bytes(range(3)))
-            await asyncio.gather(*others)
