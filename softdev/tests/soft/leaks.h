@@ -1,4 +1,4 @@
-/* What a process holds that it has to give back: descriptors and threads. */
+/* What a process holds that it has to give back: descriptors, shared memory and threads. */
 #pragma once
 
 #include <dirent.h>
@@ -20,10 +20,25 @@ static inline int entries_of(const char *folder)
 	return count;
 }
 
-/* File descriptors and threads of this process, in one number. */
+/* Mappings of memory that is shared through a file descriptor. */
+static inline int shared_mappings(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	char line[512];
+	int count = 0;
+
+	CHECK(maps);
+	while (fgets(line, sizeof(line), maps))
+		count += strstr(line, "memfd:") != NULL;
+	fclose(maps);
+	return count;
+}
+
+/* File descriptors, shared mappings and threads of this process, in one number. */
 static inline int resources(void)
 {
-	return entries_of("/proc/self/fd") * 1000 + entries_of("/proc/self/task");
+	return (entries_of("/proc/self/fd") + shared_mappings()) * 1000 +
+	       entries_of("/proc/self/task");
 }
 
 static inline int open_sockets(void)
@@ -44,7 +59,7 @@ static inline int open_sockets(void)
 	return count;
 }
 
-/* As many descriptors, and no more threads: one that has been joined is listed for a moment longer,
+/* As many descriptors and mappings, and no more threads: one that has been joined is listed for a moment longer,
  * and may have been counted. */
 static inline bool as_before(int before)
 {
