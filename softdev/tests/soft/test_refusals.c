@@ -1,6 +1,6 @@
 /* What a responder refuses, it refuses before anything of it has happened, and for the first reason
  * that there is (IBTA 9.7.4.1). */
-#include "fault_side.h"
+#include "verbs_side.h"
 
 /* A chain of which the last request is refused with `status`, and the responder told `event`. */
 static void last_refused(struct side *a, struct side *b, const struct request *requests, int count,
@@ -97,23 +97,6 @@ static void alignment(void)
 	}
 }
 
-/* The requester's own memory goes while the answer is on its way: every piece of it is looked at.
- */
-static void taken_away(enum ibv_wr_opcode opcode)
-{
-	struct side a, b;
-
-	open_pair(&a, &b, (struct options){0});
-	spec("delay=30ms");
-	POST(&a, opcode, .wr_id = 1, .length = 8, REMOTE(&b, 0));
-	CHECK_EQUAL(verbs->ibv_dereg_mr(a.mr), 0);
-	a.mr = NULL;
-	CHECK_EQUAL(mprotect(a.memory, 4096, PROT_NONE), 0); /* an access would be seen */
-	expect_wc(&a, 1, IBV_WC_LOC_PROT_ERR);
-	no_faults();
-	close_pair(&a, &b);
-}
-
 int main(void)
 {
 	limit_seconds(60);
@@ -121,7 +104,5 @@ int main(void)
 	STEP(nothing_written(false));
 	STEP(nothing_written(true));
 	STEP(alignment());
-	STEP(taken_away(IBV_WR_RDMA_READ));
-	STEP(taken_away(IBV_WR_ATOMIC_FETCH_AND_ADD));
 	return 0;
 }
