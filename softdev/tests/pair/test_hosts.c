@@ -80,7 +80,7 @@ static struct options some_timeout(void)
 static void open_host(int host, struct options options)
 {
 	open_side(at(host), options);
-	CHECK_EQUAL(fcntl(sides[host].context->async_fd, F_SETFL, O_NONBLOCK), 0);
+	SUCCEEDS(fcntl(sides[host].context->async_fd, F_SETFL, O_NONBLOCK));
 	sides[host].psn = draw(0x1000000);
 	fill(sides[host].memory, MEMORY, (unsigned)host);
 }
@@ -125,7 +125,7 @@ static void works(void)
 	for (int i = 0; i < SIDES; i++) {
 		ask(i, 100);
 		expect_after(i, 100, IBV_WC_SUCCESS, 0);
-		CHECK_EQUAL(post_recv_at(at(1 - i), 101, 0, LENGTH), 0);
+		SUCCEEDS(post_recv_at(at(1 - i), 101, 0, LENGTH));
 		POST(at(i), IBV_WR_SEND, .wr_id = 102, .length = LENGTH);
 		expect_after(i, 102, IBV_WC_SUCCESS, 0);
 		expect_after(1 - i, 101, IBV_WC_SUCCESS, 0);
@@ -135,7 +135,7 @@ static void works(void)
 static void connect_anew(void)
 {
 	for (int i = 0; i < SIDES; i++)
-		CHECK_EQUAL(to_state(at(i), IBV_QPS_RESET), 0);
+		SUCCEEDS(to_state(at(i), IBV_QPS_RESET));
 	connect_hosts();
 	works();
 }
@@ -207,7 +207,7 @@ static void exchange_all(int from, unsigned round)
 	struct side *peer = at(1 - from);
 	struct ibv_wc wc;
 
-	CHECK_EQUAL(post_recv_at(peer, 10, SENT, LENGTH), 0);
+	SUCCEEDS(post_recv_at(peer, 10, SENT, LENGTH));
 	fill(at(from)->memory + SENT, LENGTH, round);
 	memset(sides[from].memory + READ, 0, LENGTH);
 	POST(at(from), IBV_WR_SEND_WITH_IMM, .wr_id = 0, .offset = SENT, .length = LENGTH,
@@ -243,12 +243,12 @@ static void spec_of_one(void)
 		memset(sides[i].memory + COUNTER, 0, 8);
 	}
 	if (!late)
-		CHECK_EQUAL(aiordma_embedded_faults(spec, error, sizeof(error)), 0);
+		SUCCEEDS(aiordma_embedded_faults(spec, error, sizeof(error)));
 	connect_hosts();
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		enter(1);
 		if (late && round == 5)
-			CHECK_EQUAL(aiordma_embedded_faults(spec, error, sizeof(error)), 0);
+			SUCCEEDS(aiordma_embedded_faults(spec, error, sizeof(error)));
 		exchange_all(round & 1, round);
 	}
 	for (int i = 0; i < SIDES; i++)
@@ -323,7 +323,7 @@ static void death_after_reading(void)
 static void end_told(void)
 {
 	begin(some_timeout());
-	CHECK_EQUAL(to_state(at(1), chance(500) ? IBV_QPS_RESET : IBV_QPS_ERR), 0);
+	SUCCEEDS(to_state(at(1), chance(500) ? IBV_QPS_RESET : IBV_QPS_ERR));
 	pass(0, TRANSIT_NS);
 	CHECK(!is_up(&sides[0]));
 	CHECK_EQUAL(state_of(at(0)), IBV_QPS_RTS);
@@ -461,7 +461,7 @@ static void not_ready(void)
 		return;
 	}
 	pass(0, 1000 * delay_ns);
-	CHECK_EQUAL(post_recv_at(at(1), 2, 0, 8), 0);
+	SUCCEEDS(post_recv_at(at(1), 2, 0, 8));
 	CHECK(completes(0, delay_ns + TRANSIT_NS, &wc));
 	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 }
@@ -475,9 +475,7 @@ static void drains(void)
 
 	begin(some_timeout());
 	ask(0, 1);
-	CHECK_EQUAL(
-		verbs->ibv_modify_qp(at(0)->qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
-		0);
+	SUCCEEDS(verbs->ibv_modify_qp(at(0)->qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	expect_no_event(at(0));
 	expect_after(0, 1, IBV_WC_SUCCESS, 0);
 	expect_event(at(0), IBV_EVENT_SQ_DRAINED);
@@ -491,7 +489,7 @@ static void own_memory_withdrawn(void)
 	begin(some_timeout());
 	POST(at(0), atomic ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_RDMA_READ, .wr_id = 1,
 	     .length = atomic ? 8 : LENGTH, REMOTE(&sides[1], 0));
-	CHECK_EQUAL(verbs->ibv_dereg_mr(at(0)->mr), 0);
+	SUCCEEDS(verbs->ibv_dereg_mr(at(0)->mr));
 	expect_after(0, 1, IBV_WC_LOC_PROT_ERR, 0);
 	CHECK_EQUAL(state_of(at(0)), IBV_QPS_ERR);
 	CHECK(filled(sides[0].memory, MEMORY, 0));
@@ -504,7 +502,7 @@ static void memory_read_withdrawn(void)
 	POST(at(0), IBV_WR_RDMA_READ, .wr_id = 1, .length = LENGTH, REMOTE(&sides[1], 0));
 	wire.blocked_until[1] = fuzz_now_ns + BLOCKED_NS;
 	pass(0, BLOCKED_NS / 2);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(at(1)->mr), 0);
+	SUCCEEDS(verbs->ibv_dereg_mr(at(1)->mr));
 	expect_after(0, 1, IBV_WC_REM_ACCESS_ERR, BLOCKED_NS / 2);
 	CHECK(filled(sides[0].memory, MEMORY, 0));
 	CHECK_EQUAL(state_of(at(1)), IBV_QPS_ERR);

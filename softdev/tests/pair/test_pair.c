@@ -462,9 +462,8 @@ static void take_completions(int host)
 		}
 	} else if (chance(300)) {
 		home->armed = chance(700) ? ALWAYS : SOLICITED;
-		CHECK_EQUAL(home->side.context->ops.req_notify_cq(home->side.cq,
-								  home->armed == SOLICITED),
-			    0);
+		SUCCEEDS(home->side.context->ops.req_notify_cq(home->side.cq,
+							       home->armed == SOLICITED));
 	}
 }
 
@@ -520,11 +519,10 @@ static void post_receive(struct end *end, uint32_t length)
 	uint64_t of = (uint64_t)(queue - homes[host_of(end)].queues + 1) << 32;
 
 	memset(to, 0xee, longest);
-	CHECK_EQUAL(post_recv_wr(on(end),
-				 &(struct ibv_recv_wr){.wr_id = of | (queue->posted * DEPTH + at),
-						       .sg_list = sges,
-						       .num_sge = first < length ? 2 : 1}),
-		    0);
+	SUCCEEDS(post_recv_wr(on(end),
+			      &(struct ibv_recv_wr){.wr_id = of | (queue->posted * DEPTH + at),
+						    .sg_list = sges,
+						    .num_sge = first < length ? 2 : 1}));
 	queue->receives[at].used = true;
 	queue->receives[at].number = queue->posted++;
 	note("%s posts a receive", end->name);
@@ -804,7 +802,7 @@ static void drop_receives(struct end *end)
 static void reset(struct end *end)
 {
 	drop_receives(end);
-	CHECK_EQUAL(to_state(on(end), IBV_QPS_RESET), 0);
+	SUCCEEDS(to_state(on(end), IBV_QPS_RESET));
 }
 
 static void destroy(struct end *end)
@@ -903,7 +901,7 @@ static void open_home(int host, struct options options)
 	if (wire.roce)
 		take_addresses(host);
 	at = home->side.memory;
-	CHECK_EQUAL(fcntl(home->side.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	SUCCEEDS(fcntl(home->side.channel->fd, F_SETFL, O_NONBLOCK));
 	CHECK(home->xrcd = extended(home->side.context)->open_xrcd(home->side.context, &domain));
 	home->armed = NEVER;
 	EACH(end)
@@ -1001,14 +999,14 @@ static void spoil(bool loses)
 		pass(draw(8000));
 		note("%s deregisters %d", end->name, area);
 		on(end);
-		CHECK_EQUAL(verbs->ibv_dereg_mr(end->mrs[area]), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(end->mrs[area]));
 		end->mrs[area] = NULL;
 		end->gone[area] = true;
 		fill_with_secret(memory_of(end, area), areas[area].length);
 		break;
 	case 2:
 		note("%s is put into ERR", end->name);
-		CHECK_EQUAL(to_state(on(end), IBV_QPS_ERR), 0);
+		SUCCEEDS(to_state(on(end), IBV_QPS_ERR));
 		break;
 	case 3:
 	case 4:
@@ -1108,7 +1106,7 @@ static void end_life(void)
 	{
 		/* It will never be ready again. */
 		if (end->gone[RECEIVES] && !end->died && end->side.qp)
-			CHECK_EQUAL(to_state(on(end), IBV_QPS_ERR), 0);
+			SUCCEEDS(to_state(on(end), IBV_QPS_ERR));
 		if (!end->failed && end->signaled < end->posted - 1)
 			end->signaled = -DEPTH; /* the last one is to be told of */
 		died |= end->died;
@@ -1185,11 +1183,11 @@ static void one_thing(void)
 			break;
 		note("%s is drained", end->name);
 		if (!*spoiled_of(end))
-			CHECK_EQUAL(to_state(on(end), IBV_QPS_SQD), 0);
+			SUCCEEDS(to_state(on(end), IBV_QPS_SQD));
 		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
 		pass(draw(20000));
 		if (state(end) == IBV_QPS_SQD)
-			CHECK_EQUAL(to_state(on(end), IBV_QPS_RTS), 0);
+			SUCCEEDS(to_state(on(end), IBV_QPS_RTS));
 		break;
 	case 9:
 		if (wire.per_mille && chance(100) && all_err())
@@ -1323,21 +1321,21 @@ static void run_seed(void)
 	{
 		destroy(end);
 		if (end->window)
-			CHECK_EQUAL(end->side.context->ops.dealloc_mw(end->window), 0);
+			SUCCEEDS(end->side.context->ops.dealloc_mw(end->window));
 		for (int area = 0; area < AREAS; area++)
 			if (end->mrs[area])
-				CHECK_EQUAL(verbs->ibv_dereg_mr(end->mrs[area]), 0);
+				SUCCEEDS(verbs->ibv_dereg_mr(end->mrs[area]));
 	}
 	EACH(end)
 	{
 		if (end->queue && end->queue->owner == end && end->queue->srq)
-			CHECK_EQUAL(verbs->ibv_destroy_srq((on(end), end->queue->srq)), 0);
+			SUCCEEDS(verbs->ibv_destroy_srq((on(end), end->queue->srq)));
 	}
 	for (int host = 0; host < SIDES; host++) {
 		struct home *home = &homes[host];
 
 		enter(host);
-		CHECK_EQUAL(extended(home->side.context)->close_xrcd(home->xrcd), 0);
+		SUCCEEDS(extended(home->side.context)->close_xrcd(home->xrcd));
 		close_side(&home->side);
 	}
 }

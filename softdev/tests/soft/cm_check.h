@@ -73,6 +73,9 @@ static inline uint32_t next_random(void)
 		}                                                                                  \
 	} while (0)
 
+/* A call that must return 0. */
+#define SUCCEEDS(call) CHECK_EQUAL(call, 0)
+
 /* A call that must fail: -1 and this errno. */
 #define CHECK_FAILS(call, error)                                                                   \
 	do {                                                                                       \

@@ -21,7 +21,7 @@ static inline struct ibv_device_attr_ex device_of(struct ibv_context *context)
 {
 	struct ibv_device_attr_ex attr;
 
-	CHECK_EQUAL(extended(context)->query_device_ex(context, NULL, &attr, sizeof(attr)), 0);
+	SUCCEEDS(extended(context)->query_device_ex(context, NULL, &attr, sizeof(attr)));
 	return attr;
 }
 
@@ -62,8 +62,8 @@ static inline void open_extended_side(struct side *side, struct options options,
 				      struct extras extras)
 {
 	open_side(side, options);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(side->qp), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
+	SUCCEEDS(verbs->ibv_destroy_qp(side->qp));
+	SUCCEEDS(verbs->ibv_destroy_cq(side->cq));
 	struct ibv_cq_init_attr_ex cq = {
 		.cqe = extras.cqe ? extras.cqe : 256,
 		.cq_context = side,

@@ -74,12 +74,12 @@ static void open_stage(struct stage *stage, struct options options)
 	options.memory = LONG;
 	open_side(&stage->side, options);
 	memset(stage->side.memory, 0xaa, LONG);
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-	CHECK_EQUAL(fcntl(fds[1], F_SETFL, O_NONBLOCK), 0);
-	CHECK_EQUAL(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)), 0);
+	SUCCEEDS(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+	SUCCEEDS(fcntl(fds[1], F_SETFL, O_NONBLOCK));
+	SUCCEEDS(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)));
 	bring_up(&stage->side, &absent);
 	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0), 0);
+	SUCCEEDS(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0));
 	stage->tcp = soft_tcp_path_of(soft_link_of(soft_qp_of(stage->side.qp))->chan.path);
 	soft_unlock();
 	stage->fd = fds[0];
@@ -153,7 +153,7 @@ static struct ibv_mr *post_in_two_regions(struct stage *stage)
 
 	CHECK(rest);
 	sges[1].lkey = rest->lkey;
-	CHECK_EQUAL(side->context->ops.post_send(side->qp, &wr, &bad), 0);
+	SUCCEEDS(side->context->ops.post_send(side->qp, &wr, &bad));
 	CHECK(is_partial(stage));
 	return rest;
 }
@@ -190,10 +190,9 @@ static void memory_gone(bool uc, bool draining)
 	struct ibv_mr *rest = post_in_two_regions(&stage);
 
 	if (draining)
-		CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr,
-						 IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY),
-			    0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(rest), 0);
+		SUCCEEDS(verbs->ibv_modify_qp(side->qp, &attr,
+					      IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+	SUCCEEDS(verbs->ibv_dereg_mr(rest));
 	size_t count = until_failed(&stage, begun, sizeof(begun));
 
 	if (draining)
@@ -201,7 +200,7 @@ static void memory_gone(bool uc, bool draining)
 	CHECK_EQUAL(state_of(side), uc ? IBV_QPS_SQE : IBV_QPS_ERR);
 	if (uc) {
 		memset(side->memory, 0xbb, LONG);
-		CHECK_EQUAL(to_state(side, IBV_QPS_RTS), 0);
+		SUCCEEDS(to_state(side, IBV_QPS_RTS));
 		POST(side, IBV_WR_SEND, .wr_id = 2, .length = REST);
 		struct soft_frame frame = get_rest(&stage, begun, count);
 
@@ -338,9 +337,8 @@ static void cut(size_t at_once)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.uc = true});
-	CHECK_EQUAL(setsockopt(LOCKED(stage.tcp->watch.fd), SOL_SOCKET, SO_SNDBUF, &enough,
-			       sizeof(enough)),
-		    0);
+	SUCCEEDS(setsockopt(LOCKED(stage.tcp->watch.fd), SOL_SOCKET, SO_SNDBUF, &enough,
+			    sizeof(enough)));
 	limit_sending(at_once, SIZE_MAX);
 	for (uint32_t i = 0; i < 4; i++)
 		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = lengths[i]);
@@ -370,7 +368,7 @@ static void answer_withdrawn(void)
 					.dma_length = LONG});
 	while (!is_partial(&stage))
 		soft_progress();
-	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+	SUCCEEDS(verbs->ibv_dereg_mr(side->mr));
 	side->mr = NULL;
 	memset(side->memory, 0xbb, LONG);
 	get_old(&stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
@@ -408,8 +406,7 @@ static void together(bool first_alone)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)),
-		    0);
+	SUCCEEDS(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
 	limit_sending(SIZE_MAX, first_alone ? first : SIZE_MAX);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	CHECK_EQUAL(LOCKED(sent), 1);
@@ -435,8 +432,7 @@ static void acknowledged_behind_answers(void)
 	open_stage(&stage, (struct options){0});
 	frame = (struct soft_frame){
 		.address = (uintptr_t)stage.side.memory, .rkey = stage.side.mr->rkey, .psn = 100};
-	CHECK_EQUAL(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)),
-		    0);
+	SUCCEEDS(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
 	soft_lock();
 	for (int i = 0; i < 2; i++) {
 		frame.opcode = SOFT_READ;
@@ -536,13 +532,13 @@ static void port_down(void)
 	limit_sending(SIZE_MAX, RECORD_HEADER);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
 	CHECK(is_partial(&stage));
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	limit_sending(SIZE_MAX, SIZE_MAX);
 	for (int i = 0; i < 1000; i++)
 		soft_progress();
 	CHECK_EQUAL(recv(stage.fd, payload, RECORD_HEADER, MSG_PEEK), RECORD_HEADER);
 	CHECK_EQUAL(recv(stage.fd, payload, sizeof(payload), MSG_PEEK), RECORD_HEADER);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	get(&stage, 0, 0, 2000);
 	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
 	close_stage(&stage);
@@ -555,18 +551,18 @@ static void delayed_port_down(void)
 	uint8_t byte;
 
 	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
 	begin_to_delay();
 	for (uint32_t i = 0; i < 2; i++)
 		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = 8);
 	get(&stage, 0, 0, 8);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_progress();
 	CHECK(!LOCKED(soft_engine_has_delayed()));
 	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
 	get(&stage, 1, 0, 8);
 	set_ticking(false);
 	soft_hold_polling(-1);
@@ -604,7 +600,7 @@ static void forked(void)
 int main(void)
 {
 	limit_seconds(60);
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
+	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	STEP(cut(7));
 	STEP(cut(SOFT_FRAME_HEADER - 1));
 	STEP(cut(SOFT_FRAME_HEADER));

@@ -24,7 +24,7 @@ static void leave(enum way way)
 		exit(0);
 	if (way == UNDERSCORE_EXIT)
 		_exit(0);
-	CHECK_EQUAL(kill(getpid(), SIGKILL), 0);
+	SUCCEEDS(kill(getpid(), SIGKILL));
 }
 
 /* The parent's side of the end. */
@@ -75,7 +75,7 @@ static struct process talk(struct side *side)
 		if (process.child)
 			send_of(side, 0, 8);
 		expect_wc(side, 1, IBV_WC_SUCCESS);
-		CHECK_EQUAL(post_recv_at(side, 1, 0, LONG), 0);
+		SUCCEEDS(post_recv_at(side, 1, 0, LONG));
 		if (!process.child)
 			send_of(side, 0, 8);
 	}
@@ -142,7 +142,7 @@ static void sent_and_gone(void)
 	}
 	soft_lock();
 	tell(&process, &byte, 1);
-	CHECK_EQUAL(waitid(P_PID, (id_t)process.child, &ended, WEXITED | WNOWAIT), 0);
+	SUCCEEDS(waitid(P_PID, (id_t)process.child, &ended, WEXITED | WNOWAIT));
 	soft_shm_peer_drain_and_finish(
 		soft_list_first(&soft_device.shm->peers, struct soft_shm_peer, node));
 	soft_unlock();

@@ -15,7 +15,7 @@ static struct ibv_port_attr port_of(const struct side *side)
 {
 	struct ibv_port_attr port;
 
-	CHECK_EQUAL(extended(side->context)->query_port(side->context, 1, &port, sizeof(port)), 0);
+	SUCCEEDS(extended(side->context)->query_port(side->context, 1, &port, sizeof(port)));
 	return port;
 }
 
@@ -23,7 +23,7 @@ static void expect_port_event(struct side *side, enum ibv_event_type type)
 {
 	struct ibv_async_event event;
 
-	CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+	SUCCEEDS(verbs->ibv_get_async_event(side->context, &event));
 	CHECK_EQUAL(event.event_type, type);
 	CHECK_EQUAL(event.element.port_num, 1);
 	verbs->ibv_ack_async_event(&event);
@@ -39,7 +39,7 @@ static bool event_is_there(struct side *side)
 
 static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 {
-	CHECK_EQUAL(post_recv_at(to, wr_id, 0, 64), 0);
+	SUCCEEDS(post_recv_at(to, wr_id, 0, 64));
 	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = wr_id, .length = 8);
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
@@ -51,22 +51,22 @@ static void down_and_up(void)
 
 	open_pair(&a, &b, (struct options){.timeout = 20});
 	send_one(&a, &b, 1);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_DOWN);
 	CHECK_EQUAL(port_of(&a).phys_state, 3);
 	expect_port_event(&a, IBV_EVENT_PORT_ERR);
 	expect_port_event(&b, IBV_EVENT_PORT_ERR);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	CHECK(!event_is_there(&a)); /* it is down already */
 
-	CHECK_EQUAL(post_recv_at(&b, 2, 0, 64), 0);
+	SUCCEEDS(post_recv_at(&b, 2, 0, 64));
 	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i < 1000; i++) {
 		struct ibv_wc wc;
 
 		CHECK_EQUAL(poll_cq(&a, 1, &wc) + poll_cq(&b, 1, &wc), 0);
 	}
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
 	CHECK_EQUAL(port_of(&a).phys_state, 5);
 	expect_port_event(&a, IBV_EVENT_PORT_ACTIVE);
@@ -74,10 +74,10 @@ static void down_and_up(void)
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	expect_wc(&b, 2, IBV_WC_SUCCESS);
 	send_one(&b, &a, 3);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	CHECK(!event_is_there(&a));
 	/* Destroyed while it is down; the next device begins with a port that is up. */
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	close_pair(&a, &b);
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
@@ -92,13 +92,13 @@ static void connected_later(void)
 
 	open_side(&a, (struct options){.timeout = 20});
 	open_side(&b, (struct options){.timeout = 20});
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	connect_pair(&a, &b);
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	SUCCEEDS(post_recv_at(&b, 1, 0, 64));
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	for (int i = 0; i < 1000; i++)
 		expect_no_wc(&b);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -107,14 +107,14 @@ static void connected_later(void)
 /* A long one: retries are over (IBTA 9.7.6.1.3). */
 static void given_up(struct side *a, struct side *b)
 {
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_port_event(a, IBV_EVENT_PORT_ERR);
 	expect_port_event(b, IBV_EVENT_PORT_ERR);
 	RUN(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(state_of(a), IBV_QPS_ERR);
 	/* The other had nothing under way: it finds out with its next request. */
 	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_port_event(b, IBV_EVENT_PORT_ACTIVE);
 	RUN(b, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK(!event_is_there(b));
@@ -137,7 +137,7 @@ static void given_up_by_the_peer(void)
 	}
 	process_barrier(&process);
 	if (!process.child)
-		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+		SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	process_barrier(&process);
 	if (process.child) {
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_ACTIVE);
@@ -153,9 +153,9 @@ static void given_up_by_the_peer(void)
 static void unreliable(struct side *a, struct side *b)
 {
 	send_one(a, b, 1);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	send_one(a, b, 3);
 	send_one(b, a, 4);
 }
@@ -166,7 +166,7 @@ static void another_lid(void)
 	struct side a, b, c, d;
 
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE));
 	expect_port_event(&a, IBV_EVENT_LID_CHANGE);
 	send_one(&a, &b, 1);
 	open_pair(&c, &d, (struct options){0});
@@ -181,8 +181,8 @@ static void device_fatal(void)
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
 
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL), 0);
+	SUCCEEDS(post_recv_at(&b, 1, 0, 64));
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL));
 	expect_port_event(&a, IBV_EVENT_DEVICE_FATAL);
 	expect_port_event(&b, IBV_EVENT_DEVICE_FATAL);
 	expect_wc(&b, 1, IBV_WC_WR_FLUSH_ERR);
@@ -213,10 +213,10 @@ static void only_told(void)
 	};
 	struct side a;
 
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE), 0); /* to no context */
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* to no context */
 	open_side(&a, (struct options){0});
 	for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
-		CHECK_EQUAL(aiordma_embedded_raise(told[i]), 0);
+		SUCCEEDS(aiordma_embedded_raise(told[i]));
 		expect_port_event(&a, told[i]);
 	}
 	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
@@ -238,10 +238,10 @@ static void change_interface(const char *name, const char *address, short flags)
 	if (address) {
 		CHECK_EQUAL(inet_pton(AF_INET, address, &in.sin_addr), 1);
 		memcpy(&request.ifr_addr, &in, sizeof(in));
-		CHECK_EQUAL(ioctl(fd, SIOCSIFADDR, &request), 0);
+		SUCCEEDS(ioctl(fd, SIOCSIFADDR, &request));
 	} else {
 		request.ifr_flags = flags;
-		CHECK_EQUAL(ioctl(fd, SIOCSIFFLAGS, &request), 0);
+		SUCCEEDS(ioctl(fd, SIOCSIFFLAGS, &request));
 	}
 	close(fd);
 }
@@ -250,7 +250,7 @@ static bool gid_at_is(struct side *side, int index, const char *address)
 {
 	union ibv_gid gid, expected = {.raw = {0}};
 
-	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, index, &gid), 0);
+	SUCCEEDS(verbs->ibv_query_gid(side->context, 1, index, &gid));
 	if (address) {
 		expected.raw[10] = expected.raw[11] = 0xff;
 		CHECK_EQUAL(inet_pton(AF_INET, address, &expected.raw[12]), 1);
@@ -263,8 +263,8 @@ static int try_gid(struct side *side, int index)
 	struct address own = address_of_side(side);
 
 	side->options.gid = (uint8_t)index;
-	CHECK_EQUAL(to_state(side, IBV_QPS_RESET), 0);
-	CHECK_EQUAL(to_init(side), 0);
+	SUCCEEDS(to_state(side, IBV_QPS_RESET));
+	SUCCEEDS(to_init(side));
 	return to_rtr(side, &own);
 }
 
@@ -288,7 +288,7 @@ static void addresses_change(void)
 		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
 		CHECK(gid_at_is(&side, fixed, "127.9.9.1"));
 		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
-		CHECK_EQUAL(try_gid(&side, fixed), 0);
+		SUCCEEDS(try_gid(&side, fixed));
 
 		/* What goes leaves a hole, so that the others keep their index. */
 		change_interface("lo:1", NULL, 0);
@@ -325,7 +325,7 @@ static void expect_change(struct side *side, enum ibv_event_type type, enum ibv_
 	struct ibv_async_event event;
 
 	do {
-		CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+		SUCCEEDS(verbs->ibv_get_async_event(side->context, &event));
 		verbs->ibv_ack_async_event(&event);
 	} while (event.event_type == IBV_EVENT_GID_CHANGE);
 	CHECK_EQUAL(event.event_type, type);
@@ -338,7 +338,7 @@ static void follows_its_interface(void)
 	int index = 0;
 
 	CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1), 0);
+	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1));
 	for (int i = 0; i < 2; i++) { /* the second time anew */
 		open_side(&side, (struct options){0});
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_DOWN);
@@ -353,12 +353,12 @@ static void follows_its_interface(void)
 		index = (index + 1) % port_of(&side).gid_tbl_len;
 
 	/* What a test has taken down stays down as long as nothing happens to the interface. */
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
 	open_side(&later, (struct options){0}); /* and is read again */
 	CHECK_EQUAL(port_of(&later).state, IBV_PORT_DOWN);
 	close_side(&later);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
 
 	change_interface("lo", NULL, 0);
@@ -381,7 +381,7 @@ static void change_route(unsigned long request, unsigned short flags)
 	CHECK(fd >= 0);
 	memcpy(&route.rt_dst, &to, sizeof(to));
 	memcpy(&route.rt_genmask, &mask, sizeof(mask));
-	CHECK_EQUAL(ioctl(fd, request, &route), 0);
+	SUCCEEDS(ioctl(fd, request, &route));
 	close(fd);
 }
 
@@ -399,7 +399,7 @@ static void goes_there(struct side *side, int expected)
 	ah = ud_path(side, &there, 0);
 	CHECK_EQUAL(ah ? 0 : errno, expected);
 	if (ah)
-		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+		SUCCEEDS(verbs->ibv_destroy_ah(ah));
 }
 
 /* Leaves the host one port for UDP, which is taken. */
@@ -411,7 +411,7 @@ static void take_all_ports(void)
 	CHECK(range >= 0);
 	CHECK_EQUAL(write(range, "40000 40000", 11), 11);
 	close(range);
-	CHECK_EQUAL(bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof(any)), 0);
+	SUCCEEDS(bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof(any)));
 }
 
 static void routes(void)
@@ -423,7 +423,7 @@ static void routes(void)
 		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 		change_interface("lo", NULL, IFF_UP);
 		open_side(&side, (struct options){0});
-		CHECK_EQUAL(to_init(&side), 0);
+		SUCCEEDS(to_init(&side));
 		goes_there(&side, ENETUNREACH);
 		change_route(SIOCADDRT, RTF_REJECT);
 		goes_there(&side, EHOSTUNREACH);
@@ -433,7 +433,7 @@ static void routes(void)
 		close_side(&side);
 		take_all_ports();
 		open_side(&side, (struct options){0});
-		CHECK_EQUAL(to_init(&side), 0);
+		SUCCEEDS(to_init(&side));
 		goes_there(&side, 0);
 		close_side(&side);
 	}

@@ -136,12 +136,12 @@ static void idle_peers(void)
 
 	open_peers(&process, &side, (struct options){0}, 0, 0);
 	for (int i = 0; i < 200; i++) {
-		CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+		SUCCEEDS(post_recv_at(&side, 1, 0, 8));
 		process_barrier(&process);
 		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
-	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+	SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 	process_barrier(&process);
 	falls_asleep();
 	close_peers(&process, &side);
@@ -184,7 +184,7 @@ static void busy_application(bool stays)
 /* The fd of the channel, which no longer blocks, is readable when there is work too (wake_early). */
 static void show_work(struct ibv_comp_channel *channel)
 {
-	CHECK_EQUAL(fcntl(channel->fd, F_SETFL, O_NONBLOCK), 0);
+	SUCCEEDS(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
 	verbs->device->wake_early(channel->fd);
 }
 
@@ -200,7 +200,7 @@ static void waking(void)
 
 		open_peers(&process, &side, (struct options){0}, 1, 8);
 		if (way == 1) /* the fd shows events alone */
-			CHECK_EQUAL(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK), 0);
+			SUCCEEDS(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
 		if (way == 2) /* it may also show work */
 			show_work(side.channel);
 		for (int i = 0; i < 300; i++) {
@@ -208,7 +208,7 @@ static void waking(void)
 
 			if (mine)
 				POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 8);
-			CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+			SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 			struct ibv_wc wc;
 
 			while (poll_cq(&side, 1, &wc) == 0) {
@@ -223,11 +223,11 @@ static void waking(void)
 				if (rc)
 					continue;
 				verbs->ibv_ack_cq_events(cq, 1);
-				CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+				SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 			}
 			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 			if (!mine)
-				CHECK_EQUAL(post_recv_at(&side, 1, 0, 8), 0);
+				SUCCEEDS(post_recv_at(&side, 1, 0, 8));
 		}
 		close_peers(&process, &side);
 	}
@@ -241,7 +241,7 @@ static void *talk(void *unused)
 	(void)unused;
 	open_pair(&a, &b, (struct options){0});
 	for (unsigned i = 0; i < 200; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 4000), 0);
+		SUCCEEDS(post_recv_at(&b, i, 0, 4000));
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 1 + i * 19);
 		POST(&b, IBV_WR_RDMA_READ, .wr_id = 1000, .length = 4000, .offset = 8192,
 		     REMOTE(&a, 8192));
@@ -257,7 +257,7 @@ static void threads(void)
 	pthread_t thread[4];
 
 	for (int i = 0; i < 4; i++)
-		CHECK_EQUAL(pthread_create(&thread[i], NULL, talk, NULL), 0);
+		SUCCEEDS(pthread_create(&thread[i], NULL, talk, NULL));
 	for (int i = 0; i < 20; i++) {
 		struct side a, b;
 
@@ -265,7 +265,7 @@ static void threads(void)
 		close_pair(&a, &b);
 	}
 	for (int i = 0; i < 4; i++)
-		CHECK_EQUAL(pthread_join(thread[i], NULL), 0);
+		SUCCEEDS(pthread_join(thread[i], NULL));
 }
 
 /* What other threads are in the middle of when one forks: a lock held while polling, and events
@@ -275,11 +275,11 @@ static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event
 	struct ibv_cq *cq;
 	void *context;
 
-	CHECK_EQUAL(a->context->ops.req_notify_cq(a->cq, 0), 0);
-	CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
+	SUCCEEDS(a->context->ops.req_notify_cq(a->cq, 0));
+	SUCCEEDS(to_state(a, IBV_QPS_ERR));
 	POST(a, IBV_WR_SEND); /* flushed */
-	CHECK_EQUAL(verbs->ibv_get_cq_event(a->channel, &cq, &context), 0);
-	CHECK_EQUAL(verbs->ibv_get_async_event(a->context, event), 0);
+	SUCCEEDS(verbs->ibv_get_cq_event(a->channel, &cq, &context));
+	SUCCEEDS(verbs->ibv_get_async_event(a->context, event));
 	CHECK_EQUAL(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
 #ifndef __SANITIZE_THREAD__ /* it does not like locks to be destroyed that are held */
 	pthread_mutex_lock(&soft_cq_of(a->cq)->lock);
@@ -384,7 +384,7 @@ static void forking_while_polling(void)
 	struct side side;
 
 	open_side(&side, (struct options){0});
-	CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+	SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 	soft_busy_poll(1);
 	pid_t child = fork_asleep();
 
@@ -442,7 +442,7 @@ static void serving(void)
 		void *context;
 
 		show_work(side.channel);
-		CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+		SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 		while (verbs->device->progress() == before)
 			CHECK_EQUAL(verbs->ibv_get_cq_event(side.channel, &cq, &context), -1);
 		__atomic_fetch_add((uint64_t *)(void *)side.memory, told, __ATOMIC_ACQ_REL);
@@ -484,7 +484,7 @@ static void meeting(void)
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
 		soft_busy_poll(0);
-		CHECK_EQUAL(side.context->ops.req_notify_cq(side.cq, 0), 0);
+		SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 		process_barrier(&process);
 		falls_asleep();
 		process_barrier(&process);
@@ -503,15 +503,15 @@ static void armed_elsewhere(struct side *side)
 
 	CHECK(channel && cq);
 	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(side->context->ops.req_notify_cq(cq, 0), 0);
+		SUCCEEDS(side->context->ops.req_notify_cq(cq, 0));
 		CHECK(armed_counts());
 		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 		CHECK(armed_counts());
 		while (armed_counts()) /* limit_seconds bounds it */
 			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 	}
-	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(channel), 0);
+	SUCCEEDS(verbs->ibv_destroy_cq(cq));
+	SUCCEEDS(verbs->ibv_destroy_comp_channel(channel));
 }
 
 /* The machine's clock; one that stands; one on which each reading is a millisecond after the last. */

@@ -71,7 +71,7 @@ static void creating(void)
 		CHECK_EQUAL(qp ? 0 : errno, cases[i].error);
 		if (qp) {
 			CHECK(!verbs->ibv_qp_to_qp_ex(qp));
-			CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
+			SUCCEEDS(verbs->ibv_destroy_qp(qp));
 		}
 	}
 	close_side(&a);
@@ -106,7 +106,7 @@ static void atomic_write(void)
 		qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory + 8 * i, &seen);
 	}
 	seen = 0;
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	for (unsigned i = 0; i < 6; i++)
 		CHECK_EQUAL(expect_wc(&a, i, IBV_WC_SUCCESS).opcode, IBV_WC_ATOMIC_WRITE);
 	for (unsigned i = 0; i < 6; i++) {
@@ -155,7 +155,7 @@ static void atomic_write(void)
 	}
 	memcpy(&seen, b.memory, 8);
 	CHECK_EQUAL(seen, word);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(readable), 0);
+	SUCCEEDS(verbs->ibv_dereg_mr(readable));
 	close_pair(&a, &b);
 }
 
@@ -169,14 +169,14 @@ static void unreliable(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	fill(a.memory, 200, 1);
-	CHECK_EQUAL(post_recv_at(&b, 1, 8192, 64), 0);
-	CHECK_EQUAL(post_recv_at(&b, 2, 8192, 64), 0);
+	SUCCEEDS(post_recv_at(&b, 1, 8192, 64));
+	SUCCEEDS(post_recv_at(&b, 2, 8192, 64));
 	qp->wr_start(qp);
 	qp->wr_rdma_write_imm(qp, b.mr->rkey, (uintptr_t)b.memory, 5);
 	sge(qp, &a, 0, 200);
 	qp->wr_send_imm(qp, 6);
 	sge(qp, &a, 0, 64);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
 	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).imm_data, 6);
 	CHECK(filled(b.memory, 200, 1) && filled(b.memory + 8192, 64, 1));
@@ -198,9 +198,9 @@ static void no_echo(void)
 
 	for (int i = 0; i < 2; i++) {
 		ud_bring_up(sides[i], QKEY);
-		CHECK_EQUAL(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0), 0);
+		SUCCEEDS(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0));
 		for (uint64_t j = 1; j <= 2; j++)
-			CHECK_EQUAL(post_recv_at(sides[i], j, 4096, 4096), 0);
+			SUCCEEDS(post_recv_at(sides[i], j, 4096, 4096));
 	}
 	for (int i = 0; i < 2; i++) { /* a, then b */
 		struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(sides[i]->qp);
@@ -213,16 +213,16 @@ static void no_echo(void)
 		qp->wr_send(qp);
 		qp->wr_set_ud_addr(qp, ah, 0xffffff, QKEY);
 		qp->wr_set_inline_data(qp, "hello", 5);
-		CHECK_EQUAL(qp->wr_complete(qp), 0);
+		SUCCEEDS(qp->wr_complete(qp));
 		expect_wc(sides[i], 9, IBV_WC_SUCCESS);
-		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+		SUCCEEDS(verbs->ibv_destroy_ah(ah));
 		/* b hears both, a only b's. */
 		CHECK_EQUAL(expect_wc(&b, (uint64_t)i + 1, IBV_WC_SUCCESS).src_qp,
 			    sides[i]->qp->qp_num);
 	}
 	CHECK_EQUAL(expect_wc(&a, 1, IBV_WC_SUCCESS).src_qp, b.qp->qp_num);
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(verbs->ibv_detach_mcast(sides[i]->qp, &group, 0), 0);
+		SUCCEEDS(verbs->ibv_detach_mcast(sides[i]->qp, &group, 0));
 	close_pair(&a, &b);
 }
 
@@ -240,7 +240,7 @@ static void inline_data(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 6; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
+		SUCCEEDS(post_recv_at(&b, i, 64 * i, 64));
 	qp->wr_start(qp);
 	qp->wr_id = 1;
 	/* More than the first room of a batch, so that its memory moves. */
@@ -259,7 +259,7 @@ static void inline_data(void)
 	qp->wr_set_inline_data_list(qp, 3, list);
 	memset(first, 'x', 4);
 	memset(third, 'x', 3);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	for (unsigned i = 1; i <= 4; i++) {
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, 3);
@@ -273,7 +273,7 @@ static void inline_data(void)
 	qp->wr_id = 7;
 	qp->wr_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
 	qp->wr_rdma_read(qp, b.mr->rkey, (uintptr_t)b.memory);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	expect_wc(&a, 7, IBV_WC_SUCCESS);
 	CHECK(!memcmp(b.memory + 64 * 6, "one two", 7));
 	close_pair(&a, &b);
@@ -291,7 +291,7 @@ static void no_sges(void)
 		&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_WRITE,
 				    .inline_data = 16});
 
-	CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
+	SUCCEEDS(verbs->ibv_destroy_qp(a.qp));
 	attr.cap.max_send_sge = 0;
 	CHECK(a.qp = extended(a.context)->create_qp_ex(a.context, &attr));
 	CHECK_EQUAL(attr.cap.max_send_sge, 0);
@@ -299,7 +299,7 @@ static void no_sges(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 2; i++)
-		CHECK_EQUAL(post_recv_at(&b, i, 64 * i, 64), 0);
+		SUCCEEDS(post_recv_at(&b, i, 64 * i, 64));
 	qp->wr_start(qp);
 	qp->wr_id = 1;
 	qp->wr_send(qp);
@@ -308,7 +308,7 @@ static void no_sges(void)
 	qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory, &word);
 	qp->wr_id = 3;
 	qp->wr_send(qp);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	for (unsigned i = 1; i <= 3; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).byte_len, 8);
@@ -332,12 +332,12 @@ static void nothing_happened(struct side *a, struct side *b)
 {
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 
-	CHECK_EQUAL(post_recv_at(b, 5, 0, 64), 0);
+	SUCCEEDS(post_recv_at(b, 5, 0, 64));
 	qp->wr_start(qp);
 	qp->wr_id = 5;
 	qp->wr_flags = 0;
 	qp->wr_send(qp);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	expect_wc(a, 5, IBV_WC_SUCCESS);
 	expect_wc(b, 5, IBV_WC_SUCCESS);
 }
@@ -404,7 +404,7 @@ static void mistakes(struct side *a, struct side *b)
 	nothing_happened(a, b);
 	/* Nothing between start and complete. */
 	qp->wr_start(qp);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	nothing_happened(a, b);
 }
 
@@ -435,11 +435,11 @@ static void states_and_room(void)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	expect_no_wc(&a);
 	/* ERR takes requests and flushes them. */
-	CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), 0);
+	SUCCEEDS(to_state(&a, IBV_QPS_ERR));
 	qp->wr_start(qp);
 	qp->wr_id = 9;
 	qp->wr_send(qp);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	expect_wc(&a, 9, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 }
@@ -477,9 +477,9 @@ static void threads(void)
 	open_extended_pair(&sender, &receiver, (struct options){.signal_none = false},
 			   (struct extras){.operations = RC_OPERATIONS});
 	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post_recv_at(&receiver, i, 64 * i, 64), 0);
+		SUCCEEDS(post_recv_at(&receiver, i, 64 * i, 64));
 	for (uintptr_t i = 0; i < 2; i++)
-		CHECK_EQUAL(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)), 0);
+		SUCCEEDS(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)));
 	for (unsigned i = 0; i < 400; i++) {
 		uint64_t at = expect_wc(&receiver, i % 8, IBV_WC_SUCCESS).wr_id;
 
@@ -487,7 +487,7 @@ static void threads(void)
 		CHECK(i % 2 ? value == last + 1 : value % 10 == 0);
 		last = value;
 		CHECK_EQUAL(next_wc(&sender).status, IBV_WC_SUCCESS);
-		CHECK_EQUAL(post_recv_at(&receiver, at, 64 * at, 64), 0);
+		SUCCEEDS(post_recv_at(&receiver, at, 64 * at, 64));
 	}
 	for (int i = 0; i < 2; i++)
 		pthread_join(senders[i], NULL);

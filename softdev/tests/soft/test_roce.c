@@ -14,8 +14,8 @@ static void received(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
-	CHECK_EQUAL(post_recv_at(&stage.side, 2, 1000, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+	SUCCEEDS(post_recv_at(&stage.side, 2, 1000, 1000));
 	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	CHECK_EQUAL(answer(&stage, PEER_PSN, DONE).msn, 1);
 	CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 7);
@@ -42,7 +42,7 @@ static void out_of_turn(void)
 	open_stage(&stage, (struct options){.rnr_timer = 9});
 	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	answer(&stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* behind what was refused: discarded */
 	no_answer(&stage);
 	stage.psn = PEER_PSN;
@@ -83,7 +83,7 @@ static void dropped(void)
 	size_t length;
 
 	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 	for (size_t i = 0; i < sizeof(impossible) / sizeof(*impossible); i++)
 		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
@@ -144,7 +144,7 @@ static void wrong_length(void)
 		if (soft_roce_headers(service | wrong[i / 2].opcode) < 0)
 			continue;
 		open_stage(&stage, (struct options){.uc = service});
-		CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+		SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 		if (wrong[i / 2].goes_on)
 			request(&stage, service | SOFT_ROCE_SEND_FIRST, MTU);
 		if (wrong[i / 2].goes_on && !service)
@@ -209,7 +209,7 @@ static void open_flushed(struct stage *stage, struct options options)
 {
 	options.rights = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL;
 	open_stage(stage, options);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(stage->side.mr), 0);
+	SUCCEEDS(verbs->ibv_dereg_mr(stage->side.mr));
 	CHECK(stage->side.mr = verbs->ibv_reg_mr(stage->side.pd, stage->side.memory, 65536,
 						 (int)options.rights));
 }
@@ -269,7 +269,7 @@ static void answers_as_read(void)
 	expect_empty(&stage, 0, 1);
 	expect_empty(&stage, 1, 2);
 	stage.psn = (PEER_PSN + 2) & 0xffffff;
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 	request(&stage, SOFT_ROCE_SEND_ONLY, 0);
 	CHECK_EQUAL(answer(&stage, PEER_PSN + 2, DONE).msn, 3);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
@@ -393,7 +393,7 @@ static void answered_as_read(uint8_t depth)
 	qp->wr_id = 2;
 	((struct ibv_qp_ex_newer *)qp)
 		->wr_flush(qp, 0x2000, 0x1000, MTU, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	stage.psn = next_packet(&stage, SOFT_ROCE_ATOMIC_WRITE).psn;
 	if (depth == 2)
 		CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
@@ -506,7 +506,7 @@ static void port_in_use(struct side *side)
 	int fd = bound(device_gid);
 	char text[1000];
 
-	CHECK_EQUAL(to_init(side), 0);
+	SUCCEEDS(to_init(side));
 	struct capture capture = capture_stderr();
 	int rc = to_rtr(side, &peer);
 
@@ -524,10 +524,10 @@ static void port_in_use(struct side *side)
 
 	memcpy(name.gid, device_gid, sizeof(name.gid));
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	CHECK_EQUAL(bind(fd, (const struct sockaddr *)&name, sizeof(name)), 0);
+	SUCCEEDS(bind(fd, (const struct sockaddr *)&name, sizeof(name)));
 	CHECK_EQUAL(to_rtr(side, &peer), EADDRINUSE);
 	close(fd);
-	CHECK_EQUAL(to_rtr(side, &peer), 0);
+	SUCCEEDS(to_rtr(side, &peer));
 	/* Nothing is received once no queue pair needs it. */
 	destroy_qp(side);
 	close(bound(device_gid));

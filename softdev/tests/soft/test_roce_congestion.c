@@ -214,8 +214,8 @@ static void marked(void)
 	uint64_t told = 0;
 
 	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
-	CHECK_EQUAL(post_recv_at(&stage.side, 2, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+	SUCCEEDS(post_recv_at(&stage.side, 2, 0, 1000));
 	set_option(stage.peer, IPPROTO_IP, IP_TOS, NOT_MARKED);
 	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	answer(&stage, PEER_PSN, DONE);
@@ -256,7 +256,7 @@ static void may_be_marked(uint8_t traffic_class)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.traffic_class = traffic_class});
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 	set_option(stage.peer, IPPROTO_IP, IP_RECVTOS, 1);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = 1);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 6, .length = 3 * MTU);
@@ -278,7 +278,7 @@ static void acknowledged_behind(void)
 	struct soft_roce_packet packet;
 
 	open_long(&stage);
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = (WINDOW + 1) * UNIT);
 	for (int i = 0; i < WINDOW; i++)
 		next_packet(&stage, i ? SOFT_ROCE_SEND_MIDDLE : SOFT_ROCE_SEND_FIRST);
@@ -303,7 +303,7 @@ static void acknowledged_again(void)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&stage.side, 1, 0, 1000), 0);
+	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
 	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
 	answer(&stage, PEER_PSN, DONE);
 	request(&stage, SOFT_ROCE_SEND_MIDDLE, MTU);

@@ -39,7 +39,7 @@ static void too_long(void)
 		struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
 
 		open_pair(&a, &b, (struct options){0});
-		CHECK_EQUAL(post_wr(&a, &wr), 0);
+		SUCCEEDS(post_wr(&a, &wr));
 		expect_wc(&a, 0, over ? IBV_WC_LOC_LEN_ERR : IBV_WC_LOC_PROT_ERR);
 		close_pair(&a, &b);
 	}
@@ -74,7 +74,7 @@ static void zero_bytes(void)
 	/* One with immediate takes a receive and writes nothing into it. */
 	open_pair(&a, &b, (struct options){0});
 	memset(b.memory, 7, 8);
-	CHECK_EQUAL(post_recv_at(&b, 2, 0, 8), 0);
+	SUCCEEDS(post_recv_at(&b, 2, 0, 8));
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5);
 	struct ibv_wc wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
 
@@ -96,13 +96,13 @@ static void drained(bool notify)
 	const int mask = IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY;
 
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, mask), 0); /* with nothing under way */
+	SUCCEEDS(verbs->ibv_modify_qp(a.qp, &attr, mask)); /* with nothing under way */
 	if (notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	expect_no_event(&a);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	CHECK_EQUAL(post_recv_at(&a, 2, 0, 8), 0);
-	CHECK_EQUAL(post_recv_at(&b, 3, 0, 8), 0);
+	SUCCEEDS(post_recv_at(&a, 2, 0, 8));
+	SUCCEEDS(post_recv_at(&b, 3, 0, 8));
 	*(uint64_t *)(void *)(a.memory + 64) = 5;
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
@@ -121,16 +121,16 @@ static void drained(bool notify)
 		 .rkey = a.mr->rkey},
 	};
 
-	CHECK_EQUAL(post_chain(&b, requests, 3), 0);
+	SUCCEEDS(post_chain(&b, requests, 3));
 	for (unsigned i = 4; i <= 6; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 128), 5);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 136), 6);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	nothing_completes(&b); /* what was posted meanwhile has not been sent */
-	CHECK_EQUAL(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE), 0); /* again: nothing new */
+	SUCCEEDS(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* again: nothing new */
 	expect_no_event(&a);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RTS), 0);
+	SUCCEEDS(to_state(&a, IBV_QPS_RTS));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 3, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -165,7 +165,7 @@ static void nothing_is_sent_in_vain(void)
 		};
 
 		memset(a.memory, 1, BIG);
-		CHECK_EQUAL(post_wr(&a, &wr), 0);
+		SUCCEEDS(post_wr(&a, &wr));
 		expect_wc(&a, 0, IBV_WC_LOC_PROT_ERR);
 		while (!over) { /* until all that it has sent has come */
 			soft_progress();
@@ -173,10 +173,10 @@ static void nothing_is_sent_in_vain(void)
 			over = !soft_qp_of(b.qp)->link;
 			soft_unlock();
 		}
-		CHECK_EQUAL(verbs->ibv_query_qp(b.qp, &attr, IBV_QP_RQ_PSN, &init), 0);
+		SUCCEEDS(verbs->ibv_query_qp(b.qp, &attr, IBV_QP_RQ_PSN, &init));
 		CHECK_EQUAL(attr.rq_psn, a.psn);
 		CHECK_EQUAL(b.memory[0], 0);
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(mr));
 		close_pair(&a, &b);
 	}
 }
@@ -189,7 +189,7 @@ static void rights_change(struct side *a, struct side *b)
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
 
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
-	CHECK_EQUAL(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
+	SUCCEEDS(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_ACCESS_FLAGS));
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 8, REMOTE(b, 0));
 	RUN(a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
 }
@@ -227,10 +227,10 @@ static void established(void)
 	struct address at = address_of_side(&a), to = address_of_side(&b);
 
 	bring_up(&a, &to);
-	CHECK_EQUAL(to_init(&b), 0);
-	CHECK_EQUAL(to_rtr(&b, &at), 0);
+	SUCCEEDS(to_init(&b));
+	SUCCEEDS(to_rtr(&b, &at));
 	for (unsigned i = 0; i < 2; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+		SUCCEEDS(post_recv_at(&b, i, 0, 8));
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		expect_wc(&a, i, IBV_WC_SUCCESS);

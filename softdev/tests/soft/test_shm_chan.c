@@ -14,13 +14,13 @@ static void itself(struct side *side)
 
 	bring_up(side, &own);
 	fill(side->memory, 100, 7);
-	CHECK_EQUAL(post_recv_at(side, 1, 1000, 100), 0);
+	SUCCEEDS(post_recv_at(side, 1, 1000, 100));
 	POST(side, IBV_WR_SEND, .wr_id = 2, .length = 100);
 	expect_wc(side, 1, IBV_WC_SUCCESS);
 	expect_wc(side, 2, IBV_WC_SUCCESS);
 	CHECK(filled(side->memory + 1000, 100, 7));
 	CHECK_EQUAL(open_sockets(), before);
-	CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
+	SUCCEEDS(to_state(side, IBV_QPS_ERR));
 }
 
 /* ---- between processes --------------------------------------------------------------------- */
@@ -33,7 +33,7 @@ static void unwilling(void)
 		struct side side;
 
 		if (!process.child)
-			CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1), 0);
+			SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
 		open_side(&side, (struct options){0});
 		struct address peer = exchange(&process, &side);
 
@@ -156,7 +156,7 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 					     .flags = SOFT_HELLO_SENDS,
 					     .mtu = IBV_MTU_4096,
 				     });
-	CHECK_EQUAL(soft_chan_open(&raw->chan, path, handshake), 0);
+	SUCCEEDS(soft_chan_open(&raw->chan, path, handshake));
 }
 
 /* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
@@ -175,7 +175,7 @@ static void held_requests(void)
 	struct address others = exchange(&process, &other);
 
 	if (process.child) {
-		CHECK_EQUAL(to_init(&side), 0);
+		SUCCEEDS(to_init(&side));
 		process_barrier(&process);
 	} else {
 		process_barrier(&process);
@@ -365,7 +365,7 @@ static void in_parts(void)
 				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
 			};
 		process_barrier(&process); /* it is there, with a channel for them */
-		CHECK_EQUAL(side.context->ops.post_send(side.qp, wrs, &bad), 0);
+		SUCCEEDS(side.context->ops.post_send(side.qp, wrs, &bad));
 	} else {
 		raw_connect(&raw, &peer);
 		process_barrier(&process);

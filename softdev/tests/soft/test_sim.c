@@ -76,7 +76,7 @@ static uint64_t simulate(uint64_t seed)
 	struct side sides[HOSTS], dead;
 	int machines[HOSTS];
 
-	CHECK_EQUAL(aiordma_sim_begin(seed), 0);
+	SUCCEEDS(aiordma_sim_begin(seed));
 	set_links();
 	for (int i = 0; i < HOSTS; i++) {
 		machines[i] = aiordma_sim_boot(i);
@@ -106,7 +106,7 @@ static uint64_t simulate(uint64_t seed)
 	dead = sides[1];
 	machines[1] = aiordma_sim_boot(1);
 	open_side(&sides[1], options);
-	CHECK_EQUAL(to_state(&sides[0], IBV_QPS_RESET), 0);
+	SUCCEEDS(to_state(&sides[0], IBV_QPS_RESET));
 	connect_hosts(sides, machines);
 	write_to(&sides[1], machines[1], &sides[0]);
 	CHECK_EQUAL(complete(&sides[1], machines[1]), IBV_WC_SUCCESS);
@@ -122,7 +122,7 @@ static uint64_t simulate(uint64_t seed)
 		aiordma_sim_enter(machines[i]);
 		close_side(&sides[i]);
 	}
-	CHECK_EQUAL(aiordma_sim_end(), 0);
+	SUCCEEDS(aiordma_sim_end());
 	return trace;
 }
 
@@ -136,7 +136,7 @@ int main(void)
 	int before = resources();
 
 	limit_seconds(60);
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1), 0);
+	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1));
 	CHECK_EQUAL(simulate(1), simulate(1));
 	CHECK(simulate(1) != simulate(2));
 	size_t used = 0;

@@ -33,7 +33,7 @@ static void close_star(struct star *star)
 {
 	for (int i = 0; i < star->count; i++) {
 		if (i)
-			CHECK_EQUAL(verbs->ibv_destroy_qp(star->qps[i]), 0);
+			SUCCEEDS(verbs->ibv_destroy_qp(star->qps[i]));
 		close_side(&star->peers[i]);
 	}
 	close_side(&star->hub);
@@ -69,7 +69,7 @@ static struct ibv_srq_attr query(struct ibv_srq *srq)
 {
 	struct ibv_srq_attr attr;
 
-	CHECK_EQUAL(verbs->ibv_query_srq(srq, &attr), 0);
+	SUCCEEDS(verbs->ibv_query_srq(srq, &attr));
 	return attr;
 }
 
@@ -121,22 +121,21 @@ static void objects(void)
 	struct ibv_device_attr device;
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
 
-	CHECK_EQUAL(verbs->ibv_query_device(context, &device), 0);
+	SUCCEEDS(verbs->ibv_query_device(context, &device));
 	CHECK(device.max_srq > 0 && device.max_srq_wr > 0 && device.max_srq_sge > 0);
 	CHECK(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
 	try_srq(pd, 0, 1, EINVAL);
 	try_srq(pd, (uint32_t)device.max_srq_wr + 1, 1, EINVAL);
 	try_srq(pd, 1, (uint32_t)device.max_srq_sge + 1, EINVAL);
-	CHECK_EQUAL(verbs->ibv_destroy_srq(try_srq(pd, (uint32_t)device.max_srq_wr,
-						   (uint32_t)device.max_srq_sge, 0)),
-		    0);
+	SUCCEEDS(verbs->ibv_destroy_srq(
+		try_srq(pd, (uint32_t)device.max_srq_wr, (uint32_t)device.max_srq_sge, 0)));
 
 	struct ibv_srq *srq = try_srq(pd, 10, 2, 0);
 
 	CHECK(srq->pd == pd && srq->context == context);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
 	CHECK_EQUAL(set_limit(srq, 11), EINVAL);
-	CHECK_EQUAL(set_limit(srq, 10), 0);
+	SUCCEEDS(set_limit(srq, 10));
 	expect_sizes(srq, 10, 10);
 	CHECK_EQUAL(set_max_wr(srq, 9), EINVAL); /* the limit could not be reached */
 	CHECK_EQUAL(set_max_wr(srq, (uint32_t)device.max_srq_wr + 1), EINVAL);
@@ -146,12 +145,12 @@ static void objects(void)
 	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 1}, 1 << 5),
 		    EINVAL);
 	expect_sizes(srq, 10, 10);
-	CHECK_EQUAL(set_both(srq, 20, 20), 0);
+	SUCCEEDS(set_both(srq, 20, 20));
 	expect_sizes(srq, 20, 20);
-	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 0), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	SUCCEEDS(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 0));
+	SUCCEEDS(verbs->ibv_destroy_srq(srq));
+	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
+	SUCCEEDS(verbs->ibv_close_device(context));
 }
 
 static void created_by_create_srq_ex(struct side *side)
@@ -169,7 +168,7 @@ static void created_by_create_srq_ex(struct side *side)
 	CHECK(side->srq = more->create_srq_ex(side->context, &init));
 	CHECK(side->srq->srq_context == &init);
 	expect_sizes(side->srq, 5, 0);
-	CHECK_EQUAL(more->get_srq_num(side->srq, &number), 0);
+	SUCCEEDS(more->get_srq_num(side->srq, &number));
 	CHECK(number != 0);
 	init.srq_type = IBV_SRQT_TM;
 	REFUSED(more->create_srq_ex(side->context, &init), EOPNOTSUPP);
@@ -198,18 +197,18 @@ static void posting(struct side *side)
 	CHECK(bad == &wrs[1]);
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[2], &bad), EINVAL);
 	CHECK(bad == &wrs[2]);
-	CHECK_EQUAL(set_max_wr(side->srq, 1), 0); /* one is outstanding */
+	SUCCEEDS(set_max_wr(side->srq, 1)); /* one is outstanding */
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[3], &bad), ENOMEM);
 	CHECK(bad == &wrs[3]);
-	CHECK_EQUAL(set_max_wr(side->srq, 2), 0);
-	CHECK_EQUAL(post_recv_wr(side, &wrs[3]), 0);
+	SUCCEEDS(set_max_wr(side->srq, 2));
+	SUCCEEDS(post_recv_wr(side, &wrs[3]));
 	CHECK_EQUAL(set_max_wr(side->srq, 1), EINVAL);
 
-	CHECK_EQUAL(to_init(side), 0);
+	SUCCEEDS(to_init(side));
 	CHECK_EQUAL(side->context->ops.post_recv(side->qp, &wrs[3], &bad), EINVAL);
 	CHECK(bad == &wrs[3]);
 	CHECK(side->qp->srq == side->srq);
-	CHECK_EQUAL(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_CAP, &init), 0);
+	SUCCEEDS(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_CAP, &init));
 	CHECK(init.srq == side->srq);
 	CHECK_EQUAL(init.cap.max_recv_wr, 0);
 	CHECK_EQUAL(attr.cap.max_recv_sge, 0);
@@ -235,7 +234,7 @@ static void creating(void)
 	struct ibv_qp *qp = verbs->ibv_create_qp(a.pd, &init);
 
 	CHECK(qp);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(qp), 0);
+	SUCCEEDS(verbs->ibv_destroy_qp(qp));
 	init.srq = b.srq;
 	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	close_pair(&a, &b);
@@ -245,22 +244,22 @@ static void creating(void)
 static void resize(struct star *star)
 {
 	for (uint64_t i = 0; i < 4; i++)
-		CHECK_EQUAL(post_recv_at(&star->hub, i, i * SLOT, SLOT), 0);
+		SUCCEEDS(post_recv_at(&star->hub, i, i * SLOT, SLOT));
 	for (uint64_t i = 0; i < 3; i++) {
 		send_to_hub(star, 0, i, 1, 8);
 		hub_wc(star, i, IBV_WC_SUCCESS, 0);
 	}
 	for (uint64_t i = 4; i < 7; i++)
-		CHECK_EQUAL(post_recv_at(&star->hub, i, i * SLOT, SLOT), 0);
+		SUCCEEDS(post_recv_at(&star->hub, i, i * SLOT, SLOT));
 	CHECK_EQUAL(post_recv_at(&star->hub, 7, 0, SLOT), ENOMEM);
 	CHECK_EQUAL(set_max_wr(star->hub.srq, 3), EINVAL);
-	CHECK_EQUAL(set_max_wr(star->hub.srq, 9), 0);
+	SUCCEEDS(set_max_wr(star->hub.srq, 9));
 	for (uint64_t i = 7; i < 12; i++)
-		CHECK_EQUAL(post_recv_at(&star->hub, i, i * SLOT, SLOT), 0);
+		SUCCEEDS(post_recv_at(&star->hub, i, i * SLOT, SLOT));
 	CHECK_EQUAL(post_recv_at(&star->hub, 12, 0, SLOT), ENOMEM);
 	for (uint64_t i = 3; i < 12; i++) {
 		if (i == 10)
-			CHECK_EQUAL(set_max_wr(star->hub.srq, 2), 0);
+			SUCCEEDS(set_max_wr(star->hub.srq, 2));
 		send_to_hub(star, 0, i, (unsigned)i, SLOT);
 		hub_wc(star, i, IBV_WC_SUCCESS, 0);
 		CHECK(filled(star->hub.memory + i * SLOT, SLOT, (unsigned)i));
@@ -286,15 +285,15 @@ static void acknowledged(void)
 	pthread_t thread;
 
 	open_star(&star, 1, (struct options){.shared = 1});
-	CHECK_EQUAL(post_recv_at(&star.hub, 0, 0, SLOT), 0);
-	CHECK_EQUAL(set_limit(star.hub.srq, 1), 0);
+	SUCCEEDS(post_recv_at(&star.hub, 0, 0, SLOT));
+	SUCCEEDS(set_limit(star.hub.srq, 1));
 	send_to_hub(&star, 0, 0, 1, 8);
-	CHECK_EQUAL(verbs->ibv_get_async_event(star.hub.context, &event), 0);
+	SUCCEEDS(verbs->ibv_get_async_event(star.hub.context, &event));
 	CHECK_EQUAL(star.hub.srq->events_completed, 0);
-	CHECK_EQUAL(pthread_create(&thread, NULL, acknowledge, &event), 0);
+	SUCCEEDS(pthread_create(&thread, NULL, acknowledge, &event));
 	close_star(&star); /* would hang without */
 	CHECK(__atomic_load_n(&acknowledged_now, __ATOMIC_SEQ_CST));
-	CHECK_EQUAL(pthread_join(thread, NULL), 0);
+	SUCCEEDS(pthread_join(thread, NULL));
 }
 
 /* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
@@ -310,14 +309,14 @@ static void flushed_in_a_message(void)
 
 		CHECK(++rounds < 20);
 		open_star(&star, 2, (struct options){.shared = 4, .memory = BIG});
-		CHECK_EQUAL(post_recv_at(&star.hub, 1, 0, BIG), 0);
-		CHECK_EQUAL(post_recv_at(&star.hub, 2, 0, SLOT), 0);
-		CHECK_EQUAL(set_limit(star.hub.srq, 2), 0);
+		SUCCEEDS(post_recv_at(&star.hub, 1, 0, BIG));
+		SUCCEEDS(post_recv_at(&star.hub, 2, 0, SLOT));
+		SUCCEEDS(set_limit(star.hub.srq, 2));
 		POST(&star.peers[0], IBV_WR_SEND, .wr_id = 9, .length = BIG);
 		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
-		CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
+		SUCCEEDS(to_state(&star.hub, IBV_QPS_ERR));
 		expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
-		CHECK_EQUAL(to_state(&star.hub, IBV_QPS_ERR), 0);
+		SUCCEEDS(to_state(&star.hub, IBV_QPS_ERR));
 		expect_no_event(&star.hub); /* it was in ERR already */
 		wc = next_wc(&star.hub);
 		CHECK_EQUAL(wc.wr_id, 1);
@@ -340,7 +339,7 @@ static void domains(void)
 		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, IBV_ACCESS_LOCAL_WRITE);
 
-		CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+		SUCCEEDS(verbs->ibv_destroy_qp(b.qp));
 		b.srq = try_srq(pd, 2, 1, 0);
 		b.qp = create_qp(&b);
 		connect_pair(&a, &b);
@@ -349,15 +348,15 @@ static void domains(void)
 				      .lkey = own ? mr->lkey : b.mr->lkey};
 		struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1};
 
-		CHECK_EQUAL(post_recv_wr(&b, &wr), 0);
+		SUCCEEDS(post_recv_wr(&b, &wr));
 		RUN(&a, own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 2,
 		    .length = 8);
 		expect_wc(&b, 1, own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR);
 		destroy_qp(&b);
-		CHECK_EQUAL(verbs->ibv_destroy_srq(b.srq), 0);
+		SUCCEEDS(verbs->ibv_destroy_srq(b.srq));
 		b.srq = NULL;
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		SUCCEEDS(verbs->ibv_dealloc_pd(pd));
 		close_pair(&a, &b);
 	}
 }
@@ -403,8 +402,8 @@ static void threads(void)
 	/* Posting does not wait for the polling thread: there is room for all completions. */
 	open_star(&star, MOST_QPS, (struct options){.shared = 7, .cqe = MOST_QPS * MESSAGES});
 	for (int i = 0; i < MOST_QPS; i++) {
-		CHECK_EQUAL(pthread_create(&senders[i], NULL, send_many, &star.peers[i]), 0);
-		CHECK_EQUAL(pthread_create(&posters[i], NULL, post_many, &star.hub), 0);
+		SUCCEEDS(pthread_create(&senders[i], NULL, send_many, &star.peers[i]));
+		SUCCEEDS(pthread_create(&posters[i], NULL, post_many, &star.hub));
 	}
 	for (unsigned i = 0; i < MOST_QPS * MESSAGES; i++) {
 		struct ibv_wc wc = next_wc(&star.hub);
@@ -418,8 +417,8 @@ static void threads(void)
 			set_max_wr(star.hub.srq, 7 + i % 3);
 	}
 	for (int i = 0; i < MOST_QPS; i++) {
-		CHECK_EQUAL(pthread_join(senders[i], NULL), 0);
-		CHECK_EQUAL(pthread_join(posters[i], NULL), 0);
+		SUCCEEDS(pthread_join(senders[i], NULL));
+		SUCCEEDS(pthread_join(posters[i], NULL));
 		CHECK_EQUAL(got[i], MESSAGES);
 	}
 	close_star(&star);

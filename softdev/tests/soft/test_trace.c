@@ -270,8 +270,8 @@ static void operations(void)
 		};
 
 		for (unsigned i = 0; i < 3; i++)
-			CHECK_EQUAL(post_recv_at(&b, round * 10 + i, 256 * i, 64), 0);
-		CHECK_EQUAL(post_chain(&a, requests, 7), 0);
+			SUCCEEDS(post_recv_at(&b, round * 10 + i, 256 * i, 64));
+		SUCCEEDS(post_chain(&a, requests, 7));
 		expect_wc(&a, 102, IBV_WC_SUCCESS);
 		expect_wc(&a, 103, IBV_WC_SUCCESS);
 		expect_wc(&a, 106, IBV_WC_SUCCESS);
@@ -315,7 +315,7 @@ static void failures(void)
 		{.opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .wr_id = 4, .length = 10},
 	};
 
-	CHECK_EQUAL(post_chain(&a, requests, 4), 0);
+	SUCCEEDS(post_chain(&a, requests, 4));
 	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
 	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
 	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
@@ -324,9 +324,9 @@ static void failures(void)
 	for (unsigned i = 1; i < 8; i++)
 		expect_wc(&b, i, IBV_WC_WR_FLUSH_ERR);
 	/* What is refused is said, and what stood before it in the chain was posted. */
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	SUCCEEDS(to_state(&a, IBV_QPS_RESET));
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 6}), EINVAL);
-	CHECK_EQUAL(to_init(&a), 0);
+	SUCCEEDS(to_init(&a));
 	post_recvs(&a, 0, 64, 64);
 	CHECK_EQUAL(post_recv_at(&a, 64, 0, 64), ENOMEM);
 	drain(&a);
@@ -413,7 +413,7 @@ static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *
 						  .mw_access_flags = IBV_ACCESS_REMOTE_WRITE}},
 		};
 
-	CHECK_EQUAL(owner->context->ops.post_send(owner->qp, &wr, &bad), 0);
+	SUCCEEDS(owner->context->ops.post_send(owner->qp, &wr, &bad));
 	expect_wc(owner, 9, IBV_WC_SUCCESS);
 	return wr.bind_mw.rkey;
 }
@@ -448,7 +448,7 @@ static void refuse_by(enum obstacle obstacle)
 	CHECK(pd && mr && mw);
 	request.rkey = mr->rkey;
 	if (obstacle == REVOKED_KEY || obstacle == UNKNOWN_KEY || obstacle == INVALID_KEY)
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(mr));
 	if (obstacle == UNKNOWN_KEY)
 		request.rkey = b.mr->rkey ^ 1;
 	if (obstacle == UNBOUND_WINDOW)
@@ -457,15 +457,15 @@ static void refuse_by(enum obstacle obstacle)
 		request.rkey = window_of(&other_b, mr, mw);
 	if (ends) {
 		request.imm = request.rkey; /* in the place of invalidate_rkey */
-		CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&b, 1, 0, 64));
 	}
 	expect_refusal(&a, &b, request, without ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR,
 		       reasons[obstacle]);
-	CHECK_EQUAL(b.context->ops.dealloc_mw(mw), 0);
+	SUCCEEDS(b.context->ops.dealloc_mw(mw));
 	if (obstacle != REVOKED_KEY && obstacle != UNKNOWN_KEY && obstacle != INVALID_KEY)
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(other_b.qp), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
+	SUCCEEDS(verbs->ibv_destroy_qp(other_b.qp));
 	close_side(&other_a);
 	close_pair(&a, &b);
 }
@@ -484,14 +484,14 @@ static void shared(void)
 	wrap(&a);
 	wrap(&b);
 	for (unsigned i = 0; i < 8; i++)
-		CHECK_EQUAL(post_recv_at(&b, 50 + i, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&b, 50 + i, 0, 64));
 	CHECK_EQUAL(post_recv_at(&b, 58, 0, 64), ENOMEM);
 	for (unsigned i = 0; i < 8; i++) {
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = i);
 		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
 	}
 	for (unsigned i = 0; i < 4; i++) /* they stay in the queue */
-		CHECK_EQUAL(post_recv_at(&b, 60 + i, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&b, 60 + i, 0, 64));
 	compare();
 	close_pair(&a, &b);
 }
@@ -508,15 +508,14 @@ static void datagrams(void)
 	struct ibv_ah *ah = path_to(&a, &b);
 
 	for (unsigned i = 0; i < 10; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 100), 0);
-		CHECK_EQUAL(ud_post(&a, (struct ud_request){.ah = ah,
-							    .qpn = b.qp->qp_num,
-							    .qkey = QKEY,
-							    .wr_id = 20 + i,
-							    .length = i,
-							    .with_imm = i % 2,
-							    .imm = htonl(i)}),
-			    0);
+		SUCCEEDS(post_recv_at(&b, i, 0, 100));
+		SUCCEEDS(ud_post(&a, (struct ud_request){.ah = ah,
+							 .qpn = b.qp->qp_num,
+							 .qkey = QKEY,
+							 .wr_id = 20 + i,
+							 .length = i,
+							 .with_imm = i % 2,
+							 .imm = htonl(i)}));
 		expect_wc(&a, 20 + i, IBV_WC_SUCCESS);
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, GRH + i);
 	}
@@ -530,7 +529,7 @@ static void datagrams(void)
 		lines++;
 	}
 	CHECK_EQUAL(lines, 10);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	SUCCEEDS(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -568,7 +567,7 @@ static void extended_calls(void)
 	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned round = 0; round < 4; round++) {
-		CHECK_EQUAL(post_recv_at(&b, 40 + round, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&b, 40 + round, 0, 64));
 		ex->wr_start(ex);
 		ex->wr_id = 10 + round;
 		ex->wr_flags = 0;
@@ -580,7 +579,7 @@ static void extended_calls(void)
 		ex->wr_set_inline_data(ex, "hello", 5);
 		posted("post_send", 10 + round, a.qp->qp_num);
 		posted("post_send", 20 + round, a.qp->qp_num);
-		CHECK_EQUAL(ex->wr_complete(ex), 0);
+		SUCCEEDS(ex->wr_complete(ex));
 		take_extended(&a, 1);
 		take_extended(&b, 1);
 	}
@@ -671,7 +670,7 @@ static void refused_posts(void)
 	expect_reason("refused", "NO_QUEUE");
 	CHECK_EQUAL(b.context->ops.post_srq_recv(b.srq, &wr, &bad), EINVAL);
 	expect_reason("refused", "SGES");
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+	SUCCEEDS(to_state(&a, IBV_QPS_RESET));
 	REFUSED_POST(&a, "STATE", EINVAL, IBV_WR_SEND);
 	ud_open(&ud, (struct options){0});
 	REFUSED_POST(&ud, "OPCODE", EINVAL, IBV_WR_RDMA_WRITE);
@@ -690,7 +689,7 @@ static void refused_requests(void)
 	expect_reason("request_refused", "NO_RECEIVE");
 	close_pair(&a, &b);
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 7), 0);
+	SUCCEEDS(post_recv_at(&b, 1, 0, 7));
 	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_reason("request_refused", "LENGTH");
 	close_pair(&a, &b);
@@ -707,7 +706,7 @@ static void refused_requests(void)
 		next_wc(&a);
 		expect_reason("request_refused", i ? "QKEY" : "NO_RECEIVE");
 	}
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	SUCCEEDS(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -728,10 +727,9 @@ static void refuse_memory(const char *reason, bool receive)
 	if (!strcmp(reason, "WINDOW"))
 		sge.lkey = mw->rkey;
 	if (!strcmp(reason, "KEY"))
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(mr));
 	if (receive) {
-		CHECK_EQUAL(post_recv_wr(&b, &(struct ibv_recv_wr){.sg_list = &sge, .num_sge = 1}),
-			    0);
+		SUCCEEDS(post_recv_wr(&b, &(struct ibv_recv_wr){.sg_list = &sge, .num_sge = 1}));
 		RUN(&a, IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&b, 0, IBV_WC_LOC_PROT_ERR);
 	} else {
@@ -762,11 +760,11 @@ static void refuse_memory(const char *reason, bool receive)
 	for (size_t at = 0; (line = next_of("key_ended", &at));)
 		ends += number(line, "key") == sge.lkey;
 	CHECK_EQUAL(ends, !strcmp(reason, "KEY"));
-	CHECK_EQUAL(side->context->ops.dealloc_mw(mw), 0);
+	SUCCEEDS(side->context->ops.dealloc_mw(mw));
 	if (strcmp(reason, "KEY"))
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(mr));
 	if (other)
-		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+		SUCCEEDS(verbs->ibv_dealloc_pd(pd));
 	close_pair(&a, &b);
 }
 
@@ -807,7 +805,7 @@ static void overrun(void)
 static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 {
 	for (unsigned i = 0; i < rounds; i++) {
-		CHECK_EQUAL(post_recv_at(b, i, 0, 64), 0);
+		SUCCEEDS(post_recv_at(b, i, 0, 64));
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(b, i, IBV_WC_SUCCESS);
 	}
@@ -833,9 +831,9 @@ static void faults(void)
 
 	open_side(&lonely, (struct options){0});
 	spec("overrun=@1,cq=%u", lonely.cq->handle);
-	CHECK_EQUAL(to_init(&lonely), 0);
-	CHECK_EQUAL(to_state(&lonely, IBV_QPS_ERR), 0);
-	CHECK_EQUAL(post_recv_at(&lonely, 1, 0, 64), 0);
+	SUCCEEDS(to_init(&lonely));
+	SUCCEEDS(to_state(&lonely, IBV_QPS_ERR));
+	SUCCEEDS(post_recv_at(&lonely, 1, 0, 64));
 	expect_event(&lonely, IBV_EVENT_CQ_ERR);
 	no_faults();
 	read_trace(path);
@@ -878,7 +876,7 @@ static void lost_datagrams(void)
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
 	for (size_t at = 0; (line = next_of("fault", &at));)
 		CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	SUCCEEDS(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -890,7 +888,7 @@ static void late(void)
 
 	aiordma_trace_stop();
 	open_pair(&a, &b, (struct options){0});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	SUCCEEDS(post_recv_at(&b, 1, 0, 64));
 	unlink(path);
 	start_trace(path);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
@@ -921,6 +919,6 @@ int main(void)
 	STEP(traced(faults));
 	STEP(traced(lost_datagrams));
 	STEP(traced(late));
-	CHECK_EQUAL(rmdir(folder), 0);
+	SUCCEEDS(rmdir(folder));
 	return 0;
 }

@@ -79,9 +79,9 @@ static void by_the_environment(void)
 
 	snprintf(name, sizeof(name), "%s/%%p.%%p", folder);
 	snprintf(path, sizeof(path), "%s/%d.%d", folder, (int)getpid(), (int)getpid());
-	CHECK_EQUAL(setenv("AIORDMA_TRACE", "", 1), 0);
+	SUCCEEDS(setenv("AIORDMA_TRACE", "", 1));
 	one_run(1);
-	CHECK_EQUAL(setenv("AIORDMA_TRACE", name, 1), 0);
+	SUCCEEDS(setenv("AIORDMA_TRACE", name, 1));
 	one_run(1);
 	one_run(2); /* the same trace */
 	read_trace(path);
@@ -147,22 +147,22 @@ static void another(void)
 {
 	char used[160];
 
-	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), 0);
+	SUCCEEDS(aiordma_trace_start(path, used, sizeof(used)));
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	CHECK(!strcmp(used, other));
 	one_run(1);
 	aiordma_trace_stop();
-	CHECK_EQUAL(unlink(other), 0);
+	SUCCEEDS(unlink(other));
 }
 
 static void by_environment(void)
 {
-	CHECK_EQUAL(setenv("AIORDMA_TRACE", path, 1), 0);
+	SUCCEEDS(setenv("AIORDMA_TRACE", path, 1));
 	one_run(7);
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	read_trace(other);
 	CHECK_EQUAL(count_type("post_send"), 7);
-	CHECK_EQUAL(unlink(other), 0);
+	SUCCEEDS(unlink(other));
 }
 
 static void in_silence(void)
@@ -196,7 +196,7 @@ static void use_inherited(void)
 	another();
 	by_environment();
 	/* What may be done with its parent's objects: ibv_fork_init(3). */
-	CHECK_EQUAL(verbs->ibv_destroy_qp(inherited[0].qp), 0);
+	SUCCEEDS(verbs->ibv_destroy_qp(inherited[0].qp));
 	_exit(0);
 }
 
@@ -268,18 +268,18 @@ static void refused(const char *name, int error)
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
 	char said[400];
 
-	CHECK_EQUAL(setenv("AIORDMA_TRACE", name, 1), 0);
+	SUCCEEDS(setenv("AIORDMA_TRACE", name, 1));
 	struct capture capture = capture_stderr();
 
 	errno = 0;
 	struct ibv_context *context = verbs->ibv_open_device(list[0]);
 	int found = errno;
 
-	CHECK_EQUAL(unsetenv("AIORDMA_TRACE"), 0);
+	SUCCEEDS(unsetenv("AIORDMA_TRACE"));
 	end_capture(&capture, said, sizeof(said));
 	CHECK(!context == (error != EFBIG));
 	if (context)
-		CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+		SUCCEEDS(verbs->ibv_close_device(context));
 	else
 		CHECK_EQUAL(found, error == ESPIPE ? EINVAL : error);
 	CHECK(strstr(said, "aiordma: AIORDMA_TRACE is '") == said);
@@ -296,9 +296,9 @@ static void impossible_files(void)
 	refused(other, ENOENT);
 	refused("/dev/null", ESPIPE);
 	snprintf(other, sizeof(other), "%s/fifo", folder);
-	CHECK_EQUAL(mkfifo(other, 0600), 0);
+	SUCCEEDS(mkfifo(other, 0600));
 	refused(other, ESPIPE);
-	CHECK_EQUAL(unlink(other), 0);
+	SUCCEEDS(unlink(other));
 	memset(longest, 'a', sizeof(longest));
 	longest[sizeof(longest) - 1] = '\0';
 	refused(longest, ENAMETOOLONG);
@@ -307,8 +307,8 @@ static void impossible_files(void)
 	int first = open(path, O_CREAT | O_RDWR, 0600),
 	    second = open(other, O_CREAT | O_RDWR, 0600);
 
-	CHECK_EQUAL(flock(first, LOCK_EX), 0);
-	CHECK_EQUAL(flock(second, LOCK_EX), 0);
+	SUCCEEDS(flock(first, LOCK_EX));
+	SUCCEEDS(flock(second, LOCK_EX));
 	refused(path, EWOULDBLOCK);
 	close(first);
 	close(second);
@@ -320,7 +320,7 @@ static void limit_files(rlim_t bytes)
 {
 	const struct rlimit limit = {bytes, RLIM_INFINITY};
 
-	CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	SUCCEEDS(setrlimit(RLIMIT_FSIZE, &limit));
 }
 
 /* As when the disk is full: there is no room for the first line. */
@@ -378,6 +378,6 @@ int main(void)
 	STEP(in_child(impossible_files));
 	STEP(in_child(no_room));
 	STEP(in_child(no_more_room));
-	CHECK_EQUAL(rmdir(folder), 0);
+	SUCCEEDS(rmdir(folder));
 	return 0;
 }

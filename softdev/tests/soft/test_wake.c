@@ -58,11 +58,11 @@ static void await(struct player *player, struct counts *counts, int receives, in
 	void *context;
 
 	for (;;) {
-		CHECK_EQUAL(side->context->ops.req_notify_cq(side->cq, 0), 0);
+		SUCCEEDS(side->context->ops.req_notify_cq(side->cq, 0));
 		take(player, counts);
 		if (counts->receives >= receives && counts->sends >= sends)
 			return;
-		CHECK_EQUAL(verbs->ibv_get_cq_event(side->channel, &cq, &context), 0);
+		SUCCEEDS(verbs->ibv_get_cq_event(side->channel, &cq, &context));
 		CHECK(cq == side->cq);
 		verbs->ibv_ack_cq_events(cq, 1);
 	}
@@ -76,7 +76,7 @@ static void *play(void *argument)
 	for (int round = 1; round <= ROUNDS; round++) {
 		if (!player->begins)
 			await(player, &counts, round, 0);
-		CHECK_EQUAL(post_recv_at(&player->side, 1, 0, 8), 0);
+		SUCCEEDS(post_recv_at(&player->side, 1, 0, 8));
 		POST(&player->side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		if (player->begins)
 			await(player, &counts, round, round);
@@ -96,8 +96,8 @@ static void *disturb(void *argument)
 
 		attr.moderate =
 			(struct ibv_moderate_cq){(uint16_t)(i & 2), (uint16_t)(10 * (i & 2))};
-		CHECK_EQUAL(extended(cq->context)->modify_cq(cq, &attr), 0);
-		CHECK_EQUAL(verbs->ibv_resize_cq(cq, 16 + (int)(i & 15)), 0);
+		SUCCEEDS(extended(cq->context)->modify_cq(cq, &attr));
+		SUCCEEDS(verbs->ibv_resize_cq(cq, 16 + (int)(i & 15)));
 		sched_yield();
 	}
 	return NULL;
@@ -118,14 +118,14 @@ static void ping_pong(bool is_extended)
 			open_side(&players[i].side, (struct options){0});
 	}
 	connect_pair(&players[0].side, &players[1].side);
-	CHECK_EQUAL(post_recv_at(&players[1].side, 1, 0, 8), 0);
-	CHECK_EQUAL(pthread_create(&third, NULL, disturb, players), 0);
+	SUCCEEDS(post_recv_at(&players[1].side, 1, 0, 8));
+	SUCCEEDS(pthread_create(&third, NULL, disturb, players));
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(pthread_create(&players[i].thread, NULL, play, &players[i]), 0);
+		SUCCEEDS(pthread_create(&players[i].thread, NULL, play, &players[i]));
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(pthread_join(players[i].thread, NULL), 0);
+		SUCCEEDS(pthread_join(players[i].thread, NULL));
 	__atomic_store_n(&over, true, __ATOMIC_RELAXED);
-	CHECK_EQUAL(pthread_join(third, NULL), 0);
+	SUCCEEDS(pthread_join(third, NULL));
 	close_pair(&players[0].side, &players[1].side);
 }
 

@@ -54,7 +54,7 @@ static void make_srq(struct end *end)
 	struct ibv_srq_init_attr_ex attr = srq_attr(end);
 
 	CHECK(end->side.srq = calls->create_srq_ex(end->side.context, &attr));
-	CHECK_EQUAL(calls->get_srq_num(end->side.srq, &end->srqn), 0);
+	SUCCEEDS(calls->get_srq_num(end->side.srq, &end->srqn));
 	CHECK(end->srqn > 0 && end->srqn < NO_NUMBER);
 }
 
@@ -109,10 +109,10 @@ static void close_end(struct end *end)
 	if (end->side.qp)
 		destroy_qp(&end->side);
 	if (end->side.srq)
-		CHECK_EQUAL(verbs->ibv_destroy_srq(end->side.srq), 0);
+		SUCCEEDS(verbs->ibv_destroy_srq(end->side.srq));
 	end->side.srq = NULL;
 	if (end->xrcd)
-		CHECK_EQUAL(close_domain(end->xrcd), 0);
+		SUCCEEDS(close_domain(end->xrcd));
 	close_side(&end->side);
 }
 
@@ -174,26 +174,26 @@ static void domains(void)
 	CHECK(soft_xrcd_of(first)->domain == soft_xrcd_of(same)->domain);
 	REFUSED(open_domain(elsewhere, one, 0), EAGAIN);
 	CHECK(another = open_domain(elsewhere, one, O_CREAT | O_EXCL));
-	CHECK_EQUAL(close_domain(another), 0);
+	SUCCEEDS(close_domain(another));
 	REFUSED(open_domain(context, other, 0), EAGAIN);
-	CHECK_EQUAL(close_domain(first), 0);
-	CHECK_EQUAL(close(twin), 0);
-	CHECK_EQUAL(close(one), 0); /* the domain keeps the file, whose inode stays its own */
+	SUCCEEDS(close_domain(first));
+	SUCCEEDS(close(twin));
+	SUCCEEDS(close(one)); /* the domain keeps the file, whose inode stays its own */
 	CHECK(first = open_domain(context, other, O_CREAT | O_EXCL));
-	CHECK_EQUAL(close_domain(first), 0);
+	SUCCEEDS(close_domain(first));
 	REFUSED(open_domain(context, other, 0), EAGAIN); /* the last one has ended it */
-	CHECK_EQUAL(close_domain(same), 0);
+	SUCCEEDS(close_domain(same));
 
 	/* Without a file each is its own. */
 	CHECK(first = open_domain(context, -1, O_CREAT));
 	CHECK(same = open_domain(context, -1, O_CREAT | O_EXCL));
 	CHECK(soft_xrcd_of(first)->domain != soft_xrcd_of(same)->domain);
-	CHECK_EQUAL(close_domain(first), 0);
-	CHECK_EQUAL(close_domain(same), 0);
-	CHECK_EQUAL(close(other), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(second), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(elsewhere), 0);
+	SUCCEEDS(close_domain(first));
+	SUCCEEDS(close_domain(same));
+	SUCCEEDS(close(other));
+	SUCCEEDS(verbs->ibv_close_device(context));
+	SUCCEEDS(verbs->ibv_close_device(second));
+	SUCCEEDS(verbs->ibv_close_device(elsewhere));
 }
 
 /* The child of a fork has a device of its own, and no domain yet. */
@@ -213,16 +213,16 @@ static void after_a_fork(void)
 
 		REFUSED(open_domain(own, fd, 0), EAGAIN);
 		CHECK(xrcd = open_domain(own, fd, O_CREAT | O_EXCL));
-		CHECK_EQUAL(close_domain(xrcd), 0);
-		CHECK_EQUAL(verbs->ibv_close_device(own), 0);
+		SUCCEEDS(close_domain(xrcd));
+		SUCCEEDS(verbs->ibv_close_device(own));
 #endif
 		_exit(0);
 	}
 	CHECK_EQUAL(waitpid(child, &status, 0), child);
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	CHECK_EQUAL(close_domain(xrcd), 0);
-	CHECK_EQUAL(close(fd), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	SUCCEEDS(close_domain(xrcd));
+	SUCCEEDS(close(fd));
+	SUCCEEDS(verbs->ibv_close_device(context));
 }
 
 /* ---- creation and its reverse ------------------------------------------------------------------ */
@@ -285,13 +285,13 @@ static void refusals(void)
 	/* What neither has, and what the other one would have, is not there. */
 	CHECK(!a.side.qp->pd && !a.side.qp->send_cq && !a.side.qp->recv_cq && !a.side.qp->srq);
 	CHECK(!source.side.qp->recv_cq && source.side.qp->send_cq == source.side.cq);
-	CHECK_EQUAL(to_init(&source.side), 0);
-	CHECK_EQUAL(to_init(&a.side), 0);
+	SUCCEEDS(to_init(&source.side));
+	SUCCEEDS(to_init(&a.side));
 	CHECK_EQUAL(source.side.context->ops.post_recv(source.side.qp, &receive, &bad_receive),
 		    EINVAL);
 	CHECK_EQUAL(a.side.context->ops.post_recv(a.side.qp, &receive, &bad_receive), EINVAL);
-	CHECK_EQUAL(to_state(&a.side, IBV_QPS_RESET), 0);
-	CHECK_EQUAL(to_state(&source.side, IBV_QPS_RESET), 0);
+	SUCCEEDS(to_state(&a.side, IBV_QPS_RESET));
+	SUCCEEDS(to_state(&source.side, IBV_QPS_RESET));
 	connect_pair(&source.side, &a.side);
 	CHECK_EQUAL(a.side.context->ops.post_send(a.side.qp, &send, &bad_send), EINVAL);
 	CHECK(bad_send == &send);
@@ -328,7 +328,7 @@ static void several_queues(void)
 	for (unsigned i = 0; i < 20; i++) {
 		struct end *to = i % 3 ? &target : &second;
 
-		CHECK_EQUAL(post_recv_at(&to->side, 100 + i, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&to->side, 100 + i, 0, 64));
 		fill(a->memory, 64, i);
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 64, .srqn = to->srqn);
 		struct ibv_wc wc = next_wc(&to->side);
@@ -349,7 +349,7 @@ static void several_queues(void)
 	wrong.srqn = target.srqn;
 	carry_out(a, IBV_WC_REM_ACCESS_ERR, wrong);
 	expect_event(&target.side, IBV_EVENT_QP_ACCESS_ERR);
-	CHECK_EQUAL(close(fd), 0);
+	SUCCEEDS(close(fd));
 	close_end(&source);
 	close_end(&second);
 	close_end(&target);
@@ -368,7 +368,7 @@ static void several_connections(void)
 		targets[i] = target.side;
 		targets[i].qp = i ? make_target(target.xrcd) : target.side.qp;
 		connect_pair(&sources[i].side, &targets[i]);
-		CHECK_EQUAL(post_recv_at(&target.side, (uint64_t)i, (size_t)i * 64, 64), 0);
+		SUCCEEDS(post_recv_at(&target.side, (uint64_t)i, (size_t)i * 64, 64));
 	}
 	for (int i = COUNT - 1; i >= 0; i--) {
 		RUN(&sources[i].side, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8,
@@ -376,16 +376,15 @@ static void several_connections(void)
 		expect_wc(&targets[i], (uint64_t)(COUNT - 1 - i), IBV_WC_SUCCESS);
 	}
 	/* The limit counts whatever connection takes a receive. */
-	CHECK_EQUAL(post_recv_at(&target.side, 9, 0, 64), 0);
-	CHECK_EQUAL(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
-					  IBV_SRQ_LIMIT),
-		    0);
+	SUCCEEDS(post_recv_at(&target.side, 9, 0, 64));
+	SUCCEEDS(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
+				       IBV_SRQ_LIMIT));
 	POST(&sources[2].side, IBV_WR_SEND, .srqn = target.srqn);
 	expect_wc(&targets[2], 9, IBV_WC_SUCCESS);
 	expect_event(&target.side, IBV_EVENT_SRQ_LIMIT_REACHED);
 	for (int i = 0; i < COUNT; i++) {
 		if (i)
-			CHECK_EQUAL(verbs->ibv_destroy_qp(targets[i].qp), 0);
+			SUCCEEDS(verbs->ibv_destroy_qp(targets[i].qp));
 		close_end(&sources[i]);
 	}
 	close_end(&target);
@@ -407,7 +406,7 @@ static void builders(void)
 	CHECK(a->qp = extended(a->context)->create_qp_ex(a->context, &attr));
 	open_target(&target, (struct options){0}, -1);
 	connect_pair(a, &target.side);
-	CHECK_EQUAL(post_recv_at(&target.side, 4, 0, 64), 0);
+	SUCCEEDS(post_recv_at(&target.side, 4, 0, 64));
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 
 	qp->wr_start(qp);
@@ -418,7 +417,7 @@ static void builders(void)
 	qp->wr_id = 2;
 	qp->wr_atomic_write(qp, target.side.mr->rkey, (uintptr_t)target.side.memory + 64, &value);
 	qp->wr_set_xrc_srqn(qp, target.srqn);
-	CHECK_EQUAL(qp->wr_complete(qp), 0);
+	SUCCEEDS(qp->wr_complete(qp));
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	expect_wc(&target.side, 4, IBV_WC_SUCCESS);
@@ -441,10 +440,10 @@ static void unknown_number(void)
 
 		open_ends(&source, &target, (struct options){0});
 		open_target(&stranger, (struct options){0}, -1);
-		CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
-		CHECK_EQUAL(post_recv_at(&stranger.side, 1, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&target.side, 1, 0, 64));
+		SUCCEEDS(post_recv_at(&stranger.side, 1, 0, 64));
 		if (way == 2) {
-			CHECK_EQUAL(verbs->ibv_destroy_srq(target.side.srq), 0);
+			SUCCEEDS(verbs->ibv_destroy_srq(target.side.srq));
 			target.side.srq = NULL;
 		}
 		RUN(&source.side, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 8,
@@ -471,7 +470,7 @@ static void overrun(void)
 
 	request.srqn = target.srqn;
 	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(post_recv_at(&target.side, 1, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&target.side, 1, 0, 64));
 		carry_out(&source.side, IBV_WC_SUCCESS, request);
 	}
 	expect_event(&target.side, IBV_EVENT_CQ_ERR);
@@ -486,9 +485,9 @@ static void bad_receives(void)
 		struct end source, target;
 
 		open_ends(&source, &target, (struct options){0});
-		CHECK_EQUAL(post_recv_at(&target.side, 6, 0, 64), 0);
+		SUCCEEDS(post_recv_at(&target.side, 6, 0, 64));
 		if (way) {
-			CHECK_EQUAL(verbs->ibv_dereg_mr(target.side.mr), 0);
+			SUCCEEDS(verbs->ibv_dereg_mr(target.side.mr));
 			target.side.mr = NULL;
 		}
 		RUN(&source.side, way ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND,
@@ -506,7 +505,7 @@ static void other_types(void)
 
 		open_source(&a, (struct options){.timeout = 1, .retry_cnt = 1});
 		if (way == 2) {
-			CHECK_EQUAL(verbs->ibv_destroy_qp(a.side.qp), 0);
+			SUCCEEDS(verbs->ibv_destroy_qp(a.side.qp));
 			a.side.qp = create_qp(&a.side);
 		}
 		if (way == 0)
@@ -514,7 +513,7 @@ static void other_types(void)
 		else
 			open_target(&b, (struct options){0}, -1);
 		if (way == 1) {
-			CHECK_EQUAL(verbs->ibv_destroy_qp(b.side.qp), 0);
+			SUCCEEDS(verbs->ibv_destroy_qp(b.side.qp));
 			b.side.qp = create_qp(&(struct side){.pd = b.side.pd, .cq = b.side.cq});
 		}
 		connect_pair(&a.side, &b.side);
@@ -537,7 +536,7 @@ static void nonsense(void)
 		else
 			open_source(&end, (struct options){0});
 		if (way == 5) {
-			CHECK_EQUAL(verbs->ibv_destroy_qp(end.side.qp), 0);
+			SUCCEEDS(verbs->ibv_destroy_qp(end.side.qp));
 			end.side.qp = create_qp(&end.side); /* RC, which is told a queue */
 		}
 		int fd = adopt(&end.side);
@@ -591,12 +590,12 @@ static void destroyed_meanwhile(void)
 	int fd = adopt(side);
 
 	memset(side->memory, 0x5a, 512);
-	CHECK_EQUAL(post_recv_at(side, 1, 0, 512), 0);
+	SUCCEEDS(post_recv_at(side, 1, 0, 512));
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
-	CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
+	SUCCEEDS(verbs->ibv_destroy_srq(side->srq));
 	side->srq = NULL;
-	CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
+	SUCCEEDS(verbs->ibv_destroy_cq(side->cq));
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, 4, NULL, side->channel, 0));
 	say_frame(fd, part(&end, 1), NULL);
 	struct soft_frame answer = hear_frame(fd, NULL, 0);
@@ -621,7 +620,7 @@ static void flushed_meanwhile(void)
 	post_recvs(&end.side, 1, 2, 256);
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
-	CHECK_EQUAL(to_state(&end.side, IBV_QPS_ERR), 0);
+	SUCCEEDS(to_state(&end.side, IBV_QPS_ERR));
 	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(&end.side); /* the other one stays in the shared queue */
 	close(fd);
@@ -638,7 +637,7 @@ static void completions_stay(void)
 
 		open_ends(&source, &target, (struct options){0});
 		for (uint64_t i = 0; i < 2; i++) {
-			CHECK_EQUAL(post_recv_at(b, i, i * 64, 64), 0);
+			SUCCEEDS(post_recv_at(b, i, i * 64, 64));
 			RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
 			    .srqn = target.srqn);
 		}
@@ -647,7 +646,7 @@ static void completions_stay(void)
 		if (destroyed) {
 			destroy_qp(b);
 		} else {
-			CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
+			SUCCEEDS(to_state(b, IBV_QPS_RESET));
 		}
 		struct ibv_wc wc[3];
 
@@ -684,7 +683,7 @@ static void two_processes(void)
 	for (uint32_t length = 1; length < LONG; length *= 3) {
 		fill(end.side.memory, length, process.child ? length : 0);
 		if (!process.child)
-			CHECK_EQUAL(post_recv_at(&end.side, length, 0, LONG), 0);
+			SUCCEEDS(post_recv_at(&end.side, length, 0, LONG));
 		process_barrier(&process);
 		if (process.child)
 			POST(&end.side, IBV_WR_SEND, .wr_id = length, .length = length,
@@ -705,23 +704,23 @@ static void not_by_cm(void)
 				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct rdma_cm_id *id;
 
-	CHECK_EQUAL(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
-	CHECK_EQUAL(verbs->rdma_bind_addr(id, (struct sockaddr *)&address), 0);
+	SUCCEEDS(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	SUCCEEDS(verbs->rdma_bind_addr(id, (struct sockaddr *)&address));
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(id->verbs);
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_SEND};
 
 	errno = 0;
 	CHECK_EQUAL(verbs->rdma_create_qp(id, pd, &init), -1);
 	CHECK_EQUAL(errno, EOPNOTSUPP);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
-	CHECK_EQUAL(verbs->rdma_destroy_id(id), 0);
+	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
+	SUCCEEDS(verbs->rdma_destroy_id(id));
 	verbs->rdma_destroy_event_channel(channel);
 }
 
 int main(void)
 {
 	limit_seconds(120);
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
+	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	STEP(two_processes()); /* before a device is opened */
 	STEP(domains());
 	STEP(after_a_fork());

@@ -19,7 +19,7 @@ static inline void read_trace(const char *path)
 
 	free(trace.text);
 	CHECK(file);
-	CHECK_EQUAL(fseek(file, 0, SEEK_END), 0);
+	SUCCEEDS(fseek(file, 0, SEEK_END));
 	trace.size = (size_t)ftell(file);
 	rewind(file);
 	CHECK(trace.text = calloc(1, trace.size + 1));
@@ -117,6 +117,6 @@ static inline void start_trace(const char *path)
 {
 	char used[256];
 
-	CHECK_EQUAL(aiordma_trace_start(path, used, sizeof(used)), 0);
+	SUCCEEDS(aiordma_trace_start(path, used, sizeof(used)));
 	CHECK(!strcmp(path, used));
 }

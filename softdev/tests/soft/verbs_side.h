@@ -218,7 +218,7 @@ static inline void open_side(struct side *side, struct options options)
 
 static inline void destroy_qp(struct side *side)
 {
-	CHECK_EQUAL(verbs->ibv_destroy_qp(side->qp), 0);
+	SUCCEEDS(verbs->ibv_destroy_qp(side->qp));
 	side->qp = NULL;
 }
 
@@ -228,15 +228,15 @@ static inline void close_side(struct side *side)
 	if (side->qp)
 		destroy_qp(side);
 	if (side->srq)
-		CHECK_EQUAL(verbs->ibv_destroy_srq(side->srq), 0);
+		SUCCEEDS(verbs->ibv_destroy_srq(side->srq));
 	if (side->cq)
-		CHECK_EQUAL(verbs->ibv_destroy_cq(side->cq), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_comp_channel(side->channel), 0);
+		SUCCEEDS(verbs->ibv_destroy_cq(side->cq));
+	SUCCEEDS(verbs->ibv_destroy_comp_channel(side->channel));
 	if (side->mr)
-		CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), 0);
+		SUCCEEDS(verbs->ibv_dereg_mr(side->mr));
+	SUCCEEDS(verbs->ibv_dealloc_pd(side->pd));
 	if (side->context)
-		CHECK_EQUAL(verbs->ibv_close_device(side->context), 0);
+		SUCCEEDS(verbs->ibv_close_device(side->context));
 	munmap(side->memory, side->options.memory);
 }
 
@@ -250,7 +250,7 @@ static inline struct address address_of_side(const struct side *side)
 		.rkey = side->mr ? side->mr->rkey : 0,
 	};
 
-	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, side->options.gid, &address.gid), 0);
+	SUCCEEDS(verbs->ibv_query_gid(side->context, 1, side->options.gid, &address.gid));
 	return address;
 }
 
@@ -332,15 +332,15 @@ static inline enum ibv_qp_state state_of(struct side *side)
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
 
-	CHECK_EQUAL(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_STATE, &init), 0);
+	SUCCEEDS(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_STATE, &init));
 	return attr.qp_state;
 }
 
 static inline void bring_up(struct side *side, const struct address *peer)
 {
-	CHECK_EQUAL(to_init(side), 0);
-	CHECK_EQUAL(to_rtr(side, peer), 0);
-	CHECK_EQUAL(to_rts(side), 0);
+	SUCCEEDS(to_init(side));
+	SUCCEEDS(to_rtr(side, peer));
+	SUCCEEDS(to_rts(side));
 }
 
 /* Two sides of one process. */
@@ -355,8 +355,8 @@ static inline void connect_pair(struct side *a, struct side *b)
 /* Both queue pairs anew, after an error. */
 static inline void connect_again(struct side *a, struct side *b)
 {
-	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
-	CHECK_EQUAL(to_state(b, IBV_QPS_RESET), 0);
+	SUCCEEDS(to_state(a, IBV_QPS_RESET));
+	SUCCEEDS(to_state(b, IBV_QPS_RESET));
 	connect_pair(a, b);
 }
 
@@ -406,7 +406,7 @@ static inline struct process split(void)
 	struct process process;
 	int fds[2];
 
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+	SUCCEEDS(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
 	fflush(NULL);
 	process.child = fork();
 	CHECK(process.child >= 0);
@@ -485,7 +485,7 @@ static inline void post_wrong_recv(struct side *side, uint64_t wr_id, uint32_t l
 	struct ibv_sge sge = {(uintptr_t)side->memory, length, 0x12345};
 	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1};
 
-	CHECK_EQUAL(post_recv_wr(side, &wr), 0);
+	SUCCEEDS(post_recv_wr(side, &wr));
 }
 
 struct request {
@@ -554,7 +554,7 @@ static inline int post(struct side *side, struct request request)
 }
 
 /* A request that is taken: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
-#define POST(side, ...) CHECK_EQUAL(post(side, (struct request){.opcode = __VA_ARGS__}), 0)
+#define POST(side, ...) SUCCEEDS(post(side, (struct request){.opcode = __VA_ARGS__}))
 /* `at` bytes into the memory of a side, for requests of its peer. */
 #define REMOTE(of, at) .remote = (uintptr_t)(of)->memory + (at), .rkey = (of)->mr->rkey
 /* The same by the address that the peer has told. */
@@ -563,7 +563,7 @@ static inline int post(struct side *side, struct request request)
 static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
 {
 	for (unsigned i = 0; i < count; i++)
-		CHECK_EQUAL(post_recv_at(side, first + i, 0, length), 0);
+		SUCCEEDS(post_recv_at(side, first + i, 0, length));
 }
 
 /* ---- completions --------------------------------------------------------------------------- */
@@ -621,7 +621,7 @@ static inline void expect_no_wc(struct side *side)
 static inline struct ibv_wc carry_out(struct side *side, enum ibv_wc_status status,
 				      struct request request)
 {
-	CHECK_EQUAL(post(side, request), 0);
+	SUCCEEDS(post(side, request));
 	return expect_wc(side, request.wr_id, status);
 }
 
@@ -632,16 +632,16 @@ static inline void expect_no_event(struct side *side)
 	struct ibv_async_event event;
 	int flags = fcntl(side->context->async_fd, F_GETFL);
 
-	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK), 0);
+	SUCCEEDS(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK));
 	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
-	CHECK_EQUAL(fcntl(side->context->async_fd, F_SETFL, flags), 0);
+	SUCCEEDS(fcntl(side->context->async_fd, F_SETFL, flags));
 }
 
 static inline void expect_event(struct side *side, enum ibv_event_type type)
 {
 	struct ibv_async_event event;
 
-	CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+	SUCCEEDS(verbs->ibv_get_async_event(side->context, &event));
 	if (event.event_type != type) {
 		fprintf(stderr, "in %s: event '%s', expected '%s'\n", current_step,
 			verbs->ibv_event_type_str(event.event_type),
@@ -680,16 +680,16 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 static inline void bring_up_receiving(struct side *side, const struct address *peer, uint64_t first,
 				      unsigned count, uint32_t length)
 {
-	CHECK_EQUAL(to_init(side), 0);
+	SUCCEEDS(to_init(side));
 	post_recvs(side, first, count, length);
-	CHECK_EQUAL(to_rtr(side, peer), 0);
-	CHECK_EQUAL(to_rts(side), 0);
+	SUCCEEDS(to_rtr(side, peer));
+	SUCCEEDS(to_rts(side));
 }
 
 /* Eight bytes, sent (wr_id 2) and received (1). */
 static inline void one_message(struct side *a, struct side *b)
 {
-	CHECK_EQUAL(post_recv_at(b, 1, 0, 8), 0);
+	SUCCEEDS(post_recv_at(b, 1, 0, 8));
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 }
@@ -704,11 +704,11 @@ static inline struct address open_peers(struct process *process, struct side *si
 	open_side(side, options);
 	struct address peer = exchange(process, side);
 
-	CHECK_EQUAL(to_init(side), 0);
+	SUCCEEDS(to_init(side));
 	for (unsigned i = 0; i < receives; i++)
-		CHECK_EQUAL(post_recv_at(side, 1, 0, length), 0);
-	CHECK_EQUAL(to_rtr(side, &peer), 0);
-	CHECK_EQUAL(to_rts(side), 0);
+		SUCCEEDS(post_recv_at(side, 1, 0, length));
+	SUCCEEDS(to_rtr(side, &peer));
+	SUCCEEDS(to_rts(side));
 	return peer;
 }
 
@@ -802,7 +802,7 @@ static inline struct capture capture_stderr(void)
 	struct capture capture = {.before = dup(2)};
 
 	CHECK(capture.before >= 0);
-	CHECK_EQUAL(pipe(capture.ends), 0);
+	SUCCEEDS(pipe(capture.ends));
 	CHECK_EQUAL(dup2(capture.ends[1], 2), 2);
 	return capture;
 }
@@ -827,7 +827,7 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 	char text[200];
 	int count;
 
-	CHECK_EQUAL(setenv(name, value, 1), 0);
+	SUCCEEDS(setenv(name, value, 1));
 	struct capture capture = capture_stderr();
 	struct ibv_device **list = verbs->ibv_get_device_list(&count);
 
@@ -840,7 +840,7 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 	CHECK_EQUAL(why, EINVAL);
 	verbs->ibv_free_device_list(list);
 	CHECK(strstr(text, expected));
-	CHECK_EQUAL(unsetenv(name), 0);
+	SUCCEEDS(unsetenv(name));
 }
 
 /* ---- sockets ------------------------------------------------------------------------------- */
