@@ -425,42 +425,39 @@ static void events(int comp_vector)
 }
 
 /* Two CQs on one channel, several events of one of them. */
-static void shared_channel(void)
+static void shared_channel(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_cq *cq;
 	void *context;
 
-	open_pair(&a, &b, (struct options){0});
-	SUCCEEDS(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK));
-	struct side other = b;
+	SUCCEEDS(fcntl(b->channel->fd, F_SETFL, O_NONBLOCK));
+	struct side other = *b;
 
-	CHECK(other.cq = verbs->ibv_create_cq(b.context, 4, &other, b.channel, 0));
+	CHECK(other.cq = verbs->ibv_create_cq(b->context, 4, &other, b->channel, 0));
 	other.qp = create_qp(&other);
 	SUCCEEDS(to_init(&other));
 	for (int i = 0; i < 3; i++) {
-		SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 0));
-		send_one(&a, &b, 0);
+		SUCCEEDS(b->context->ops.req_notify_cq(b->cq, 0));
+		send_one(a, b, 0);
 	}
-	SUCCEEDS(b.context->ops.req_notify_cq(other.cq, 0));
+	SUCCEEDS(b->context->ops.req_notify_cq(other.cq, 0));
 	SUCCEEDS(post_recv_at(&other, 1, 0, 8));
 	SUCCEEDS(to_state(&other, IBV_QPS_ERR));
 	/* In turns: one that is busy does not hold up the other. */
-	SUCCEEDS(verbs->ibv_get_cq_event(b.channel, &cq, &context));
-	CHECK(cq == b.cq && context == &b);
-	SUCCEEDS(verbs->ibv_get_cq_event(b.channel, &cq, &context));
+	SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
+	CHECK(cq == b->cq && context == b);
+	SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 	CHECK(cq == other.cq && context == &other);
 	for (int i = 0; i < 2; i++) {
-		SUCCEEDS(verbs->ibv_get_cq_event(b.channel, &cq, &context));
-		CHECK(cq == b.cq);
+		SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
+		CHECK(cq == b->cq);
 	}
-	CHECK_FAILS(verbs->ibv_get_cq_event(b.channel, &cq, &context), EAGAIN);
-	verbs->ibv_ack_cq_events(b.cq, 3); /* together */
+	CHECK_FAILS(verbs->ibv_get_cq_event(b->channel, &cq, &context), EAGAIN);
+	verbs->ibv_ack_cq_events(b->cq, 3); /* together */
 	verbs->ibv_ack_cq_events(other.cq, 1);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(other.cq), EBUSY);
 	SUCCEEDS(verbs->ibv_destroy_qp(other.qp));
 	SUCCEEDS(verbs->ibv_destroy_cq(other.cq));
-	close_pair(&a, &b);
 }
 
 static struct side *acking;
@@ -551,7 +548,7 @@ int main(void)
 	SIDE(transitions);
 	STEP(events(0));
 	STEP(events(1));
-	STEP(shared_channel());
+	PAIR(shared_channel);
 	PAIR(destroy_waits);
 	STEP(resize());
 	PAIR(closing_early, .timeout = 14);

@@ -92,6 +92,16 @@ static void close_stage(struct stage *stage)
 	close_side(&stage->side);
 }
 
+/* A step that has a stage to itself. */
+#define STAGE(test, ...)                                                                           \
+	do {                                                                                       \
+		struct stage stage;                                                                \
+		current_step = #test;                                                              \
+		open_stage(&stage, (struct options){__VA_ARGS__});                                 \
+		test(&stage);                                                                      \
+		close_stage(&stage);                                                               \
+	} while (0)
+
 static void put(const struct stage *stage, struct soft_frame frame)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];
@@ -215,16 +225,12 @@ static void memory_gone(bool uc, bool draining)
 }
 
 /* Without memory for the rest of the frame the stream is given up. */
-static void no_memory(void)
+static void no_memory(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){0});
 	shortage_begin(1);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	CHECK_EQUAL(shortage_end(), ENOMEM);
-	expect_wc(&stage.side, 1, IBV_WC_RETRY_EXC_ERR);
-	close_stage(&stage);
+	expect_wc(&stage->side, 1, IBV_WC_RETRY_EXC_ERR);
 }
 
 static void put_record(struct stage *stage, size_t length)
@@ -237,19 +243,15 @@ static void put_record(struct stage *stage, size_t length)
 }
 
 /* Nor does it send what other queue pairs have for it in the same step. */
-static void no_memory_before(void)
+static void no_memory_before(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){0});
 	soft_lock();
 	shortage_begin(1);
-	put_record(&stage, 100);
+	put_record(stage, 100);
 	CHECK_EQUAL(shortage_end(), ENOMEM);
-	put_record(&stage, 2 * UNIT);
-	CHECK_EQUAL(recv(stage.fd, payload, 1, MSG_DONTWAIT), -1);
+	put_record(stage, 2 * UNIT);
+	CHECK_EQUAL(recv(stage->fd, payload, 1, MSG_DONTWAIT), -1);
 	soft_unlock();
-	close_stage(&stage);
 }
 
 /* ---- the requester goes back ----------------------------------------------------------------- */
@@ -355,45 +357,38 @@ static void cut(size_t at_once)
 
 /* An answer's memory goes while its first frame is on its way out: that frame has the bytes that it
  * had, and the refusal follows it. */
-static void answer_withdrawn(void)
+static void answer_withdrawn(struct stage *stage)
 {
-	struct stage stage;
-	struct side *side = &stage.side;
+	struct side *side = &stage->side;
 
-	open_stage(&stage, (struct options){0});
-	put(&stage, (struct soft_frame){.opcode = SOFT_READ,
-					.psn = 100,
-					.address = (uintptr_t)side->memory,
-					.rkey = side->mr->rkey,
-					.dma_length = LONG});
-	while (!is_partial(&stage))
+	put(stage, (struct soft_frame){.opcode = SOFT_READ,
+				       .psn = 100,
+				       .address = (uintptr_t)side->memory,
+				       .rkey = side->mr->rkey,
+				       .dma_length = LONG});
+	while (!is_partial(stage))
 		soft_progress();
 	SUCCEEDS(verbs->ibv_dereg_mr(side->mr));
 	side->mr = NULL;
 	memset(side->memory, 0xbb, LONG);
-	get_old(&stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
-	CHECK_EQUAL(get_rest(&stage, NULL, 0).opcode, SOFT_NAK);
-	expect_end(&stage);
-	close_stage(&stage);
+	get_old(stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
+	CHECK_EQUAL(get_rest(stage, NULL, 0).opcode, SOFT_NAK);
+	expect_end(stage);
 }
 
 /* The other side ends: what it had is done, and the message is not whose rest is here. */
-static void peer_ends(void)
+static void peer_ends(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){.timeout = 1});
 	limit_sending(SIZE_MAX, 2 * (RECORD_HEADER + SOFT_FRAME_HEADER) + 8 + 100);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = 2000);
-	get(&stage, 0, 0, 8);
-	CHECK(hear_bytes(stage.fd, payload, SOFT_FRAME_HEADER + 100));
-	CHECK(is_partial(&stage));
-	CHECK_EQUAL(shutdown(stage.fd, SHUT_WR), 0);
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	expect_wc(&stage.side, 2, IBV_WC_RETRY_EXC_ERR);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = 2000);
+	get(stage, 0, 0, 8);
+	CHECK(hear_bytes(stage->fd, payload, SOFT_FRAME_HEADER + 100));
+	CHECK(is_partial(stage));
+	CHECK_EQUAL(shutdown(stage->fd, SHUT_WR), 0);
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
+	expect_wc(&stage->side, 2, IBV_WC_RETRY_EXC_ERR);
 	limit_sending(SIZE_MAX, SIZE_MAX);
-	close_stage(&stage);
 }
 
 /* ---- records that go out together --------------------------------------------------------------- */
@@ -420,38 +415,36 @@ static void together(bool first_alone)
 }
 
 /* An acknowledgement behind answers makes no record longer than one may be. */
-static void acknowledged_behind_answers(void)
+static void acknowledged_behind_answers(struct stage *stage)
 {
 	enum { SHORTER = SOFT_FRAME_MAX - 8 };
 	static const uint32_t lengths[] = {SHORTER, SOFT_FRAME_MAX};
 	const int enough = 2 * LONG;
-	struct stage stage;
+
 	struct soft_frame frame;
 	uint8_t write[SOFT_FRAME_HEADER + 8] = {0};
 
-	open_stage(&stage, (struct options){0});
 	frame = (struct soft_frame){
-		.address = (uintptr_t)stage.side.memory, .rkey = stage.side.mr->rkey, .psn = 100};
-	SUCCEEDS(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
+		.address = (uintptr_t)stage->side.memory, .rkey = stage->side.mr->rkey, .psn = 100};
+	SUCCEEDS(setsockopt(stage->tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
 	soft_lock();
 	for (int i = 0; i < 2; i++) {
 		frame.opcode = SOFT_READ;
 		frame.dma_length = lengths[i];
-		put(&stage, frame);
+		put(stage, frame);
 		frame.psn += PSNS - 1;
 	}
 	frame.opcode = SOFT_WRITE;
 	frame.address += SOFT_FRAME_MAX;
 	frame.length = frame.dma_length = 8;
 	soft_frame_encode(write, &frame);
-	say_bytes(stage.fd, write, sizeof(write));
+	say_bytes(stage->fd, write, sizeof(write));
 	soft_unlock();
 	soft_progress();
 	for (int i = 0; i < 2; i++)
-		get_old(&stage, SOFT_READ_DATA, 0, lengths[i]);
-	CHECK_EQUAL(record_left[stage.fd], 0);
-	CHECK_EQUAL(get_rest(&stage, NULL, 0).opcode, SOFT_ACK);
-	close_stage(&stage);
+		get_old(stage, SOFT_READ_DATA, 0, lengths[i]);
+	CHECK_EQUAL(record_left[stage->fd], 0);
+	CHECK_EQUAL(get_rest(stage, NULL, 0).opcode, SOFT_ACK);
 }
 
 /* ---- between two polls ------------------------------------------------------------------------ */
@@ -475,126 +468,111 @@ static void begin_to_delay(void)
 
 /* Of what a thread posts that will poll again, the first goes out at once, and the rest with its next
  * step, or when it says that it will poll no more. */
-static void delayed(void)
+static void delayed(struct stage *stage)
 {
-	struct stage stage;
 	uint8_t byte;
 
-	open_stage(&stage, (struct options){0});
 	for (uint32_t i = 0; i < 6; i += 3) {
 		begin_to_delay();
 		for (uint32_t j = 0; j < 3; j++)
-			POST(&stage.side, IBV_WR_SEND, .wr_id = i + j, .length = 8);
-		get(&stage, i, 0, 8);
-		CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+			POST(&stage->side, IBV_WR_SEND, .wr_id = i + j, .length = 8);
+		get(stage, i, 0, 8);
+		CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 		if (i)
 			soft_progress();
 		else
 			soft_hold_polling(-1);
-		get(&stage, i + 1, 0, 8);
-		get(&stage, i + 2, 0, 8);
+		get(stage, i + 1, 0, 8);
+		get(stage, i + 2, 0, 8);
 		set_ticking(false);
 	}
 	soft_hold_polling(-1);
-	close_stage(&stage);
 }
 
 /* The end of a channel for which there is no room at once goes before the end of the stream. */
-static void ends_later(void)
+static void ends_later(struct stage *stage)
 {
-	struct stage stage;
 	uint8_t record[RECORD_HEADER];
 
-	open_stage(&stage, (struct options){0});
 	limit_sending(SIZE_MAX, RECORD_HEADER);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
-	CHECK(is_partial(&stage));
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
+	CHECK(is_partial(stage));
 	soft_lock();
-	soft_link_finish(soft_link_of(soft_qp_of(stage.side.qp)), 0);
+	soft_link_finish(soft_link_of(soft_qp_of(stage->side.qp)), 0);
 	most_in_all = SIZE_MAX;
 	soft_unlock();
-	get(&stage, 0, 0, 2000);
-	CHECK(hear_exactly(stage.fd, record, sizeof(record)));
+	get(stage, 0, 0, 2000);
+	CHECK(hear_exactly(stage->fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
 	CHECK_EQUAL(soft_take32(record + 4), STREAM_CHAN);
-	CHECK(!hear_exactly(stage.fd, record, 1));
-	close_stage(&stage);
+	CHECK(!hear_exactly(stage->fd, record, 1));
 }
 
 /* ---- nothing may go -------------------------------------------------------------------------- */
 
-static void port_down(void)
+static void port_down(struct stage *stage)
 {
-	struct stage stage;
 	uint8_t byte;
 
-	open_stage(&stage, (struct options){0});
 	limit_sending(SIZE_MAX, RECORD_HEADER);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
-	CHECK(is_partial(&stage));
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
+	CHECK(is_partial(stage));
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	limit_sending(SIZE_MAX, SIZE_MAX);
 	for (int i = 0; i < 1000; i++)
 		soft_progress();
-	CHECK_EQUAL(recv(stage.fd, payload, RECORD_HEADER, MSG_PEEK), RECORD_HEADER);
-	CHECK_EQUAL(recv(stage.fd, payload, sizeof(payload), MSG_PEEK), RECORD_HEADER);
+	CHECK_EQUAL(recv(stage->fd, payload, RECORD_HEADER, MSG_PEEK), RECORD_HEADER);
+	CHECK_EQUAL(recv(stage->fd, payload, sizeof(payload), MSG_PEEK), RECORD_HEADER);
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
-	get(&stage, 0, 0, 2000);
-	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
-	close_stage(&stage);
+	get(stage, 0, 0, 2000);
+	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 }
 
 /* What was delayed before its device's port went down, and the other one's has no part in that. */
-static void delayed_port_down(void)
+static void delayed_port_down(struct stage *stage)
 {
-	struct stage stage;
 	uint8_t byte;
 
-	open_stage(&stage, (struct options){0});
 	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
 	begin_to_delay();
 	for (uint32_t i = 0; i < 2; i++)
-		POST(&stage.side, IBV_WR_SEND, .wr_id = i, .length = 8);
-	get(&stage, 0, 0, 8);
+		POST(&stage->side, IBV_WR_SEND, .wr_id = i, .length = 8);
+	get(stage, 0, 0, 8);
 	SUCCEEDS(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_progress();
 	CHECK(!LOCKED(soft_engine_has_delayed()));
-	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
-	CHECK_EQUAL(recv(stage.fd, &byte, 1, MSG_DONTWAIT), -1);
+	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 	SUCCEEDS(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
-	get(&stage, 1, 0, 8);
+	get(stage, 1, 0, 8);
 	set_ticking(false);
 	soft_hold_polling(-1);
-	close_stage(&stage);
 }
 
 /* The child of a fork sends nothing of what it has inherited. */
-static void forked(void)
+static void forked(struct stage *stage)
 {
-	struct stage stage;
 	int status;
 
-	open_stage(&stage, (struct options){0});
 	limit_sending(SIZE_MAX, RECORD_HEADER);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
-	CHECK(is_partial(&stage));
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
+	CHECK(is_partial(stage));
 	fflush(NULL);
 	pid_t child = fork();
 
 	CHECK(child >= 0);
 	if (!child) {
 		limit_sending(SIZE_MAX, SIZE_MAX);
-		destroy_qp(&stage.side);
+		destroy_qp(&stage->side);
 		_exit(0);
 	}
 	CHECK_EQUAL(waitpid(child, &status, 0), child);
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	limit_sending(SIZE_MAX, SIZE_MAX);
-	get(&stage, 0, 0, 2000);
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	get(&stage, 1, 0, 8);
-	close_stage(&stage);
+	get(stage, 0, 0, 2000);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	get(stage, 1, 0, 8);
 }
 
 int main(void)
@@ -606,22 +584,22 @@ int main(void)
 	STEP(cut(SOFT_FRAME_HEADER));
 	STEP(cut(SOFT_FRAME_HEADER + 1));
 	STEP(cut(1000));
-	STEP(answer_withdrawn());
-	STEP(peer_ends());
+	STAGE(answer_withdrawn);
+	STAGE(peer_ends, .timeout = 1);
 	STEP(together(false));
 	STEP(together(true));
-	STEP(acknowledged_behind_answers());
-	STEP(delayed());
-	STEP(ends_later());
-	STEP(port_down());
-	STEP(delayed_port_down());
-	STEP(forked());
+	STAGE(acknowledged_behind_answers);
+	STAGE(delayed);
+	STAGE(ends_later);
+	STAGE(port_down);
+	STAGE(delayed_port_down);
+	STAGE(forked);
 	for (int draining = 0; draining < 2; draining++) {
 		STEP(memory_gone(true, draining));
 		STEP(memory_gone(false, draining));
 	}
-	STEP(no_memory());
-	STEP(no_memory_before());
+	STAGE(no_memory);
+	STAGE(no_memory_before);
 	STEP(not_ready(false));
 	STEP(not_ready(true));
 	return 0;

@@ -161,42 +161,37 @@ static void unreliable(struct side *a, struct side *b)
 }
 
 /* Nothing is found by it. */
-static void another_lid(void)
+static void another_lid(struct side *a, struct side *b)
 {
-	struct side a, b, c, d;
+	struct side c, d;
 
-	open_pair(&a, &b, (struct options){0});
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE));
-	expect_port_event(&a, IBV_EVENT_LID_CHANGE);
-	send_one(&a, &b, 1);
+	expect_port_event(a, IBV_EVENT_LID_CHANGE);
+	send_one(a, b, 1);
 	open_pair(&c, &d, (struct options){0});
 	send_one(&c, &d, 1);
 	close_pair(&c, &d);
-	close_pair(&a, &b);
 }
 
-static void device_fatal(void)
+static void device_fatal(struct side *a, struct side *b)
 {
-	struct side a, b;
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
 
-	open_pair(&a, &b, (struct options){0});
-	SUCCEEDS(post_recv_at(&b, 1, 0, 64));
+	SUCCEEDS(post_recv_at(b, 1, 0, 64));
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL));
-	expect_port_event(&a, IBV_EVENT_DEVICE_FATAL);
-	expect_port_event(&b, IBV_EVENT_DEVICE_FATAL);
-	expect_wc(&b, 1, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
-	CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), EIO);
-	init.send_cq = init.recv_cq = a.cq;
-	REFUSED(verbs->ibv_create_qp(a.pd, &init), EIO);
+	expect_port_event(a, IBV_EVENT_DEVICE_FATAL);
+	expect_port_event(b, IBV_EVENT_DEVICE_FATAL);
+	expect_wc(b, 1, IBV_WC_WR_FLUSH_ERR);
+	CHECK_EQUAL(state_of(a), IBV_QPS_ERR);
+	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), EIO);
+	init.send_cq = init.recv_cq = a->cq;
+	REFUSED(verbs->ibv_create_qp(a->pd, &init), EIO);
 	/* Opened anew, it works. */
 	struct side c, d;
 
 	open_pair(&c, &d, (struct options){0});
 	send_one(&c, &d, 1);
 	close_pair(&c, &d);
-	close_pair(&a, &b);
 }
 
 static void only_told(void)
@@ -449,8 +444,8 @@ int main(void)
 	PAIR(given_up, .timeout = 1, .retry_cnt = 1);
 	STEP(given_up_by_the_peer());
 	PAIR(unreliable, .uc = true);
-	STEP(another_lid());
-	STEP(device_fatal());
+	PAIR(another_lid);
+	PAIR(device_fatal);
 	STEP(only_told());
 	STEP(addresses_change());
 	STEP(routes());

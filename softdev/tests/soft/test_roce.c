@@ -9,56 +9,48 @@
 /* ---- what comes in --------------------------------------------------------------------------- */
 
 /* Messages of one and of three packets, over the end of the PSNs; each is acknowledged, with their number. */
-static void received(void)
+static void received(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){0});
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
-	SUCCEEDS(post_recv_at(&stage.side, 2, 1000, 1000));
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	CHECK_EQUAL(answer(&stage, PEER_PSN, DONE).msn, 1);
-	CHECK_EQUAL(expect_wc(&stage.side, 1, IBV_WC_SUCCESS).byte_len, 7);
-	CHECK_EQUAL(memcmp(stage.side.memory, payload, 7), 0);
-	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
-	request(&stage, SOFT_ROCE_SEND_MIDDLE, MTU);
-	request(&stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
-	struct ibv_wc wc = expect_wc(&stage.side, 2, IBV_WC_SUCCESS);
+	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
+	SUCCEEDS(post_recv_at(&stage->side, 2, 1000, 1000));
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	CHECK_EQUAL(answer(stage, PEER_PSN, DONE).msn, 1);
+	CHECK_EQUAL(expect_wc(&stage->side, 1, IBV_WC_SUCCESS).byte_len, 7);
+	CHECK_EQUAL(memcmp(stage->side.memory, payload, 7), 0);
+	request(stage, SOFT_ROCE_SEND_FIRST, MTU);
+	request(stage, SOFT_ROCE_SEND_MIDDLE, MTU);
+	request(stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
+	struct ibv_wc wc = expect_wc(&stage->side, 2, IBV_WC_SUCCESS);
 
 	CHECK_EQUAL(wc.byte_len, 2 * MTU + 3);
 	CHECK_EQUAL(wc.imm_data, htonl(78));
-	CHECK_EQUAL(memcmp(stage.side.memory + 1000 + MTU, payload, MTU), 0);
-	while (next_packet(&stage, SOFT_ROCE_ACKNOWLEDGE).psn != ((PEER_PSN + 3) & 0xffffff))
+	CHECK_EQUAL(memcmp(stage->side.memory + 1000 + MTU, payload, MTU), 0);
+	while (next_packet(stage, SOFT_ROCE_ACKNOWLEDGE).psn != ((PEER_PSN + 3) & 0xffffff))
 		;
-	no_answer(&stage);
-	close_stage(&stage);
+	no_answer(stage);
 }
 
 /* A gap is told once, a duplicate is acknowledged again, a missing receive is RNR. */
-static void out_of_turn(void)
+static void out_of_turn(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){.rnr_timer = 9});
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(&stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* behind what was refused: discarded */
-	no_answer(&stage);
-	stage.psn = PEER_PSN;
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(&stage, PEER_PSN, DONE);
-	stage.psn += 3;
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(&stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
-	no_answer(&stage);
-	stage.psn = PEER_PSN;
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(&stage, PEER_PSN, DONE);
-	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	CHECK_EQUAL(state_of(&stage.side), IBV_QPS_RTS);
-	close_stage(&stage);
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
+	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
+	request(stage, SOFT_ROCE_SEND_ONLY, 7); /* behind what was refused: discarded */
+	no_answer(stage);
+	stage->psn = PEER_PSN;
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(stage, PEER_PSN, DONE);
+	stage->psn += 3;
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(stage, PEER_PSN + 1, SOFT_ROCE_NAK | 0);
+	no_answer(stage);
+	stage->psn = PEER_PSN;
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(stage, PEER_PSN, DONE);
+	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
+	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
 /* What any host can send, and what a peer must not: nothing happens, and nothing is answered. */
@@ -172,36 +164,33 @@ static void wrong_length(void)
 }
 
 /* READs are answered by as many packets as they asked for, and by none without the key. */
-static void read_by_peer(void)
+static void read_by_peer(struct stage *stage)
 {
-	struct stage stage;
 	struct soft_roce_packet packet;
 
-	open_stage(&stage, (struct options){0});
-	memset(stage.side.memory, 0x5a, 3 * MTU);
-	packet = packet_of(&stage, SOFT_ROCE_READ_REQUEST, 0);
-	packet.address = (uintptr_t)stage.side.memory;
-	packet.rkey = stage.side.mr->rkey;
+	memset(stage->side.memory, 0x5a, 3 * MTU);
+	packet = packet_of(stage, SOFT_ROCE_READ_REQUEST, 0);
+	packet.address = (uintptr_t)stage->side.memory;
+	packet.rkey = stage->side.mr->rkey;
 	packet.dma_length = 2 * MTU + 5;
-	throw(&stage, packet);
-	packet = next_packet(&stage, SOFT_ROCE_READ_RESPONSE_FIRST);
+	throw(stage, packet);
+	packet = next_packet(stage, SOFT_ROCE_READ_RESPONSE_FIRST);
 	CHECK_EQUAL(packet.length, MTU);
 	CHECK_EQUAL(packet.payload[MTU - 1], 0x5a);
 	CHECK_EQUAL(packet.msn, 1);
-	packet = next_packet(&stage, SOFT_ROCE_READ_RESPONSE_MIDDLE);
+	packet = next_packet(stage, SOFT_ROCE_READ_RESPONSE_MIDDLE);
 	CHECK_EQUAL(packet.psn, (PEER_PSN + 1) & 0xffffff);
-	packet = next_packet(&stage, SOFT_ROCE_READ_RESPONSE_LAST);
+	packet = next_packet(stage, SOFT_ROCE_READ_RESPONSE_LAST);
 	CHECK_EQUAL(packet.length, 5);
 	CHECK_EQUAL(packet.syndrome, DONE);
-	stage.psn = (PEER_PSN + 3) & 0xffffff;
-	packet = packet_of(&stage, SOFT_ROCE_READ_REQUEST, 0);
-	packet.address = (uintptr_t)stage.side.memory;
-	packet.rkey = stage.side.mr->rkey ^ 0x100;
+	stage->psn = (PEER_PSN + 3) & 0xffffff;
+	packet = packet_of(stage, SOFT_ROCE_READ_REQUEST, 0);
+	packet.address = (uintptr_t)stage->side.memory;
+	packet.rkey = stage->side.mr->rkey ^ 0x100;
 	packet.dma_length = 1 << 20;
-	throw(&stage, packet);
-	answer(&stage, PEER_PSN + 3, SOFT_ROCE_NAK | 2);
-	no_answer(&stage);
-	close_stage(&stage);
+	throw(stage, packet);
+	answer(stage, PEER_PSN + 3, SOFT_ROCE_NAK | 2);
+	no_answer(stage);
 }
 
 /* With the right to flush it. */
@@ -300,17 +289,13 @@ static void throw_together(const struct stage *stage, const struct soft_roce_pac
 }
 
 /* A FLUSH that was not asked for drops no answer, whatever its PSN. */
-static void forged_duplicate(void)
+static void forged_duplicate(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){0});
-	throw_together(&stage,
-		       (struct soft_roce_packet[]){remote(&stage, SOFT_ROCE_FETCH_ADD, 0),
-						   remote(&stage, SOFT_ROCE_FLUSH, 0x800001)},
+	throw_together(stage,
+		       (struct soft_roce_packet[]){remote(stage, SOFT_ROCE_FETCH_ADD, 0),
+						   remote(stage, SOFT_ROCE_FLUSH, 0x800001)},
 		       2);
-	next_packet(&stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
-	close_stage(&stage);
+	next_packet(stage, SOFT_ROCE_ATOMIC_ACKNOWLEDGE);
 }
 
 /* A requester that counts no FLUSH has more of them under way than there are places for answers, and READs behind
@@ -340,20 +325,18 @@ static void uncounted(void)
 /* ---- what goes out --------------------------------------------------------------------------- */
 
 /* A WRITE with immediate data in three packets; the peer has lost one, and gets it again. */
-static void written(void)
+static void written(struct stage *stage)
 {
-	struct stage stage;
 	const uint8_t opcodes[] = {SOFT_ROCE_WRITE_FIRST, SOFT_ROCE_WRITE_MIDDLE,
 				   SOFT_ROCE_WRITE_LAST_IMMEDIATE};
 	struct soft_roce_packet packet;
 
-	open_stage(&stage, (struct options){0});
-	const uint32_t psn = stage.side.psn;
+	const uint32_t psn = stage->side.psn;
 
-	POST(&stage.side, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 5, .length = 2 * MTU + 1,
+	POST(&stage->side, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 5, .length = 2 * MTU + 1,
 	     .imm = htonl(77), .remote = 0x1000, .rkey = 0x2000);
 	for (uint32_t i = 0; i < 3; i++) {
-		packet = next_packet(&stage, opcodes[i]);
+		packet = next_packet(stage, opcodes[i]);
 		CHECK_EQUAL(packet.psn, (psn + i) & 0xffffff);
 		CHECK_EQUAL(packet.length, i < 2 ? MTU : 1);
 		CHECK_EQUAL(packet.ack_request, i == 2);
@@ -362,14 +345,13 @@ static void written(void)
 			      packet.dma_length == 2 * MTU + 1);
 	}
 	CHECK_EQUAL(packet.immediate, 77);
-	acknowledge(&stage, psn, SOFT_ROCE_NAK | 31); /* a code that only this device knows */
-	acknowledge(&stage, psn + 1, SOFT_ROCE_NAK | 0);
-	CHECK_EQUAL(next_packet(&stage, opcodes[1]).psn, (psn + 1) & 0xffffff);
-	next_packet(&stage, opcodes[2]);
-	acknowledge(&stage, psn + 2, DONE);
-	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
-	no_answer(&stage);
-	close_stage(&stage);
+	acknowledge(stage, psn, SOFT_ROCE_NAK | 31); /* a code that only this device knows */
+	acknowledge(stage, psn + 1, SOFT_ROCE_NAK | 0);
+	CHECK_EQUAL(next_packet(stage, opcodes[1]).psn, (psn + 1) & 0xffffff);
+	next_packet(stage, opcodes[2]);
+	acknowledge(stage, psn + 2, DONE);
+	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
+	no_answer(stage);
 }
 
 /* IBTA annex A19: a peer answers ATOMIC WRITE and FLUSH as a READ of nothing.  With data that would be an answer to
@@ -412,46 +394,41 @@ static void answered_as_read(uint8_t depth)
 }
 
 /* What any host sends to the ports from which packets go out takes no memory: nothing reads there. */
-static void sender(void)
+static void sender(struct stage *stage)
 {
 	struct sockaddr_in from;
 	socklen_t length = sizeof(from);
-	struct stage stage;
+
 	uint8_t byte;
 
-	open_stage(&stage, (struct options){0});
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = 1);
-	CHECK(comes(stage.peer, WAIT_MS));
-	CHECK_EQUAL(recvfrom(stage.peer, &byte, 1, MSG_PEEK, (struct sockaddr *)&from, &length), 1);
-	const uint32_t psn = next_packet(&stage, SOFT_ROCE_SEND_ONLY).psn;
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 5, .length = 1);
+	CHECK(comes(stage->peer, WAIT_MS));
+	CHECK_EQUAL(recvfrom(stage->peer, &byte, 1, MSG_PEEK, (struct sockaddr *)&from, &length),
+		    1);
+	const uint32_t psn = next_packet(stage, SOFT_ROCE_SEND_ONLY).psn;
 
 	for (int i = 0; i < 100; i++)
-		CHECK_EQUAL(sendto(stage.stranger, payload, sizeof(payload), 0,
+		CHECK_EQUAL(sendto(stage->stranger, payload, sizeof(payload), 0,
 				   (const struct sockaddr *)&from, length),
 			    sizeof(payload));
 	CHECK(queued_at("/proc/net/udp", ntohs(from.sin_port)) < 16 * 1024);
-	acknowledge(&stage, psn, DONE);
-	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
-	close_stage(&stage);
+	acknowledge(stage, psn, DONE);
+	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
 }
 
 /* The requester waits as long as RNR NAK says; a syndrome that means nothing (IBTA table 45) is dropped. */
-static void not_ready(void)
+static void not_ready(struct stage *stage)
 {
-	struct stage stage;
+	const uint32_t psn = stage->side.psn;
 
-	open_stage(&stage, (struct options){0});
-	const uint32_t psn = stage.side.psn;
-
-	POST(&stage.side, IBV_WR_SEND_WITH_INV, .wr_id = 5, .length = MTU, .imm = 0x1234);
-	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).rkey, 0x1234);
-	acknowledge(&stage, psn, 0x40);
-	no_answer(&stage);
-	acknowledge(&stage, psn, SOFT_ROCE_RNR_NAK | 1);
-	CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).psn, psn & 0xffffff);
-	acknowledge(&stage, psn, DONE);
-	expect_wc(&stage.side, 5, IBV_WC_SUCCESS);
-	close_stage(&stage);
+	POST(&stage->side, IBV_WR_SEND_WITH_INV, .wr_id = 5, .length = MTU, .imm = 0x1234);
+	CHECK_EQUAL(next_packet(stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).rkey, 0x1234);
+	acknowledge(stage, psn, 0x40);
+	no_answer(stage);
+	acknowledge(stage, psn, SOFT_ROCE_RNR_NAK | 1);
+	CHECK_EQUAL(next_packet(stage, SOFT_ROCE_SEND_ONLY_INVALIDATE).psn, psn & 0xffffff);
+	acknowledge(stage, psn, DONE);
+	expect_wc(&stage->side, 5, IBV_WC_SUCCESS);
 }
 
 /* What the kernel says of the next send, of whichever thread, once; and how many sends it was to split. */
@@ -538,19 +515,19 @@ int main(void)
 	limit_seconds(120);
 	for (size_t i = 0; i < sizeof(payload); i++)
 		payload[i] = (uint8_t)(i * 7 + 1);
-	STEP(received());
-	STEP(out_of_turn());
+	STAGE(received);
+	STAGE(out_of_turn, .rnr_timer = 9);
 	STEP(dropped());
 	spec("delay=1us");
 	STEP(dropped());
 	no_faults();
 	STEP(wrong_length());
-	STEP(read_by_peer());
+	STAGE(read_by_peer);
 	STEP(answers_as_read());
-	STEP(forged_duplicate());
+	STAGE(forged_duplicate);
 	STEP(uncounted());
-	STEP(written());
-	STEP(not_ready());
+	STAGE(written);
+	STAGE(not_ready);
 	STEP(answered_as_read(2));
 	STEP(answered_as_read(1));
 	STEP(answered_as_read(255));
@@ -558,7 +535,7 @@ int main(void)
 	STEP(refused(EMSGSIZE, 1));
 	STEP(refused(EIO, 3));
 	STEP(refused(EIO, 3));
-	STEP(sender());
+	STAGE(sender);
 	SIDE(port_in_use, 0);
 	return 0;
 }

@@ -207,47 +207,45 @@ static void late_notification(void)
 }
 
 /* What has met congestion is told to its sender, but for acknowledgements; and not too often. */
-static void marked(void)
+static void marked(struct stage *stage)
 {
 	enum { NOT_MARKED = 2, MARKED = 3, MANY = 100, BETWEEN_NS = 50000 };
-	struct stage stage;
+
 	uint64_t told = 0;
 
-	open_stage(&stage, (struct options){0});
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
-	SUCCEEDS(post_recv_at(&stage.side, 2, 0, 1000));
-	set_option(stage.peer, IPPROTO_IP, IP_TOS, NOT_MARKED);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	answer(&stage, PEER_PSN, DONE);
-	no_answer(&stage);
+	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
+	SUCCEEDS(post_recv_at(&stage->side, 2, 0, 1000));
+	set_option(stage->peer, IPPROTO_IP, IP_TOS, NOT_MARKED);
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	answer(stage, PEER_PSN, DONE);
+	no_answer(stage);
 
-	set_option(stage.peer, IPPROTO_IP, IP_TOS, MARKED);
-	request(&stage, SOFT_ROCE_SEND_ONLY, 7);
-	const struct soft_roce_packet notification = next_packet(&stage, SOFT_ROCE_CNP);
+	set_option(stage->peer, IPPROTO_IP, IP_TOS, MARKED);
+	request(stage, SOFT_ROCE_SEND_ONLY, 7);
+	const struct soft_roce_packet notification = next_packet(stage, SOFT_ROCE_CNP);
 
 	CHECK(notification.becn && !notification.fecn && !notification.migreq);
 	CHECK_EQUAL(notification.psn, 0);
-	answer(&stage, PEER_PSN + 1, DONE);
+	answer(stage, PEER_PSN + 1, DONE);
 
-	POST(&stage.side, IBV_WR_SEND, .wr_id = 3, .length = 1);
-	next_packet(&stage, SOFT_ROCE_SEND_ONLY);
-	arrived(&stage, 1);
-	no_answer(&stage);
+	POST(&stage->side, IBV_WR_SEND, .wr_id = 3, .length = 1);
+	next_packet(stage, SOFT_ROCE_SEND_ONLY);
+	arrived(stage, 1);
+	no_answer(stage);
 
-	stage.psn = PEER_PSN; /* duplicates, and acknowledged again */
+	stage->psn = PEER_PSN; /* duplicates, and acknowledged again */
 	const uint64_t begin = now_ns(CLOCK_MONOTONIC);
 
 	for (int i = 0; i < MANY; i++)
-		throw(&stage, packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7));
-	while (comes(stage.peer, QUIET_MS)) {
+		throw(stage, packet_of(stage, SOFT_ROCE_SEND_ONLY, 7));
+	while (comes(stage->peer, QUIET_MS)) {
 		uint8_t bytes[LONGEST];
 
-		CHECK(recv(stage.peer, bytes, sizeof(bytes), 0) > 0);
+		CHECK(recv(stage->peer, bytes, sizeof(bytes), 0) > 0);
 		told += bytes[0] == SOFT_ROCE_CNP;
 	}
 	CHECK(told >= 1 &&
 	      told <= 1 + (now_ns(CLOCK_MONOTONIC) - begin - QUIET_MS * 1000000) / BETWEEN_NS);
-	close_stage(&stage);
 }
 
 /* Routers may mark what is sent; the rest of the traffic class is the queue pair's, alone, in a run, and of what answers. */
@@ -298,20 +296,16 @@ static void acknowledged_behind(void)
 
 /* Packets from the middle of a message that come again are acknowledged again: the acknowledgements were lost, and
  * no others may be in the peer's window. */
-static void acknowledged_again(void)
+static void acknowledged_again(struct stage *stage)
 {
-	struct stage stage;
-
-	open_stage(&stage, (struct options){0});
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
-	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
-	answer(&stage, PEER_PSN, DONE);
-	request(&stage, SOFT_ROCE_SEND_MIDDLE, MTU);
-	answer(&stage, PEER_PSN + 1, DONE);
-	stage.psn = PEER_PSN;
-	request(&stage, SOFT_ROCE_SEND_FIRST, MTU);
-	answer(&stage, PEER_PSN + 1, DONE);
-	close_stage(&stage);
+	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
+	request(stage, SOFT_ROCE_SEND_FIRST, MTU);
+	answer(stage, PEER_PSN, DONE);
+	request(stage, SOFT_ROCE_SEND_MIDDLE, MTU);
+	answer(stage, PEER_PSN + 1, DONE);
+	stage->psn = PEER_PSN;
+	request(stage, SOFT_ROCE_SEND_FIRST, MTU);
+	answer(stage, PEER_PSN + 1, DONE);
 }
 
 /* ---- READs ----------------------------------------------------------------------------------- */
@@ -436,11 +430,11 @@ int main(void)
 	STEP(halved_by_notification());
 	STEP(halved_without_end());
 	STEP(late_notification());
-	STEP(marked());
+	STAGE(marked);
 	STEP(may_be_marked(0));
 	STEP(may_be_marked(0xff));
 	STEP(acknowledged_behind());
-	STEP(acknowledged_again());
+	STAGE(acknowledged_again);
 	STEP(read_in_parts());
 	STEP(reads_agreed());
 	return 0;

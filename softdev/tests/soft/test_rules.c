@@ -14,18 +14,16 @@ static void nothing_completes(struct side *side)
 /* ---- receiver not ready -------------------------------------------------------------------- */
 
 /* Only what needs a receive can be told that there is none. */
-static void needs_no_receive(void)
+static void needs_no_receive(struct side *a, struct side *b)
 {
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
 						     IBV_WR_ATOMIC_FETCH_AND_ADD};
-	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.rnr_retry = 8}); /* none */
+	open_pair(a, b, (struct options){.rnr_retry = 8}); /* none */
 	for (int i = 0; i < 3; i++)
-		RUN(&a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(&b, 0));
+		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(b, 0));
 	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
-	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
-	close_pair(&a, &b);
+	RUN(a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 4);
 }
 
 /* ---- nothing at all, and too much ---------------------------------------------------------- */
@@ -248,7 +246,7 @@ static void established(void)
 int main(void)
 {
 	limit_seconds(60);
-	STEP(needs_no_receive());
+	PAIR(needs_no_receive, .rnr_retry = 8);
 	STEP(too_long());
 	STEP(zero_bytes());
 	STEP(drained(true));
