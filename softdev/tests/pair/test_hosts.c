@@ -125,7 +125,7 @@ static void works(void)
 	for (int i = 0; i < SIDES; i++) {
 		ask(i, 100);
 		expect_after(i, 100, IBV_WC_SUCCESS, 0);
-		SUCCEEDS(post_recv_at(at(1 - i), 101, 0, LENGTH));
+		receive_at(at(1 - i), 101, 0, LENGTH);
 		POST(at(i), IBV_WR_SEND, .wr_id = 102, .length = LENGTH);
 		expect_after(i, 102, IBV_WC_SUCCESS, 0);
 		expect_after(1 - i, 101, IBV_WC_SUCCESS, 0);
@@ -135,7 +135,7 @@ static void works(void)
 static void connect_anew(void)
 {
 	for (int i = 0; i < SIDES; i++)
-		SUCCEEDS(to_state(at(i), IBV_QPS_RESET));
+		enter_state(at(i), IBV_QPS_RESET);
 	connect_hosts();
 	works();
 }
@@ -207,7 +207,7 @@ static void exchange_all(int from, unsigned round)
 	struct side *peer = at(1 - from);
 	struct ibv_wc wc;
 
-	SUCCEEDS(post_recv_at(peer, 10, SENT, LENGTH));
+	receive_at(peer, 10, SENT, LENGTH);
 	fill(at(from)->memory + SENT, LENGTH, round);
 	memset(sides[from].memory + READ, 0, LENGTH);
 	POST(at(from), IBV_WR_SEND_WITH_IMM, .wr_id = 0, .offset = SENT, .length = LENGTH,
@@ -323,7 +323,7 @@ static void death_after_reading(void)
 static void end_told(void)
 {
 	begin(some_timeout());
-	SUCCEEDS(to_state(at(1), chance(500) ? IBV_QPS_RESET : IBV_QPS_ERR));
+	enter_state(at(1), chance(500) ? IBV_QPS_RESET : IBV_QPS_ERR);
 	pass(0, TRANSIT_NS);
 	CHECK(!is_up(&sides[0]));
 	CHECK_EQUAL(state_of(at(0)), IBV_QPS_RTS);
@@ -461,7 +461,7 @@ static void not_ready(void)
 		return;
 	}
 	pass(0, 1000 * delay_ns);
-	SUCCEEDS(post_recv_at(at(1), 2, 0, 8));
+	receive_at(at(1), 2, 0, 8);
 	CHECK(completes(0, delay_ns + TRANSIT_NS, &wc));
 	CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 }

@@ -802,7 +802,7 @@ static void drop_receives(struct end *end)
 static void reset(struct end *end)
 {
 	drop_receives(end);
-	SUCCEEDS(to_state(on(end), IBV_QPS_RESET));
+	enter_state(on(end), IBV_QPS_RESET);
 }
 
 static void destroy(struct end *end)
@@ -1006,7 +1006,7 @@ static void spoil(bool loses)
 		break;
 	case 2:
 		note("%s is put into ERR", end->name);
-		SUCCEEDS(to_state(on(end), IBV_QPS_ERR));
+		enter_state(on(end), IBV_QPS_ERR);
 		break;
 	case 3:
 	case 4:
@@ -1106,7 +1106,7 @@ static void end_life(void)
 	{
 		/* It will never be ready again. */
 		if (end->gone[RECEIVES] && !end->died && end->side.qp)
-			SUCCEEDS(to_state(on(end), IBV_QPS_ERR));
+			enter_state(on(end), IBV_QPS_ERR);
 		if (!end->failed && end->signaled < end->posted - 1)
 			end->signaled = -DEPTH; /* the last one is to be told of */
 		died |= end->died;
@@ -1183,11 +1183,11 @@ static void one_thing(void)
 			break;
 		note("%s is drained", end->name);
 		if (!*spoiled_of(end))
-			SUCCEEDS(to_state(on(end), IBV_QPS_SQD));
+			enter_state(on(end), IBV_QPS_SQD);
 		post_some(end, IBV_WR_RDMA_WRITE, USUAL);
 		pass(draw(20000));
 		if (state(end) == IBV_QPS_SQD)
-			SUCCEEDS(to_state(on(end), IBV_QPS_RTS));
+			enter_state(on(end), IBV_QPS_RTS);
 		break;
 	case 9:
 		if (wire.per_mille && chance(100) && all_err())

@@ -289,7 +289,7 @@ static bool readable(int fd)
 
 static void send_one(struct side *a, struct side *b, unsigned flags)
 {
-	SUCCEEDS(post_recv_at(b, 1, 0, 8));
+	receive_at(b, 1, 0, 8);
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8, .flags = flags);
 }
 
@@ -411,15 +411,15 @@ static void events(int comp_vector)
 
 	/* An error is always solicited. */
 	SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 1));
-	SUCCEEDS(post_recv_at(&b, 9, 0, 8));
-	SUCCEEDS(to_state(&b, IBV_QPS_ERR));
+	receive_at(&b, 9, 0, 8);
+	enter_state(&b, IBV_QPS_ERR);
 	one_event(&b);
 	expect_wc(&b, 9, IBV_WC_WR_FLUSH_ERR);
 
 	/* An event that was not taken does not hold up destruction. */
 	SUCCEEDS(a.context->ops.req_notify_cq(a.cq, 0));
-	SUCCEEDS(post_recv_at(&a, 9, 0, 8));
-	SUCCEEDS(to_state(&a, IBV_QPS_ERR));
+	receive_at(&a, 9, 0, 8);
+	enter_state(&a, IBV_QPS_ERR);
 	CHECK(readable(a.channel->fd));
 	close_pair(&a, &b);
 }
@@ -441,8 +441,8 @@ static void shared_channel(struct side *a, struct side *b)
 		send_one(a, b, 0);
 	}
 	SUCCEEDS(b->context->ops.req_notify_cq(other.cq, 0));
-	SUCCEEDS(post_recv_at(&other, 1, 0, 8));
-	SUCCEEDS(to_state(&other, IBV_QPS_ERR));
+	receive_at(&other, 1, 0, 8);
+	enter_state(&other, IBV_QPS_ERR);
 	/* In turns: one that is busy does not hold up the other. */
 	SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 	CHECK(cq == b->cq && context == b);

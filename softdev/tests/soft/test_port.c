@@ -39,7 +39,7 @@ static bool event_is_there(struct side *side)
 
 static void send_one(struct side *from, struct side *to, uint64_t wr_id)
 {
-	SUCCEEDS(post_recv_at(to, wr_id, 0, 64));
+	receive_at(to, wr_id, 0, 64);
 	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = wr_id, .length = 8);
 	expect_wc(to, wr_id, IBV_WC_SUCCESS);
 }
@@ -59,7 +59,7 @@ static void down_and_up(void)
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	CHECK(!event_is_there(&a)); /* it is down already */
 
-	SUCCEEDS(post_recv_at(&b, 2, 0, 64));
+	receive_at(&b, 2, 0, 64);
 	POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i < 1000; i++) {
 		struct ibv_wc wc;
@@ -94,7 +94,7 @@ static void connected_later(void)
 	open_side(&b, (struct options){.timeout = 20});
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	connect_pair(&a, &b);
-	SUCCEEDS(post_recv_at(&b, 1, 0, 64));
+	receive_at(&b, 1, 0, 64);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	for (int i = 0; i < 1000; i++)
 		expect_no_wc(&b);
@@ -177,7 +177,7 @@ static void device_fatal(struct side *a, struct side *b)
 {
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
 
-	SUCCEEDS(post_recv_at(b, 1, 0, 64));
+	receive_at(b, 1, 0, 64);
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL));
 	expect_port_event(a, IBV_EVENT_DEVICE_FATAL);
 	expect_port_event(b, IBV_EVENT_DEVICE_FATAL);
@@ -258,7 +258,7 @@ static int try_gid(struct side *side, int index)
 	struct address own = address_of_side(side);
 
 	side->options.gid = (uint8_t)index;
-	SUCCEEDS(to_state(side, IBV_QPS_RESET));
+	enter_state(side, IBV_QPS_RESET);
 	SUCCEEDS(to_init(side));
 	return to_rtr(side, &own);
 }

@@ -136,7 +136,7 @@ static void idle_peers(void)
 
 	open_peers(&process, &side, (struct options){0}, 0, 0);
 	for (int i = 0; i < 200; i++) {
-		SUCCEEDS(post_recv_at(&side, 1, 0, 8));
+		receive_at(&side, 1, 0, 8);
 		process_barrier(&process);
 		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
@@ -227,7 +227,7 @@ static void waking(void)
 			}
 			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 			if (!mine)
-				SUCCEEDS(post_recv_at(&side, 1, 0, 8));
+				receive_at(&side, 1, 0, 8);
 		}
 		close_peers(&process, &side);
 	}
@@ -241,7 +241,7 @@ static void *talk(void *unused)
 	(void)unused;
 	open_pair(&a, &b, (struct options){0});
 	for (unsigned i = 0; i < 200; i++) {
-		SUCCEEDS(post_recv_at(&b, i, 0, 4000));
+		receive_at(&b, i, 0, 4000);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 1 + i * 19);
 		POST(&b, IBV_WR_RDMA_READ, .wr_id = 1000, .length = 4000, .offset = 8192,
 		     REMOTE(&a, 8192));
@@ -276,7 +276,7 @@ static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event
 	void *context;
 
 	SUCCEEDS(a->context->ops.req_notify_cq(a->cq, 0));
-	SUCCEEDS(to_state(a, IBV_QPS_ERR));
+	enter_state(a, IBV_QPS_ERR);
 	POST(a, IBV_WR_SEND); /* flushed */
 	SUCCEEDS(verbs->ibv_get_cq_event(a->channel, &cq, &context));
 	SUCCEEDS(verbs->ibv_get_async_event(a->context, event));

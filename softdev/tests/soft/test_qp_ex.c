@@ -169,8 +169,8 @@ static void unreliable(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	fill(a.memory, 200, 1);
-	SUCCEEDS(post_recv_at(&b, 1, 8192, 64));
-	SUCCEEDS(post_recv_at(&b, 2, 8192, 64));
+	receive_at(&b, 1, 8192, 64);
+	receive_at(&b, 2, 8192, 64);
 	qp->wr_start(qp);
 	qp->wr_rdma_write_imm(qp, b.mr->rkey, (uintptr_t)b.memory, 5);
 	sge(qp, &a, 0, 200);
@@ -200,7 +200,7 @@ static void no_echo(void)
 		ud_bring_up(sides[i], QKEY);
 		SUCCEEDS(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0));
 		for (uint64_t j = 1; j <= 2; j++)
-			SUCCEEDS(post_recv_at(sides[i], j, 4096, 4096));
+			receive_at(sides[i], j, 4096, 4096);
 	}
 	for (int i = 0; i < 2; i++) { /* a, then b */
 		struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(sides[i]->qp);
@@ -240,7 +240,7 @@ static void inline_data(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 6; i++)
-		SUCCEEDS(post_recv_at(&b, i, 64 * i, 64));
+		receive_at(&b, i, 64 * i, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 1;
 	/* More than the first room of a batch, so that its memory moves. */
@@ -299,7 +299,7 @@ static void no_sges(void)
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned i = 1; i <= 2; i++)
-		SUCCEEDS(post_recv_at(&b, i, 64 * i, 64));
+		receive_at(&b, i, 64 * i, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 1;
 	qp->wr_send(qp);
@@ -332,7 +332,7 @@ static void nothing_happened(struct side *a, struct side *b)
 {
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 
-	SUCCEEDS(post_recv_at(b, 5, 0, 64));
+	receive_at(b, 5, 0, 64);
 	qp->wr_start(qp);
 	qp->wr_id = 5;
 	qp->wr_flags = 0;
@@ -435,7 +435,7 @@ static void states_and_room(void)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	expect_no_wc(&a);
 	/* ERR takes requests and flushes them. */
-	SUCCEEDS(to_state(&a, IBV_QPS_ERR));
+	enter_state(&a, IBV_QPS_ERR);
 	qp->wr_start(qp);
 	qp->wr_id = 9;
 	qp->wr_send(qp);
@@ -477,7 +477,7 @@ static void threads(void)
 	open_extended_pair(&sender, &receiver, (struct options){.signal_none = false},
 			   (struct extras){.operations = RC_OPERATIONS});
 	for (unsigned i = 0; i < 8; i++)
-		SUCCEEDS(post_recv_at(&receiver, i, 64 * i, 64));
+		receive_at(&receiver, i, 64 * i, 64);
 	for (uintptr_t i = 0; i < 2; i++)
 		SUCCEEDS(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)));
 	for (unsigned i = 0; i < 400; i++) {
@@ -487,7 +487,7 @@ static void threads(void)
 		CHECK(i % 2 ? value == last + 1 : value % 10 == 0);
 		last = value;
 		CHECK_EQUAL(next_wc(&sender).status, IBV_WC_SUCCESS);
-		SUCCEEDS(post_recv_at(&receiver, at, 64 * at, 64));
+		receive_at(&receiver, at, 64 * at, 64);
 	}
 	for (int i = 0; i < 2; i++)
 		pthread_join(senders[i], NULL);

@@ -177,7 +177,7 @@ static void window(struct stage *stage)
 	frame = get(stage, NULL);
 	CHECK_EQUAL(frame.psn, soft_psn_add(side->psn, psns));
 	CHECK_EQUAL(frame.dma_length, SOFT_MAX_MESSAGE);
-	SUCCEEDS(to_state(side, IBV_QPS_ERR));
+	enter_state(side, IBV_QPS_ERR);
 	SUCCEEDS(verbs->ibv_dereg_mr(null));
 }
 
@@ -295,9 +295,9 @@ static void more_at_a_time(void)
 		soft_progress();
 	CHECK_EQUAL(waiting_answers(&stage), BEFORE);
 
-	SUCCEEDS(to_state(&stage.side, IBV_QPS_SQD));
+	enter_state(&stage.side, IBV_QPS_SQD);
 	SUCCEEDS(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
-	SUCCEEDS(to_state(&stage.side, IBV_QPS_RTS));
+	enter_state(&stage.side, IBV_QPS_RTS);
 	for (uint32_t i = BEFORE; i < AFTER; i++) {
 		frame = remote(&stage, SOFT_READ, BEHIND + i, 0, 8);
 		frame.address += SOURCE + 8 * i;
@@ -315,7 +315,7 @@ static void more_at_a_time(void)
 	get_words(&stage, BEHIND, changed[0]);
 	/* Fewer again: the places that there are stay. */
 	attr.max_dest_rd_atomic = BEFORE;
-	SUCCEEDS(to_state(&stage.side, IBV_QPS_SQD));
+	enter_state(&stage.side, IBV_QPS_SQD);
 	SUCCEEDS(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
 	put(&stage, remote(&stage, SOFT_READ, BEHIND + AFTER, 0, 8), NULL);
 	get_words(&stage, BEHIND + AFTER, changed[0]);

@@ -11,8 +11,8 @@
 /* Messages of one and of three packets, over the end of the PSNs; each is acknowledged, with their number. */
 static void received(struct stage *stage)
 {
-	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
-	SUCCEEDS(post_recv_at(&stage->side, 2, 1000, 1000));
+	receive_at(&stage->side, 1, 0, 1000);
+	receive_at(&stage->side, 2, 1000, 1000);
 	request(stage, SOFT_ROCE_SEND_ONLY, 7);
 	CHECK_EQUAL(answer(stage, PEER_PSN, DONE).msn, 1);
 	CHECK_EQUAL(expect_wc(&stage->side, 1, IBV_WC_SUCCESS).byte_len, 7);
@@ -35,7 +35,7 @@ static void out_of_turn(struct stage *stage)
 {
 	request(stage, SOFT_ROCE_SEND_ONLY, 7);
 	answer(stage, PEER_PSN, SOFT_ROCE_RNR_NAK | 9);
-	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
+	receive_at(&stage->side, 1, 0, 1000);
 	request(stage, SOFT_ROCE_SEND_ONLY, 7); /* behind what was refused: discarded */
 	no_answer(stage);
 	stage->psn = PEER_PSN;
@@ -75,7 +75,7 @@ static void dropped(void)
 	size_t length;
 
 	open_stage(&stage, (struct options){0});
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+	receive_at(&stage.side, 1, 0, 1000);
 	for (size_t i = 0; i < sizeof(impossible) / sizeof(*impossible); i++)
 		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
@@ -136,7 +136,7 @@ static void wrong_length(void)
 		if (soft_roce_headers(service | wrong[i / 2].opcode) < 0)
 			continue;
 		open_stage(&stage, (struct options){.uc = service});
-		SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+		receive_at(&stage.side, 1, 0, 1000);
 		if (wrong[i / 2].goes_on)
 			request(&stage, service | SOFT_ROCE_SEND_FIRST, MTU);
 		if (wrong[i / 2].goes_on && !service)
@@ -258,7 +258,7 @@ static void answers_as_read(void)
 	expect_empty(&stage, 0, 1);
 	expect_empty(&stage, 1, 2);
 	stage.psn = (PEER_PSN + 2) & 0xffffff;
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+	receive_at(&stage.side, 1, 0, 1000);
 	request(&stage, SOFT_ROCE_SEND_ONLY, 0);
 	CHECK_EQUAL(answer(&stage, PEER_PSN + 2, DONE).msn, 3);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);

@@ -213,8 +213,8 @@ static void marked(struct stage *stage)
 
 	uint64_t told = 0;
 
-	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
-	SUCCEEDS(post_recv_at(&stage->side, 2, 0, 1000));
+	receive_at(&stage->side, 1, 0, 1000);
+	receive_at(&stage->side, 2, 0, 1000);
 	set_option(stage->peer, IPPROTO_IP, IP_TOS, NOT_MARKED);
 	request(stage, SOFT_ROCE_SEND_ONLY, 7);
 	answer(stage, PEER_PSN, DONE);
@@ -254,7 +254,7 @@ static void may_be_marked(uint8_t traffic_class)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.traffic_class = traffic_class});
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+	receive_at(&stage.side, 1, 0, 1000);
 	set_option(stage.peer, IPPROTO_IP, IP_RECVTOS, 1);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = 1);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 6, .length = 3 * MTU);
@@ -276,7 +276,7 @@ static void acknowledged_behind(void)
 	struct soft_roce_packet packet;
 
 	open_long(&stage);
-	SUCCEEDS(post_recv_at(&stage.side, 1, 0, 1000));
+	receive_at(&stage.side, 1, 0, 1000);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 5, .length = (WINDOW + 1) * UNIT);
 	for (int i = 0; i < WINDOW; i++)
 		next_packet(&stage, i ? SOFT_ROCE_SEND_MIDDLE : SOFT_ROCE_SEND_FIRST);
@@ -298,7 +298,7 @@ static void acknowledged_behind(void)
  * no others may be in the peer's window. */
 static void acknowledged_again(struct stage *stage)
 {
-	SUCCEEDS(post_recv_at(&stage->side, 1, 0, 1000));
+	receive_at(&stage->side, 1, 0, 1000);
 	request(stage, SOFT_ROCE_SEND_FIRST, MTU);
 	answer(stage, PEER_PSN, DONE);
 	request(stage, SOFT_ROCE_SEND_MIDDLE, MTU);

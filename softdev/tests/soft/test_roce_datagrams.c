@@ -149,7 +149,7 @@ static void received(const uint8_t source[16], const uint8_t destination[16])
 
 		if (i == 3)
 			packet.pkey = 0x7fff; /* a limited member */
-		SUCCEEDS(post_recv_at(&side, i, 0, 8192));
+		receive_at(&side, i, 0, 8192);
 		throw(source, destination, packet);
 		struct ibv_wc wc = expect_wc(&side, i, IBV_WC_SUCCESS);
 
@@ -179,12 +179,12 @@ static void dropped(void)
 	/* There is no receive: it has been dropped when the next packet, for another queue pair, is there. */
 	throw(peer_gid, device_gid, packet);
 	ud_open(&witness, (struct options){0});
-	SUCCEEDS(post_recv_at(&witness, 1, 0, GRH + 7));
+	receive_at(&witness, 1, 0, GRH + 7);
 	throw(peer_gid, device_gid, packet_to(&witness, SEND, 7));
 	expect_wc(&witness, 1, IBV_WC_SUCCESS);
 	close_side(&witness);
-	SUCCEEDS(post_recv_at(&side, 1, 0, GRH + 2 * MTU));
-	SUCCEEDS(post_recv_at(&other, 1, 0, GRH + MTU));
+	receive_at(&side, 1, 0, GRH + 2 * MTU);
+	receive_at(&other, 1, 0, GRH + MTU);
 	packet.to = other.qp->qp_num; /* not in RTR */
 	throw(peer_gid, device_gid, packet);
 	packet.to ^= 1;
@@ -317,14 +317,14 @@ static void classes_received(int index)
 	struct side side, own;
 
 	ud_open(&side, (struct options){.gid = (uint8_t)index});
-	SUCCEEDS(post_recv_at(&side, 1, 0, GRH));
+	receive_at(&side, 1, 0, GRH);
 	const struct address to = address_of_side(&side);
 	const bool ipv4 = is_ipv4(to.gid.raw);
 	pid_t child = fork_asleep();
 
 	if (!child) {
 		ud_open(&own, (struct options){.gid = (uint8_t)index});
-		SUCCEEDS(post_recv_at(&own, 1, 0, GRH));
+		receive_at(&own, 1, 0, GRH);
 		UD_POST(&own, .ah = ud_path(&own, &to, index), .qpn = to.qpn, .qkey = QKEY,
 			.wr_id = 2);
 		expect_wc(&own, 2, IBV_WC_SUCCESS);
@@ -574,7 +574,7 @@ static void port_in_use(void)
 	CHECK(!is_free(device_gid));
 	destroy_qp(&connected);
 	CHECK(!is_free(second_gid));
-	SUCCEEDS(to_state(&side, IBV_QPS_RESET));
+	enter_state(&side, IBV_QPS_RESET);
 	CHECK(is_free(device_gid) && is_free(second_gid));
 	close_side(&side);
 	close_side(&connected);
@@ -593,8 +593,8 @@ static void forked(void)
 		SUCCEEDS(verbs->ibv_destroy_qp(side.qp));
 		open_side(&own[0], (struct options){.ud = true});
 		SUCCEEDS(ud_to_init(&own[0], QKEY));
-		SUCCEEDS(to_state(&own[0], IBV_QPS_RTR)); /* its parent receives for it */
-		SUCCEEDS(post_recv_at(&own[0], 1, 0, GRH + 7));
+		enter_state(&own[0], IBV_QPS_RTR); /* its parent receives for it */
+		receive_at(&own[0], 1, 0, GRH + 7);
 		throw(peer_gid, device_gid, packet_to(&own[0], SEND, 7));
 		expect_wc(&own[0], 1, IBV_WC_SUCCESS);
 		close_side(&own[0]);
@@ -602,13 +602,13 @@ static void forked(void)
 		open_two(&own[0], &own[1]);
 		struct ibv_ah *ah = path_to(&own[0], &own[1]);
 
-		SUCCEEDS(post_recv_at(&own[1], 1, 0, GRH));
+		receive_at(&own[1], 1, 0, GRH);
 		send_with(&own[0], ah, &own[1], QKEY);
 		expect_wc(&own[1], 1, IBV_WC_SUCCESS);
 		_exit(0);
 	}
 	expect_ended_well(child);
-	SUCCEEDS(post_recv_at(&side, 1, 0, GRH + 7));
+	receive_at(&side, 1, 0, GRH + 7);
 	throw(peer_gid, device_gid, packet_to(&side, SEND, 7));
 	expect_wc(&side, 1, IBV_WC_SUCCESS);
 	close_side(&side);

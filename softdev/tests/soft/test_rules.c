@@ -72,7 +72,7 @@ static void zero_bytes(void)
 	/* One with immediate takes a receive and writes nothing into it. */
 	open_pair(&a, &b, (struct options){0});
 	memset(b.memory, 7, 8);
-	SUCCEEDS(post_recv_at(&b, 2, 0, 8));
+	receive_at(&b, 2, 0, 8);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5);
 	struct ibv_wc wc = expect_wc(&b, 2, IBV_WC_SUCCESS);
 
@@ -99,8 +99,8 @@ static void drained(bool notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	expect_no_event(&a);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	SUCCEEDS(post_recv_at(&a, 2, 0, 8));
-	SUCCEEDS(post_recv_at(&b, 3, 0, 8));
+	receive_at(&a, 2, 0, 8);
+	receive_at(&b, 3, 0, 8);
 	*(uint64_t *)(void *)(a.memory + 64) = 5;
 	const struct request requests[] = {
 		{.opcode = IBV_WR_SEND, .wr_id = 4, .length = 8},
@@ -128,7 +128,7 @@ static void drained(bool notify)
 	nothing_completes(&b); /* what was posted meanwhile has not been sent */
 	SUCCEEDS(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* again: nothing new */
 	expect_no_event(&a);
-	SUCCEEDS(to_state(&a, IBV_QPS_RTS));
+	enter_state(&a, IBV_QPS_RTS);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 3, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -228,7 +228,7 @@ static void established(void)
 	SUCCEEDS(to_init(&b));
 	SUCCEEDS(to_rtr(&b, &at));
 	for (unsigned i = 0; i < 2; i++) {
-		SUCCEEDS(post_recv_at(&b, i, 0, 8));
+		receive_at(&b, i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 		expect_wc(&a, i, IBV_WC_SUCCESS);

@@ -241,7 +241,7 @@ static void *batch(void)
 	int rc = ex->wr_complete(ex);
 
 	shortage_in = 0;
-	SUCCEEDS(to_state(&own, IBV_QPS_ERR));
+	enter_state(&own, IBV_QPS_ERR);
 	if (!rc)
 		expect_wc(&own, 0, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(&own);

@@ -106,7 +106,7 @@ static uint64_t simulate(uint64_t seed)
 	dead = sides[1];
 	machines[1] = aiordma_sim_boot(1);
 	open_side(&sides[1], options);
-	SUCCEEDS(to_state(&sides[0], IBV_QPS_RESET));
+	enter_state(&sides[0], IBV_QPS_RESET);
 	connect_hosts(sides, machines);
 	write_to(&sides[1], machines[1], &sides[0]);
 	CHECK_EQUAL(complete(&sides[1], machines[1]), IBV_WC_SUCCESS);

@@ -244,18 +244,18 @@ static void creating(void)
 static void resize(struct star *star)
 {
 	for (uint64_t i = 0; i < 4; i++)
-		SUCCEEDS(post_recv_at(&star->hub, i, i * SLOT, SLOT));
+		receive_at(&star->hub, i, i * SLOT, SLOT);
 	for (uint64_t i = 0; i < 3; i++) {
 		send_to_hub(star, 0, i, 1, 8);
 		hub_wc(star, i, IBV_WC_SUCCESS, 0);
 	}
 	for (uint64_t i = 4; i < 7; i++)
-		SUCCEEDS(post_recv_at(&star->hub, i, i * SLOT, SLOT));
+		receive_at(&star->hub, i, i * SLOT, SLOT);
 	CHECK_EQUAL(post_recv_at(&star->hub, 7, 0, SLOT), ENOMEM);
 	CHECK_EQUAL(set_max_wr(star->hub.srq, 3), EINVAL);
 	SUCCEEDS(set_max_wr(star->hub.srq, 9));
 	for (uint64_t i = 7; i < 12; i++)
-		SUCCEEDS(post_recv_at(&star->hub, i, i * SLOT, SLOT));
+		receive_at(&star->hub, i, i * SLOT, SLOT);
 	CHECK_EQUAL(post_recv_at(&star->hub, 12, 0, SLOT), ENOMEM);
 	for (uint64_t i = 3; i < 12; i++) {
 		if (i == 10)
@@ -285,7 +285,7 @@ static void acknowledged(void)
 	pthread_t thread;
 
 	open_star(&star, 1, (struct options){.shared = 1});
-	SUCCEEDS(post_recv_at(&star.hub, 0, 0, SLOT));
+	receive_at(&star.hub, 0, 0, SLOT);
 	SUCCEEDS(set_limit(star.hub.srq, 1));
 	send_to_hub(&star, 0, 0, 1, 8);
 	SUCCEEDS(verbs->ibv_get_async_event(star.hub.context, &event));
@@ -309,14 +309,14 @@ static void flushed_in_a_message(void)
 
 		CHECK(++rounds < 20);
 		open_star(&star, 2, (struct options){.shared = 4, .memory = BIG});
-		SUCCEEDS(post_recv_at(&star.hub, 1, 0, BIG));
-		SUCCEEDS(post_recv_at(&star.hub, 2, 0, SLOT));
+		receive_at(&star.hub, 1, 0, BIG);
+		receive_at(&star.hub, 2, 0, SLOT);
 		SUCCEEDS(set_limit(star.hub.srq, 2));
 		POST(&star.peers[0], IBV_WR_SEND, .wr_id = 9, .length = BIG);
 		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
-		SUCCEEDS(to_state(&star.hub, IBV_QPS_ERR));
+		enter_state(&star.hub, IBV_QPS_ERR);
 		expect_event(&star.hub, IBV_EVENT_QP_LAST_WQE_REACHED);
-		SUCCEEDS(to_state(&star.hub, IBV_QPS_ERR));
+		enter_state(&star.hub, IBV_QPS_ERR);
 		expect_no_event(&star.hub); /* it was in ERR already */
 		wc = next_wc(&star.hub);
 		CHECK_EQUAL(wc.wr_id, 1);

@@ -270,7 +270,7 @@ static void operations(void)
 		};
 
 		for (unsigned i = 0; i < 3; i++)
-			SUCCEEDS(post_recv_at(&b, round * 10 + i, 256 * i, 64));
+			receive_at(&b, round * 10 + i, 256 * i, 64);
 		SUCCEEDS(post_chain(&a, requests, 7));
 		expect_wc(&a, 102, IBV_WC_SUCCESS);
 		expect_wc(&a, 103, IBV_WC_SUCCESS);
@@ -324,7 +324,7 @@ static void failures(void)
 	for (unsigned i = 1; i < 8; i++)
 		expect_wc(&b, i, IBV_WC_WR_FLUSH_ERR);
 	/* What is refused is said, and what stood before it in the chain was posted. */
-	SUCCEEDS(to_state(&a, IBV_QPS_RESET));
+	enter_state(&a, IBV_QPS_RESET);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 6}), EINVAL);
 	SUCCEEDS(to_init(&a));
 	post_recvs(&a, 0, 64, 64);
@@ -457,7 +457,7 @@ static void refuse_by(enum obstacle obstacle)
 		request.rkey = window_of(&other_b, mr, mw);
 	if (ends) {
 		request.imm = request.rkey; /* in the place of invalidate_rkey */
-		SUCCEEDS(post_recv_at(&b, 1, 0, 64));
+		receive_at(&b, 1, 0, 64);
 	}
 	expect_refusal(&a, &b, request, without ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR,
 		       reasons[obstacle]);
@@ -484,14 +484,14 @@ static void shared(void)
 	wrap(&a);
 	wrap(&b);
 	for (unsigned i = 0; i < 8; i++)
-		SUCCEEDS(post_recv_at(&b, 50 + i, 0, 64));
+		receive_at(&b, 50 + i, 0, 64);
 	CHECK_EQUAL(post_recv_at(&b, 58, 0, 64), ENOMEM);
 	for (unsigned i = 0; i < 8; i++) {
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = i);
 		CHECK_EQUAL(expect_wc(&b, 50 + i, IBV_WC_SUCCESS).byte_len, i);
 	}
 	for (unsigned i = 0; i < 4; i++) /* they stay in the queue */
-		SUCCEEDS(post_recv_at(&b, 60 + i, 0, 64));
+		receive_at(&b, 60 + i, 0, 64);
 	compare();
 	close_pair(&a, &b);
 }
@@ -508,7 +508,7 @@ static void datagrams(void)
 	struct ibv_ah *ah = path_to(&a, &b);
 
 	for (unsigned i = 0; i < 10; i++) {
-		SUCCEEDS(post_recv_at(&b, i, 0, 100));
+		receive_at(&b, i, 0, 100);
 		SUCCEEDS(ud_post(&a, (struct ud_request){.ah = ah,
 							 .qpn = b.qp->qp_num,
 							 .qkey = QKEY,
@@ -567,7 +567,7 @@ static void extended_calls(void)
 	struct ibv_qp_ex *ex = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	for (unsigned round = 0; round < 4; round++) {
-		SUCCEEDS(post_recv_at(&b, 40 + round, 0, 64));
+		receive_at(&b, 40 + round, 0, 64);
 		ex->wr_start(ex);
 		ex->wr_id = 10 + round;
 		ex->wr_flags = 0;
@@ -670,7 +670,7 @@ static void refused_posts(void)
 	expect_reason("refused", "NO_QUEUE");
 	CHECK_EQUAL(b.context->ops.post_srq_recv(b.srq, &wr, &bad), EINVAL);
 	expect_reason("refused", "SGES");
-	SUCCEEDS(to_state(&a, IBV_QPS_RESET));
+	enter_state(&a, IBV_QPS_RESET);
 	REFUSED_POST(&a, "STATE", EINVAL, IBV_WR_SEND);
 	ud_open(&ud, (struct options){0});
 	REFUSED_POST(&ud, "OPCODE", EINVAL, IBV_WR_RDMA_WRITE);
@@ -689,7 +689,7 @@ static void refused_requests(void)
 	expect_reason("request_refused", "NO_RECEIVE");
 	close_pair(&a, &b);
 	open_pair(&a, &b, (struct options){0});
-	SUCCEEDS(post_recv_at(&b, 1, 0, 7));
+	receive_at(&b, 1, 0, 7);
 	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_reason("request_refused", "LENGTH");
 	close_pair(&a, &b);
@@ -805,7 +805,7 @@ static void overrun(void)
 static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 {
 	for (unsigned i = 0; i < rounds; i++) {
-		SUCCEEDS(post_recv_at(b, i, 0, 64));
+		receive_at(b, i, 0, 64);
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8);
 		expect_wc(b, i, IBV_WC_SUCCESS);
 	}
@@ -832,8 +832,8 @@ static void faults(void)
 	open_side(&lonely, (struct options){0});
 	spec("overrun=@1,cq=%u", lonely.cq->handle);
 	SUCCEEDS(to_init(&lonely));
-	SUCCEEDS(to_state(&lonely, IBV_QPS_ERR));
-	SUCCEEDS(post_recv_at(&lonely, 1, 0, 64));
+	enter_state(&lonely, IBV_QPS_ERR);
+	receive_at(&lonely, 1, 0, 64);
 	expect_event(&lonely, IBV_EVENT_CQ_ERR);
 	no_faults();
 	read_trace(path);
@@ -888,7 +888,7 @@ static void late(void)
 
 	aiordma_trace_stop();
 	open_pair(&a, &b, (struct options){0});
-	SUCCEEDS(post_recv_at(&b, 1, 0, 64));
+	receive_at(&b, 1, 0, 64);
 	unlink(path);
 	start_trace(path);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);

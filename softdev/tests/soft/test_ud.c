@@ -18,7 +18,7 @@ static void long_chain(void)
 	struct ibv_send_wr wrs[MANY] = {0};
 
 	for (unsigned i = 0; i < MANY; i++) {
-		SUCCEEDS(post_recv_at(&b, i, 0, GRH));
+		receive_at(&b, i, 0, GRH);
 		wrs[i].wr_id = i;
 		wrs[i].next = i + 1 < MANY ? &wrs[i + 1] : NULL;
 		wrs[i].opcode = IBV_WR_SEND;
@@ -148,7 +148,7 @@ static void extended_calls(void)
 	struct ibv_cq_ex *cq = as_extended(side.cq);
 
 	CHECK(ah && qp);
-	SUCCEEDS(post_recv_at(&side, 1, 4096, GRH + 64));
+	receive_at(&side, 1, 4096, GRH + 64);
 	fill(side.memory, 64, 4);
 	qp->wr_start(qp);
 	qp->wr_id = 2;
@@ -171,7 +171,7 @@ static void extended_calls(void)
 	cq->end_poll(cq);
 	CHECK(filled(side.memory + 4096 + GRH, 64, 4));
 	/* By value, the setters in the other order. */
-	SUCCEEDS(post_recv_at(&side, 1, 4096, GRH + 64));
+	receive_at(&side, 1, 4096, GRH + 64);
 	qp->wr_start(qp);
 	qp->wr_send(qp);
 	qp->wr_set_inline_data(qp, side.memory, 32);
@@ -207,17 +207,17 @@ static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 
 	uint32_t before = bad_qkeys(a);
 
-	SUCCEEDS(post_recv_at(b, 1, 0, GRH));
+	receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, QKEY + 1);
 	expect_no_wc(b);
 	CHECK_EQUAL(bad_qkeys(a) - before, 1);
 	send_with(a, ah, b, QKEY);
 	poll_one(b);
-	SUCCEEDS(post_recv_at(b, 1, 0, GRH));
+	receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, OWN_QKEY | 5);
 	poll_one(b);
 	SUCCEEDS(verbs->ibv_modify_qp(a->qp, &attr, IBV_QP_QKEY));
-	SUCCEEDS(post_recv_at(b, 1, 0, GRH));
+	receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, OWN_QKEY);
 	expect_no_wc(b);
 	SUCCEEDS(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_QKEY));
@@ -249,7 +249,7 @@ static void dropped(void)
 	SUCCEEDS(ud_post(&a, request));
 	request.qpn = b.qp->qp_num;
 	SUCCEEDS(ud_post(&a, request)); /* no receive */
-	SUCCEEDS(post_recv_at(&b, 1, 0, GRH + 63));
+	receive_at(&b, 1, 0, GRH + 63);
 	SUCCEEDS(ud_post(&a, request)); /* too small */
 	for (int i = 0; i < 4; i++)
 		CHECK_EQUAL(poll_one(&a).status, IBV_WC_SUCCESS);
@@ -274,11 +274,11 @@ static void states(void)
 	struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
 
 	SUCCEEDS(ud_to_init(&b, QKEY));
-	SUCCEEDS(post_recv_at(&b, 1, 0, GRH));
-	SUCCEEDS(post_recv_at(&b, 2, 0, GRH));
+	receive_at(&b, 1, 0, GRH);
+	receive_at(&b, 2, 0, GRH);
 	send_with(&a, ah, &b, QKEY);
 	expect_no_wc(&b);
-	SUCCEEDS(to_state(&b, IBV_QPS_RTR));
+	enter_state(&b, IBV_QPS_RTR);
 	send_with(&a, ah, &b, QKEY);
 	CHECK_EQUAL(poll_one(&b).wr_id, 1);
 	struct ud_request answer = {.ah = back, .qpn = a.qp->qp_num, .qkey = QKEY, .wr_id = 3};
@@ -289,20 +289,20 @@ static void states(void)
 	attr.qp_state = IBV_QPS_SQD;
 	SUCCEEDS(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	expect_event(&b, IBV_EVENT_SQ_DRAINED);
-	SUCCEEDS(post_recv_at(&a, 5, 0, GRH));
+	receive_at(&a, 5, 0, GRH);
 	SUCCEEDS(ud_post(&b, answer));
 	expect_no_wc(&a);
-	SUCCEEDS(to_state(&b, IBV_QPS_RTS));
+	enter_state(&b, IBV_QPS_RTS);
 	CHECK_EQUAL(poll_one(&b).wr_id, 3);
 	CHECK_EQUAL(poll_one(&a).wr_id, 5);
-	SUCCEEDS(to_state(&b, IBV_QPS_ERR));
+	enter_state(&b, IBV_QPS_ERR);
 	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_WR_FLUSH_ERR).opcode, IBV_WC_RECV);
 	send_with(&a, ah, &b, QKEY);
-	SUCCEEDS(post_recv_at(&b, 6, 0, GRH));
+	receive_at(&b, 6, 0, GRH);
 	expect_wc(&b, 6, IBV_WC_WR_FLUSH_ERR);
 	SUCCEEDS(ud_post(&b, answer));
 	expect_wc(&b, 3, IBV_WC_WR_FLUSH_ERR);
-	SUCCEEDS(to_state(&b, IBV_QPS_RESET));
+	enter_state(&b, IBV_QPS_RESET);
 	send_with(&a, ah, &b, QKEY);
 	SUCCEEDS(verbs->ibv_destroy_ah(ah));
 	SUCCEEDS(verbs->ibv_destroy_ah(back));
@@ -331,17 +331,17 @@ static void send_queue_error(void)
 		else
 			bad.lkey = 0x12345;
 		bad.wr_id = 2;
-		SUCCEEDS(post_recv_at(&b, 10, 0, GRH + MTU));
+		receive_at(&b, 10, 0, GRH + MTU);
 		SUCCEEDS(ud_post(&a, bad));
 		expect_wc(&a, 2, way ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
 		CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
 		SUCCEEDS(ud_post(&a, good));
 		expect_wc(&a, 1, IBV_WC_WR_FLUSH_ERR);
 		expect_no_wc(&b);
-		SUCCEEDS(post_recv_at(&a, 11, 0, GRH));
+		receive_at(&a, 11, 0, GRH);
 		send_with(&b, back, &a, QKEY);
 		CHECK_EQUAL(poll_one(&a).wr_id, 11);
-		SUCCEEDS(to_state(&a, IBV_QPS_RTS));
+		enter_state(&a, IBV_QPS_RTS);
 		SUCCEEDS(ud_post(&a, good));
 		expect_wc(&a, 1, IBV_WC_SUCCESS);
 		CHECK_EQUAL(poll_one(&b).byte_len, GRH + 8);
@@ -382,7 +382,7 @@ static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 	sges[0] = (struct ibv_sge){(uintptr_t)b->memory, GRH, b->mr->lkey};
 	sges[1] = (struct ibv_sge){(uintptr_t)b->memory + GRH, 64, 0x12345};
 	SUCCEEDS(post_recv_wr(b, &wr));
-	SUCCEEDS(post_recv_at(b, 11, 0, 64));
+	receive_at(b, 11, 0, 64);
 	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = QKEY, .length = 64);
 	expect_wc(b, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(b, 11, IBV_WC_WR_FLUSH_ERR);

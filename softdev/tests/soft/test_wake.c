@@ -76,7 +76,7 @@ static void *play(void *argument)
 	for (int round = 1; round <= ROUNDS; round++) {
 		if (!player->begins)
 			await(player, &counts, round, 0);
-		SUCCEEDS(post_recv_at(&player->side, 1, 0, 8));
+		receive_at(&player->side, 1, 0, 8);
 		POST(&player->side, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		if (player->begins)
 			await(player, &counts, round, round);
@@ -118,7 +118,7 @@ static void ping_pong(bool is_extended)
 			open_side(&players[i].side, (struct options){0});
 	}
 	connect_pair(&players[0].side, &players[1].side);
-	SUCCEEDS(post_recv_at(&players[1].side, 1, 0, 8));
+	receive_at(&players[1].side, 1, 0, 8);
 	SUCCEEDS(pthread_create(&third, NULL, disturb, players));
 	for (int i = 0; i < 2; i++)
 		SUCCEEDS(pthread_create(&players[i].thread, NULL, play, &players[i]));

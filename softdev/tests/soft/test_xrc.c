@@ -290,8 +290,8 @@ static void refusals(void)
 	CHECK_EQUAL(source.side.context->ops.post_recv(source.side.qp, &receive, &bad_receive),
 		    EINVAL);
 	CHECK_EQUAL(a.side.context->ops.post_recv(a.side.qp, &receive, &bad_receive), EINVAL);
-	SUCCEEDS(to_state(&a.side, IBV_QPS_RESET));
-	SUCCEEDS(to_state(&source.side, IBV_QPS_RESET));
+	enter_state(&a.side, IBV_QPS_RESET);
+	enter_state(&source.side, IBV_QPS_RESET);
 	connect_pair(&source.side, &a.side);
 	CHECK_EQUAL(a.side.context->ops.post_send(a.side.qp, &send, &bad_send), EINVAL);
 	CHECK(bad_send == &send);
@@ -328,7 +328,7 @@ static void several_queues(void)
 	for (unsigned i = 0; i < 20; i++) {
 		struct end *to = i % 3 ? &target : &second;
 
-		SUCCEEDS(post_recv_at(&to->side, 100 + i, 0, 64));
+		receive_at(&to->side, 100 + i, 0, 64);
 		fill(a->memory, 64, i);
 		RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 64, .srqn = to->srqn);
 		struct ibv_wc wc = next_wc(&to->side);
@@ -368,7 +368,7 @@ static void several_connections(void)
 		targets[i] = target.side;
 		targets[i].qp = i ? make_target(target.xrcd) : target.side.qp;
 		connect_pair(&sources[i].side, &targets[i]);
-		SUCCEEDS(post_recv_at(&target.side, (uint64_t)i, (size_t)i * 64, 64));
+		receive_at(&target.side, (uint64_t)i, (size_t)i * 64, 64);
 	}
 	for (int i = COUNT - 1; i >= 0; i--) {
 		RUN(&sources[i].side, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8,
@@ -376,7 +376,7 @@ static void several_connections(void)
 		expect_wc(&targets[i], (uint64_t)(COUNT - 1 - i), IBV_WC_SUCCESS);
 	}
 	/* The limit counts whatever connection takes a receive. */
-	SUCCEEDS(post_recv_at(&target.side, 9, 0, 64));
+	receive_at(&target.side, 9, 0, 64);
 	SUCCEEDS(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
 				       IBV_SRQ_LIMIT));
 	POST(&sources[2].side, IBV_WR_SEND, .srqn = target.srqn);
@@ -406,7 +406,7 @@ static void builders(void)
 	CHECK(a->qp = extended(a->context)->create_qp_ex(a->context, &attr));
 	open_target(&target, (struct options){0}, -1);
 	connect_pair(a, &target.side);
-	SUCCEEDS(post_recv_at(&target.side, 4, 0, 64));
+	receive_at(&target.side, 4, 0, 64);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
 
 	qp->wr_start(qp);
@@ -440,8 +440,8 @@ static void unknown_number(void)
 
 		open_ends(&source, &target, (struct options){0});
 		open_target(&stranger, (struct options){0}, -1);
-		SUCCEEDS(post_recv_at(&target.side, 1, 0, 64));
-		SUCCEEDS(post_recv_at(&stranger.side, 1, 0, 64));
+		receive_at(&target.side, 1, 0, 64);
+		receive_at(&stranger.side, 1, 0, 64);
 		if (way == 2) {
 			SUCCEEDS(verbs->ibv_destroy_srq(target.side.srq));
 			target.side.srq = NULL;
@@ -470,7 +470,7 @@ static void overrun(void)
 
 	request.srqn = target.srqn;
 	for (int i = 0; i < 2; i++) {
-		SUCCEEDS(post_recv_at(&target.side, 1, 0, 64));
+		receive_at(&target.side, 1, 0, 64);
 		carry_out(&source.side, IBV_WC_SUCCESS, request);
 	}
 	expect_event(&target.side, IBV_EVENT_CQ_ERR);
@@ -485,7 +485,7 @@ static void bad_receives(void)
 		struct end source, target;
 
 		open_ends(&source, &target, (struct options){0});
-		SUCCEEDS(post_recv_at(&target.side, 6, 0, 64));
+		receive_at(&target.side, 6, 0, 64);
 		if (way) {
 			SUCCEEDS(verbs->ibv_dereg_mr(target.side.mr));
 			target.side.mr = NULL;
@@ -590,7 +590,7 @@ static void destroyed_meanwhile(void)
 	int fd = adopt(side);
 
 	memset(side->memory, 0x5a, 512);
-	SUCCEEDS(post_recv_at(side, 1, 0, 512));
+	receive_at(side, 1, 0, 512);
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
 	SUCCEEDS(verbs->ibv_destroy_srq(side->srq));
@@ -620,7 +620,7 @@ static void flushed_meanwhile(void)
 	post_recvs(&end.side, 1, 2, 256);
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
-	SUCCEEDS(to_state(&end.side, IBV_QPS_ERR));
+	enter_state(&end.side, IBV_QPS_ERR);
 	expect_wc(&end.side, 1, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(&end.side); /* the other one stays in the shared queue */
 	close(fd);
@@ -637,7 +637,7 @@ static void completions_stay(void)
 
 		open_ends(&source, &target, (struct options){0});
 		for (uint64_t i = 0; i < 2; i++) {
-			SUCCEEDS(post_recv_at(b, i, i * 64, 64));
+			receive_at(b, i, i * 64, 64);
 			RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
 			    .srqn = target.srqn);
 		}
@@ -646,7 +646,7 @@ static void completions_stay(void)
 		if (destroyed) {
 			destroy_qp(b);
 		} else {
-			SUCCEEDS(to_state(b, IBV_QPS_RESET));
+			enter_state(b, IBV_QPS_RESET);
 		}
 		struct ibv_wc wc[3];
 
@@ -683,7 +683,7 @@ static void two_processes(void)
 	for (uint32_t length = 1; length < LONG; length *= 3) {
 		fill(end.side.memory, length, process.child ? length : 0);
 		if (!process.child)
-			SUCCEEDS(post_recv_at(&end.side, length, 0, LONG));
+			receive_at(&end.side, length, 0, LONG);
 		process_barrier(&process);
 		if (process.child)
 			POST(&end.side, IBV_WR_SEND, .wr_id = length, .length = length,

@@ -18,7 +18,7 @@ static inline void ud_bring_up(struct side *side, uint32_t qkey)
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .sq_psn = side->psn};
 
 	SUCCEEDS(ud_to_init(side, qkey));
-	SUCCEEDS(to_state(side, IBV_QPS_RTR));
+	enter_state(side, IBV_QPS_RTR);
 	SUCCEEDS(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 

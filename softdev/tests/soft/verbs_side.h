@@ -327,6 +327,11 @@ static inline int to_state(struct side *side, enum ibv_qp_state state)
 	return verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE);
 }
 
+static inline void enter_state(struct side *side, enum ibv_qp_state state)
+{
+	SUCCEEDS(to_state(side, state));
+}
+
 static inline enum ibv_qp_state state_of(struct side *side)
 {
 	struct ibv_qp_init_attr init;
@@ -355,8 +360,8 @@ static inline void connect_pair(struct side *a, struct side *b)
 /* Both queue pairs anew, after an error. */
 static inline void connect_again(struct side *a, struct side *b)
 {
-	SUCCEEDS(to_state(a, IBV_QPS_RESET));
-	SUCCEEDS(to_state(b, IBV_QPS_RESET));
+	enter_state(a, IBV_QPS_RESET);
+	enter_state(b, IBV_QPS_RESET);
 	connect_pair(a, b);
 }
 
@@ -479,6 +484,12 @@ static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset,
 			    &(struct ibv_recv_wr){.wr_id = wr_id, .sg_list = &sge, .num_sge = 1});
 }
 
+/* A receive that is taken. */
+static inline void receive_at(struct side *side, uint64_t wr_id, size_t offset, uint32_t length)
+{
+	SUCCEEDS(post_recv_at(side, wr_id, offset, length));
+}
+
 /* With a key that nothing has. */
 static inline void post_wrong_recv(struct side *side, uint64_t wr_id, uint32_t length)
 {
@@ -563,7 +574,7 @@ static inline int post(struct side *side, struct request request)
 static inline void post_recvs(struct side *side, uint64_t first, unsigned count, uint32_t length)
 {
 	for (unsigned i = 0; i < count; i++)
-		SUCCEEDS(post_recv_at(side, first + i, 0, length));
+		receive_at(side, first + i, 0, length);
 }
 
 /* ---- completions --------------------------------------------------------------------------- */
@@ -689,7 +700,7 @@ static inline void bring_up_receiving(struct side *side, const struct address *p
 /* Eight bytes, sent (wr_id 2) and received (1). */
 static inline void one_message(struct side *a, struct side *b)
 {
-	SUCCEEDS(post_recv_at(b, 1, 0, 8));
+	receive_at(b, 1, 0, 8);
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 }
@@ -706,7 +717,7 @@ static inline struct address open_peers(struct process *process, struct side *si
 
 	SUCCEEDS(to_init(side));
 	for (unsigned i = 0; i < receives; i++)
-		SUCCEEDS(post_recv_at(side, 1, 0, length));
+		receive_at(side, 1, 0, length);
 	SUCCEEDS(to_rtr(side, &peer));
 	SUCCEEDS(to_rts(side));
 	return peer;
