@@ -32,50 +32,6 @@ static void many(void)
 	join(&process);
 }
 
-/* Writes and reads of more than a ring holds, of several links, both ways at once. */
-static void crowded(void)
-{
-	enum { LINKS = 6, SIZE = 3 << 20 };
-	static struct side sides[LINKS];
-	static struct address peers[LINKS];
-	struct process process = split();
-
-	limit_seconds(60);
-	for (int i = 0; i < LINKS; i++) {
-		open_side(&sides[i], (struct options){.memory = 3 * SIZE});
-		peers[i] = exchange(&process, &sides[i]);
-		bring_up(&sides[i], &peers[i]);
-		fill(sides[i].memory, SIZE, (unsigned)i);
-	}
-	process_barrier(&process);
-	for (int i = 0; i < LINKS; i++) {
-		const struct request requests[] = {
-			{.opcode = IBV_WR_RDMA_WRITE,
-			 .wr_id = 1,
-			 .length = SIZE,
-			 AT(&peers[i], SIZE)},
-			{.opcode = IBV_WR_RDMA_READ,
-			 .wr_id = 2,
-			 .offset = 2 * SIZE,
-			 .length = SIZE,
-			 AT(&peers[i], 0)},
-		};
-
-		SUCCEEDS(post_chain(&sides[i], requests, 2));
-	}
-	for (int i = 0; i < LINKS; i++) {
-		expect_wc(&sides[i], 1, IBV_WC_SUCCESS);
-		expect_wc(&sides[i], 2, IBV_WC_SUCCESS);
-		CHECK(filled(sides[i].memory + 2 * SIZE, SIZE, (unsigned)i));
-	}
-	process_barrier(&process);
-	for (int i = 0; i < LINKS; i++) {
-		CHECK(filled(sides[i].memory + SIZE, SIZE, (unsigned)i));
-		close_side(&sides[i]);
-	}
-	join(&process);
-}
-
 /* A queue pair whose application takes nothing holds up no other on the path, and what waits for it
  * waits in the sender's queue. */
 static void slow_receiver(void)
@@ -192,7 +148,6 @@ int main(void)
 	STEP(one_connects(true));
 	STEP(one_connects(false));
 	STEP(many());
-	STEP(crowded());
 	STEP(slow_receiver());
 	STEP(observed());
 	return 0;

@@ -112,32 +112,6 @@ static void own_flood(void)
 	}
 }
 
-/* Many channels in one ring: none is kept from it by the others. */
-static void turns(void)
-{
-	enum { WAYS = 8, AMOUNT = 8000000 };
-	static struct end a[WAYS], b[WAYS];
-
-	for (int i = 0; i < WAYS; i++)
-		call_oneself(&a[i], &b[i]);
-	soft_lock();
-	for (int i = 0; i < WAYS; i++) {
-		a[i].to_send = AMOUNT;
-		a[i].most = SOFT_CHAN_LEAST;
-		send_more(&a[i]);
-	}
-	soft_unlock();
-	UNTIL(&b[0], true, b[0].bytes == AMOUNT);
-	soft_lock();
-	for (int i = 0; i < WAYS; i++)
-		CHECK(b[i].bytes > AMOUNT / 2);
-	soft_unlock();
-	for (int i = 0; i < WAYS; i++) {
-		end_done(&a[i]);
-		end_done(&b[i]);
-	}
-}
-
 /* ---- another process ----------------------------------------------------------------------- */
 
 /* The parent calls, the child is called. */
@@ -317,7 +291,6 @@ int main(void)
 		STEP(own_ways());
 		STEP(taken_back());
 		STEP(own_flood());
-		STEP(turns());
 	}
 	STEP(echo(POLLING));
 	STEP(echo(ASLEEP));

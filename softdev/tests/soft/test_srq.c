@@ -39,16 +39,6 @@ static void close_star(struct star *star)
 	close_side(&star->hub);
 }
 
-/* A step that has a star to itself. */
-#define STAR(test, count, ...)                                                                     \
-	do {                                                                                       \
-		struct star star;                                                                  \
-		current_step = #test;                                                              \
-		open_star(&star, count, (struct options){__VA_ARGS__});                            \
-		test(&star);                                                                       \
-		close_star(&star);                                                                 \
-	} while (0)
-
 static void send_to_hub(struct star *star, int peer, uint64_t wr_id, unsigned seed, uint32_t length)
 {
 	fill(star->peers[peer].memory, length, seed);
@@ -240,32 +230,6 @@ static void creating(void)
 	close_pair(&a, &b);
 }
 
-/* Resizing keeps what is posted, in order, also when the ring has wrapped. */
-static void resize(struct star *star)
-{
-	for (uint64_t i = 0; i < 4; i++)
-		receive_at(&star->hub, i, i * SLOT, SLOT);
-	for (uint64_t i = 0; i < 3; i++) {
-		send_to_hub(star, 0, i, 1, 8);
-		hub_wc(star, i, IBV_WC_SUCCESS, 0);
-	}
-	for (uint64_t i = 4; i < 7; i++)
-		receive_at(&star->hub, i, i * SLOT, SLOT);
-	CHECK_EQUAL(post_recv_at(&star->hub, 7, 0, SLOT), ENOMEM);
-	CHECK_EQUAL(set_max_wr(star->hub.srq, 3), EINVAL);
-	SUCCEEDS(set_max_wr(star->hub.srq, 9));
-	for (uint64_t i = 7; i < 12; i++)
-		receive_at(&star->hub, i, i * SLOT, SLOT);
-	CHECK_EQUAL(post_recv_at(&star->hub, 12, 0, SLOT), ENOMEM);
-	for (uint64_t i = 3; i < 12; i++) {
-		if (i == 10)
-			SUCCEEDS(set_max_wr(star->hub.srq, 2));
-		send_to_hub(star, 0, i, (unsigned)i, SLOT);
-		hub_wc(star, i, IBV_WC_SUCCESS, 0);
-		CHECK(filled(star->hub.memory + i * SLOT, SLOT, (unsigned)i));
-	}
-}
-
 static bool acknowledged_now; /* atomic */
 
 static void *acknowledge(void *event)
@@ -431,7 +395,6 @@ int main(void)
 	SIDE(created_by_create_srq_ex);
 	SIDE(posting, .shared = 3, .sges = 2);
 	STEP(creating());
-	STAR(resize, 1, .shared = 4);
 	STEP(acknowledged());
 	STEP(flushed_in_a_message());
 	STEP(domains());

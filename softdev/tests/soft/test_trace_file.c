@@ -34,16 +34,7 @@ static void write_file(const char *text, size_t length)
 	close(fd);
 }
 
-/* ---- whole processes ------------------------------------------------------------------------- */
-
 /* ---- begin and end --------------------------------------------------------------------------- */
-
-static void nothing_without_being_asked(void)
-{
-	one_run(3);
-	aiordma_trace_stop();
-	CHECK(access(path, F_OK));
-}
 
 static void started_and_stopped(void)
 {
@@ -91,25 +82,6 @@ static void by_the_environment(void)
 	one_run(1); /* it was stopped, and stays so */
 	read_trace(path);
 	CHECK_EQUAL(count_type("post_send"), 3);
-	CHECK(ends_well());
-	unlink(path);
-}
-
-/* The end of the process is the end of the trace. */
-static void leave_with_an_open_device(void)
-{
-	static struct side a, b;
-
-	start_trace(path);
-	open_pair(&a, &b, (struct options){0});
-	work(&a, &b, 4);
-}
-
-static void exit_ends_it(void)
-{
-	in_child(leave_with_an_open_device);
-	read_trace(path);
-	CHECK_EQUAL(count_type("post_send"), 4);
 	CHECK(ends_well());
 	unlink(path);
 }
@@ -218,42 +190,6 @@ static void children_of_the_engine(void)
 	unlink(path);
 }
 #endif
-
-/* ---- killed ---------------------------------------------------------------------------------- */
-
-enum { BEFORE_DEATH = 1000 };
-
-static int deadly;
-
-static void die(void)
-{
-	static struct side a, b;
-
-	start_trace(path);
-	open_pair(&a, &b, (struct options){0});
-	work(&a, &b, BEFORE_DEATH);
-	signal(deadly, SIG_DFL);
-	raise(deadly);
-}
-
-/* Nothing is lost: the kernel has the lines as soon as they are written. */
-static void killed(void)
-{
-	static const int signals[] = {SIGKILL, SIGTERM, SIGSEGV, SIGABRT};
-
-	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
-		deadly = signals[i];
-		int status = run_in_child(die);
-
-		CHECK(!WIFEXITED(status) || WEXITSTATUS(status)); /* a sanitizer exits */
-		read_trace(path);
-		CHECK_EQUAL(count_type("post_send"), BEFORE_DEATH);
-		CHECK_EQUAL(count_type("completion"), BEFORE_DEATH);
-		CHECK_EQUAL(count_type("end"), 0);
-		CHECK(is_type(trace.lines[trace.count - 1], "completion"));
-		unlink(path);
-	}
-}
 
 /* ---- files that will not do ------------------------------------------------------------------ */
 
@@ -365,16 +301,13 @@ int main(void)
 {
 	limit_seconds(110);
 	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
-	STEP(in_child(nothing_without_being_asked));
 	STEP(in_child(started_and_stopped));
 	STEP(in_child(by_the_environment));
-	STEP(exit_ends_it());
 	STEP(in_child(behind_what_is_there));
 	STEP(in_child(children));
 #ifndef __SANITIZE_THREAD__
 	STEP(in_child(children_of_the_engine));
 #endif
-	STEP(killed());
 	STEP(in_child(impossible_files));
 	STEP(in_child(no_room));
 	STEP(in_child(no_more_room));
