@@ -601,7 +601,7 @@ static void check_words(const struct party *party, const struct rdma_cm_event *e
 
 static enum phase phase_after(const struct party *party, const struct rdma_cm_event *event)
 {
-	for (size_t i = 0; i < sizeof(allowed) / sizeof(allowed[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(allowed); i++)
 		if (allowed[i].before == party->phase && allowed[i].event == event->event)
 			return allowed[i].after;
 	fprintf(stderr, "phase %d: %s %d\n", party->phase, verbs->rdma_event_str(event->event),
@@ -1300,7 +1300,7 @@ static void run(void)
 {
 	uint32_t test = 0, total = 0, at;
 
-	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(tests); i++)
 		total += tests[i].weight;
 	at = draw(total);
 	while (at >= tests[test].weight)

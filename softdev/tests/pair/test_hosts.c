@@ -398,7 +398,7 @@ static void unreachable(void)
 		{20, 1, UINT64_C(4096) << 21},
 		{31, 7, UINT64_C(60000000000)},
 	};
-	uint32_t i = draw(sizeof(cases) / sizeof(cases[0])), way = draw(4);
+	uint32_t i = draw(COUNT_OF(cases)), way = draw(4);
 
 	for (int host = 0; host < SIDES; host++)
 		open_host(host, (struct options){.memory = MEMORY,
@@ -537,7 +537,7 @@ static const struct {
 
 static void run(void)
 {
-	uint32_t test = draw(sizeof(tests) / sizeof(tests[0]));
+	uint32_t test = draw(COUNT_OF(tests));
 
 	current_step = tests[test].name;
 	wire_vary(true);

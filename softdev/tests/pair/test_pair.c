@@ -1196,10 +1196,10 @@ static void one_thing(void)
 	case 7:
 	case 8: /* several at once */
 		for (uint32_t count = draw(DEPTH); count; count--)
-			post_some(end, opcodes[draw(sizeof(opcodes) / sizeof(opcodes[0]))], USUAL);
+			post_some(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
 		break;
 	default:
-		post_some(end, opcodes[draw(sizeof(opcodes) / sizeof(opcodes[0]))], USUAL);
+		post_some(end, opcodes[draw(COUNT_OF(opcodes))], USUAL);
 	}
 	after_step();
 }

@@ -336,7 +336,7 @@ static void run_seed(void)
 	limit_seconds(400);
 	wire.carry = carry;
 	wire.window = 1;
-	for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(scenarios); i++) {
 		const struct scenario *at = &scenarios[i];
 		struct scenario whole = *at;
 		const struct rates rates = rates_of(at);

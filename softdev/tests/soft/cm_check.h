@@ -50,6 +50,9 @@ static inline uint32_t next_random(void)
 	return (uint32_t)(state >> 32);
 }
 
+/* Of an array. */
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
 #define CHECK(condition)                                                                           \
 	do {                                                                                       \
 		if (!(condition)) {                                                                \

@@ -143,7 +143,7 @@ static void taken(void)
 		else
 			take_name(port);
 	}
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	CHECK_EQUAL(port_of_number(side.qp->qp_num), FIRST_PORT + LEFT);
 	close_side(&side);
 

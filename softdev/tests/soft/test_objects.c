@@ -121,7 +121,7 @@ static void regions(void)
 		{8192, 4096, IBV_ACCESS_LOCAL_WRITE, EFAULT},
 	};
 
-	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(refused); i++)
 		REFUSED(verbs->ibv_reg_mr(pd, memory + refused[i].offset, refused[i].length,
 					  refused[i].access),
 			refused[i].error);
@@ -164,11 +164,11 @@ static void creating(struct side *a)
 		{IBV_QPT_DRIVER, a->cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
 	};
 
-	for (size_t i = 0; i < sizeof(no_cqs) / sizeof(no_cqs[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(no_cqs); i++)
 		REFUSED(verbs->ibv_create_cq(a->context, no_cqs[i].cqe, NULL, NULL,
 					     no_cqs[i].vector),
 			EINVAL);
-	for (size_t i = 0; i < sizeof(no_qps) / sizeof(no_qps[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(no_qps); i++) {
 		init = (struct ibv_qp_init_attr){
 			.send_cq = no_qps[i].cq,
 			.recv_cq = no_qps[i].cq,
@@ -227,7 +227,7 @@ static void transitions(struct side *a)
 	};
 	struct ibv_qp_attr no_rtr[8];
 
-	for (size_t i = 0; i < sizeof(no_init) / sizeof(no_init[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(no_init); i++) {
 		attr = no_init[i];
 		attr.qp_state = IBV_QPS_INIT;
 		CHECK_EQUAL(modify(a, attr, init_mask), EINVAL);
@@ -259,7 +259,7 @@ static void transitions(struct side *a)
 	CHECK_EQUAL(state_of(a), IBV_QPS_INIT);
 	SUCCEEDS(modify(a, rtr, rtr_mask));
 
-	for (size_t i = 0; i < sizeof(no_rts) / sizeof(no_rts[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(no_rts); i++) {
 		a->options = no_rts[i];
 		CHECK_EQUAL(to_rts(a), EINVAL);
 	}
@@ -328,7 +328,7 @@ static void in_the_child_of_a_fork(void)
 	struct side side;
 	int status;
 
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	struct ibv_context *context = side.context;
 	struct ibv_qp_init_attr queue_pair = {.send_cq = side.cq,
 					      .recv_cq = side.cq,
@@ -360,7 +360,7 @@ static void in_the_child_of_a_fork(void)
 #else
 		struct side own;
 
-		open_side(&own, (struct options){0});
+		OPEN_SIDE(&own);
 		close_side(&side); /* changes nothing for the device that the child has opened */
 		verbs->device->wake_early(own.channel->fd);
 		CHECK(soft_container(own.channel, struct soft_comp_channel, ibv)->channel.early);
@@ -377,7 +377,7 @@ static void events(int comp_vector)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.comp_vector = comp_vector});
+	OPEN_PAIR(&a, &b, .comp_vector = comp_vector);
 	SUCCEEDS(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK));
 	no_event(&b);
 	send_one(&a, &b, 0); /* not armed */
@@ -509,8 +509,8 @@ static void resize(void)
 	struct side a, b;
 	struct ibv_wc wc[8];
 
-	open_side(&a, (struct options){0});
-	open_side(&b, (struct options){.cqe = 5});
+	OPEN_SIDE(&a);
+	OPEN_SIDE(&b, .cqe = 5);
 	connect_pair(&a, &b);
 	/* Once around the ring, so that its content wraps. */
 	for (int round = 0; round < 3; round++) {

@@ -49,7 +49,7 @@ static void down_and_up(void)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.timeout = 20});
+	OPEN_PAIR(&a, &b, .timeout = 20);
 	send_one(&a, &b, 1);
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_DOWN);
@@ -79,7 +79,7 @@ static void down_and_up(void)
 	/* Destroyed while it is down; the next device begins with a port that is up. */
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	close_pair(&a, &b);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
 	send_one(&a, &b, 4);
 	close_pair(&a, &b);
@@ -90,8 +90,8 @@ static void connected_later(void)
 {
 	struct side a, b;
 
-	open_side(&a, (struct options){.timeout = 20});
-	open_side(&b, (struct options){.timeout = 20});
+	OPEN_SIDE(&a, .timeout = 20);
+	OPEN_SIDE(&b, .timeout = 20);
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	connect_pair(&a, &b);
 	receive_at(&b, 1, 0, 64);
@@ -126,7 +126,7 @@ static void given_up_by_the_peer(void)
 	struct process process = split();
 	struct side side;
 
-	open_side(&side, (struct options){.timeout = 1, .retry_cnt = 1});
+	OPEN_SIDE(&side, .timeout = 1, .retry_cnt = 1);
 	struct address peer = exchange(&process, &side);
 
 	bring_up(&side, &peer);
@@ -168,7 +168,7 @@ static void another_lid(struct side *a, struct side *b)
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE));
 	expect_port_event(a, IBV_EVENT_LID_CHANGE);
 	send_one(a, b, 1);
-	open_pair(&c, &d, (struct options){0});
+	OPEN_PAIR(&c, &d);
 	send_one(&c, &d, 1);
 	close_pair(&c, &d);
 }
@@ -189,7 +189,7 @@ static void device_fatal(struct side *a, struct side *b)
 	/* Opened anew, it works. */
 	struct side c, d;
 
-	open_pair(&c, &d, (struct options){0});
+	OPEN_PAIR(&c, &d);
 	send_one(&c, &d, 1);
 	close_pair(&c, &d);
 }
@@ -209,12 +209,12 @@ static void only_told(void)
 	struct side a;
 
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* to no context */
-	open_side(&a, (struct options){0});
-	for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
+	OPEN_SIDE(&a);
+	for (size_t i = 0; i < COUNT_OF(told); i++) {
 		SUCCEEDS(aiordma_embedded_raise(told[i]));
 		expect_port_event(&a, told[i]);
 	}
-	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(refused); i++)
 		CHECK_EQUAL(aiordma_embedded_raise(refused[i]), EINVAL);
 	CHECK(!event_is_there(&a));
 	close_side(&a);
@@ -273,7 +273,7 @@ static void addresses_change(void)
 	if (!process.child) {
 		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 		change_interface("lo", NULL, IFF_UP);
-		open_side(&side, (struct options){0});
+		OPEN_SIDE(&side);
 		int fixed = port_of(&side).gid_tbl_len; /* 127.0.0.1, and ::1 where there is IPv6 */
 
 		change_interface("lo:1", "127.9.9.1", 0);
@@ -335,12 +335,12 @@ static void follows_its_interface(void)
 	CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1));
 	for (int i = 0; i < 2; i++) { /* the second time anew */
-		open_side(&side, (struct options){0});
+		OPEN_SIDE(&side);
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_DOWN);
 		CHECK(!event_is_there(&side));
 		close_side(&side);
 	}
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	change_interface("lo", NULL, IFF_UP);
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
 	change_interface("lo:1", "127.9.9.1", 0); /* with a label */
@@ -350,7 +350,7 @@ static void follows_its_interface(void)
 	/* What a test has taken down stays down as long as nothing happens to the interface. */
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
-	open_side(&later, (struct options){0}); /* and is read again */
+	OPEN_SIDE(&later); /* and is read again */
 	CHECK_EQUAL(port_of(&later).state, IBV_PORT_DOWN);
 	close_side(&later);
 	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
@@ -417,7 +417,7 @@ static void routes(void)
 	if (!process.child) {
 		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 		change_interface("lo", NULL, IFF_UP);
-		open_side(&side, (struct options){0});
+		OPEN_SIDE(&side);
 		SUCCEEDS(to_init(&side));
 		goes_there(&side, ENETUNREACH);
 		change_route(SIOCADDRT, RTF_REJECT);
@@ -427,7 +427,7 @@ static void routes(void)
 		goes_there(&side, 0);
 		close_side(&side);
 		take_all_ports();
-		open_side(&side, (struct options){0});
+		OPEN_SIDE(&side);
 		SUCCEEDS(to_init(&side));
 		goes_there(&side, 0);
 		close_side(&side);

@@ -19,7 +19,7 @@ static void nothing_left(void)
 	for (int round = 0; round < 20; round++) {
 		struct side a, b;
 
-		open_pair(&a, &b, (struct options){0});
+		OPEN_PAIR(&a, &b);
 		if (round % 2)
 			one_message(&a, &b);
 		close_pair(&a, &b);
@@ -100,7 +100,7 @@ static void signals(void)
 	for (int number = 1; number <= 64; number++)
 		if (sigismember(&others, number) != 1 || number == SIGKILL || number == SIGSTOP)
 			expected &= ~(UINT64_C(1) << (number - 1));
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	wait_for_status("SigBlk:", value);
 	CHECK_EQUAL(strtoull(value, NULL, 16), expected);
 	close_side(&side);
@@ -239,7 +239,7 @@ static void *talk(void *unused)
 	struct side a, b;
 
 	(void)unused;
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	for (unsigned i = 0; i < 200; i++) {
 		receive_at(&b, i, 0, 4000);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 1 + i * 19);
@@ -261,7 +261,7 @@ static void threads(void)
 	for (int i = 0; i < 20; i++) {
 		struct side a, b;
 
-		open_pair(&a, &b, (struct options){0});
+		OPEN_PAIR(&a, &b);
 		close_pair(&a, &b);
 	}
 	for (int i = 0; i < 4; i++)
@@ -340,10 +340,10 @@ static void forking(void)
 	struct ibv_async_event event;
 	struct side a, b, busy;
 
-	open_side(&busy, (struct options){.shared = 1});
+	OPEN_SIDE(&busy, .shared = 1);
 	bring_up(&busy, &(struct address){.qpn = 1});
 	begin_what_a_child_cannot_end(&busy, &event);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	one_message(&a, &b);
 	delay_acknowledgement(&b);
 	pid_t child = fork_asleep();
@@ -358,7 +358,7 @@ static void forking(void)
 #ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
 		struct side c, d;
 
-		open_pair(&c, &d, (struct options){0});
+		OPEN_PAIR(&c, &d);
 		one_message(&c, &d);
 		soft_progress();
 		close_pair(&c, &d);
@@ -383,7 +383,7 @@ static void forking_while_polling(void)
 {
 	struct side side;
 
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
 	soft_busy_poll(1);
 	pid_t child = fork_asleep();

@@ -52,7 +52,7 @@ static void creating(void)
 	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
 	CHECK((void *)verbs->ibv_qp_to_qp_ex(a.qp) == a.qp);
 	CHECK(!extended(a.context)->open_qp);
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(cases); i++) {
 		struct ibv_qp_init_attr_ex attr = qp_attr_ex(
 			&a, (struct extras){.operations = cases[i].operations ? cases[i].operations
 									      : IBV_QP_EX_WITH_SEND,
@@ -94,7 +94,7 @@ static void atomic_write(void)
 			   (struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE |
 							 IBV_QP_EX_WITH_LOCAL_INV,
 					   .inline_data = 1});
-	open_side(&b, (struct options){0});
+	OPEN_SIDE(&b);
 	connect_pair(&a, &b);
 	CHECK(device_of(a.context).device_cap_flags_ex & UINT64_C(1) << 40);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
@@ -285,8 +285,8 @@ static void no_sges(void)
 	const uint64_t word = 0x0102030405060708;
 	struct side a, b;
 
-	open_side(&a, (struct options){0});
-	open_side(&b, (struct options){0});
+	OPEN_SIDE(&a);
+	OPEN_SIDE(&b);
 	struct ibv_qp_init_attr_ex attr = qp_attr_ex(
 		&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_WRITE,
 				    .inline_data = 16});
@@ -414,7 +414,7 @@ static void states_and_room(void)
 	struct side a, b;
 
 	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
-	open_side(&b, (struct options){0});
+	OPEN_SIDE(&b);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	qp->wr_start(qp);

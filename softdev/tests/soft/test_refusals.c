@@ -18,8 +18,8 @@ static void too_many_atomics(void)
 {
 	struct side a, b;
 
-	open_side(&a, (struct options){.depth = 16, .memory = 2 << 20});
-	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 2 << 20});
+	OPEN_SIDE(&a, .depth = 16, .memory = 2 << 20);
+	OPEN_SIDE(&b, .depth = 16, .answers = 1, .memory = 2 << 20);
 	connect_pair(&a, &b);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20, REMOTE(&b, 0)},
@@ -44,7 +44,7 @@ static void nothing_written(bool immediate)
 	struct side a, b;
 
 	for (int round = 0; round < 2; round++) {
-		open_pair(&a, &b, (struct options){.memory = BIG, .rnr_retry = 8});
+		OPEN_PAIR(&a, &b, .memory = BIG, .rnr_retry = 8);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(b.pd, b.memory, round ? BIG : BIG - 1,
 						      round ? 0 : (int)ALL_RIGHTS);
 
@@ -75,7 +75,7 @@ static void alignment(void)
 	struct side a, b;
 
 	for (int i = 0; i < 2; i++) {
-		open_pair(&a, &b, (struct options){0});
+		OPEN_PAIR(&a, &b);
 		struct ibv_mr *mr =
 			verbs->ibv_reg_mr_iova2(b.pd, b.memory + 4, 4096, 0x10000, ALL_RIGHTS);
 

@@ -76,7 +76,7 @@ static void dropped(void)
 
 	open_stage(&stage, (struct options){0});
 	receive_at(&stage.side, 1, 0, 1000);
-	for (size_t i = 0; i < sizeof(impossible) / sizeof(*impossible); i++)
+	for (size_t i = 0; i < COUNT_OF(impossible); i++)
 		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.to ^= 1;
@@ -128,7 +128,7 @@ static void wrong_length(void)
 		{SOFT_ROCE_FLUSH, 0, UINT32_MAX, false},
 	};
 
-	for (size_t i = 0; i < 2 * (sizeof(wrong) / sizeof(*wrong)); i++) {
+	for (size_t i = 0; i < 2 * COUNT_OF(wrong); i++) {
 		const uint8_t service = i % 2 ? SOFT_ROCE_UC : SOFT_ROCE_RC;
 		struct stage stage;
 		struct soft_roce_packet packet;

@@ -142,7 +142,7 @@ static void received(const uint8_t source[16], const uint8_t destination[16])
 	static const uint32_t lengths[] = {0, 7, MTU};
 	struct side side;
 
-	ud_open(&side, (struct options){.shared = 8});
+	UD_OPEN(&side, .shared = 8);
 	for (uint32_t i = 0; i < 6; i++) {
 		const uint8_t opcode = i % 2 ? SEND_IMMEDIATE : SEND;
 		struct soft_roce_packet packet = packet_to(&side, opcode, lengths[i / 2]);
@@ -171,14 +171,14 @@ static void dropped(void)
 	struct side side, other, witness;
 	uint8_t bytes[LONGEST];
 
-	ud_open(&side, (struct options){0});
-	open_side(&other, (struct options){.ud = true});
+	UD_OPEN(&side);
+	OPEN_SIDE(&other, .ud = true);
 	SUCCEEDS(ud_to_init(&other, QKEY));
 	struct soft_roce_packet packet = packet_to(&side, SEND, 7);
 
 	/* There is no receive: it has been dropped when the next packet, for another queue pair, is there. */
 	throw(peer_gid, device_gid, packet);
-	ud_open(&witness, (struct options){0});
+	UD_OPEN(&witness);
 	receive_at(&witness, 1, 0, GRH + 7);
 	throw(peer_gid, device_gid, packet_to(&witness, SEND, 7));
 	expect_wc(&witness, 1, IBV_WC_SUCCESS);
@@ -234,7 +234,7 @@ static void sent(void)
 	struct side side;
 
 	memcpy(to.gid.raw, peer_gid, sizeof(peer_gid));
-	ud_open(&side, (struct options){0});
+	UD_OPEN(&side);
 	struct ibv_ah *ah = ud_path(&side, &to, 0);
 
 	memcpy(side.memory, payload, MTU);
@@ -272,7 +272,7 @@ static void classes_sent(void)
 	struct side side;
 
 	SUCCEEDS(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)));
-	ud_open(&side, (struct options){0});
+	UD_OPEN(&side);
 	for (int i = 0; i < 2; i++) {
 		struct ibv_ah_attr attr = {
 			.grh = {.traffic_class = i ? 0x20 : 0x61},
@@ -316,14 +316,14 @@ static void classes_received(int index)
 {
 	struct side side, own;
 
-	ud_open(&side, (struct options){.gid = (uint8_t)index});
+	UD_OPEN(&side, .gid = (uint8_t)index);
 	receive_at(&side, 1, 0, GRH);
 	const struct address to = address_of_side(&side);
 	const bool ipv4 = is_ipv4(to.gid.raw);
 	pid_t child = fork_asleep();
 
 	if (!child) {
-		ud_open(&own, (struct options){.gid = (uint8_t)index});
+		UD_OPEN(&own, .gid = (uint8_t)index);
 		receive_at(&own, 1, 0, GRH);
 		UD_POST(&own, .ah = ud_path(&own, &to, index), .qpn = to.qpn, .qkey = QKEY,
 			.wr_id = 2);
@@ -559,10 +559,10 @@ static void port_in_use(void)
 	int taken = bound(device_gid, SOFT_ROCE_PORT);
 	struct side connected, side;
 
-	open_side(&connected, (struct options){.device = 1});
+	OPEN_SIDE(&connected, .device = 1);
 	SUCCEEDS(to_init(&connected));
 	SUCCEEDS(to_rtr(&connected, &peer));
-	open_side(&side, (struct options){.ud = true});
+	OPEN_SIDE(&side, .ud = true);
 	SUCCEEDS(ud_to_init(&side, QKEY));
 	CHECK_EQUAL(to_state(&side, IBV_QPS_RTR), EADDRINUSE);
 	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
@@ -586,12 +586,12 @@ static void forked(void)
 {
 	struct side side, own[2];
 
-	ud_open(&side, (struct options){0});
+	UD_OPEN(&side);
 	pid_t child = fork_asleep();
 
 	if (!child) {
 		SUCCEEDS(verbs->ibv_destroy_qp(side.qp));
-		open_side(&own[0], (struct options){.ud = true});
+		OPEN_SIDE(&own[0], .ud = true);
 		SUCCEEDS(ud_to_init(&own[0], QKEY));
 		enter_state(&own[0], IBV_QPS_RTR); /* its parent receives for it */
 		receive_at(&own[0], 1, 0, GRH + 7);

@@ -94,7 +94,7 @@ static void read_vectors(void)
 
 	CHECK(file);
 	while (fgets(line, sizeof(line), file)) {
-		CHECK(vector_count < (int)(sizeof(vectors) / sizeof(vectors[0])));
+		CHECK(vector_count < (int)COUNT_OF(vectors));
 		read_vector(&vectors[vector_count++], line);
 	}
 	fclose(file);
@@ -213,7 +213,7 @@ static void malformed(void)
 		{SOFT_ROCE_CNP, 0, 28, SOFT_ROCE_BAD_PAYLOAD},
 	};
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(cases); i++) {
 		uint8_t *bytes = calloc(1, cases[i].length + 1); /* its end is a sanitizer's */
 		struct soft_roce_packet packet;
 

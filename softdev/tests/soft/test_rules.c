@@ -19,7 +19,6 @@ static void needs_no_receive(struct side *a, struct side *b)
 	static const enum ibv_wr_opcode opcodes[] = {IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ,
 						     IBV_WR_ATOMIC_FETCH_AND_ADD};
 
-	open_pair(a, b, (struct options){.rnr_retry = 8}); /* none */
 	for (int i = 0; i < 3; i++)
 		RUN(a, IBV_WC_SUCCESS, opcodes[i], .length = 8, REMOTE(b, 0));
 	/* A WRITE with immediate does (IBTA 9.7.5.2.8), even of no bytes. */
@@ -36,7 +35,7 @@ static void too_long(void)
 		struct ibv_sge sge = {.length = SOFT_MAX_MESSAGE + over};
 		struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
 
-		open_pair(&a, &b, (struct options){0});
+		OPEN_PAIR(&a, &b);
 		SUCCEEDS(post_wr(&a, &wr));
 		expect_wc(&a, 0, over ? IBV_WC_LOC_LEN_ERR : IBV_WC_LOC_PROT_ERR);
 		close_pair(&a, &b);
@@ -61,16 +60,16 @@ static void zero_bytes(void)
 					  .remote = UINT64_MAX,
 					  .rkey = 0x12345};
 
-		open_pair(&a, &b, (struct options){0});
+		OPEN_PAIR(&a, &b);
 		carry_out(&a, IBV_WC_SUCCESS, request);
 		close_pair(&a, &b);
-		open_pair(&a, &b, (struct options){.rights = ALL_RIGHTS & ~cases[i].right});
+		OPEN_PAIR(&a, &b, .rights = ALL_RIGHTS & ~cases[i].right);
 		carry_out(&a, IBV_WC_REM_INV_REQ_ERR, request);
 		expect_event(&b, IBV_EVENT_QP_REQ_ERR);
 		close_pair(&a, &b);
 	}
 	/* One with immediate takes a receive and writes nothing into it. */
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	memset(b.memory, 7, 8);
 	receive_at(&b, 2, 0, 8);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE_WITH_IMM, .wr_id = 1, .imm = 5);
@@ -93,7 +92,7 @@ static void drained(bool notify)
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = notify};
 	const int mask = IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY;
 
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	SUCCEEDS(verbs->ibv_modify_qp(a.qp, &attr, mask)); /* with nothing under way */
 	if (notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
@@ -146,7 +145,7 @@ static void nothing_is_sent_in_vain(void)
 		struct ibv_qp_attr attr;
 		bool over = false;
 
-		open_pair(&a, &b, (struct options){.memory = BIG});
+		OPEN_PAIR(&a, &b, .memory = BIG);
 		struct ibv_mr *mr =
 			verbs->ibv_reg_mr(a.pd, a.memory, BIG, 0); /* not to be written */
 
@@ -220,8 +219,8 @@ static void established(void)
 {
 	struct side a, b;
 
-	open_side(&a, (struct options){0});
-	open_side(&b, (struct options){0});
+	OPEN_SIDE(&a);
+	OPEN_SIDE(&b);
 	struct address at = address_of_side(&a), to = address_of_side(&b);
 
 	bring_up(&a, &to);
@@ -237,7 +236,7 @@ static void established(void)
 	}
 	expect_no_event(&b);
 	close_pair(&a, &b);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE);
 	expect_no_event(&b);
 	close_pair(&a, &b);
@@ -246,7 +245,7 @@ static void established(void)
 int main(void)
 {
 	limit_seconds(60);
-	PAIR(needs_no_receive, .rnr_retry = 8);
+	PAIR(needs_no_receive, .rnr_retry = 8); /* no retries */
 	STEP(too_long());
 	STEP(zero_bytes());
 	STEP(drained(true));

@@ -34,7 +34,7 @@ static void unwilling(void)
 
 		if (!process.child)
 			SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
-		open_side(&side, (struct options){0});
+		OPEN_SIDE(&side);
 		struct address peer = exchange(&process, &side);
 
 		bring_up_receiving(&side, &peer, 1, 1, 64);
@@ -52,7 +52,7 @@ static void another_name(void)
 	struct side side;
 
 	limit_seconds(20);
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	struct address peer = exchange(&process, &side);
 
 	memcpy(peer.gid.raw + 12, (const uint8_t[]){127, 0, 1, 1}, 4);
@@ -169,8 +169,8 @@ static void held_requests(void)
 	int gone = 0;
 
 	limit_seconds(20);
-	open_side(&side, (struct options){0});
-	open_side(&other, (struct options){0});
+	OPEN_SIDE(&side);
+	OPEN_SIDE(&other);
 	struct address peer = exchange(&process, &side);
 	struct address others = exchange(&process, &other);
 
@@ -218,7 +218,7 @@ static void leaving_or_broken(int what)
 	struct side side;
 
 	limit_seconds(20);
-	open_side(&side, (struct options){0});
+	OPEN_SIDE(&side);
 	struct address peer = exchange(&process, &side);
 
 	if (process.child) {

@@ -400,15 +400,15 @@ int main(void)
 	};
 
 	limit_seconds(60);
-	for (size_t i = 0; i < sizeof(without_device) / sizeof(without_device[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(without_device); i++)
 		try_with_shortages(&without_device[i]);
-	open_side(&own, (struct options){0});
+	OPEN_SIDE(&own);
 	STEP(listens_again(&soft_device.links->listening[0].acceptor));
 	STEP(listens_again(&soft_device.shm->acceptor));
 	destroy_qp(&own);
 	kept_memory = device_memory();
 	CHECK(kept_memory);
-	for (size_t i = 0; i < sizeof(with_device) / sizeof(with_device[0]); i++)
+	for (size_t i = 0; i < COUNT_OF(with_device); i++)
 		try_with_shortages(&with_device[i]);
 	free_device_memory(kept_memory);
 	close_side(&own);

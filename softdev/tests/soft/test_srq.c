@@ -212,8 +212,8 @@ static void creating(void)
 	struct side a, b;
 	struct ibv_qp_init_attr init;
 
-	open_side(&a, (struct options){.shared = 1});
-	open_side(&b, (struct options){.shared = 1});
+	OPEN_SIDE(&a, .shared = 1);
+	OPEN_SIDE(&b, .shared = 1);
 	init = (struct ibv_qp_init_attr){
 		.send_cq = a.cq,
 		.recv_cq = a.cq,
@@ -298,8 +298,8 @@ static void domains(void)
 	for (int own = 0; own < 2; own++) {
 		struct side a, b;
 
-		open_side(&a, (struct options){0});
-		open_side(&b, (struct options){0});
+		OPEN_SIDE(&a);
+		OPEN_SIDE(&b);
 		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, IBV_ACCESS_LOCAL_WRITE);
 

@@ -231,7 +231,7 @@ static void operations(void)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.signal_none = true});
+	OPEN_PAIR(&a, &b, .signal_none = true);
 	wrap(&a);
 	wrap(&b);
 	for (unsigned round = 0; round < 20; round++) {
@@ -304,7 +304,7 @@ static void failures(void)
 	int errors = 0, events = 0;
 	const char *line;
 
-	open_pair(&a, &b, (struct options){.signal_none = true, .sends = 8});
+	OPEN_PAIR(&a, &b, .signal_none = true, .sends = 8);
 	wrap(&a);
 	wrap(&b);
 	post_recvs(&b, 0, 8, 64);
@@ -424,8 +424,8 @@ static void refuse_by(enum obstacle obstacle)
 	const bool ends = obstacle == INVALID_KEY || obstacle == INVALIDATED_REGION;
 	struct side a, b, other_a, other_b;
 
-	open_pair(&a, &b, (struct options){.rights = without ? IBV_ACCESS_REMOTE_READ : 0});
-	open_side(&other_a, (struct options){0});
+	OPEN_PAIR(&a, &b, .rights = without ? IBV_ACCESS_REMOTE_READ : 0);
+	OPEN_SIDE(&other_a);
 	other_b = b;
 	other_b.qp = create_qp(&other_b);
 	other_b.options.rights = 0;
@@ -480,7 +480,7 @@ static void shared(void)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.shared = 8});
+	OPEN_PAIR(&a, &b, .shared = 8);
 	wrap(&a);
 	wrap(&b);
 	for (unsigned i = 0; i < 8; i++)
@@ -649,7 +649,7 @@ static void refused_posts(void)
 {
 	struct side a, b, ud;
 
-	open_pair(&a, &b, (struct options){.sends = 2, .receives = 2, .shared = 2});
+	OPEN_PAIR(&a, &b, .sends = 2, .receives = 2, .shared = 2);
 	REFUSED_POST(&a, "INLINE", EINVAL, IBV_WR_SEND, .num_sge = 1,
 		     .send_flags = IBV_SEND_INLINE);
 	REFUSED_POST(&a, "SGES", EINVAL, IBV_WR_SEND, .num_sge = 5);
@@ -672,7 +672,7 @@ static void refused_posts(void)
 	expect_reason("refused", "SGES");
 	enter_state(&a, IBV_QPS_RESET);
 	REFUSED_POST(&a, "STATE", EINVAL, IBV_WR_SEND);
-	ud_open(&ud, (struct options){0});
+	UD_OPEN(&ud);
 	REFUSED_POST(&ud, "OPCODE", EINVAL, IBV_WR_RDMA_WRITE);
 	REFUSED_POST(&ud, "DESTINATION", EINVAL, IBV_WR_SEND);
 	close_side(&ud);
@@ -684,16 +684,16 @@ static void refused_requests(void)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.rnr_retry = 1});
+	OPEN_PAIR(&a, &b, .rnr_retry = 1);
 	RUN(&a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_reason("request_refused", "NO_RECEIVE");
 	close_pair(&a, &b);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	receive_at(&b, 1, 0, 7);
 	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_reason("request_refused", "LENGTH");
 	close_pair(&a, &b);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	RUN(&a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8,
 	    REMOTE(&b, 4));
 	expect_reason("request_refused", "ALIGNMENT");
@@ -715,7 +715,7 @@ static void refuse_memory(const char *reason, bool receive)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	struct side *side = receive ? &b : &a;
 	const bool other = !strcmp(reason, "DOMAIN"), beyond = !strcmp(reason, "RANGE");
 	struct ibv_pd *pd = other ? verbs->ibv_alloc_pd(side->context) : side->pd;
@@ -772,7 +772,7 @@ static void refused_memory(void)
 {
 	static const char *const all[] = {"KEY", "DOMAIN", "RIGHT", "RANGE", "WINDOW"};
 
-	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(all); i++) {
 		refuse_memory(all[i], false);
 		refuse_memory(all[i], true);
 	}
@@ -785,7 +785,7 @@ static void overrun(void)
 	int kept = 0, lost = 0, events = 0;
 	const char *line;
 
-	open_pair(&a, &b, (struct options){.cqe = 4});
+	OPEN_PAIR(&a, &b, .cqe = 4);
 	for (unsigned i = 0; i < 6; i++)
 		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(&b, 0));
 	expect_event(&a, IBV_EVENT_CQ_ERR);
@@ -817,7 +817,7 @@ static void faults(void)
 	struct side a, b, lonely;
 	const char *line;
 
-	open_pair(&a, &b, (struct options){.timeout = 8});
+	OPEN_PAIR(&a, &b, .timeout = 8);
 	spec("seed=7,loss=0.1,duplicate=0.2,rnr=0.2");
 	send_rounds(&a, &b, 60);
 	struct aiordma_fault_counts found = counts();
@@ -829,7 +829,7 @@ static void faults(void)
 	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
 	struct aiordma_fault_counts cuts = counts();
 
-	open_side(&lonely, (struct options){0});
+	OPEN_SIDE(&lonely);
 	spec("overrun=@1,cq=%u", lonely.cq->handle);
 	SUCCEEDS(to_init(&lonely));
 	enter_state(&lonely, IBV_QPS_ERR);
@@ -887,7 +887,7 @@ static void late(void)
 	const char *line;
 
 	aiordma_trace_stop();
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	receive_at(&b, 1, 0, 64);
 	unlink(path);
 	start_trace(path);

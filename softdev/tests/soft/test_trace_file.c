@@ -20,7 +20,7 @@ static void one_run(unsigned count)
 {
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	work(&a, &b, count);
 	close_pair(&a, &b);
 }
@@ -99,7 +99,7 @@ static void behind_what_is_there(void)
 		{"", 0},
 	};
 
-	for (size_t i = 0; i < sizeof(befores) / sizeof(befores[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(befores); i++) {
 		write_file(befores[i].text, strlen(befores[i].text));
 		start_trace(path);
 		one_run(2);
@@ -176,7 +176,7 @@ static void use_inherited(void)
 static void children_of_the_engine(void)
 {
 	start_trace(path);
-	open_pair(&inherited[0], &inherited[1], (struct options){0});
+	OPEN_PAIR(&inherited[0], &inherited[1]);
 	work(&inherited[0], &inherited[1], 1);
 	in_child(use_inherited);
 	work(&inherited[0], &inherited[1], 1);
@@ -275,7 +275,7 @@ static void no_more_room(void)
 
 	limit_files(300000);
 	start_trace(path);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	work(&a, &b, 3000);
 	close_pair(&a, &b);
 	aiordma_trace_stop();

@@ -12,8 +12,8 @@ static void long_chain(void)
 	struct ibv_wc wc;
 	unsigned sent = 0, received = 0;
 
-	ud_open(&a, (struct options){.sends = MANY, .cqe = MANY});
-	ud_open(&b, (struct options){.receives = MANY, .cqe = MANY});
+	UD_OPEN(&a, .sends = MANY, .cqe = MANY);
+	UD_OPEN(&b, .receives = MANY, .cqe = MANY);
 	struct ibv_ah *ah = path_to(&a, &b);
 	struct ibv_send_wr wrs[MANY] = {0};
 
@@ -77,8 +77,8 @@ static void shared_receives(void)
 {
 	struct side a, b;
 
-	ud_open(&a, (struct options){0});
-	ud_open(&b, (struct options){.shared = 8});
+	UD_OPEN(&a);
+	UD_OPEN(&b, .shared = 8);
 	struct ibv_qp *first = b.qp;
 	struct ibv_recv_wr wr = {.num_sge = 1};
 	struct ibv_sge sge = {.addr = (uintptr_t)b.memory, .length = GRH + 8, .lkey = b.mr->lkey};
@@ -238,7 +238,7 @@ static void dropped(void)
 	struct side a, b, rc;
 
 	open_two(&a, &b);
-	open_side(&rc, (struct options){0});
+	OPEN_SIDE(&rc);
 	struct ibv_ah *ah = path_to(&a, &b);
 	struct ud_request request = {.ah = ah, .qkey = QKEY, .wr_id = 2, .length = 64};
 
@@ -269,8 +269,8 @@ static void states(void)
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
 	struct side a, b;
 
-	ud_open(&a, (struct options){0});
-	open_side(&b, (struct options){.ud = true});
+	UD_OPEN(&a);
+	OPEN_SIDE(&b, .ud = true);
 	struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
 
 	SUCCEEDS(ud_to_init(&b, QKEY));

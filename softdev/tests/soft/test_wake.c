@@ -115,7 +115,7 @@ static void ping_pong(bool is_extended)
 			open_extended_side(&players[i].side, (struct options){0},
 					   (struct extras){.wc_flags = all_times});
 		else
-			open_side(&players[i].side, (struct options){0});
+			OPEN_SIDE(&players[i].side);
 	}
 	connect_pair(&players[0].side, &players[1].side);
 	receive_at(&players[1].side, 1, 0, 8);

@@ -158,7 +158,7 @@ static void domains(void)
 		{1 << 20, O_CREAT, EBADF}, {one, O_CREAT | O_APPEND, EINVAL},
 	};
 
-	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+	for (size_t i = 0; i < COUNT_OF(refused); i++) {
 		CHECK(!open_domain(context, refused[i].fd, refused[i].oflags));
 		CHECK_EQUAL(errno, refused[i].error);
 	}

@@ -29,6 +29,8 @@ static inline void ud_open(struct side *side, struct options options)
 	ud_bring_up(side, QKEY);
 }
 
+#define UD_OPEN(side, ...) ud_open(side, (struct options){__VA_ARGS__})
+
 /* From the side's GID index to that address. */
 static inline struct ibv_ah *ud_path(struct side *side, const struct address *to, int index)
 {
@@ -95,8 +97,8 @@ static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
 
 static inline void open_two(struct side *a, struct side *b)
 {
-	ud_open(a, (struct options){0});
-	ud_open(b, (struct options){0});
+	UD_OPEN(a);
+	UD_OPEN(b);
 }
 
 /* A step that has a queue pair to itself; or two, and the path from the first to the second. */
@@ -104,7 +106,7 @@ static inline void open_two(struct side *a, struct side *b)
 	do {                                                                                       \
 		struct side side;                                                                  \
 		current_step = #test;                                                              \
-		ud_open(&side, (struct options){__VA_ARGS__});                                     \
+		UD_OPEN(&side, __VA_ARGS__);                                                       \
 		test(&side);                                                                       \
 		close_side(&side);                                                                 \
 	} while (0)

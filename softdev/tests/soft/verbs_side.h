@@ -372,6 +372,10 @@ static inline void open_pair(struct side *a, struct side *b, struct options opti
 	connect_pair(a, b);
 }
 
+/* With those options: OPEN_PAIR(&a, &b, .timeout = 8). */
+#define OPEN_SIDE(side, ...) open_side(side, (struct options){__VA_ARGS__})
+#define OPEN_PAIR(a, b, ...) open_pair(a, b, (struct options){__VA_ARGS__})
+
 static inline void close_pair(struct side *a, struct side *b)
 {
 	close_side(a);
@@ -383,7 +387,7 @@ static inline void close_pair(struct side *a, struct side *b)
 	do {                                                                                       \
 		struct side a, b;                                                                  \
 		current_step = #test;                                                              \
-		open_pair(&a, &b, (struct options){__VA_ARGS__});                                  \
+		OPEN_PAIR(&a, &b, __VA_ARGS__);                                                    \
 		test(&a, &b);                                                                      \
 		close_pair(&a, &b);                                                                \
 	} while (0)
@@ -393,7 +397,7 @@ static inline void close_pair(struct side *a, struct side *b)
 	do {                                                                                       \
 		struct side side;                                                                  \
 		current_step = #test;                                                              \
-		open_side(&side, (struct options){__VA_ARGS__});                                   \
+		OPEN_SIDE(&side, __VA_ARGS__);                                                     \
 		test(&side);                                                                       \
 		close_side(&side);                                                                 \
 	} while (0)
