@@ -236,18 +236,6 @@ def test_the_loop_copies_what_is_no_regular_file(device_name: str, host: str) ->
     run_on(streams.EventLoop, device_name, main())
 
 
-def test_a_server_without_a_port_picks_one(device_name: str, host: str) -> None:
-    async def main() -> None:
-        loop: Any = asyncio.get_running_loop()
-        async with await loop.create_server(asyncio.Protocol, host) as server:
-            assert isinstance(server, streams.StreamServer)
-            assert server.address[1]
-        with pytest.raises(ValueError, match="Neither host/port nor sock"):
-            await loop.create_server(asyncio.Protocol)
-
-    run_on(streams.EventLoop, device_name, main())
-
-
 # ---- as on asyncio's own loop --------------------------------------------------------------------
 
 
@@ -290,6 +278,7 @@ SERVE: list[tuple[dict[str, Any], type[Exception] | None]] = [
     ({"host": ("127.0.0.1", "127.0.0.1")}, None),
     ({"host": ""}, None),
     ({"host": None}, None),
+    ({"host": None, "port": None}, ValueError),
     ({"host": "localhost", "family": socket.AF_INET}, None),
     ({"host": "127.0.0.1", "family": socket.AF_INET6}, OSError),
     ({"flags": socket.AI_PASSIVE | socket.AI_NUMERICHOST}, None),

@@ -182,6 +182,7 @@ async def pair(
 
     async with serving(factory, make_protocol) as listening:
         transport, protocol = await dial(factory, listening, client)
+        await protocol.made.wait()
         try:
             yield protocol, await made
         finally:
@@ -234,7 +235,7 @@ async def test_streams_echo_what_was_written(factory: ConnectionFactory) -> None
 async def test_many_small_writes_arrive_as_one_stream(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         pieces = [pattern(size, seed=size) for size in range(1, 400)]
-        transport = await made(client)
+        transport = client.transport
         for piece in pieces:
             transport.write(piece)
         whole = b"".join(pieces)
@@ -248,7 +249,7 @@ async def test_many_small_writes_arrive_as_one_stream(factory: ConnectionFactory
 @one_loop
 async def test_written_memory_may_be_reused_at_once(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        transport = await made(client)
+        transport = client.transport
         memory = bytearray(pattern(PIECE))
         transport.write(memory)
         transport.write(memoryview(memory)[:100])
@@ -263,7 +264,7 @@ async def test_written_memory_may_be_reused_at_once(factory: ConnectionFactory) 
 async def test_a_buffered_protocol_gets_every_byte(factory: ConnectionFactory, size: int) -> None:
     data = pattern(300_000 if size > 1 else 3000)
     async with pair(factory, server=lambda: Buffered(size)) as (client, server):
-        transport = await made(client)
+        transport = client.transport
         transport.write(data)
         transport.write_eof()
         await server.eof.wait()
@@ -283,8 +284,8 @@ async def test_a_protocol_needs_methods_and_no_base_class(
     }
     duck = type("Duck", (), methods)
     async with pair(factory, server=lambda: duck(*[100] * (kind is Buffered))) as (client, server):
-        (await made(client)).write(b"duck")
-        (await made(client)).write_eof()
+        client.transport.write(b"duck")
+        client.transport.write_eof()
         await server.lost.wait()
         assert server.data == b"duck"
         assert server.eof.is_set()
@@ -293,7 +294,7 @@ async def test_a_protocol_needs_methods_and_no_base_class(
 @one_loop
 async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        transport = await made(client)
+        transport = client.transport
         with pytest.raises(TypeError, match="bytes"):
             transport.write(cast(bytes, "text"))
         transport.write(b"")
@@ -306,27 +307,12 @@ async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> 
         assert server.data == b"x"
 
 
-@one_loop
-async def test_a_transport_changes_its_protocol(factory: ConnectionFactory) -> None:
-    async with pair(factory) as (client, server):
-        there = await made(server)
-        (await made(client)).write(b"one")
-        await server.until(3)
-        second = Recorder()
-        second.connection_made(there)
-        there.set_protocol(second)
-        (await made(client)).write(b"two")
-        await second.until(3)
-        assert server.data == b"one"
-        assert second.data == b"two"
-
-
 # ---- backpressure --------------------------------------------------------------------------------
 
 
 async def test_a_paused_reader_stops_its_writer(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        there, here = await made(server), await made(client)
+        there, here = await made(server), client.transport
         for _ in range(2):
             there.pause_reading()
         assert not there.is_reading()
@@ -351,86 +337,53 @@ async def test_a_buffered_protocol_pauses_in_the_middle_of_a_message(
 ) -> None:
     data = pattern(5000)
     async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
-        (await made(client)).write(data)
+        client.transport.write(data)
         for taken in (2000, 4000):
             await server.full.wait()
             await yield_loop(20)
             assert server.data == data[:taken]
             server.go_on()
-        (await made(client)).write_eof()
+        client.transport.write_eof()
         await server.eof.wait()
         assert server.data == data
 
 
 @one_loop
-async def test_a_buffered_protocol_closes_in_the_middle_of_a_message(
-    factory: ConnectionFactory,
+@pytest.mark.parametrize("changes", [False, True])
+async def test_a_buffered_protocol_ends_in_the_middle_of_a_message(
+    factory: ConnectionFactory, changes: bool
 ) -> None:
-    class Closing(Buffered):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = transport
-
-        def buffer_updated(self, nbytes: int) -> None:
-            super().buffer_updated(nbytes)
-            assert isinstance(self.transport, StreamTransport)
-            self.transport.close()
-
-    data = pattern(5000)
-    async with pair(factory, server=lambda: Closing(2000)) as (client, server):
-        (await made(client)).write(data)
-        await server.lost.wait()
-        assert server.data == data[:2000]
-
-
-@one_loop
-async def test_a_protocol_is_changed_in_the_middle_of_a_message(factory: ConnectionFactory) -> None:
+    """It closes the transport, or gives the transport another protocol, which gets the rest."""
     second = Recorder()
 
-    class Changing(Buffered):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = transport
-
+    class Ending(Pausing):
         def buffer_updated(self, nbytes: int) -> None:
-            super().buffer_updated(nbytes)
-            second.connection_made(self.transport)
-            assert isinstance(self.transport, StreamTransport)
-            self.transport.set_protocol(second)
+            self.data += self.buffer[:nbytes]
+            assert self.transport is not None
+            if changes:
+                second.connection_made(self.transport)
+                self.transport.set_protocol(second)
+            else:
+                self.transport.close()
 
     data = pattern(5000)
-    async with pair(factory, server=lambda: Changing(2000)) as (client, server):
-        (await made(client)).write(data)
-        await second.until(3000)
-        assert server.data + second.data == data
+    async with pair(factory, server=lambda: Ending(2000)) as (client, server):
+        client.transport.write(data)
+        await (second.until(3000) if changes else server.lost.wait())
+        assert server.data == data[:2000]
+        assert second.data == (data[2000:] if changes else b"")
 
 
 @one_loop
 async def test_water_marks(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        here = await made(client)
+        here = client.transport
         assert here.get_write_buffer_limits() == (HIGH_WATER // 4, HIGH_WATER)
         here.set_write_buffer_limits(high=0)
         (await made(server)).pause_reading()
         here.write(bytes(TOO_MUCH))
         (await made(server)).resume_reading()
         await client.resumed.wait()
-
-
-def cancel_the_others() -> None:
-    """As asyncio.run does at its end."""
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
-
-
-@one_loop
-async def test_reading_is_no_task_of_the_program(factory: ConnectionFactory) -> None:
-    async with pair(factory) as (client, server):
-        (await made(client)).write(b"one")
-        await server.until(3)
-        cancel_the_others()
-        await yield_loop(5)
-        (await made(client)).write(b"two")
-        await server.until(6)
-        assert server.data == b"onetwo"
 
 
 @one_loop
@@ -443,23 +396,8 @@ async def test_reading_is_not_begun_by_the_task_factory(factory: ConnectionFacto
 
     asyncio.get_running_loop().set_task_factory(no_task)
     async with pair(factory) as (client, server):
-        (await made(client)).write(b"one")
+        client.transport.write(b"one")
         await server.until(3)
-
-
-@one_loop
-async def test_paused_reading_is_no_task_of_the_program(factory: ConnectionFactory) -> None:
-    data = pattern(5000)
-    async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
-        (await made(client)).write(data)
-        (await made(client)).write_eof()
-        for _ in range(2):
-            await server.full.wait()
-            cancel_the_others()
-            await yield_loop(5)
-            server.go_on()
-        await server.eof.wait()
-        assert server.data == data
 
 
 @one_loop
@@ -470,7 +408,7 @@ async def test_what_is_unread_at_the_end_goes_back(
     """At once when paused, and when a reader that was resumed has not yet run."""
     for resumed in (False, True):
         async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
-            (await made(client)).write(pattern(5000))
+            client.transport.write(pattern(5000))
             await server.full.wait()
             await yield_loop(5)
             there = server.transport
@@ -490,7 +428,7 @@ async def test_what_is_unread_at_the_end_goes_back(
 
 async def test_half_closing_leaves_the_other_direction(factory: ConnectionFactory) -> None:
     async with pair(factory, server=lambda: Recorder(eof_result=True)) as (client, server):
-        here, there = await made(client), await made(server)
+        here, there = client.transport, await made(server)
         here.write(b"question")
         here.write_eof()
         await server.eof.wait()
@@ -511,8 +449,8 @@ async def test_an_abort_that_loses_something_is_a_broken_connection_at_the_peer(
 ) -> None:
     async with pair(factory) as (client, server):
         (await made(server)).pause_reading()
-        (await made(client)).write(bytes(TOO_MUCH))
-        (await made(client)).abort()
+        client.transport.write(bytes(TOO_MUCH))
+        client.transport.abort()
         (await made(server)).resume_reading()
         await server.lost.wait()
         await client.lost.wait()
@@ -524,7 +462,7 @@ async def test_an_abort_that_loses_something_is_a_broken_connection_at_the_peer(
 @one_loop
 async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        here, there = await made(client), await made(server)
+        here, there = client.transport, await made(server)
         # The answer to nothing that was asked.
         here.get_extra_info("connection")._messages.controls.send(protocol.Pong(0))
         await server.lost.wait()
@@ -535,25 +473,12 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: Connect
 
 
 @one_loop
-async def test_a_write_when_the_protocol_was_just_broken(factory: ConnectionFactory) -> None:
-    """A write under way and a later one leave it to the reader to say why the stream has ended."""
-    async with pair(factory) as (client, _):
-        here = await made(client)
-        here.write(b"under way")
-        here.get_extra_info("connection")._end(ProtocolError("the peer has lied"))
-        here.write(b"too late")
-        await client.lost.wait()
-        assert isinstance(client.error, ProtocolError)
-        assert "the peer has lied" in str(client.error)
-
-
-@one_loop
 @pytest.mark.parametrize("error", [QuotaError("no room"), MemoryError("no memory")], ids=repr)
 async def test_a_message_that_cannot_be_received_ends_the_stream(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     async with pair(factory) as (client, server):
-        here, there = await made(client), await made(server)
+        here, there = client.transport, await made(server)
         here.write(b"one")
         await server.until(3)
 
@@ -572,7 +497,7 @@ async def test_a_message_that_cannot_be_received_ends_the_stream(
 @one_loop
 async def test_a_peer_that_closes_before_it_has_read_resets(factory: ConnectionFactory) -> None:
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
-        there, here = await made(server), await made(client)
+        there, here = await made(server), client.transport
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
         there.close()
@@ -597,7 +522,7 @@ async def test_all_was_read_though_its_reader_is_the_first_to_run(
 ) -> None:
     """A message, the end of a write and the goodbye are found at once when the link has ended."""
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, server):
-        there, here = await made(server), await made(client)
+        there, here = await made(server), client.transport
         here.write(b"first")
         await server.until(5)
         there.write(b"last")
@@ -614,7 +539,7 @@ async def test_a_write_under_way_that_the_peer_has_not_taken(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(factory, client=lambda: Recorder(eof_result=True)) as (client, _):
-        here = await made(client)
+        here = client.transport
         connection = here.get_extra_info("connection")
         monkeypatch.setattr(connection._endpoint.driver, "poll", lambda: None)
         here.write(b"not to be told any more")
@@ -628,10 +553,10 @@ async def test_a_write_under_way_that_the_peer_has_not_taken(
 async def paused_when_the_peer_goes(
     factory: ConnectionFactory,
     end: Callable[[StreamTransport], None] = lambda it: it.get_extra_info("connection").abort(),
-) -> AsyncIterator[Recorder]:
+) -> AsyncIterator[Any]:
     """Its reader holds a message that is not wanted, and so does not notice."""
     async with pair(factory) as (client, server):
-        here, there = await made(client), await made(server)
+        here, there = client.transport, await made(server)
         connection = here.get_extra_info("connection")
         here.pause_reading()
         there.write(b"not wanted")
@@ -654,10 +579,10 @@ async def test_a_write_while_paused_tells_that_the_peer_is_gone(
         async with paused_when_the_peer_goes(factory) as client:
             if sends_file:
                 with path.open("rb") as file:
-                    await ends(streams.sendfile(await made(client), file), ConnectionResetError)
+                    await ends(streams.sendfile(client.transport, file), ConnectionResetError)
                     assert file.tell() == 0
             else:
-                (await made(client)).write(b"x")
+                client.transport.write(b"x")
             await client.lost.wait()
             assert isinstance(client.error, ConnectionBrokenError)
 
@@ -665,7 +590,7 @@ async def test_a_write_while_paused_tells_that_the_peer_is_gone(
 @one_loop
 async def test_a_write_while_paused_after_the_peer_has_closed(factory: ConnectionFactory) -> None:
     async with paused_when_the_peer_goes(factory, StreamTransport.close) as client:
-        (await made(client)).write(b"x")
+        client.transport.write(b"x")
         await client.lost.wait()
         assert type(client.error) is ConnectionResetError
 
@@ -678,7 +603,7 @@ async def test_before_the_reader_has_told_that_the_peer_is_gone(
     path = tmp_path / "data"
     path.write_bytes(b"x")
     async with pair(factory) as (client, _):
-        here = await made(client)
+        here = client.transport
         here.get_extra_info("connection")._end(ConnectionBrokenError("the peer is gone"))
         with path.open("rb") as file:
             await ends(streams.sendfile(here, file), ConnectionResetError)
@@ -696,7 +621,7 @@ async def test_paused_before_the_reader_has_told_that_the_peer_is_gone(
 ) -> None:
     """The end is behind data that stays unread as long as the writer waits for the end."""
     async with pair(factory, server=lambda: Pausing(2000)) as (client, server):
-        (await made(client)).write(pattern(5000))
+        client.transport.write(pattern(5000))
         await server.full.wait()
         there = server.go_on()
         there.get_extra_info("connection")._end(ConnectionBrokenError("the peer is gone"))
@@ -715,7 +640,7 @@ async def test_a_send_that_this_side_cannot_make_ends_the_stream(
         raise MemoryError("no memory")
 
     async with pair(factory) as (client, _):
-        here = await made(client)
+        here = client.transport
         monkeypatch.setattr(here.get_extra_info("connection"), "send_nowait", send_nowait)
         here.write(b"x")
         assert here.is_closing()
@@ -727,7 +652,7 @@ async def test_a_send_that_this_side_cannot_make_ends_the_stream(
 @one_loop
 async def test_closing_ends_when_the_peer_is_gone(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
-        there, here = await made(server), await made(client)
+        there, here = await made(server), client.transport
         there.pause_reading()
         here.write(bytes(TOO_MUCH))
         here.close()
@@ -741,7 +666,7 @@ async def test_writes_after_close_are_dropped(
     factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pair(factory) as (client, server):
-        here = await made(client)
+        here = client.transport
         here.write(b"before")
         here.close()
         here.write(b"after")
@@ -776,7 +701,7 @@ async def test_a_protocol_that_fails_ends_its_stream(
 
     Failing = type("Failing", (protocol,), {method: fail})
     async with pair(factory, server=Failing) as (client, server):
-        transport = await made(client)
+        transport = client.transport
         if end is None:
             transport.write(b"x")
         else:
@@ -801,7 +726,7 @@ async def test_a_buffered_protocol_answers_for_its_buffer(
         return protocol
 
     async with pair(factory, server=with_buffer) as (client, server):
-        (await made(client)).write(b"x")
+        client.transport.write(b"x")
         await server.lost.wait()
     assert text in str(reported[0]["exception"])
 
@@ -811,7 +736,7 @@ async def test_objects_are_no_bytes_to_write(factory: ConnectionFactory) -> None
     objects: Any = np.zeros(9, object)
     view = memoryview(objects[::2])
     async with pair(factory) as (client, server):
-        transport = await made(client)
+        transport = client.transport
         with pytest.raises(TypeError, match="addresses in this process"):
             transport.write(view)
         with pytest.raises(TypeError, match="addresses in this process"):
@@ -830,7 +755,7 @@ async def test_sendfile(factory: ConnectionFactory, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(data)
     async with pair(factory) as (client, server):
-        here = await made(client)
+        here = client.transport
         here.write(b"before")
         with path.open("rb") as file:
             assert await streams.sendfile(here, file) == len(data)
@@ -856,7 +781,7 @@ async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path
     async with pair(factory) as (client, server):
         (await made(server)).pause_reading()
         with path.open("rb") as file:
-            sending = asyncio.create_task(streams.sendfile(await made(client), file))
+            sending = asyncio.create_task(streams.sendfile(client.transport, file))
             await yield_loop(20)
             (await made(server)).abort()
             await ends(asyncio.wait_for(sending, 10), ConnectionError)
