@@ -12,7 +12,6 @@ import pytest
 from aiordma import (
     Connection,
     ConnectionBrokenError,
-    DeviceEventError,
     ProtocolError,
     RequestRefusedError,
     blocking,
@@ -25,7 +24,7 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._native import lib
 from aiordma._options import Devices
-from aiordma._transport.rails import TRANSITIONS, Rail, Rails, RailState
+from aiordma._transport.rails import Rail, Rails, RailState
 from aiordma.errors import ConnectionManagerError, DeviceNotFoundError, RejectedError, RouteError
 from aiordma.verbs import EventType
 from tests.transport.connection_factory import (
@@ -63,17 +62,6 @@ async def test_a_further_device_is_a_rail(way: str, security: dict[str, Any]) ->
     for conn in conns:
         assert [rail.state for rail in conn.rails] == ["down", "down"]
         given_back(conn)
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_with_one_device_all_is_as_ever(way: str) -> None:
-    """Also if the side that answers has several."""
-    async with joined(way, here="embedded0") as conns:
-        for conn in conns:
-            assert conn._rails is None
-            assert shown(conn) == [("embedded0", "lead")]
-        assert way == "out of band" or not conns[1]._handshake.hello.rails
-        await check_alive(*conns)
 
 
 @pytest.mark.parametrize("way", ["cm", "tcp", "in-band"])
@@ -164,35 +152,6 @@ def given_back(conn: Connection) -> None:
     assert further(conn).endpoint is None
 
 
-def broken(*conns: Connection) -> None:
-    for conn in conns:
-        queue = further(conn).queue
-        assert queue is not None
-        queue.rail_broke(WITHOUT)
-
-
-@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
-async def test_a_rail_that_breaks_costs_the_connection_nothing(
-    factory: ConnectionFactory, which: tuple[int, ...]
-) -> None:
-    async with joined(factory.via) as conns:
-        await until_rails(conns)
-        before = conns[0].rails[1].since
-        while asyncio.get_running_loop().time() <= before:  # uvloop's has milliseconds
-            await yield_loop(1)
-        broken(*(conns[number] for number in which))
-        while any(further(conn).state is not RailState.DOWN for conn in conns):
-            await yield_loop(1)
-        await check_alive(*conns)
-        for number, conn in enumerate(conns):
-            rail = conn.rails[1]
-            assert rail.state == "down"
-            assert rail.since > before
-            assert rail.error is not None
-            assert ("its cable" in str(rail.error)) == (number in which)
-            given_back(conn)
-
-
 def no_partner(*_: object) -> NoReturn:
     raise RouteError("there is no way")
 
@@ -264,16 +223,6 @@ async def test_what_a_listener_may_not_say_yet(
 
 
 @one_loop
-async def test_a_device_that_fails(factory: ConnectionFactory) -> None:
-    async with joined(factory.via) as conns:
-        await until_rails(conns)
-        assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.DEVICE_FATAL) == 0
-        await until_rails(conns, ("lead", "down"))
-        assert any(isinstance(conn.rails[1].error, DeviceEventError) for conn in conns)
-        await check_alive(*conns)
-
-
-@one_loop
 async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
     """Here the device is not even offered; there it is awaited, and no other one taken."""
     assert lib.aiordma_embedded_raise_on(b"embedded1", EventType.PORT_ERR) == 0
@@ -318,13 +267,6 @@ async def test_the_end_in_the_middle(factory: ConnectionFactory) -> None:
             for conn in conns:
                 assert conn._rails is not None
                 assert all(rail.queue is None for rail in conn._rails.rails)
-
-
-def test_no_state_is_left_without_a_way_out() -> None:
-    for state in RailState:
-        assert state is RailState.DOWN or any(
-            before is state and after is not state for (before, _), after in TRANSITIONS.items()
-        )
 
 
 # ---- what else takes devices ---------------------------------------------------------------------

@@ -464,7 +464,3 @@ async def test_snapshots_metrics_and_tables(later: Later) -> None:
         read = f"{amount(other.bytes_received)} ({amount(other.bytes_received / 2)}/s)"
         pattern_of_row = rf"embedded1 +down +0 s +{re.escape(read)} +its cable"
         assert re.search(pattern_of_row, text.getvalue()), text.getvalue()
-    async with joined("tcp", here="embedded0"):
-        console = Console(file=(text := io.StringIO()), width=200)
-        console.print(tables({"1": snapshot()}, {}, 0, 200))
-        assert "rail" not in text.getvalue()

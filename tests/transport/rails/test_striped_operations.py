@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -87,121 +86,6 @@ async def test_short_ones_and_foreign_tokens_stay_on_the_lead() -> None:
         assert posted(client) == before
 
 
-async def test_memory_is_registered_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no key to all memory, as on a card."""
-    monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
-    async with sharing(4 * MB) as (client, _, there, remote):
-        data = pattern(4 * MB)
-        before = posted(client)
-        await client.write(data, remote)
-        assert there.view == data
-        with client.register(bytearray(4 * MB)) as memory:
-            await client.read(remote, memory)
-            assert memory.view == data
-        assert posted(client) > before + 1
-
-
-async def test_a_message_comes_after_the_write_before_it() -> None:
-    async with sharing(16 * MB) as (client, server, there, remote):
-        for seed in range(5):
-            data = pattern(16 * MB, seed)
-            writing = asyncio.ensure_future(client.write(data, remote))
-            await yield_loop(1)
-            sending = client.send_nowait(b"it is there")
-            with await server.recv():
-                assert there.view == data
-            await asyncio.gather(writing, sending)
-
-
-async def test_writes_keep_their_order() -> None:
-    """Short ones before and behind a long one, to its bytes."""
-    async with sharing(8 * MB) as (client, _, there, remote):
-        for seed in range(5):
-            chance = random.Random(seed)
-            expected = bytearray(8 * MB)
-            writing = [asyncio.ensure_future(client.write(bytes(8 * MB), remote))]
-            for _ in range(20):
-                size = chance.choice([10, 1000, MB, 3 * MB + 7])
-                start = chance.randrange(8 * MB - size)
-                data = pattern(size, chance.randrange(100))
-                expected[start : start + size] = data
-                writing.append(asyncio.ensure_future(client.write(data, remote[start:][:size])))
-            await asyncio.gather(*writing)
-            assert there.view == expected
-
-
-@pytest.mark.parametrize("seed", range(10))
-@by_tcp
-@one_loop
-async def test_a_rail_breaks_in_the_middle(seed: int) -> None:
-    chance = random.Random(seed)
-    size = 8 * MB
-    async with sharing(size) as it:
-        data, found = pattern(size, seed), bytearray(size)
-        if reads := chance.random() < 0.5:
-            it.there.view[:] = data
-            working = asyncio.ensure_future(it.client.read(it.remote, found))
-        else:
-            working = asyncio.ensure_future(it.client.write(data, it.remote))
-        await yield_loop(chance.randrange(1, 6))
-        second(chance.choice(it[:2])).rail_broke(CUT)
-        await working
-        assert bytes(found if reads else it.there.view) == data
-        await until_rails(it[:2], ["lead", "down"])
-        while 1 in (it.remote._keys or {}):
-            await yield_loop(1)
-        await it.client.write(bytes(size), it.remote)
-        assert it.there.view == bytes(size)
-
-
-@pytest.mark.parametrize("seed", range(20))
-@by_tcp
-@one_loop
-async def test_the_lead_breaks_in_the_middle(seed: int) -> None:
-    chance = random.Random(seed)
-    size = 8 * MB
-    async with sharing(size) as it:
-        it.there.view[:] = before = pattern(size, 100)
-        data, found = pattern(size // 2, seed), bytearray(size // 2)
-        working = [
-            asyncio.ensure_future(it.client.read(it.remote[size // 2 :], found)),
-            asyncio.ensure_future(it.client.write(data, it.remote[: size // 2])),
-            asyncio.ensure_future(it.client.write(b"behind it", it.remote[:9])),
-        ]
-        await yield_loop(1)
-        sending = it.client.send_nowait(b"comes last")
-        await yield_loop(chance.randrange(8))
-        for conn in chance.choice((it[:1], it[1:2], it[:2])):
-            conn._queue.rail_broke(CUT)
-        with await it.server.recv() as message:
-            assert message == b"comes last"
-            assert it.there.view == b"behind it" + data[9:] + before[size // 2 :]
-        await asyncio.gather(sending, *working)
-        assert found == before[size // 2 :]
-        await until_rails(it[:2], ["down", "lead"])
-        await it.client.write(bytes(size), it.remote)
-        assert it.there.view == bytes(size)
-
-
-@pytest.mark.parametrize("end", ["abort", "peer aborts"])
-@pytest.mark.parametrize("turns", [0, 1, 3])
-@by_tcp
-@one_loop
-async def test_the_end_while_there_is_no_lead(end: str, turns: int) -> None:
-    """Every operation ends; the fixtures look for what is left over."""
-    async with sharing(8 * MB) as it:
-        working = [
-            asyncio.ensure_future(it.client.read(it.remote[4 * MB :], bytearray(4 * MB))),
-            asyncio.ensure_future(it.client.write(bytes(4 * MB), it.remote[: 4 * MB])),
-            asyncio.ensure_future(it.client.write(b"behind it", it.remote[:9])),
-        ]
-        await yield_loop(2)
-        it.client._queue.rail_broke(CUT)
-        await yield_loop(turns)
-        (it.client if end == "abort" else it.server).abort()
-        await asyncio.gather(*working, return_exceptions=True)
-
-
 async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,17 +119,6 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
         await asyncio.gather(writing, sending, releasing)
 
 
-async def test_a_cancelled_write_ends_before_what_is_behind_it() -> None:
-    async with sharing(16 * MB) as (client, _, there, remote):
-        writing = asyncio.ensure_future(client.write(bytes(range(1, 17)) * MB, remote))
-        await yield_loop(1)
-        writing.cancel()
-        await client.write(bytes(16 * MB), remote)
-        assert there.view == bytes(16 * MB)
-        await asyncio.wait([writing])
-        assert writing.cancelled()
-
-
 async def test_a_lease_ends_in_the_middle() -> None:
     async with sharing(16 * MB) as (client, _, _, remote):
         writing = asyncio.ensure_future(client.write(bytes(16 * MB), remote))
@@ -254,73 +127,6 @@ async def test_a_lease_ends_in_the_middle() -> None:
         remote._take_back()
         await ends(writing, LeaseEndedError)
         await behind
-
-
-@pytest.mark.parametrize("end", ["close", "abort", "peer aborts"])
-@pytest.mark.parametrize("reads", [True, False], ids=["read", "write"])
-@by_tcp
-@one_loop
-async def test_the_end_in_the_middle(end: str, reads: bool) -> None:
-    """The fixtures look for what is left over."""
-    async with joined("tcp") as (client, server):
-        await until_rails((client, server))
-        with server.register(bytearray(16 * MB)) as memory:
-            await server.send_region(memory, access=Rights.READ | Rights.WRITE)
-            remote = await client.recv_region()
-            working = asyncio.ensure_future(
-                client.read(remote, bytearray(16 * MB))
-                if reads
-                else client.write(bytes(16 * MB), remote)
-            )
-            await yield_loop(2)
-            if end == "close":
-                await client.close()
-            else:
-                (client if end == "abort" else server).abort()
-            await asyncio.gather(working, return_exceptions=True)
-            assert working.done()
-
-
-async def test_a_batch_keeps_its_order() -> None:
-    """Long operations go by both rails, short ones between them by the lead."""
-    size = 12 * MB
-    async with sharing(size) as (client, _, there, remote):
-        for seed in range(5):
-            chance = random.Random(seed)
-            expected = bytearray(size)
-            there.view[:] = expected
-            before = posted(client)
-            async with client.batch() as batch:
-                for length in [*chance.choices([1, 1000, MB, 9 * MB], k=12), MB]:
-                    start = chance.randrange(size - length)
-                    data = pattern(length, chance.randrange(100))
-                    expected[start : start + length] = data
-                    batch.write(data, remote[start:][:length])
-            assert there.view == expected
-            assert posted(client) > before
-            found = [bytearray(9 * MB), bytearray(100), bytearray(2 * MB)]
-            async with client.batch() as batch:
-                for into in found:
-                    batch.read(remote[1:][: len(into)], into)
-            assert [bytes(it) for it in found] == [bytes(expected[1:][: len(it)]) for it in found]
-
-
-async def test_a_cancelled_batch_ends_before_what_is_behind_it() -> None:
-    async with sharing(8 * MB) as (client, _, there, remote):
-
-        async def many() -> None:
-            async with client.batch() as batch:
-                for number in range(4):
-                    batch.write(bytes([number + 1]) * (8 * MB), remote)
-                    batch.write(b"short", remote[:5])
-
-        working = asyncio.ensure_future(many())
-        await yield_loop(1)
-        working.cancel()
-        await client.write(bytes(8 * MB), remote)
-        assert there.view == bytes(8 * MB)
-        await asyncio.wait([working])
-        assert working.cancelled()
 
 
 async def test_keys_that_are_not_needed() -> None:
@@ -419,3 +225,52 @@ async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
             assert buffer.view == data
             buffer.release()
             await asyncio.gather(writing, giving)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_what_is_cancelled_ends_before_what_is_behind_it(batched: bool) -> None:
+    async with sharing(8 * MB) as (client, _, there, remote):
+
+        async def many() -> None:
+            async with client.batch() as batch:
+                for number in range(4):
+                    batch.write(bytes([number + 1]) * (8 * MB), remote)
+                    batch.write(b"short", remote[:5])
+
+        working = asyncio.ensure_future(
+            many() if batched else client.write(bytes(range(1, 9)) * MB, remote)
+        )
+        await yield_loop(1)
+        working.cancel()
+        await client.write(bytes(8 * MB), remote)
+        assert there.view == bytes(8 * MB)
+        await asyncio.wait([working])
+        assert working.cancelled()
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "peer aborts"])
+@pytest.mark.parametrize("turns", [None, 0, 1, 3])
+@by_tcp
+@one_loop
+async def test_the_end_in_the_middle(end: str, turns: int | None) -> None:
+    """Also so many turns after the lead broke.  Every operation ends; the fixtures look for what is
+    left over."""
+    async with joined("tcp") as (client, server):
+        await until_rails((client, server))
+        with server.register(bytearray(16 * MB)) as memory:
+            await server.send_region(memory, access=Rights.READ | Rights.WRITE)
+            remote = await client.recv_region()
+            working = [
+                asyncio.ensure_future(client.read(remote[8 * MB :], bytearray(8 * MB))),
+                asyncio.ensure_future(client.write(bytes(8 * MB), remote[: 8 * MB])),
+                asyncio.ensure_future(client.write(b"behind it", remote[:9])),
+            ]
+            await yield_loop(2)
+            if turns is not None:
+                client._queue.rail_broke(CUT)
+                await yield_loop(turns)
+            if end == "close":
+                await client.close()
+            else:
+                (client if end == "abort" else server).abort()
+            await asyncio.gather(*working, return_exceptions=True)
