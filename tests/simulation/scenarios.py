@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import logging
-import os
-import runpy
-import struct
-import sys
+import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from pathlib import Path
-from typing import Any, Literal, NoReturn
-from unittest.mock import patch
-
-import numpy as np
+from typing import Any, Literal
 
 import aiordma
-from aiordma import arrays, testing
+from aiordma import testing
+from tests.soak.pattern import STARTS, Patterns
+from tests.soak.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
+from tests.soak.session import as_planned, causes, talk
+from tests.soak.tally import Tally
 
-from .plans.pattern import Patterns
-from .plans.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
-from .plans.session import as_planned, causes, talk
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 PORT = 7471
 KEY = b"sixteen or more random bytes"
 ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # as the further rails are at another one
@@ -93,119 +83,6 @@ async def on_two_hosts(
             await host.run(program)
 
     await asyncio.gather(*(run(world.host(f"client{i}")) for i in range(2)))
-
-
-# ---- the examples --------------------------------------------------------------------------------
-
-
-def example(name: str, *words: str) -> Coroutine[Any, Any, Any]:
-    """What the script would have asyncio run, with its command line."""
-    found: list[Coroutine[Any, Any, Any]] = []
-
-    def run(work: Coroutine[Any, Any, Any]) -> NoReturn:
-        found.append(work)
-        raise KeyboardInterrupt
-
-    path = str(EXAMPLES / f"{name}.py")
-    arguments = patch.object(sys, "argv", [path, *words])
-    with arguments, patch.object(asyncio, "run", run), contextlib.suppress(KeyboardInterrupt):
-        runpy.run_path(path, run_name="__main__")
-    return found.pop()
-
-
-async def examples(world: testing.World) -> None:
-    keys = [f"key{i}" for i in range(3)]
-    client, other = world.host("client"), world.host("other")
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        world.host("cache").serve(example_of("cache", "serve"))
-        world.host("rpc").serve(example_of("rpc", "serve"))
-        await asyncio.sleep(1)
-        stores = [
-            client.run(example_of("cache", "set", "cache", "7474", key, "x" * 500)) for key in keys
-        ]
-        await asyncio.gather(*stores)
-        loads = [
-            other.run(example_of("cache", "get", "cache", "7474", key)) for key in [*keys, "none"]
-        ]
-        await asyncio.gather(*loads, client.run(example_of("rpc", "call", "rpc", "7473")))
-    lines = told.getvalue().splitlines()
-    assert lines.count("stored") == 3
-    assert {f"{key}: {'x' * 500}" for key in keys} | {"none: not in the cache"} <= {*lines}
-    assert {"squares: [0, 1, 4, 9, 16]", "the server has given up waiting"} <= {*lines}
-
-
-async def more_examples(world: testing.World) -> None:
-    fd = os.memfd_create("model.safetensors")
-    os.writev(fd, arrays.pack({"sevens": np.full(2000, 7.0)}))
-    client, other = world.host("client"), world.host("other")
-    with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.closing(os.fdopen(fd)):
-        world.host("echo").serve(example_of("echo_server"))
-        world.host("tensors").serve(example_of("tensors", "serve", f"/proc/self/fd/{fd}"))
-        await asyncio.sleep(1)
-        await asyncio.gather(
-            client.run(example_of("echo_client", "echo", "7471")),
-            client.run(example_of("tensors", "list", "tensors", "7472")),
-            other.run(example_of("tensors", "fetch", "tensors", "7472", "sevens")),
-            other.run(example_of("lent_memory")),
-        )
-    lines = told.getvalue().splitlines()
-    assert sum(line.endswith("bytes: the same came back") for line in lines) == 5
-    assert {"sevens: F64 [2000]", "sevens: 2000 values, mean 7"} <= {*lines}
-    assert "the client left 00 00 00 00 01 01 01 01" in lines
-
-
-def example_of(*command: str) -> Callable[[], Coroutine[Any, Any, Any]]:
-    return partial(example, *command)
-
-
-# ---- a service that counts, once for each request ------------------------------------------------
-
-REQUEST = struct.Struct("=QQ")  # client, number of the request
-
-
-class Counting:
-    """It remembers its last answer to each client, which may ask again."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.answers: dict[int, tuple[int, int]] = {}
-
-    async def __call__(self, conn: aiordma.Connection) -> None:
-        with contextlib.suppress(*BROKEN):
-            async for message in conn:
-                with message:
-                    client, number = REQUEST.unpack(bytes(message))
-                if self.answers.get(client, (0, 0))[0] != number:
-                    self.count += 1
-                    self.answers[client] = number, self.count
-                await conn.send(struct.pack("=Q", self.answers[client][1]))
-
-    async def serve(self) -> None:
-        async with await aiordma.start_server(self, "", PORT) as server:
-            await server.serve_forever()
-
-
-async def count(client: int, times: int) -> list[int]:
-    answers: list[int] = []
-    async for conn in aiordma.reconnect("server", PORT, longest_delay=1):
-        try:
-            while len(answers) < times:
-                await conn.send(REQUEST.pack(client, len(answers) + 1))
-                with await conn.recv() as message:
-                    answers += struct.unpack("=Q", bytes(message))
-                await asyncio.sleep(0.05)
-        except BROKEN:
-            continue
-        break
-    return answers
-
-
-async def counting(world: testing.World) -> None:
-    """While hosts stand still and lose each other."""
-    world.host("server").serve(Counting().serve)
-    clients = [world.host(f"client{i}").run(count, i, 50) for i in range(3)]
-    answers = await asyncio.gather(*clients)
-    assert sorted(chain(*answers)) == [*range(1, 151)]
 
 
 # ---- hosts that are killed and boot again --------------------------------------------------------
@@ -289,56 +166,6 @@ async def leases(world: testing.World) -> None:
 
     world.host("server").serve(serve, lend)
     await on_two_hosts(world, use)
-
-
-# ---- random traffic ------------------------------------------------------------------------------
-
-
-async def traffic(world: testing.World) -> None:
-    """Messages of both sides, some of them cancelled, come in order and once each."""
-    draw = world.random
-    sizes = (0, 8, 1000, 4000, 70_000, 300_000)
-
-    async def talk(conn: aiordma.Connection, name: int) -> None:
-        sent: list[asyncio.Task[None]] = []
-
-        async def send_all() -> None:
-            for number in range(25):
-                data = struct.pack("=II", name, number) + bytes(draw.choice(sizes))
-                sent.append(asyncio.ensure_future(conn.send(data)))
-                if draw.random() < 0.1:
-                    sent[-1].cancel()
-                if draw.random() < 0.5:
-                    await asyncio.sleep(draw.expovariate(1000))
-            await asyncio.gather(*sent, return_exceptions=True)
-            await conn.send(b"last")
-
-        async def receive_all() -> None:
-            numbers = []
-            async for message in conn:
-                with message:
-                    data = bytes(message)
-                if data == b"last":
-                    break
-                who, number = struct.unpack("=II", data[:8])
-                assert who != name
-                assert data[8:].count(0) == len(data) - 8
-                numbers.append(number)
-            assert numbers == sorted(set(numbers))
-            assert len(numbers) > 10
-
-        await asyncio.gather(send_all(), receive_all())
-
-    async def answer(conn: aiordma.Connection) -> None:
-        await talk(conn, 1)
-        await conn.wait_closed()
-
-    async def call() -> None:
-        async with await aiordma.connect("server", PORT) as conn:
-            await talk(conn, 2)
-
-    world.host("server").serve(serve, answer)
-    await on_two_hosts(world, call)
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -477,9 +304,6 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
 
 
 SCENARIOS = {
-    "examples": Scenario(examples),
-    "more examples": Scenario(more_examples),
-    "counting": Scenario(counting, {}, testing.FaultPlan(LOSSY, partitions=1, pauses=1, until=20)),
     "restarts": Scenario(restarts, {"server": echo}, ROUGH),
     "restarts over TCP": Scenario(
         partial(restarts, via="tcp"), {"server": partial(echo, "tcp")}, ROUGH
@@ -487,7 +311,6 @@ SCENARIOS = {
     "leases": Scenario(
         leases, {}, testing.FaultPlan(LOSSY, partitions=0.5, pauses=2, duration=0.3)
     ),
-    "traffic": Scenario(traffic),
     "streams": Scenario(streams),
     "plans": Scenario(partial(plans, strict=True)),
     "broken plans": Scenario(

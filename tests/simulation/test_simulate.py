@@ -56,6 +56,12 @@ async def echo(via: Via = "cm", **options: Any) -> None:
         await server.serve_forever()
 
 
+async def streams(answer: Callable[..., Any]) -> None:
+    """A service by asyncio's plain streams."""
+    async with await asyncio.start_server(answer, port=PORT) as server:
+        await server.serve_forever()
+
+
 async def ask(*sizes: int, via: Via = "cm") -> None:
     async with await aiordma.connect("server", PORT, via=via) as conn:
         for size in sizes:
@@ -301,26 +307,10 @@ async def test_a_loop_in_whose_program_it_runs_goes_on() -> None:
 # ---- the network ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("via", ["cm", "tcp"])
-def test_every_method_connects(via: Via) -> None:
-    async def main(world: testing.World) -> str:
-        await world.host("client").run(partial(ask, 64, 1 << 20, via=via))
-        return world.trace
-
-    traces = {
-        testing.simulate(main, seed=1, hosts={"server": partial(echo, via)}) for _ in range(2)
-    }
-    assert len(traces) == 1
-
-
 def test_plain_streams_of_asyncio() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read())
         writer.close()
-
-    async def serve() -> None:
-        async with await asyncio.start_server(answer, port=PORT) as server:
-            await server.serve_forever()
 
     async def main(world: testing.World) -> None:
         reader, writer = await asyncio.open_connection("server", PORT)
@@ -334,7 +324,7 @@ def test_plain_streams_of_asyncio() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.open_connection("server", PORT), 10)
 
-    testing.simulate(main, seed=1, hosts={"server": serve})
+    testing.simulate(main, seed=1, hosts={"server": partial(streams, answer)})
 
 
 def test_localhost_is_the_host_itself() -> None:
@@ -366,10 +356,6 @@ def test_a_stream_is_whole_and_in_time() -> None:
         got.append((await reader.read(), time.monotonic()))
         writer.close()
 
-    async def serve() -> None:
-        async with await asyncio.start_server(answer, port=PORT) as server:
-            await server.serve_forever()
-
     async def main(_: testing.World) -> None:
         reader, writer = await asyncio.open_connection("server", PORT)
         writer.write(b"1")
@@ -382,7 +368,7 @@ def test_a_stream_is_whole_and_in_time() -> None:
         writer.close()
 
     far = testing.FaultPlan(testing.Link(latency=1, jitter=0))
-    testing.simulate(main, seed=1, hosts={"server": serve}, faults=far)
+    testing.simulate(main, seed=1, hosts={"server": partial(streams, answer)}, faults=far)
     assert b"".join(part for part, _ in got) == b"12" + data
     assert got[1][1] - got[0][1] == pytest.approx(second, abs=0.01)
 
@@ -392,10 +378,6 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
         await asyncio.sleep(3600)
         writer.write(b"%d" % len(await reader.read()))
         writer.close()
-
-    async def serve() -> None:
-        async with await asyncio.start_server(answer, port=PORT) as server:
-            await server.serve_forever()
 
     async def main(world: testing.World) -> None:
         reader, writer = await asyncio.open_connection("server", PORT)
@@ -411,13 +393,7 @@ def test_a_writer_waits_for_a_slow_reader() -> None:
         assert int(await reader.read()) == sent
         writer.close()
 
-    testing.simulate(main, seed=1, hosts={"server": serve})
-
-
-def test_what_the_network_does_to_datagrams_is_borne() -> None:
-    lossy = testing.Link(loss=0.02, duplicate=0.02, reorder=0.02)
-    calm = run(ask, *[1 << 16] * 20)
-    assert run(ask, *[1 << 16] * 20, faults=testing.FaultPlan(lossy)) != calm
+    testing.simulate(main, seed=1, hosts={"server": partial(streams, answer)})
 
 
 def test_a_slow_way_takes_its_time() -> None:
@@ -554,10 +530,6 @@ def test_all_services_of_a_host_boot_again() -> None:
 
 @pytest.mark.parametrize("boots", [True, False])
 def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
-    async def serve() -> None:
-        async with await asyncio.start_server(lambda *_: None, port=PORT) as server:
-            await server.serve_forever()
-
     async def main(world: testing.World) -> None:
         reader, writer = await asyncio.open_connection("server", PORT)
         await asyncio.sleep(1)
@@ -577,7 +549,7 @@ def test_a_stream_to_a_killed_host_is_reset(boots: bool) -> None:
                 await asyncio.open_connection("server", PORT)
             assert 126 < world.now - before < 129
 
-    testing.simulate(main, seed=1, hosts={"server": serve})
+    testing.simulate(main, seed=1, hosts={"server": partial(streams, lambda *_: None)})
 
 
 def test_a_paused_host_stands_still() -> None:
