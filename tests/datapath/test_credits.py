@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aiordma._core.frames import FrameKind
 from aiordma._datapath.frames import Credits
@@ -200,109 +197,3 @@ def test_no_reachable_state_is_stuck(data: int, control: int) -> None:
                 seen.add(one)
                 todo.append(one)
     assert at_rest > 1
-
-
-# --- random runs ---------------------------------------------------------------------------------
-
-
-class End:
-    """One end with real receives, counted apart from the code under test."""
-
-    def __init__(self, mine: tuple[int, int], peers: tuple[int, int]) -> None:
-        self.credits = Credits(*mine, *peers)
-        self.size = mine
-        self.posted = sum(mine)
-        self.incoming: deque[tuple[FrameKind, int, int]] = deque()
-        self.messages = 0
-        self.unprocessed = 0
-        self.credit_frames = 0
-
-    def step(self, name: str, peer: End) -> bool:
-        """Do one thing if it is possible; the answer is whether it was."""
-        credits = self.credits
-        message, control, credit = credits.may_send()
-        if name == "data" and message:
-            peer.incoming.append((DATA, *credits.sent(DATA)))
-        elif name == "write" and message:  # with immediate data: it has no header
-            data, *others = credits.account()
-            credits.load((data - 1, *others))
-            peer.incoming.append((DATA, 0, 0))
-        elif name == "control" and control:
-            peer.incoming.append((CONTROL, *credits.sent(CONTROL)))
-        elif name == "credit" and credit:
-            peer.incoming.append((CREDIT, *credits.sent(CREDIT)))
-            self.credit_frames += 1
-        elif name == "deliver" and self.incoming:
-            frame = self.incoming.popleft()
-            self.posted -= 1
-            assert self.posted >= 0, "the peer sent more than this end had posted"
-            credits.arrived(*frame)
-            if frame[0] is DATA:
-                self.messages += 1
-            else:
-                self.unprocessed += 1
-        elif name == "take" and self.messages:
-            self.messages -= 1
-            self.posted += 1
-            credits.posted(1, 0)
-        elif name == "process" and self.unprocessed:
-            self.unprocessed -= 1
-            self.posted += 1
-            credits.posted(0, 1)
-        else:
-            return False
-        return True
-
-
-def settle(ends: tuple[End, End], steps: tuple[str, ...]) -> None:
-    """Let everything that is named happen until nothing more does; bounded: no ping-pong."""
-    before = sum(end.credit_frames for end in ends)
-    control_frames = sum(end.size[1] for end in ends)
-    for_data = sum(end.size[0] // max(1, end.size[0] // 2) + 1 for end in ends)
-    while any(end.step(name, peer) for name in steps for end, peer in (ends, ends[::-1])):
-        frames = sum(end.credit_frames for end in ends) - before
-        assert frames <= control_frames + 2 * for_data, "CREDIT frames answer CREDIT frames"
-
-
-sizes = st.tuples(st.integers(1, 9), st.integers(4, 9))
-STEPS = ("data", "write", "control", "credit", "deliver", "take", "process")
-runs = st.lists(
-    st.tuples(st.integers(0, 1), st.sampled_from(STEPS), st.integers(1, 6)), max_size=80
-)
-
-
-@settings(max_examples=400)
-@given(sizes, sizes, runs)
-def test_random_runs_never_overrun_and_never_stop(
-    left: tuple[int, int], right: tuple[int, int], run: list[tuple[int, str, int]]
-) -> None:
-    ends = End(left, right), End(right, left)
-    for which, name, times in run:
-        for _ in range(times):
-            ends[which].step(name, ends[1 - which])
-    settle(ends, ("deliver", "process", "credit"))
-    for end in ends:  # no message has been taken since, and still:
-        assert end.credits.may_send()[1]
-    settle(ends, ("take", "deliver", "process", "credit"))
-    for end in ends:
-        assert end.posted == sum(end.size)
-        assert end.credits.may_send()[:2] == (True, True)
-    # Both fill each other up as far as it goes, and it all comes out at the other side.
-    for name in ("control", "data"):
-        for end, peer in (ends, ends[::-1]):
-            while end.step(name, peer):
-                pass
-    settle(ends, ("take", "deliver", "process", "credit"))
-    assert all(end.posted == sum(end.size) for end in ends)
-
-
-def test_streaming_one_way_needs_few_credit_frames() -> None:
-    sender, receiver = End((64, 8), (64, 8)), End((64, 8), (64, 8))
-    sent = 0
-    while sent < 6400:
-        sent += sender.step("data", receiver)
-        for end, peer in ((sender, receiver), (receiver, sender)):
-            for name in ("deliver", "take", "process", "credit"):
-                end.step(name, peer)
-    assert receiver.credit_frames <= 6400 // 32 + 1
-    assert sender.credit_frames == 0

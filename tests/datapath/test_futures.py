@@ -24,26 +24,6 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_a_task_waits_for_it() -> None:
-    one = new_future()
-    assert asyncio.isfuture(one)
-    assert one.get_loop() is asyncio.get_running_loop()
-
-    async def wait() -> str:
-        await one
-        return "done"
-
-    task = asyncio.create_task(wait())
-    await turn()
-    assert not one.done()
-    one.set_result(None)
-    assert one.done()
-    assert await task == "done"
-    assert one.result() is None
-    assert one.exception() is None
-    await one  # again: at once
-
-
 async def test_its_failure_is_raised_where_it_is_awaited() -> None:
     one = new_future()
     error = LookupError("no")
@@ -80,21 +60,6 @@ async def test_it_is_cancelled_with_its_task() -> None:
         one.exception()
     one.set_exception(LookupError())
     assert one.cancelled()
-
-
-async def test_a_task_that_is_cancelled_when_it_is_done_is_cancelled() -> None:
-    one = new_future()
-
-    async def wait() -> None:
-        await one
-
-    task = asyncio.create_task(wait())
-    await turn()
-    one.set_result(None)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not one.cancelled()
 
 
 async def test_callbacks_come_in_their_order_and_context() -> None:

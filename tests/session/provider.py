@@ -276,7 +276,6 @@ class Provider:
         self.keys: dict[int, Key] = {}
         self.queues: dict[int, Queue] = {}
         self.completions: dict[int, Completions] = {}
-        self.not_ready = 0  # sends that found no receive
         self.mail: list[Callable[[], object]] = []
         """What happens beside the queue pairs, each at some time from now on."""
         self.breaks: list[Break] = []
@@ -336,7 +335,6 @@ class Provider:
         work, peer = queue.sends[0], self._peer(queue)
         if peer is None or peer.stopped or work.opcode not in TAKE_RECEIVE:
             return peer is None or not peer.stopped
-        self.not_ready += not peer.receives
         return bool(peer.receives)
 
     def _carry_out(self, queue: Queue) -> None:
