@@ -64,24 +64,6 @@ class Held:
         self._buffers.clear()
 
 
-async def test_messages_wait_and_keep_their_order(factory: ConnectionFactory) -> None:
-    async with exhausted(factory) as (client, server, held):
-        sizes = [10, 0, LONG, 20, 900, LONG + 1, 30]
-        sending = [asyncio.create_task(client.send(pattern(size))) for size in sizes]
-        receiving = asyncio.create_task(server.recv())
-        await held.until_waiting(1)
-        assert not any(task.done() for task in sending)
-        held.release()
-        for size in sizes:
-            with await receiving as message:
-                assert message == pattern(size)
-            receiving = asyncio.create_task(server.recv())
-        await asyncio.gather(*sending)
-        receiving.cancel()
-        await asyncio.wait([receiving])
-        assert client.pool_statistics().waiting == 0
-
-
 async def test_memory_of_ones_own_need_not_wait(factory: ConnectionFactory) -> None:
     async with factory.pair(CONFIG) as (client, server):
         sending = asyncio.create_task(client.send(pattern(LONG)))

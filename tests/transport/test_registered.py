@@ -10,16 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from aiordma import BufferStateError, Config, Connection, RDMAError, mr_pool, verbs
-from aiordma._core.frames import FrameKind
+from aiordma import Config, Connection, mr_pool, verbs
 from aiordma._datapath import keys
 from aiordma.verbs._memory.memory_region import reg_mr
 
-from .connection_factory import SMALL, ConnectionFactory, pattern, yield_loop
+from .connection_factory import ConnectionFactory, pattern, yield_loop
 from .inside import figures
 from .marks import one_loop
-from .raw_peer import frame
-from .test_hostile import victim
 
 LONG = 200_000  # neither staged nor eager
 CONFIG = Config(max_eager_size=8 << 10)
@@ -113,37 +110,6 @@ async def test_regions_are_not_registered_again(
             assert not registrations
 
 
-async def test_registered_memory_of_any_kind_can_be_sent(factory: ConnectionFactory) -> None:
-    async with factory.pair(SMALL) as (client, server):
-        with client.alloc(5000) as buffer, client.register(pattern(5000)) as region:
-            buffer.view[:] = pattern(5000)
-            for memory in (buffer, region, buffer[10:100], region[:2000], region[7:7]):
-                receiving = asyncio.create_task(server.recv())
-                await client.send(memory)
-                with await receiving as message:
-                    assert message == memory.view.tobytes()
-                receiving = asyncio.create_task(server.recv())
-                await client.send_nowait(memory)
-                with await receiving as message:
-                    assert message == memory.view.tobytes()
-        with pytest.raises(BufferStateError, match="released"):
-            await client.send(buffer)
-
-
-async def test_a_region_closed_while_it_is_sent(factory: ConnectionFactory) -> None:
-    async with factory.pair(CONFIG) as (client, server):
-        memory = bytearray(pattern(LONG))
-        region = client.register(memory)
-        sending = client.send_nowait(region)
-        region.close()
-        with pytest.raises(BufferError):
-            memory.append(1)
-        with await server.recv() as message:
-            assert message == memory
-        await sending
-        memory.append(1)
-
-
 async def test_a_view_is_registered_once(
     factory: ConnectionFactory, registrations: list[Registered]
 ) -> None:
@@ -191,59 +157,9 @@ async def test_what_is_sent_is_never_kept(
 
 
 @one_loop
-async def test_the_end_of_the_connection_lets_go(factory: ConnectionFactory) -> None:
-    async with factory.pair(CONFIG) as (client, server):
-        memory = bytearray(LONG)
-        view = memoryview(memory)
-        await receive_into(client, server, pattern(LONG), view)
-        waiting = asyncio.create_task(server.recv_into(view))
-        await asyncio.sleep(0)
-        server.abort()
-        await asyncio.wait([waiting])
-        waiting.exception()
-        view.release()
-        await server.wait_closed()
-        memory.append(1)
-
-
-@one_loop
 async def test_nothing_is_kept_if_told_so(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(CONFIG, cached_registrations=0)) as (client, server):
         view = memoryview(bytearray(LONG))
         for _ in range(2):
             await receive_into(client, server, pattern(LONG), view)
         assert client.registration_statistics().made == 0
-
-
-@pytest.mark.parametrize("aborted", [False, True])
-@one_loop
-async def test_the_end_lets_go_of_what_is_offered(
-    factory: ConnectionFactory, aborted: bool
-) -> None:
-    """Whether C has registered it or Python, and whether a task still waits."""
-    async with victim(factory) as (conn, peer):
-        several = [bytearray(5000) for _ in range(3)]
-        numbers = np.frombuffer(several[2], np.uint8)
-        sending = [conn.send_nowait(data) for data in (several[0], several[1], numbers)]
-        sending[0].cancel()
-        for _ in several:
-            async with factory.within(1):
-                kind, _ = await peer.frames.get()
-            assert kind is FrameKind.RNDV_RTS
-        assert figures(conn)["rendezvous"] == 3
-        del numbers
-        for memory in several:
-            with pytest.raises(BufferError):
-                memory.append(0)
-        if aborted:
-            conn.abort()
-        else:
-            peer.send(frame(0x55))
-        async with factory.within(5):
-            await conn.wait_closed()
-        assert figures(conn)["rendezvous"] == 0
-        assert sending[0].cancelled()
-        for future in sending[1:]:
-            assert isinstance(future.exception(), RDMAError)
-        for memory in several:
-            memory.append(0)
