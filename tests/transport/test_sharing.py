@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import math
 from collections.abc import Awaitable, Callable
@@ -33,7 +32,6 @@ from .connection_factory import (
     lease_over,
     leases,
     pattern,
-    yield_loop,
 )
 from .marks import on_pair
 
@@ -149,28 +147,6 @@ async def test_lease_that_cannot_be(factory: ConnectionFactory, lease: float) ->
         await check_alive(client, server)
 
 
-async def test_end_of_the_connection_revokes(factory: ConnectionFactory) -> None:
-    """However it ends; and the token works nowhere else."""
-    async with factory.pair() as (other, _):
-        for end in ("close", "abort", "peer"):
-            async with factory.pair() as (client, server):
-                buffer = server.alloc(8)
-                share, _ = await give(server, client, buffer)
-                if end == "close":
-                    await server.close()
-                elif end == "abort":
-                    server.abort()
-                    await server.wait_closed()
-                else:
-                    await client.close()
-                    async with factory.within(1):
-                        await server.wait_closed()
-                assert share.revoked
-                assert server._sharing.shared == 0
-                buffer.release()
-        await barrier(other)
-
-
 # ---- lent ----------------------------------------------------------------------------------------
 
 
@@ -190,15 +166,6 @@ async def test_request_region(factory: ConnectionFactory) -> None:
         await client.read(remote, target)
         assert target == pattern(1000)
         await remote.release()
-
-
-async def test_request_region_with_rights(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        remote = await client.request_region(8, access=Rights.ATOMIC)
-        assert remote.rights == Rights.ATOMIC
-        assert await client.fetch_and_add(remote, 1) == 0
-        assert await client.fetch_and_add(remote, 1) == 1
-        await check_alive(client, server)
 
 
 async def test_quota(factory: ConnectionFactory) -> None:
@@ -237,18 +204,6 @@ async def test_lease_of_a_loan(factory: ConnectionFactory) -> None:
 
 
 # ---- handed over ---------------------------------------------------------------------------------
-
-
-async def test_hand_over(factory: ConnectionFactory) -> None:
-    """The scenario of the examples: borrow, write the second half, hand over; the owner looks."""
-    async with factory.pair() as (client, server):
-        remote = await client.request_region(1000)
-        await client.write(b"\1" * 500, remote[500:])
-        await client.hand_over(remote)
-        received = await server.recv_buffer()
-        assert received.view == bytes(500) + b"\1" * 500
-        received.release()
-        await check_alive(client, server)
 
 
 async def test_handed_over_is_gone_here(factory: ConnectionFactory) -> None:
@@ -364,14 +319,3 @@ async def test_regions_that_arrived_can_be_received_after_the_end(
                 await client.read(remote, bytearray(8))
             with pytest.raises(ConnectionClosedError):
                 await client.recv_region()
-
-
-async def test_request_waits_while_the_connection_ends(factory: ConnectionFactory) -> None:
-    """Whatever its fate, the request ends, and leaves no unnoticed exception."""
-    for count in (0, 1, 2, 3, 4, 6, 10):
-        async with factory.pair() as (client, server):
-            requesting = asyncio.create_task(client.request_region(8))
-            await yield_loop(count)
-            server.abort()
-            async with factory.within(1):
-                await asyncio.gather(requesting, return_exceptions=True)
