@@ -140,22 +140,6 @@ async def test_batch_cancelled_when_half_of_it_was_posted(factory: ConnectionFac
         await check_alive(client, server)
 
 
-async def test_progress_that_raises_is_heard_of(factory: ConnectionFactory) -> None:
-    """By its await; the connection goes on."""
-    async with factory.sharing(64) as (client, server, _, remote):
-
-        def fail(done: int) -> None:
-            raise LookupError(done)
-
-        for imm in (None, 1):
-            with pytest.raises(LookupError, match="64"):
-                await client.write(bytes(64), remote, imm=imm, progress=fail)
-        with pytest.raises(LookupError, match="64"):
-            await client.read(remote, bytearray(64), progress=fail)
-        (await server.recv()).release()
-        await check_alive(client, server)
-
-
 async def test_region_whose_sharing_was_cancelled_in_time_is_not_heard_of(
     factory: ConnectionFactory,
 ) -> None:

@@ -49,14 +49,6 @@ async def test_options_of_both_ways(factory: ConnectionFactory) -> None:
             assert found.ah_attr.traffic_class == 0x28
 
 
-async def test_without_options(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        for found in map(attributes, (client, server)):
-            assert (found.retry_cnt, found.rnr_retry) == (6, 7)
-            assert 0.067 <= found.timeout < 0.068
-            assert found.ah_attr.traffic_class == 0
-
-
 @by_tcp
 async def test_options_of_the_bootstrap(
     factory: ConnectionFactory, hop_limit: Callable[[int], int], deviations: frozenset[str]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import random
 import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -676,33 +675,3 @@ async def test_values_that_are_none(factory: ConnectionFactory) -> None:
                 assert await call == 1
             else:
                 await ends(call, ValueError)
-
-
-async def test_random_calls(factory: ConnectionFactory) -> None:
-    """Results, errors and cancellations in any order: each call has its own end, none is left."""
-    chance = random.Random(7)
-    functions = Functions()
-
-    async def one(client: rpc.Client, index: int) -> None:
-        name = chance.choice(["add", "wait", "fail", "same"])
-        value = [index] if name == "add" else chance.randrange(9) if name == "wait" else str(index)
-        task = asyncio.create_task(client.call(name, value))
-        await yield_loop(chance.randrange(30))
-        if chance.random() < 0.4:
-            task.cancel()
-        wanted = {"add": index, "wait": None, "same": value}
-        await asyncio.wait([task])
-        if task.cancelled():
-            return
-        if name == "fail":
-            assert str(task.exception()) == f"fail: ValueError: {value}"
-        else:
-            assert task.result() == wanted[name]
-
-    async with calls(factory, functions, max_calls=7) as client:
-        client._calls.room = asyncio.Semaphore(7)
-        await asyncio.gather(*(one(client, index) for index in range(300)))
-        while client._calls.waiting:
-            await yield_loop(1)
-        assert functions.running == 0
-        assert client._calls.room._value == 7
