@@ -116,19 +116,6 @@ async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory
             assert await late[0] == b"the next"
 
 
-async def test_who_ends_just_then_leaves_it_to_the_next(factory: ConnectionFactory) -> None:
-    """It has landed in the memory of one that is gone, and is read once more."""
-    data = pattern(1 << 20)
-    async with factory.pair(Config()) as (client, server):
-        receiving = server.recv_into(bytearray(len(data)))
-        begun = Begun(receiving, receiving.close)
-        sending = asyncio.create_task(client.send(data))
-        async with factory.within(5):
-            await asyncio.wait([begun._waits_for])
-            assert await server.recv() == data
-            await sending
-
-
 async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> None:
     """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
     async with factory.pair() as (client, server):
