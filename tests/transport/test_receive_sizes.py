@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-import pytest
-
-from aiordma import Connection, ProtocolError
+from aiordma import Connection
 from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, FrameKind
 
@@ -25,7 +23,7 @@ from .connection_factory import (
 from .inside import figures
 from .marks import on_pair
 from .raw_peer import RawPeer
-from .test_hostile import ends_with, victim
+from .test_hostile import victim
 
 pytestmark = on_pair
 
@@ -61,20 +59,6 @@ async def test_they_grow_and_shrink(factory: ConnectionFactory) -> None:
         assert figures(server)["receive_size"] == GROWING.eager_size
         await several(client, server, GROW_AFTER + 2 * 8, MEDIUM)
         await several(client, server, 3, MEDIUM + 1)
-
-
-async def test_when_they_change(factory: ConnectionFactory) -> None:
-    small, large = GROWING.eager_size, GROWING.max_eager_size
-    async with factory.pair(GROWING) as (client, server):
-        for count, last, size, before, after in (
-            (GROW_AFTER, 1, MEDIUM, small, large),
-            (SHRINK_AFTER, 32, small - HEADER_SIZE, large, small),  # control frames count as well
-            (GROW_AFTER, 1, small - HEADER_SIZE + 1, small, large),
-        ):
-            await several(client, server, count - last, size)
-            assert figures(server)["receive_size"] == before
-            await several(client, server, last, size)
-            assert figures(server)["receive_size"] == after
 
 
 async def test_the_long_do_not_wait_for_each_other(factory: ConnectionFactory) -> None:
@@ -123,18 +107,6 @@ async def test_not_where_the_pool_has_no_room(factory: ConnectionFactory) -> Non
             await several(client, server, 5 * GROW_AFTER, MEDIUM)
             await barrier(client)
             assert await leased(client, server) <= before + 4 * SMALL.eager_size
-
-
-@pytest.mark.parametrize(("first", "text"), [(1, "which has been used"), (1 << 40, "all the time")])
-async def test_a_peer_that_lies_about_its_receives(
-    factory: ConnectionFactory, first: int, text: str
-) -> None:
-    async with victim(factory) as (conn, peer):
-        sending = [conn.send_nowait(b"x") for _ in range(2)]
-        await asyncio.gather(*sending)
-        for n in range(1 if first == 1 else 9):
-            peer.send_control(protocol.ReceiveSize(0, first + n, 4096))
-        await ends_with(factory, conn, ProtocolError, text)
 
 
 async def test_frames_are_never_longer_than_this_side_allows(factory: ConnectionFactory) -> None:
