@@ -108,28 +108,6 @@ async def test_allocate_ends_its_receiver(factory: ConnectionFactory, length: in
         await check_alive(client, server)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError("not now"), KeyboardInterrupt()])
-@one_loop
-async def test_allocate_raises_what_is_no_exception(
-    factory: ConnectionFactory, error: BaseException
-) -> None:
-    """It is raised where the receiver waits, not in the middle of a drain."""
-
-    def allocate(_: int) -> bytearray:
-        raise error
-
-    async with factory.pair() as (client, server):
-        receiving = server.recv_with(allocate)
-        step(receiving)
-        sending = client.send_nowait(pattern(LONG))
-        async with factory.within(1):
-            with pytest.raises(type(error)) as raised:
-                await steps(receiving)
-            assert raised.value is error
-            assert await server.recv() == pattern(LONG)
-            await sending
-
-
 @one_loop
 async def test_allocate_is_called_once(factory: ConnectionFactory) -> None:
     """Though it has other receivers join the line, which look for what to read."""
