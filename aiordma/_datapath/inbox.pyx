@@ -460,7 +460,7 @@ cdef class RendezvousRead(WorkRequest):
         self.lane = None
         if lane is not None:
             self.fetcher.read_failed(self.pending, lane, self.start, self.length)
-        elif self.fetcher.outbox.journal is not None:
+        else:
             self.fetcher.read_again(self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
@@ -808,7 +808,7 @@ cdef class Fetcher:
         return 0
 
     cdef uint32_t rails(self) noexcept:
-        return 1 if self.outbox.stripes is None else <uint32_t> len(self.outbox.stripes.lanes)
+        return <uint32_t> len(self.outbox.stripes.lanes)
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """Begins to read a message into the pool; False: this one and those behind it must wait."""
@@ -897,7 +897,7 @@ cdef class Fetcher:
         self.bytes_ahead += pending.length
         self.bytes_reading += pending.length
         pending.unread = pending.length
-        if self.outbox.stripes is not None and (
+        if (
             self.outbox.lead.keys.foreign
             or pending.rail != self.outbox.lead.number
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
@@ -948,7 +948,7 @@ cdef class Fetcher:
         if not read.length:
             self.probing = False
             return 0
-        if self.inbox.ended is not None or self.outbox.stripes is None:
+        if self.inbox.ended is not None:
             return 0
         if pending.target is None and pending.message is None:
             return self.read_done(pending, read.length)
@@ -1090,9 +1090,8 @@ cdef class Fetcher:
     cdef int end(self) except -1:
         self.end_stalling()
         self.unread.take_all()
-        if self.outbox.stripes is not None:
-            self.outbox.stripes.close(self.inbox.ended)
-            for item in self.inbox.incoming.all():
-                if type(item) is PendingRendezvous:
-                    (<PendingRendezvous> item).end_striping()
+        self.outbox.stripes.close(self.inbox.ended)
+        for item in self.inbox.incoming.all():
+            if type(item) is PendingRendezvous:
+                (<PendingRendezvous> item).end_striping()
         return 0

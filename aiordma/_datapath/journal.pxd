@@ -10,6 +10,7 @@ from .sends cimport Frame
 
 @cython.final
 cdef class Journal:
+    cdef public bint keeps             # else no other rail can post them again, and none is here
     cdef readonly uint64_t sent        # frames, of all time
     cdef public uint64_t received      # frames of the peer that have been handled here
     cdef uint64_t first                # the peer has handled all frames before it

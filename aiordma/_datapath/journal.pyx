@@ -16,7 +16,11 @@ cdef uint64_t number_of(object frame):
 @cython.no_gc_clear
 @cython.final
 cdef class Journal:
-    """The frames of one connection that may have to be posted again, and how many went each way."""
+    """The frames of one connection that may have to be posted again, and how many went each way.
+
+    Where both sides can have one rail alone, it keeps none: a frame that stays until the peer has
+    handled it is a copy, half as much work again for 64 KiB.
+    """
 
     def __cinit__(self):
         self.data, self.control = Fifo(), Fifo()
@@ -26,12 +30,16 @@ cdef class Journal:
 
     cdef int add(self, Frame frame, bint carries_message) except -1:
         """A frame is about to be posted for the first time."""
+        if not self.keeps:
+            return 0
         frame.kept, frame.number = True, self.sent
         self.sent += 1
         return (self.data if carries_message else self.control).append(frame)
 
     cdef int credited(self, uint32_t control, uint32_t data) except -1:
         """So many credits came back, which are not more than there were frames."""
+        if not self.keeps:
+            return 0
         self.forget(self.control, control)
         return self.forget(self.data, data)
 

@@ -608,7 +608,12 @@ cdef TransferFuture start_chain(
         chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
-    if queue.stripes is not None and sender is None and post_long(queue, chain):
+    if (
+        sender is None
+        and queue.stripes is not None
+        and len(queue.stripes.lanes) > 1
+        and post_long(queue, chain)
+    ):
         return future
     while chain.entries > 1 and (progress is not None or sender is not None):
         queue.post_or_wait(next_part(chain, 1 if progress is not None else chain.entries - 1))

@@ -41,9 +41,9 @@ cdef class Outbox(Sender):
     cdef PeerRoom room                 # None before the start, as the credits
     cdef Sealing sealing               # None: frames travel in clear
     cdef readonly Offers offers
-    cdef readonly Journal journal      # None: the connection has one rail for ever
+    cdef readonly Journal journal
     cdef list moved                    # work of leads that broke
-    cdef Stripes stripes               # None: there can be one rail alone
+    cdef Stripes stripes
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
     cdef uint32_t flags

@@ -47,7 +47,7 @@ from .sends cimport (
     new_frame,
     new_rendezvous_frame,
 )
-from .stripes cimport order
+from .stripes cimport Stripes, order
 from .work_queue cimport (
     FOR_CREDITS,
     FOR_NOTHING,
@@ -97,7 +97,10 @@ cdef class Outbox(Sender):
         self.offers = Offers(
             session, protocol.MAX_UNANSWERED, min(MAX_PIECES, lead.capacity - CONTROL_ENTRIES - 1)
         )
-        self.flags, self.moved = NOT_STARTED, []
+        self.flags, self.moved, self.journal = NOT_STARTED, [], Journal()
+        self.stripes = lead.stripes = Stripes()
+        self.stripes.lead(lead)
+        self.stripes.add(lead)
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
@@ -226,7 +229,7 @@ cdef class Outbox(Sender):
             not self.pool.local_dma_lkey
             or in_place.length < COPIED_BELOW
             or self.room.tag_size
-            or self.journal is not None
+            or self.journal.keeps
         ):
             in_place = None
         cdef uint64_t length = HEADER + message.length - (
@@ -327,7 +330,7 @@ cdef class Outbox(Sender):
         frame.sender = self
         self.frames_under_way += 1
         self.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
-        if self.stripes is not None and self.ended_by is None:
+        if self.ended_by is None:
             self.offers.open_elsewhere(message, order(self.stripes.lanes, message.length)[1:])
         return True
 
@@ -401,7 +404,7 @@ cdef class Outbox(Sender):
                     write.free_memory()
                 elif error is not None:
                     write.refused(error)
-                elif self.journal is not None:
+                elif self.journal.keeps:
                     return self.send_written(write)
                 else:
                     self.credits.data -= 1
@@ -590,8 +593,7 @@ cdef class Outbox(Sender):
             if not frame.length:
                 return frame.free_memory()
         self.room.count_sent()
-        if self.journal is not None:
-            self.journal.add(frame, carries_message(kind))
+        self.journal.add(frame, carries_message(kind))
         return self.lead.post_checked(frame)
 
     # ---- the end ----
@@ -609,16 +611,11 @@ cdef class Outbox(Sender):
             else:
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
-        if self.journal is not None:
-            self.moved = [*self.take_moved(), *self.lead.backlog.take_all()]
-            for chain in self.moved:
-                if isinstance(chain, WRChain):
-                    text = (<WRChain> chain).text(self.lead.peer)
-                    (<WRChain> chain).on_error(self.owner.error_for(error, text))
-            for frame in self.journal.all():  # also those that no device has
-                (<Frame> frame).on_error(
-                    self.owner.error_for(error, (<Frame> frame).text(self.lead.peer))
-                )
+        self.moved = [*self.take_moved(), *self.lead.backlog.take_all()]
+        works = [work for work in self.moved if isinstance(work, WRChain)]
+        for work in (*works, *self.journal.all()):  # also frames that no device has
+            text = (<WorkRequest> work).text(self.lead.peer)
+            (<WorkRequest> work).on_error(self.owner.error_for(error, text))
         for message in self.offers.messages.values():
             message.settle(FAILED, self.send_error(message))
         # Those that the peer has acknowledged have their ends when the queue pairs are gone (Offers.close).
@@ -635,12 +632,11 @@ cdef class Outbox(Sender):
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
-        if self.journal is not None:
-            for chain in (*self.take_moved(), *self.lead.backlog.take_all()):
-                if isinstance(chain, WRChain):
-                    (<WRChain> chain).kept = False
-                    (<WRChain> chain).free_memory()
-            self.journal.close()
+        for chain in (*self.take_moved(), *self.lead.backlog.take_all()):
+            if isinstance(chain, WRChain):
+                (<WRChain> chain).kept = False
+                (<WRChain> chain).free_memory()
+        self.journal.close()
         self.session = self.source = None
         return code
 

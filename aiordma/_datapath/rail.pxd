@@ -26,7 +26,7 @@ cdef class SendQueue(WorkQueues):
     cdef public object error  # type: BaseException | None
     cdef public uint32_t number        # among the rails of its connection; 0: it offers the messages
     cdef public ReadKeys keys
-    cdef Stripes stripes               # of the lead; None: there can be one rail alone
+    cdef Stripes stripes               # None: it is not the lead, or is closed
     cdef object owner
     cdef readonly uint64_t bytes_read  # of striped messages
     cdef Leftovers left                # None: it is not suspended

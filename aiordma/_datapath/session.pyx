@@ -29,7 +29,6 @@ from .frames cimport (
     frame_name,
     validate_bundle,
 )
-from .journal cimport Journal
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Counts, Message, new_message
 from .one_sided cimport WRChain
@@ -38,7 +37,7 @@ from .receives cimport release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
 from .sends cimport SendOperation
-from .stripes cimport Lane, Stripes
+from .stripes cimport Lane
 
 from aiordma._core import protocol
 from aiordma._datapath.controls import RESUME_HEADER
@@ -210,11 +209,8 @@ cdef class Session(FrameHandler):
             0 if self.outbox.sealing is None else TAG,
             peer.max_message,
         )
+        self.outbox.journal.keeps = rails
         if rails:
-            self.outbox.journal = Journal()
-            self.outbox.lead.stripes = self.outbox.stripes = Stripes()
-            self.outbox.stripes.lead(self.outbox.lead)
-            self.outbox.stripes.add(self.outbox.lead)
             self.controls.take_spare_blocks(self.outbox.pool, peer.control_receives)
             # The journal holds no more frames than Config promises; and the peer, which has no more
             # credits than that either, gets them back before it waits for them.
@@ -253,8 +249,7 @@ cdef class Session(FrameHandler):
         if rail not in self.rails:
             return
         self.rails.remove(rail)
-        if self.outbox.stripes is not None:  # else the connection ends before it has begun
-            self.outbox.stripes.remove(rail)
+        self.outbox.stripes.remove(rail)
         self.outbox.offers.rail_gone(rail)
         self.inbox.fetcher.drop_keys(rail.number)
 
@@ -385,8 +380,7 @@ cdef class Session(FrameHandler):
         """A frame has arrived in `block`, of which this takes over the lease."""
         if not self.takes_now(block, length, None):
             return 0
-        if self.outbox.journal is not None:
-            self.outbox.journal.received += 1
+        self.outbox.journal.received += 1
         try:
             self.take_frame(block, length)
         except ProtocolError as error:
@@ -409,7 +403,7 @@ cdef class Session(FrameHandler):
                     "the peer sent a message shorter than its header of 8 bytes"
                 )
             if (
-                not DATA <= kind <= (RNDV_KEYS if self.outbox.journal is None else WRITTEN)
+                not DATA <= kind <= (WRITTEN if self.outbox.journal.keeps else RNDV_ACK)
                 or (has_imm and kind != DATA and kind != RNDV_RTS and kind != WRITTEN)
             ):
                 raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
@@ -418,8 +412,7 @@ cdef class Session(FrameHandler):
                     f"the peer sent a {frame_name(kind)} frame with stray immediate data"
                 )
             self.outbox.credits.received(kind, header.control, le16toh(header.data))
-            if self.outbox.journal is not None:
-                self.outbox.journal.credited(header.control, le16toh(header.data))
+            self.outbox.journal.credited(header.control, le16toh(header.data))
             if (self.awaiting_auth or self.awaiting_admission) and (
                 carries_message(kind) or kind >= RNDV_ACK
             ):
@@ -463,7 +456,7 @@ cdef class Session(FrameHandler):
         try:
             pending = pending_rendezvous(
                 block.bytes(), length, self.config.max_message, self.outbox.sealing is not None,
-                self.outbox.journal is not None,
+                self.outbox.journal.keeps,
             )
         finally:
             block.end_lease()
@@ -496,8 +489,6 @@ cdef class Session(FrameHandler):
                 le32toh(ack.request_id), le32toh(ack.status), self.invalidated_key
             )
         elif kind == RNDV_KEYS:
-            if self.outbox.stripes is None:
-                raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
             self.inbox.fetcher.take_keys(content)
         return 0
 
@@ -506,7 +497,7 @@ cdef class Session(FrameHandler):
         if not self.takes_now(block, length, imm):
             return 0
         try:
-            if self.outbox.journal is not None:
+            if self.outbox.journal.keeps:
                 raise ProtocolError("the peer wrote with immediate data, past the frames of its rails")
             if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
                 raise ProtocolError(WRITTEN_IN_CLEAR)

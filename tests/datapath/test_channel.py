@@ -30,7 +30,8 @@ def specified(content: bytes) -> tuple[list[Received], list[protocol.Message], i
 
 
 def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
-    if len(content) >= HEADER_SIZE and content[0] & 0x7F == FrameKind.WRITTEN:  # with rails alone
+    of_rails = FrameKind.RNDV_KEYS, FrameKind.WRITTEN
+    if len(content) >= HEADER_SIZE and content[0] & 0x7F in of_rails:
         raise ProtocolError(f"the peer sent a frame of unknown kind {content[0]:#04x}")
     kind, control, data, imm = unpack_header(content)
     Credits(
@@ -49,8 +50,6 @@ def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
         if len(behind) != 8:
             raise ProtocolError(f"the peer sent an acknowledgement of {len(content)} bytes")
         raise ProtocolError("the peer says it has read a message that was not offered")
-    if kind is FrameKind.RNDV_KEYS:
-        raise ProtocolError("the peer sent keys of a rail, and this side has one rail alone")
     if kind is FrameKind.CONTROL:
         message = protocol.decode(behind)
         return [], [] if isinstance(message, protocol.ReceiveSize) else [message], 0
