@@ -46,7 +46,7 @@ cdef class OpFuture:
     cdef int state
     cdef public bint _asyncio_future_blocking
     cdef int settle(self, int state, object reason) except -1
-    cdef bint unregister(self) except -1
+    cdef bint withdraw(self) except -1
     cdef int run_callbacks(self, bint deferred) except -1
     cdef int run_callback(self, object callback, object context) except -1
     cdef int call_soon(self, object callback, object context) except -1

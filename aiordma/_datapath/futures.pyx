@@ -193,7 +193,7 @@ cdef class OpFuture:
             raise self.exception_to_raise()
         raise StopIteration
 
-    cdef bint unregister(self) except -1:
+    cdef bint withdraw(self) except -1:
         """Leaves the queue that it waits in, when it is cancelled; False: it is in none any more."""
         return False
 
@@ -230,7 +230,7 @@ cdef class OpFuture:
         if self.state != PENDING:
             return False
         self.settle(CANCELLED, msg)
-        self.unregister()
+        self.withdraw()
         return True
 
     def set_result(self, result: None):

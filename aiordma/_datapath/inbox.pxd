@@ -92,7 +92,7 @@ cdef class RecvOperation:
     cdef int close_target(self) except -1
     cdef object advance(self)
     cdef object finish(self, object item)
-    cdef int give_up(self) except -1
+    cdef int withdraw(self) except -1
 
 
 cdef class Inbox:

@@ -165,7 +165,7 @@ cdef class ReceiveTarget(Pinned):
 cdef class RecvFuture(OpFuture):
     """A receiver that waits in line, for the task that awaits its RecvOperation."""
 
-    cdef bint unregister(self) except -1:
+    cdef bint withdraw(self) except -1:
         return self.inbox.receivers.remove(self)
 
 
@@ -206,7 +206,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
     def close(self):
         self.begun = True
-        self.give_up()
+        self.withdraw()
 
     @property
     def __qualname__(self) -> str:
@@ -220,15 +220,15 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             # Left in the middle, as a coroutine that is garbage.  There is no line to leave after
             # the end, nor where the inbox is garbage as well.
             if inbox.receivers is not None and inbox.incoming is not None and inbox.ended is None:
-                self.give_up()
+                self.withdraw()
 
-    cdef int give_up(self) except -1:
+    cdef int withdraw(self) except -1:
         """Ends the wait, also where it was woken for a message already."""
         cdef RecvFuture waiter = self.waiter
         cdef Inbox inbox = self.inbox
         self.waiter = None
         if waiter is not None:
-            if not waiter.unregister() and waiter.state == DONE:  # it was told of a message
+            if not waiter.withdraw() and waiter.state == DONE:  # it was told of a message
                 inbox.notified -= 1
                 inbox.fetcher.fetch_ahead()
             inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
@@ -278,7 +278,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 waiter, waited = self.waiter, True
                 waiter.wakeups.spin_briefly(waiter)
         except BaseException as error:
-            self.give_up()
+            self.withdraw()
             if self.ends_iteration and isinstance(error, ConnectionClosedError):
                 raise StopAsyncIteration from None
             raise

@@ -368,7 +368,7 @@ cdef class TransferFuture(OpFuture):
                 self.settle(FAILED, of_callback(error))
         return 0
 
-    cdef bint unregister(self) except -1:
+    cdef bint withdraw(self) except -1:
         cdef WRChain chain = self.chain, each
         cdef StripedTransfer striped
         cdef list parts = self.parts or [], waiting = [], begun = []

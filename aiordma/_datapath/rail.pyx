@@ -448,14 +448,10 @@ cdef class SendQueue(WorkQueues):
             # To settle a future calls its waiter back by the loop, with which that has ended.
         return 0
 
-    def refuse(self, error: BaseException):
-        """Posts nothing more, with `error` as the reason; work under way goes on, or fails so."""
-        self.error = error
-
     def leave(self, error: BaseException):
-        """Posts nothing more, and tells the owner when the work under way is over."""
-        self.refuse(error)
-        self.leaving = True
+        """Posts nothing more, with `error` as the reason, and tells the owner when the work under way
+        is over."""
+        self.error, self.leaving = error, True
         self.give_room_to_messages()
 
     def stop(self, error: BaseException):
@@ -466,8 +462,7 @@ cdef class SendQueue(WorkQueues):
         """
         if self.failed or self.stopped:
             return
-        self.refuse(error)
-        self.stopped = True
+        self.error, self.stopped = error, True
         self.drain_receives()
 
     cdef int drain_receives(self) except -1:

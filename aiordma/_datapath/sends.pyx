@@ -229,7 +229,7 @@ cdef class SendFuture(OpFuture):
             piece.close()
             piece = piece.next
 
-    cdef bint unregister(self) except -1:
+    cdef bint withdraw(self) except -1:
         return self.sender is not None and self.sender.withdraw(self)
 
 

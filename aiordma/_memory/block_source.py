@@ -68,7 +68,7 @@ class OrderedBlockSource:
         """Blocks come from that pool from now on; a wait for one begins anew."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            self.pool._waiters.leave(waiter)
+            self.pool._waiters.withdraw(waiter)
             waiter.get_loop().call_soon(self._ask_again)
         self.pool = pool
 
@@ -81,4 +81,4 @@ class OrderedBlockSource:
         self._on_memory = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            self.pool._waiters.leave(waiter)
+            self.pool._waiters.withdraw(waiter)

@@ -88,13 +88,13 @@ class PoolWaiters(Generic[B]):
         return waiter
 
     async def wait(self, size: int, among: set[asyncio.Future[B]], *, internal: bool) -> B:
-        """Waits for a block, `among` the caller's waiters; a task that is cancelled leaves."""
+        """Waits for a block, `among` the caller's waiters; one of a cancelled task is withdrawn."""
         waiter = self.join(size, internal=internal)
         among.add(waiter)
         try:
             return await waiter
         except BaseException:
-            self.leave(waiter)
+            self.withdraw(waiter)
             raise
         finally:
             among.discard(waiter)
@@ -107,7 +107,7 @@ class PoolWaiters(Generic[B]):
             self._overtaking_bytes -= block.size
         self.serve_soon()
 
-    def leave(self, waiter: asyncio.Future[B]) -> None:
+    def withdraw(self, waiter: asyncio.Future[B]) -> None:
         """The block, there already or not, is not wanted; others may have waited behind it."""
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)

@@ -265,7 +265,7 @@ async def test_what_is_there_is_not_waited_for(
         try:
             return await turn
         except BaseException:
-            pool._waiters.leave(turn)
+            pool._waiters.withdraw(turn)
             raise
 
     def collect() -> None:
