@@ -38,7 +38,7 @@ static uint16_t tcp_port(int fd)
 	union address address;
 	socklen_t length = sizeof(address);
 
-	CHECK_EQUAL(getsockname(fd, &address.any, &length), 0);
+	CHECK_OK(getsockname(fd, &address.any, &length));
 	return ntohs(address.v4.sin_port);
 }
 
@@ -47,9 +47,9 @@ static struct rdma_cm_id *listening(enum rdma_port_space space)
 	union address any = address_of(host, 0);
 	struct rdma_cm_id *id;
 
-	CHECK_EQUAL(rdma->rdma_create_id(world.channel, &id, NULL, space), 0);
-	CHECK_EQUAL(rdma->rdma_bind_addr(id, &any.any), 0);
-	CHECK_EQUAL(rdma->rdma_listen(id, 4), 0);
+	CHECK_OK(rdma->rdma_create_id(world.channel, &id, NULL, space));
+	CHECK_OK(rdma->rdma_bind_addr(id, &any.any));
+	CHECK_OK(rdma->rdma_listen(id, 4));
 	return id;
 }
 
@@ -61,25 +61,24 @@ static void open_world(void)
 	rdma = aiordma_embedded_calls();
 	CHECK(world.channel = rdma->rdma_create_event_channel());
 	CHECK(world.asking = rdma->rdma_create_event_channel());
-	CHECK_EQUAL(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK), 0);
-	CHECK_EQUAL(fcntl(world.asking->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_OK(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(world.asking->fd, F_SETFL, O_NONBLOCK));
 	soft_device.cm->limits.half_open = PLACES;
 	world.listener = listening(RDMA_PS_TCP);
 	world.service = listening(RDMA_PS_UDP);
 	CHECK(world.pd = rdma->ibv_alloc_pd(world.listener->verbs));
 	CHECK(world.cq = rdma->ibv_create_cq(world.listener->verbs, 256, NULL, NULL, 0));
 	/* The process gets its LID, and its sockets, when it is first asked for. */
-	CHECK_EQUAL(rdma->ibv_query_port(world.listener->verbs, 1,
-					 (struct _compat_ibv_port_attr *)&port),
-		    0);
+	CHECK_OK(rdma->ibv_query_port(world.listener->verbs, 1,
+				      (struct _compat_ibv_port_attr *)&port));
 	soft_lock();
 	world.data = soft_ip_port();
 	soft_unlock();
 	world.server = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	CHECK_EQUAL(bind(world.server, &any.any, sizeof(any.v4)), 0);
-	CHECK_EQUAL(listen(world.server, 16), 0);
+	CHECK_OK(bind(world.server, &any.any, sizeof(any.v4)));
+	CHECK_OK(listen(world.server, 16));
 	world.datagrams = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	CHECK_EQUAL(bind(world.datagrams, &any.any, sizeof(any.v4)), 0);
+	CHECK_OK(bind(world.datagrams, &any.any, sizeof(any.v4)));
 	for (int i = 0; i < CLIENTS; i++)
 		world.clients[i] = -1;
 	world.sockets = 0;
@@ -106,7 +105,7 @@ static void destroy(struct rdma_cm_id **id)
 		return;
 	if ((*id)->qp)
 		rdma->rdma_destroy_qp(*id);
-	CHECK_EQUAL(rdma->rdma_destroy_id(*id), 0);
+	CHECK_OK(rdma->rdma_destroy_id(*id));
 	*id = NULL;
 }
 
@@ -174,7 +173,7 @@ static bool take_event(const uint8_t *r)
 		struct rdma_cm_id *request = event->id;
 
 		CHECK(event->listen_id == world.listener || event->listen_id == world.service);
-		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+		CHECK_OK(rdma->rdma_ack_cm_event(event));
 		id = place();
 		if (!id) {
 			destroy(&request);
@@ -186,7 +185,7 @@ static bool take_event(const uint8_t *r)
 			if (world.ids[i] == event->id)
 				id = &world.ids[i];
 		CHECK(id); /* nothing is told of an id that was destroyed */
-		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+		CHECK_OK(rdma->rdma_ack_cm_event(event));
 	}
 	if (r)
 		act(id, r);
@@ -212,7 +211,7 @@ static bool waits_for(struct rdma_cm_id *id, enum rdma_cm_event_type type)
 		if (rdma->rdma_get_cm_event(id->channel, &event))
 			continue;
 		right = event->event == type && event->id == id;
-		CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+		CHECK_OK(rdma->rdma_ack_cm_event(event));
 		return right;
 	}
 	return false;
@@ -223,8 +222,8 @@ static struct rdma_cm_id *resolved(enum rdma_port_space space, uint16_t port)
 	union address address = address_of("127.0.0.1", port);
 	struct rdma_cm_id *id;
 
-	CHECK_EQUAL(rdma->rdma_create_id(world.asking, &id, NULL, space), 0);
-	CHECK_EQUAL(rdma->rdma_resolve_addr(id, NULL, &address.any, 2000), 0);
+	CHECK_OK(rdma->rdma_create_id(world.asking, &id, NULL, space));
+	CHECK_OK(rdma->rdma_resolve_addr(id, NULL, &address.any, 2000));
 	if (!waits_for(id, RDMA_CM_EVENT_ADDR_RESOLVED) || rdma->rdma_resolve_route(id, 2000) ||
 	    !waits_for(id, RDMA_CM_EVENT_ROUTE_RESOLVED))
 		destroy(&id);
@@ -277,9 +276,8 @@ static void connect_to(int *fd, const uint8_t *r)
 		to.v4.sin_port = htons(world.data);
 	*fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	from.v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK ^ (r[1] << 16 | r[2] << 8 | r[3] << 1));
-	CHECK_EQUAL(setsockopt(*fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &(int){1}, sizeof(int)),
-		    0);
-	CHECK_EQUAL(bind(*fd, &from.any, sizeof(from.v4)), 0);
+	CHECK_OK(setsockopt(*fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &(int){1}, sizeof(int)));
+	CHECK_OK(bind(*fd, &from.any, sizeof(from.v4)));
 	(void)connect(*fd, &to.any, sizeof(to.v4));
 }
 
@@ -450,14 +448,14 @@ static void still_serves(void)
 
 	CHECK(client);
 	make_queue_pair(client);
-	CHECK_EQUAL(rdma->rdma_connect(client, &parameters), 0);
+	CHECK_OK(rdma->rdma_connect(client, &parameters));
 	for (int tries = 0; tries < TRIES && !there; tries++) {
 		try_again();
 		there = take_event(NULL);
 	}
 	CHECK(there && world.ids[0]);
 	make_queue_pair(world.ids[0]);
-	CHECK_EQUAL(rdma->rdma_accept(world.ids[0], &parameters), 0);
+	CHECK_OK(rdma->rdma_accept(world.ids[0], &parameters));
 	CHECK(waits_for(client, RDMA_CM_EVENT_ESTABLISHED));
 	CHECK(waits_for(world.ids[0], RDMA_CM_EVENT_ESTABLISHED));
 	destroy(&client);

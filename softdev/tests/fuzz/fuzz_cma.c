@@ -141,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		.peer = calloc(1, SOFT_CMA_PAGE),
 	};
 	CHECK(world.own && world.peer);
-	CHECK_EQUAL(soft_cma_init(&world.cma, (void *)world.own, (void *)world.peer), 0);
+	CHECK_OK(soft_cma_init(&world.cma, (void *)world.own, (void *)world.peer));
 	/* It shows what we show, and so may be copied from: it is this process. */
 	memcpy(world.peer, world.own, sizeof(struct soft_cma_page));
 	world.cma.peer_secret_at = (uintptr_t)world.cma.secret;

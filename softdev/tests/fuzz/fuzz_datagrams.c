@@ -37,13 +37,11 @@ static void bring_up_ud(struct side *side)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
 
-	CHECK_EQUAL(
-		verbs->ibv_modify_qp(side->qp, &attr,
-				     IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY),
-		0);
-	CHECK_EQUAL(to_state(side, IBV_QPS_RTR), 0);
+	CHECK_OK(verbs->ibv_modify_qp(
+		side->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	CHECK_OK(to_state(side, IBV_QPS_RTR));
 	attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
-	CHECK_EQUAL(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN), 0);
+	CHECK_OK(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
 static void open_world(void)
@@ -142,7 +140,7 @@ static void they_hear_each_other(void)
 
 	post_receive(to, enough);
 	world.right++;
-	CHECK_EQUAL(world.context->ops.post_send(from->qp, &wr, &bad), 0);
+	CHECK_OK(world.context->ops.post_send(from->qp, &wr, &bad));
 	fuzz_steps(1);
 	take_completions();
 	/* A receive posted earlier may be too short for it; then it is dropped, and it stays. */
@@ -158,9 +156,9 @@ static void close_scene(void)
 	they_hear_each_other();
 	CHECK(recv(world.unknown, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
 	for (int i = 0; i < VICTIMS; i++)
-		CHECK_EQUAL(verbs->ibv_destroy_qp(world.victims[i].qp), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(world.mr), 0);
+		CHECK_OK(verbs->ibv_destroy_qp(world.victims[i].qp));
+	CHECK_OK(verbs->ibv_destroy_srq(world.srq));
+	dereg(world.mr);
 	while (world.context->ops.poll_cq(world.cq, 1, &(struct ibv_wc){0}) > 0)
 		;
 }

@@ -59,13 +59,13 @@ static struct world {
 static void adopt(struct side *side, int fd)
 {
 	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fd, NULL, 0), 0);
+	CHECK_OK(soft_qp_adopt(soft_qp_of(side->qp), fd, NULL, 0));
 	soft_unlock();
 }
 
 static void socket_pair(int fds[2])
 {
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
 }
 
 /* LID 0: the stream comes from elsewhere. */
@@ -93,7 +93,7 @@ static void open_shared_queues(void)
 
 	CHECK(world.srq = verbs->ibv_create_srq(world.pd, &shared));
 	CHECK(world.xrc_srq = extended()->create_srq_ex(world.context, &xrc));
-	CHECK_EQUAL(extended()->get_srq_num(world.xrc_srq, &world.xrc_srqn), 0);
+	CHECK_OK(extended()->get_srq_num(world.xrc_srq, &world.xrc_srqn));
 }
 
 static struct ibv_qp *create_victim(int i, struct side *side)
@@ -171,12 +171,12 @@ static void meet_victim(int i)
 		.psn = 0xfffffe, /* wraps */
 	};
 	CHECK(side->qp = create_victim(i, side));
-	CHECK_EQUAL(to_init(side), 0);
-	CHECK_EQUAL(to_rtr(side, &elsewhere), 0);
+	CHECK_OK(to_init(side));
+	CHECK_OK(to_rtr(side, &elsewhere));
 	if (i != RECEIVING)
-		CHECK_EQUAL(to_rts(side), 0);
+		CHECK_OK(to_rts(side));
 	socket_pair(fds);
-	CHECK_EQUAL(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)), 0);
+	CHECK_OK(setsockopt(fds[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)));
 	victim->fd = fds[0];
 	if (i != WAITING) {
 		adopt(side, fds[1]);
@@ -201,7 +201,7 @@ static void bind_window(int i, size_t start, unsigned access)
 		.length = WINDOW_SIZE,
 		.mw_access_flags = access,
 	};
-	CHECK_EQUAL(world.context->ops.post_send(first->side.qp, &wr, &bad), 0);
+	CHECK_OK(world.context->ops.post_send(first->side.qp, &wr, &bad));
 	first->queues[1].posted++;
 	world.windows[i]->rkey = wr.bind_mw.rkey;
 }
@@ -218,7 +218,7 @@ static void share(enum area_name name)
 static void take_back(enum area_name name)
 {
 	if (world.mrs[name])
-		CHECK_EQUAL(verbs->ibv_dereg_mr(world.mrs[name]), 0);
+		dereg(world.mrs[name]);
 	world.mrs[name] = NULL;
 	if (name == AREA_OPEN)
 		arena_close_open();
@@ -270,15 +270,14 @@ static void friends_are_well(void)
 	struct side *a = &world.friends[0], *b = &world.friends[1];
 
 	a->memory[0]++;
-	CHECK_EQUAL(post_recv_at(b, 1, 8, 8), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
-					     .wr_id = 3,
-					     .length = 8,
-					     .offset = 16,
-					     .remote = (uintptr_t)b->memory + 8,
-					     .rkey = b->mr->rkey}),
-		    0);
+	receive_at(b, 1, 8, 8);
+	CHECK_OK(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}));
+	CHECK_OK(post(a, (struct request){.opcode = IBV_WR_RDMA_READ,
+					  .wr_id = 3,
+					  .length = 8,
+					  .offset = 16,
+					  .remote = (uintptr_t)b->memory + 8,
+					  .rkey = b->mr->rkey}));
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	expect_wc(a, 3, IBV_WC_SUCCESS);
@@ -302,7 +301,7 @@ static void close_scene(void)
 			continue;
 		if (victim->fd >= 0)
 			arena_drain(victim->fd, SIZE_MAX);
-		CHECK_EQUAL(to_state(&victim->side, IBV_QPS_ERR), 0);
+		CHECK_OK(to_state(&victim->side, IBV_QPS_ERR));
 		fuzz_steps(2);
 		take_completions();
 		CHECK_EQUAL(victim->queues[1].completed, victim->queues[1].posted);
@@ -311,14 +310,14 @@ static void close_scene(void)
 		if (victim->fd >= 0)
 			arena_drain(victim->fd, SIZE_MAX);
 		hang_up(victim);
-		CHECK_EQUAL(verbs->ibv_destroy_qp(victim->side.qp), 0);
+		CHECK_OK(verbs->ibv_destroy_qp(victim->side.qp));
 	}
 	memset(world.victims, 0, sizeof(world.victims));
-	CHECK_EQUAL(verbs->ibv_destroy_srq(world.srq), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_srq(world.xrc_srq), 0);
+	CHECK_OK(verbs->ibv_destroy_srq(world.srq));
+	CHECK_OK(verbs->ibv_destroy_srq(world.xrc_srq));
 	open_shared_queues();
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(world.context->ops.dealloc_mw(world.windows[i]), 0);
+		CHECK_OK(world.context->ops.dealloc_mw(world.windows[i]));
 	for (int i = 0; i < AREAS; i++)
 		take_back((enum area_name)i);
 	fuzz_pass_time(UINT64_C(3000000000)); /* lingering links are gone */

@@ -54,9 +54,9 @@ static struct rdma_cm_id *listening(enum rdma_port_space space)
 	union address any = address_of("127.0.0.1", 0);
 	struct rdma_cm_id *id;
 
-	CHECK_EQUAL(rdma->rdma_create_id(world.channel, &id, NULL, space), 0);
-	CHECK_EQUAL(rdma->rdma_bind_addr(id, &any.any), 0);
-	CHECK_EQUAL(rdma->rdma_listen(id, 4), 0);
+	CHECK_OK(rdma->rdma_create_id(world.channel, &id, NULL, space));
+	CHECK_OK(rdma->rdma_bind_addr(id, &any.any));
+	CHECK_OK(rdma->rdma_listen(id, 4));
 	return id;
 }
 
@@ -64,7 +64,7 @@ static void open_world(void)
 {
 	rdma = aiordma_embedded_calls();
 	CHECK(world.channel = rdma->rdma_create_event_channel());
-	CHECK_EQUAL(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_OK(fcntl(world.channel->fd, F_SETFL, O_NONBLOCK));
 	soft_lock();
 	soft_cm_use_gsi(&gsi);
 	soft_unlock();
@@ -78,7 +78,7 @@ static void open_world(void)
 static void destroy(struct rdma_cm_id **id)
 {
 	if (*id)
-		CHECK_EQUAL(rdma->rdma_destroy_id(*id), 0);
+		CHECK_OK(rdma->rdma_destroy_id(*id));
 	*id = NULL;
 }
 
@@ -88,12 +88,11 @@ static void ask_elsewhere(struct rdma_cm_id **id, bool datagrams)
 	union address to = address_of("127.0.0.1", 7);
 
 	destroy(id);
-	CHECK_EQUAL(rdma->rdma_create_id(world.channel, id, NULL,
-					 datagrams ? RDMA_PS_UDP : RDMA_PS_TCP),
-		    0);
-	CHECK_EQUAL(rdma->rdma_resolve_addr(*id, NULL, &to.any, 1), 0);
-	CHECK_EQUAL(rdma->rdma_resolve_route(*id, 1), 0);
-	CHECK_EQUAL(rdma->rdma_connect(*id, &said), 0);
+	CHECK_OK(rdma->rdma_create_id(world.channel, id, NULL,
+				      datagrams ? RDMA_PS_UDP : RDMA_PS_TCP));
+	CHECK_OK(rdma->rdma_resolve_addr(*id, NULL, &to.any, 1));
+	CHECK_OK(rdma->rdma_resolve_route(*id, 1));
+	CHECK_OK(rdma->rdma_connect(*id, &said));
 }
 
 static void act(struct rdma_cm_id **id, const uint8_t *r)
@@ -135,7 +134,7 @@ static bool take_event(void)
 	if (rdma->rdma_get_cm_event(world.channel, &event))
 		return false;
 	request = event->event == RDMA_CM_EVENT_CONNECT_REQUEST ? event->id : NULL;
-	CHECK_EQUAL(rdma->rdma_ack_cm_event(event), 0);
+	CHECK_OK(rdma->rdma_ack_cm_event(event));
 	while (request && i < IDS && world.ids[i])
 		i++;
 	if (request && i < IDS)

@@ -49,13 +49,13 @@ static void open_world(void)
 	soft_lock();
 	world.port = soft_ip_port();
 	soft_unlock();
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
 	for (int i = 0; i < 2; i++)
 		open_side(&world.friends[i], (struct options){.memory = 4096});
 	for (int i = 0; i < 2; i++) {
 		bring_up(&world.friends[i], &(struct address){.psn = world.friends[1 - i].psn});
 		soft_lock();
-		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(world.friends[i].qp), fds[i], NULL, 0), 0);
+		CHECK_OK(soft_qp_adopt(soft_qp_of(world.friends[i].qp), fds[i], NULL, 0));
 		soft_unlock();
 	}
 }
@@ -127,7 +127,7 @@ static void message(uint32_t word, uint32_t port, int with)
 		return;
 	if (with >= 0) {
 		leave_pipe();
-		CHECK_EQUAL(pipe2(world.notify, O_CLOEXEC), 0);
+		CHECK_OK(pipe2(world.notify, O_CLOEXEC));
 		letter.msg_control = &control;
 		letter.msg_controllen = sizeof(control);
 		control.header.cmsg_level = SOL_SOCKET;
@@ -276,8 +276,8 @@ static void friends_are_well(void)
 {
 	struct side *a = &world.friends[0], *b = &world.friends[1];
 
-	CHECK_EQUAL(post_recv_at(b, 1, 8, 8), 0);
-	CHECK_EQUAL(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}), 0);
+	receive_at(b, 1, 8, 8);
+	CHECK_OK(post(a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 2, .length = 8}));
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 }
@@ -286,17 +286,17 @@ static void close_scene(void)
 {
 	fuzz_steps(8);
 	listen_to_it();
-	CHECK_EQUAL(to_state(&world.victim, IBV_QPS_ERR), 0);
+	CHECK_OK(to_state(&world.victim, IBV_QPS_ERR));
 	fuzz_steps(4);
 	take_completions();
 	CHECK_EQUAL(world.completed, world.posted);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(world.victim.qp), 0);
+	CHECK_OK(verbs->ibv_destroy_qp(world.victim.qp));
 	leave();
 	fuzz_steps(4);
 	fuzz_pass_time(UINT64_C(100000000000));
 	fuzz_steps(4);
 	for (int i = AREA_OPEN; i <= AREA_LOCAL; i++)
-		CHECK_EQUAL(verbs->ibv_dereg_mr(world.mrs[i]), 0);
+		dereg(world.mrs[i]);
 	friends_are_well();
 	if (!world.sockets)
 		world.sockets = fuzz_sockets();

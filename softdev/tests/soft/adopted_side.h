@@ -17,12 +17,12 @@ static inline int adopt_narrow(struct side *side, int buffer)
 	int fds[2];
 
 	bring_up(side, &absent);
-	SUCCEEDS(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
-	SUCCEEDS(fcntl(fds[1], F_SETFL, O_NONBLOCK));
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
+	CHECK_OK(fcntl(fds[1], F_SETFL, O_NONBLOCK));
 	if (buffer)
-		SUCCEEDS(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer)));
+		CHECK_OK(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer)));
 	soft_lock();
-	SUCCEEDS(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0));
+	CHECK_OK(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0));
 	soft_unlock();
 	record_left[fds[0]] = 0;
 	return fds[0];

@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FOR_EACH(i, table) for (size_t i = 0; i < sizeof(table) / sizeof((table)[0]); i++)
+
 /* The current step of the test, for a debugger when it hangs. */
 static const char *current_step = "start";
 #define STEP(call)                                                                                 \
@@ -76,8 +78,8 @@ static inline uint32_t next_random(void)
 		}                                                                                  \
 	} while (0)
 
-/* A call that must return 0. */
-#define SUCCEEDS(call) CHECK_EQUAL(call, 0)
+/* A call that must succeed: 0. */
+#define CHECK_OK(call) CHECK_EQUAL(call, 0)
 
 /* A call that must fail: -1 and this errno. */
 #define CHECK_FAILS(call, error)                                                                   \

@@ -20,7 +20,7 @@ static inline void forbid_copying(void)
 	};
 	struct sock_fprog program = {.len = 4, .filter = filter};
 
-	CHECK_EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	CHECK_OK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	/* With all threads: the device's own one is there already, perhaps. */
 	CHECK_EQUAL(
 		syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program),

@@ -21,7 +21,7 @@ static inline struct ibv_device_attr_ex device_of(struct ibv_context *context)
 {
 	struct ibv_device_attr_ex attr;
 
-	SUCCEEDS(extended(context)->query_device_ex(context, NULL, &attr, sizeof(attr)));
+	CHECK_OK(extended(context)->query_device_ex(context, NULL, &attr, sizeof(attr)));
 	return attr;
 }
 
@@ -62,8 +62,8 @@ static inline void open_extended_side(struct side *side, struct options options,
 				      struct extras extras)
 {
 	open_side(side, options);
-	SUCCEEDS(verbs->ibv_destroy_qp(side->qp));
-	SUCCEEDS(verbs->ibv_destroy_cq(side->cq));
+	CHECK_OK(verbs->ibv_destroy_qp(side->qp));
+	CHECK_OK(verbs->ibv_destroy_cq(side->cq));
 	struct ibv_cq_init_attr_ex cq = {
 		.cqe = extras.cqe ? extras.cqe : 256,
 		.cq_context = side,

@@ -21,13 +21,13 @@ __attribute__((format(printf, 1, 2))) static inline void spec(const char *format
 
 static inline void no_faults(void)
 {
-	SUCCEEDS(aiordma_embedded_faults(NULL, NULL, 0));
+	CHECK_OK(aiordma_embedded_faults(NULL, NULL, 0));
 }
 
 /* What the links of devices that are opened from now on are made of. */
 static inline void links_of(const char *wire)
 {
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", wire, 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", wire, 1));
 }
 
 static inline struct aiordma_fault_counts counts(void)

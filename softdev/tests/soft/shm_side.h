@@ -149,7 +149,7 @@ void __wrap_soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 	callee = NULL;
 	memcpy(end->handshake, handshake, SOFT_HANDSHAKE_SIZE);
 	memset(answer, handshake[0] + 1, sizeof(answer));
-	CHECK_EQUAL(soft_chan_accept(&end->chan, path, remote_id, answer), 0);
+	CHECK_OK(soft_chan_accept(&end->chan, path, remote_id, answer));
 	end->accepted = true;
 	send_more(end);
 	tell_end(end);

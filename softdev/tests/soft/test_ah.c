@@ -13,7 +13,7 @@ static void address_handles(struct side *side)
 	const struct ibv_ah_attr good = {
 		.grh = {.dgid = address.gid}, .dlid = ANY_DLID, .is_global = 1, .port_num = 1};
 
-	CHECK_EQUAL(verbs->ibv_query_device(side->context, &device), 0);
+	CHECK_OK(verbs->ibv_query_device(side->context, &device));
 	CHECK(device.max_ah > 0 && device.max_mcast_grp > 0 && device.max_mcast_qp_attach > 0 &&
 	      device.max_total_mcast_qp_attach > 0);
 	for (int wrong = 0; wrong < 2; wrong++) {
@@ -29,10 +29,9 @@ static void address_handles(struct side *side)
 
 	CHECK(ah && ah->pd == side->pd && ah->context == side->context);
 	destroy_qp(side);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
-	side->mr = NULL;
+	dereg_own(side);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), EBUSY); /* ibv_alloc_pd(3) */
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 
 	/* As many as the device says, and no more. */
 	struct ibv_ah **all = calloc((size_t)device.max_ah, sizeof(*all));
@@ -42,7 +41,7 @@ static void address_handles(struct side *side)
 		CHECK(all[i] = verbs->ibv_create_ah(side->pd, &attr));
 	REFUSED(verbs->ibv_create_ah(side->pd, &attr), ENOMEM);
 	for (int i = 0; i < device.max_ah; i++)
-		CHECK_EQUAL(verbs->ibv_destroy_ah(all[i]), 0);
+		CHECK_OK(verbs->ibv_destroy_ah(all[i]));
 	free(all);
 }
 
@@ -59,7 +58,7 @@ static void modified_to_rtr(struct ibv_ah_attr path, struct options options, boo
 		.ah_attr = path,
 	};
 
-	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_OK(to_init(&side));
 	CHECK_EQUAL(verbs->ibv_modify_qp(side.qp, &attr,
 					 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
 						 IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -68,7 +67,7 @@ static void modified_to_rtr(struct ibv_ah_attr path, struct options options, boo
 								       IBV_QP_MIN_RNR_TIMER)),
 		    allowed ? 0 : EINVAL);
 	if (allowed) {
-		CHECK_EQUAL(to_rts(&side), 0);
+		CHECK_OK(to_rts(&side));
 		RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8,
 		    .remote = (uintptr_t)side.memory + 8, .rkey = side.mr->rkey);
 	}
@@ -84,7 +83,7 @@ static void addresses_by_lid(void)
 
 	ud_open(&a, (struct options){0});
 	ud_open(&b, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_query_port(a.context, 1, (void *)&port), 0);
+	CHECK_OK(verbs->ibv_query_port(a.context, 1, (void *)&port));
 	CHECK_EQUAL(!port.lid, soft_device.links->roce);
 	for (uint16_t other = 0; other < 3; other++) {
 		struct ibv_ah_attr path = {.dlid = other == 2 ? 0 : port.lid + other,
@@ -100,10 +99,10 @@ static void addresses_by_lid(void)
 		struct ibv_ah *ah = verbs->ibv_create_ah(a.pd, &path);
 
 		CHECK(ah);
-		CHECK_EQUAL(post_recv_at(&b, 1, 0, GRH), 0);
+		receive_at(&b, 1, 0, GRH);
 		UD_POST(&a, .ah = ah, .qpn = b.qp->qp_num, .qkey = QKEY);
 		CHECK_EQUAL(poll_one(&b).byte_len, GRH);
-		CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+		CHECK_OK(verbs->ibv_destroy_ah(ah));
 	}
 	close_pair(&a, &b);
 }
@@ -115,10 +114,10 @@ static void address_from_wc(struct side *side)
 	struct ibv_wc wc = {.slid = 77, .sl = 5, .wc_flags = IBV_WC_GRH, .dlid_path_bits = 2};
 	struct ibv_ah_attr attr;
 
-	CHECK_EQUAL(verbs->ibv_query_gid(side->context, 1, 0, &grh.dgid), 0);
+	CHECK_OK(verbs->ibv_query_gid(side->context, 1, 0, &grh.dgid));
 	fill(grh.sgid.raw, 16, 1);
 	grh.sgid.raw[12] = 0x45; /* like an IPv4 header, but its sum is not right */
-	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, &grh, &attr), 0);
+	CHECK_OK(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, &grh, &attr));
 	CHECK_EQUAL(attr.dlid, 77);
 	CHECK_EQUAL(attr.sl, 5);
 	CHECK_EQUAL(attr.src_path_bits, 2);
@@ -144,7 +143,7 @@ static void address_from_wc(struct side *side)
 		CHECK(!verbs->ibv_create_ah_from_wc(side->pd, &wc, &bad, 1));
 	}
 	wc.wc_flags = 0;
-	CHECK_EQUAL(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, NULL, &attr), 0);
+	CHECK_OK(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, NULL, &attr));
 	CHECK_EQUAL(attr.is_global, 0);
 	CHECK_EQUAL(attr.dlid, 77);
 }

@@ -16,7 +16,7 @@ static void rates(void)
 		{(enum ibv_rate)99, -1, -1},
 	};
 
-	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+	FOR_EACH (i, known) {
 		CHECK_EQUAL(verbs->ibv_rate_to_mult(known[i].rate), known[i].mult);
 		CHECK_EQUAL(verbs->ibv_rate_to_mbps(known[i].rate), known[i].mbps);
 	}
@@ -75,10 +75,10 @@ static void of_a_device(struct side *a)
 	struct ibv_ece ece = {1, 2, 3};
 
 	CHECK_EQUAL(verbs->ibv_get_device_index(a->context->device), -1);
-	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 1, 0xffff), 0);
+	CHECK_OK(verbs->ibv_get_pkey_index(a->context, 1, 0xffff));
 	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 1, 0x7fff), -1);
 	CHECK_EQUAL(verbs->ibv_get_pkey_index(a->context, 2, 0xffff), -1);
-	CHECK_EQUAL(verbs->ibv_query_qp_data_in_order(a->qp, IBV_WR_RDMA_WRITE, 0), 0);
+	CHECK_OK(verbs->ibv_query_qp_data_in_order(a->qp, IBV_WR_RDMA_WRITE, 0));
 	/* No ECE: what there is of it is nothing (ibv_query_ece(3), ibv_set_ece(3)). */
 	CHECK_EQUAL(verbs->ibv_query_ece(a->qp, &ece), EOPNOTSUPP);
 	CHECK_EQUAL(ece.vendor_id | ece.options | ece.comp_mask, 0);
@@ -90,7 +90,7 @@ static void forking(void)
 {
 	struct side a, b;
 
-	CHECK_EQUAL(verbs->ibv_fork_init(), 0);
+	CHECK_OK(verbs->ibv_fork_init());
 	CHECK_EQUAL(verbs->ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
 	open_pair(&a, &b, (struct options){0});
 	fill(a.memory, 8192, 1);
@@ -104,7 +104,7 @@ static void forking(void)
 	fill(a.memory, 8192, 2); /* ours is now another page than the one registered */
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8192, REMOTE(&b, 0));
 	CHECK(filled(b.memory, 8192, 2));
-	CHECK_EQUAL(kill(child, SIGKILL), 0);
+	CHECK_OK(kill(child, SIGKILL));
 	CHECK_EQUAL(waitpid(child, NULL, 0), child);
 	close_pair(&a, &b);
 }

@@ -16,7 +16,7 @@ static void begin(void)
 {
 	process = split();
 	limit_seconds(30);
-	CHECK_EQUAL(soft_engine_get(), 0);
+	CHECK_OK(soft_engine_get());
 }
 
 static void finish(struct end *end)
@@ -51,7 +51,7 @@ static void begin_connected(struct end *end)
 		call_next(end);
 	port = port_of_parent();
 	if (!process.child)
-		CHECK_EQUAL(open_to(end, port, 1), 0);
+		CHECK_OK(open_to(end, port, 1));
 	UNTIL(end, false, end->accepted);
 }
 
@@ -75,7 +75,7 @@ static void killed(void)
 	soft_lock(); /* nothing is taken in meanwhile */
 	tell(&process, "", 1);
 	hear(&process, &(char){0}, 1);
-	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
+	CHECK_OK(kill(process.child, SIGKILL));
 	CHECK_EQUAL(waitid(P_PID, (id_t)process.child, &(siginfo_t){0}, WEXITED | WNOWAIT), 0);
 	CHECK_EQUAL(end.bytes, 0);
 	soft_unlock();
@@ -117,13 +117,13 @@ static void port_down(void)
 
 	begin_connected(&end);
 	if (process.child) {
-		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+		CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 		process_barrier(&process);
 		process_barrier(&process);
 		for (int i = 0; i < 100; i++)
 			soft_progress();
 		CHECK_EQUAL(end.bytes, 0);
-		CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+		CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 		UNTIL(&end, false, end.bytes == 5000);
 	} else {
 		process_barrier(&process);
@@ -153,11 +153,11 @@ static void forked(void)
 			soft_chan_end(&end.chan);
 			soft_unlock();
 			/* The child has a device of its own. */
-			CHECK_EQUAL(soft_engine_get(), 0);
+			CHECK_OK(soft_engine_get());
 			end_init(&own);
 			end_init(&peer);
 			call_next(&peer);
-			CHECK_EQUAL(open_to(&own, own_port(), 5), 0);
+			CHECK_OK(open_to(&own, own_port(), 5));
 			CHECK(own.accepted && peer.accepted);
 			end_done(&own);
 			end_done(&peer);
@@ -190,7 +190,7 @@ static int connect_to_host(uint16_t port)
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, length), 0);
+	CHECK_OK(connect(fd, (struct sockaddr *)&address, length));
 	return fd;
 }
 
@@ -234,10 +234,10 @@ static int memory_of(size_t size, int seals, const char *beginning)
 	int fd = memfd_create("visitor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(ftruncate(fd, (off_t)size), 0);
+	CHECK_OK(ftruncate(fd, (off_t)size));
 	CHECK_EQUAL(pwrite(fd, beginning, 16, 0), 16);
 	if (seals)
-		CHECK_EQUAL(fcntl(fd, F_ADD_SEALS, seals), 0);
+		CHECK_OK(fcntl(fd, F_ADD_SEALS, seals));
 	return fd;
 }
 
@@ -261,7 +261,7 @@ static void with(uint16_t port, int fd)
 {
 	int ends[2];
 
-	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	with_both(port, fd, ends[0]);
 	close(ends[1]);
 }
@@ -275,11 +275,11 @@ static void wrong_bell(uint16_t port)
 	with_both(port, soft_segment_make(), open("/dev/zero", O_RDWR));
 	with_both(port, soft_segment_make(), eventfd(0, 0));
 	/* Its write end is closed. */
-	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	close(ends[1]);
 	with_both(port, soft_segment_make(), ends[0]);
 	/* The end that one writes to. */
-	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	with_both(port, soft_segment_make(), ends[1]);
 	close(ends[0]);
 }
@@ -292,11 +292,11 @@ static void bell_made_to_block(void)
 
 	soft_notify_pipe_init(&made, NULL);
 	soft_notify_pipe_init(&hung, NULL);
-	CHECK_EQUAL(soft_notify_pipe_make(&made), 0);
+	CHECK_OK(soft_notify_pipe_make(&made));
 	soft_lock();
 	CHECK(soft_notify_pipe_receive(&hung, dup(made.read_fd)));
 	CHECK(!soft_notify_pipe_receive(&hung, dup(made.read_fd))); /* one is enough */
-	CHECK_EQUAL(fcntl(made.read_fd, F_SETFL, 0), 0);
+	CHECK_OK(fcntl(made.read_fd, F_SETFL, 0));
 	CHECK(soft_notify_pipe_drain(&hung));
 	soft_notify_pipe_notify(&made);
 	soft_notify_finish();
@@ -324,7 +324,7 @@ static void bells_after_the_lock(void)
 
 	for (int i = 0; i < PIPES; i++) {
 		soft_notify_pipe_init(&pipes[i], NULL);
-		CHECK_EQUAL(soft_notify_pipe_make(&pipes[i]), 0);
+		CHECK_OK(soft_notify_pipe_make(&pipes[i]));
 	}
 	soft_lock();
 	for (int i = 0; i < PIPES; i++) {
@@ -340,7 +340,7 @@ static void bells_after_the_lock(void)
 	/* Nothing is written to what has its number after it was closed. */
 	int number = pipes[0].write_fd, ends[2];
 
-	CHECK_EQUAL(pipe(ends), 0);
+	CHECK_OK(pipe(ends));
 	soft_lock();
 	soft_notify_pipe_notify(&pipes[0]);
 	for (int i = 0; i < PIPES; i++)
@@ -399,7 +399,7 @@ static void wrong_messages(uint16_t port)
 	}
 	int fd = connect_to_host(port), memory = soft_segment_make(), ends[2];
 
-	CHECK_EQUAL(pipe2(ends, O_CLOEXEC), 0);
+	CHECK_OK(pipe2(ends, O_CLOEXEC));
 	int fds[4] = {memory, ends[0], memory, ends[0]};
 
 	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(struct message), fds, 4);
@@ -426,14 +426,14 @@ static void vandal(uint16_t port, void (*what)(struct soft_shm_peer *host))
 	int fd = connect_to_host(port), memory = soft_segment_make();
 
 	soft_attach_init(&host);
-	CHECK_EQUAL(soft_notify_pipe_make(&host.pipe), 0);
+	CHECK_OK(soft_notify_pipe_make(&host.pipe));
 	int fds[2] = {memory, host.pipe.read_fd};
 
 	/* The numbers of the two devices, in the upper half, are of none that there can be. */
 	send_message(fd, &(struct message){HELLO, 0xffff0001, 0}, sizeof(struct message), fds, 2);
 	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), sizeof(message));
 	CHECK_EQUAL(message.type, READY);
-	CHECK_EQUAL(soft_segment_map(&host, memory, true), 0);
+	CHECK_OK(soft_segment_map(&host, memory, true));
 	close(memory);
 	host.socket.fd = fd;
 	what(&host);
@@ -543,11 +543,11 @@ static void visitors(void)
 		STEP(bells_after_the_lock());
 		STEP(wrong_messages(port));
 		STEP(crowd(port));
-		for (size_t i = 0; i < sizeof(wrong_records) / sizeof(wrong_records[0]); i++) {
+		FOR_EACH (i, wrong_records) {
 			wrong_record = &wrong_records[i];
 			STEP(vandal(port, writes_it));
 		}
-		for (size_t i = 0; i < sizeof(vandals) / sizeof(vandals[0]); i++)
+		FOR_EACH (i, vandals)
 			STEP(vandal(port, vandals[i]));
 	} else {
 		call_next(NULL);
@@ -567,7 +567,7 @@ static void ignored(bool known)
 {
 	struct end end;
 
-	CHECK_EQUAL(soft_engine_get(), 0);
+	CHECK_OK(soft_engine_get());
 	uint16_t port = port_of_parent();
 
 	end_init(&end);
@@ -596,7 +596,7 @@ static void other_user(void)
 	process = split();
 	limit_seconds(30);
 	if (!process.child)
-		CHECK_EQUAL(setresuid(65533, 65533, 65533), 0); /* not 65534, the unmapped one */
+		CHECK_OK(setresuid(65533, 65533, 65533)); /* not 65534, the unmapped one */
 	ignored(true);
 }
 

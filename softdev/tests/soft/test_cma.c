@@ -43,9 +43,8 @@ static void begin(struct scene *scene, size_t length)
 	CHECK(pages != MAP_FAILED);
 	memset(pages, 0, 2 * SOFT_CMA_PAGE);
 	scene->process = split();
-	CHECK_EQUAL(soft_cma_init(&scene->cma, page_of(scene->process.child),
-				  page_of(!scene->process.child)),
-		    0);
+	CHECK_OK(soft_cma_init(&scene->cma, page_of(scene->process.child),
+			       page_of(!scene->process.child)));
 	scene->cma.peer_secret_at = (uintptr_t)scene->cma.secret; /* the same place after a fork */
 	process_barrier(&scene->process);
 }
@@ -141,12 +140,12 @@ static void holes(void)
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 8 * PAGE), SOFT_CMA_UNREADABLE);
 		/* Not at all where it is, and after a good part. */
-		CHECK_EQUAL(mprotect(memory + PAGE, PAGE, PROT_READ), 0);
+		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ));
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory, 2 * PAGE), SOFT_CMA_UNWRITABLE);
 		hear(&scene.process, &desc, sizeof(desc));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory + PAGE, PAGE), SOFT_CMA_UNWRITABLE);
-		CHECK_EQUAL(mprotect(memory + PAGE, PAGE, PROT_READ | PROT_WRITE), 0);
+		CHECK_OK(mprotect(memory + PAGE, PAGE, PROT_READ | PROT_WRITE));
 		CHECK_EQUAL(copy_all(&scene.cma, &desc, memory + PAGE, 100), SOFT_CMA_COPIED);
 		CHECK(filled(memory + PAGE, PAGE, 1));
 	}
@@ -162,7 +161,7 @@ static void within_one_process(void)
 	struct soft_cma cma;
 	uint8_t *memory = map(MIB);
 
-	CHECK_EQUAL(soft_cma_init(&cma, page, page), 0);
+	CHECK_OK(soft_cma_init(&cma, page, page));
 	CHECK(soft_cma_probe(&cma, getpid()));
 	CHECK(soft_cma_is_open(&cma));
 	fill(memory, 1000, 9);
@@ -244,7 +243,7 @@ static void four_into_fresh_pages(int number, uint8_t *to)
 {
 	soft_device.shm->slow = 0;
 	if (number < 4)
-		CHECK_EQUAL(madvise(to, MIB, MADV_DONTNEED), 0);
+		CHECK_OK(madvise(to, MIB, MADV_DONTNEED));
 }
 
 /* After two slow copies in a row the copying side asks for no more, and the other side knows. */
@@ -357,7 +356,7 @@ static void owner_dies(void)
 		for (;; copied++) {
 			memset(scene.memory, 0, MIB);
 			if (copied == round)
-				CHECK_EQUAL(kill(scene.process.child, SIGKILL), 0);
+				CHECK_OK(kill(scene.process.child, SIGKILL));
 			enum soft_cma_result reached =
 				copy_all(&scene.cma, &desc, scene.memory, MIB / 4);
 
@@ -505,7 +504,7 @@ static void bookkeeping(void)
 	struct soft_cma_page *page = calloc(1, sizeof(*page));
 	uint8_t byte = 7, copy = 0;
 
-	CHECK_EQUAL(soft_cma_init(&cma, page, page), 0);
+	CHECK_OK(soft_cma_init(&cma, page, page));
 	CHECK(soft_cma_probe(&cma, getpid()));
 	for (uint32_t i = 0; i < SOFT_CMA_SLOTS; i++) {
 		CHECK(export = soft_cma_export_new(&cma));
@@ -560,7 +559,7 @@ static void as_bytes(void)
 		uint32_t count, length;
 	} wrong[] = {{2, 299}, {2, 301}, {1, 300}, {3, 300}, {0, 0}, {SOFT_CMA_PIECES + 1, 300}};
 
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+	FOR_EACH (i, wrong)
 		CHECK(!soft_cma_desc_decode(bytes, wrong[i].count, wrong[i].length, &got));
 	soft_put64(bytes + 16, 1ull << 32 | 100);
 	CHECK(!soft_cma_desc_decode(bytes, 2, 300, &got));

@@ -200,9 +200,9 @@ static void every_byte(void)
 	unsigned seed = 0;
 
 	open_scene(&scene, (struct options){.memory = 4 * MIB});
-	for (unsigned i = 0; i < sizeof(opcodes) / sizeof(*opcodes); i++)
-		for (unsigned j = 0; j < sizeof(lengths) / sizeof(*lengths); j++)
-			for (unsigned k = 0; k < sizeof(pieces) / sizeof(*pieces); k++)
+	FOR_EACH (i, opcodes)
+		FOR_EACH (j, lengths)
+			FOR_EACH (k, pieces)
 				if ((uint32_t)pieces[k] <= lengths[j])
 					whole_message(&scene, opcodes[i], lengths[j], pieces[k],
 						      1 + next_random() % 5000, ++seed);
@@ -224,7 +224,7 @@ static void both_ways(void)
 	tell(&scene.process, &own, sizeof(own));
 	hear(&scene.process, &theirs, sizeof(theirs));
 	for (unsigned i = 0; i < WINDOW; i++)
-		CHECK_EQUAL(post_recv_at(side, 1000 + i, (WINDOW + i) * EACH, EACH), 0);
+		receive_at(side, 1000 + i, (WINDOW + i) * EACH, EACH);
 	process_barrier(&scene.process);
 	while (sent < COUNT || received < COUNT) {
 		struct ibv_wc wc;
@@ -250,7 +250,7 @@ static void both_ways(void)
 		CHECK_EQUAL(wc.wr_id, 1000 + received % WINDOW);
 		CHECK_EQUAL(wc.byte_len, 1 + (received * 7919u) % EACH);
 		CHECK(filled(side->memory + at, wc.byte_len, theirs + received));
-		CHECK_EQUAL(post_recv_at(side, wc.wr_id, at, EACH), 0);
+		receive_at(side, wc.wr_id, at, EACH);
 		received++;
 	}
 	close_scene(&scene);
@@ -277,7 +277,7 @@ static void forbidden_later(void)
 			else if (late)
 				forbid_copying();
 			if (!asks)
-				CHECK_EQUAL(post_recv_at(side, 2, 2 * EACH, 8), 0);
+				receive_at(side, 2, 2 * EACH, 8);
 			hand_over(side);
 			process_barrier(&scene.process);
 			for (unsigned i = 0; asks && i < 2; i++)
@@ -306,14 +306,13 @@ static void forbidden_later(void)
 /* The other side cannot see what has been said to it before its port is up again. */
 static void port(bool up)
 {
-	CHECK_EQUAL(aiordma_embedded_raise(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR), 0);
+	CHECK_OK(aiordma_embedded_raise(up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR));
 }
 
 static void deregister(struct side *side)
 {
-	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
-	side->mr = NULL;
-	CHECK_EQUAL(mprotect(side->memory, side->options.memory, PROT_NONE), 0);
+	dereg_own(side);
+	CHECK_OK(mprotect(side->memory, side->options.memory, PROT_NONE));
 }
 
 /* The requester's memory: its request fails with a local protection error (IBTA 10.7.2.2), and what
@@ -326,8 +325,8 @@ static void requester_deregisters(void)
 
 		open_scene(&scene, (struct options){.memory = 2 * MIB});
 		if (!is_parent(&scene)) {
-			CHECK_EQUAL(post_recv_at(side, 7, 0, 8), 0);
-			CHECK_EQUAL(post_recv_at(side, 8, 0, MIB), 0);
+			receive_at(side, 7, 0, 8);
+			receive_at(side, 8, 0, MIB);
 			port(false);
 			process_barrier(&scene.process);
 			process_barrier(&scene.process);
@@ -335,7 +334,7 @@ static void requester_deregisters(void)
 			expect_wc(side, 7, IBV_WC_SUCCESS);
 			process_barrier(&scene.process);
 			CHECK_EQUAL(state_of(side), IBV_QPS_RTS);
-			CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
+			CHECK_OK(to_state(side, IBV_QPS_ERR));
 			expect_wc(side, 8, IBV_WC_WR_FLUSH_ERR);
 			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
 			close_scene(&scene);
@@ -383,7 +382,7 @@ static void responder_deregisters(void)
 		uint64_t given = given_so_far();
 		struct ibv_wc wc;
 
-		CHECK_EQUAL(post_recv_at(side, 7, 0, 8), 0);
+		receive_at(side, 7, 0, 8);
 		port(false);
 		process_barrier(&scene.process);
 		process_barrier(&scene.process);
@@ -397,7 +396,7 @@ static void responder_deregisters(void)
 		for (;;) {
 			struct ibv_async_event event;
 
-			CHECK_EQUAL(verbs->ibv_get_async_event(side->context, &event), 0);
+			CHECK_OK(verbs->ibv_get_async_event(side->context, &event));
 			verbs->ibv_ack_async_event(&event);
 			if (event.event_type == IBV_EVENT_QP_ACCESS_ERR)
 				break;
@@ -430,7 +429,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		hand_over(side);
 		if (!is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
-				CHECK_EQUAL(post_recv_at(side, i, i * MIB, MIB), 0);
+				receive_at(side, i, i * MIB, MIB);
 		process_barrier(&scene.process);
 		if (is_parent(&scene))
 			for (unsigned i = 0; i < WINDOW; i++)
@@ -439,7 +438,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		if (owner) {
 			for (volatile unsigned wait = next_random() % 400000; wait; wait--)
 				;
-			CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
+			dereg(side->mr);
 			munmap(side->memory, length);
 			CHECK(mmap(side->memory, length, PROT_READ | PROT_WRITE,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == side->memory);
@@ -461,7 +460,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 		process_barrier(&scene.process);
 		/* And what the child has received; the rest is flushed. */
 		if (!is_parent(&scene))
-			CHECK_EQUAL(to_state(side, IBV_QPS_ERR), 0);
+			CHECK_OK(to_state(side, IBV_QPS_ERR));
 		for (unsigned i = 0; !is_parent(&scene) && i < WINDOW; i++) {
 			wc = next_wc(side);
 			CHECK_EQUAL(wc.wr_id, i);
@@ -471,7 +470,7 @@ static void unmapped_under_fire(enum ibv_wr_opcode opcode)
 				CHECK_EQUAL(wc.status, IBV_WC_WR_FLUSH_ERR);
 		}
 		process_barrier(&scene.process);
-		CHECK_EQUAL(to_state(side, IBV_QPS_RESET), 0);
+		CHECK_OK(to_state(side, IBV_QPS_RESET));
 		while (poll_cq(side, 1, &wc))
 			;
 		bring_scene_up(&scene);

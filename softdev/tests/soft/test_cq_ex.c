@@ -17,9 +17,9 @@ static void queries(void)
 	} port;
 	struct ibv_device_attr plain;
 
-	CHECK_EQUAL(verbs->ibv_query_device(context, &plain), 0);
+	CHECK_OK(verbs->ibv_query_device(context, &plain));
 	memset(&device, 0xee, sizeof(device));
-	CHECK_EQUAL(ex->query_device_ex(context, &input, &device.attr, sizeof(device.attr)), 0);
+	CHECK_OK(ex->query_device_ex(context, &input, &device.attr, sizeof(device.attr)));
 	CHECK(!memcmp(&device.attr.orig_attr, &plain, sizeof(plain)));
 	CHECK_EQUAL(device.attr.phys_port_cnt_ex, 1);
 	CHECK(device.attr.completion_timestamp_mask == UINT64_MAX);
@@ -31,12 +31,11 @@ static void queries(void)
 
 	/* A caller compiled with an older header, or a newer one. */
 	memset(&device, 0xee, sizeof(device));
-	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr,
-					offsetof(struct ibv_device_attr_ex, hca_core_clock)),
-		    0);
+	CHECK_OK(ex->query_device_ex(context, NULL, &device.attr,
+				     offsetof(struct ibv_device_attr_ex, hca_core_clock)));
 	CHECK(device.attr.completion_timestamp_mask == UINT64_MAX);
 	CHECK(device.attr.hca_core_clock == 0xeeeeeeeeeeeeeeeeu);
-	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr, sizeof(device)), 0);
+	CHECK_OK(ex->query_device_ex(context, NULL, &device.attr, sizeof(device)));
 	CHECK_EQUAL(device.after[0], 0);
 	CHECK_EQUAL(ex->query_device_ex(context, NULL, &device.attr, sizeof(plain) - 1), EINVAL);
 	input.comp_mask = 1;
@@ -44,23 +43,23 @@ static void queries(void)
 		    EINVAL);
 
 	memset(&port, 0xee, sizeof(port));
-	CHECK_EQUAL(ex->query_port(context, 1, &port.attr, sizeof(port.attr)), 0);
+	CHECK_OK(ex->query_port(context, 1, &port.attr, sizeof(port.attr)));
 	CHECK_EQUAL(port.attr.state, IBV_PORT_ACTIVE);
 	CHECK_EQUAL(port.attr.port_cap_flags2, 0);
 	CHECK_EQUAL(port.after[0], 0xee);
-	CHECK_EQUAL(ex->query_port(context, 1, &port.attr, sizeof(port)), 0);
+	CHECK_OK(ex->query_port(context, 1, &port.attr, sizeof(port)));
 	CHECK_EQUAL(port.after[0], 0);
 	CHECK_EQUAL(ex->query_port(context, 2, &port.attr, sizeof(port.attr)), EINVAL);
 
 	struct ibv_values_ex values = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK | 0x80};
 	uint64_t before = now_ns(CLOCK_MONOTONIC);
 
-	CHECK_EQUAL(ex->query_rt_values(context, &values), 0);
+	CHECK_OK(ex->query_rt_values(context, &values));
 	CHECK_EQUAL(values.comp_mask, IBV_VALUES_MASK_RAW_CLOCK); /* what is known */
 	CHECK_EQUAL(values.raw_clock.tv_sec, 0);
 	CHECK((uint64_t)values.raw_clock.tv_nsec >= before &&
 	      (uint64_t)values.raw_clock.tv_nsec <= now_ns(CLOCK_MONOTONIC));
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 static struct ibv_cq_ex *try_cq(struct ibv_context *context, struct ibv_cq_init_attr_ex attr,
@@ -96,7 +95,7 @@ static void creating(void)
 		{0, 0, 0, 4, UINT32_MAX, EINVAL},
 	};
 
-	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+	FOR_EACH (i, refused)
 		try_cq(context,
 		       (struct ibv_cq_init_attr_ex){.cqe = refused[i].cqe,
 						    .comp_vector = refused[i].comp_vector,
@@ -119,9 +118,9 @@ static void creating(void)
 	      !usual->read_completion_wallclock_ns && !usual->read_cvlan);
 	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){.comp_mask = 1}), EINVAL);
 	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){0}), ENOENT);
-	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)bare), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)usual), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_OK(verbs->ibv_destroy_cq((struct ibv_cq *)bare));
+	CHECK_OK(verbs->ibv_destroy_cq((struct ibv_cq *)usual));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 static int start_waiting(struct ibv_cq_ex *cq)
@@ -157,7 +156,7 @@ static void reading(struct side *a, struct side *b)
 	uint64_t last = before;
 
 	for (unsigned i = 1; i <= 3; i++) {
-		CHECK_EQUAL(post_recv_at(b, 100 + i, 0, 4096), 0);
+		receive_at(b, 100 + i, 0, 4096);
 		send_with_number(a, i, 0x01020300 + i);
 		expect_wc(a, i, IBV_WC_SUCCESS);
 	}
@@ -178,7 +177,7 @@ static void reading(struct side *a, struct side *b)
 		last = cq->read_completion_ts(cq);
 		CHECK(cq->read_completion_wallclock_ns(cq) >= wall_before);
 		/* Between start and end the application may post, and the device may complete. */
-		CHECK_EQUAL(post_recv_at(b, 200 + i, 0, 4096), 0);
+		receive_at(b, 200 + i, 0, 4096);
 		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
 		CHECK_EQUAL(next_waiting(cq), 0);
 	}
@@ -204,15 +203,15 @@ static void as_plain_cq(struct side *a, struct side *b)
 
 	CHECK_EQUAL(b->context->ops.req_notify_cq(b->cq, 0), 0);
 	for (unsigned i = 1; i <= 4; i++) {
-		CHECK_EQUAL(post_recv_at(b, i, 0, 64), 0);
+		receive_at(b, i, 0, 64);
 		send_with_number(a, i, 0);
 		expect_wc(a, i, IBV_WC_SUCCESS);
 	}
-	CHECK_EQUAL(verbs->ibv_get_cq_event(b->channel, &found, &context), 0);
+	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &found, &context));
 	CHECK(found == b->cq && context == b);
 	verbs->ibv_ack_cq_events(found, 1);
 	CHECK_EQUAL(verbs->ibv_resize_cq(b->cq, 3), EINVAL);
-	CHECK_EQUAL(verbs->ibv_resize_cq(b->cq, 100), 0);
+	CHECK_OK(verbs->ibv_resize_cq(b->cq, 100));
 	CHECK_EQUAL(cq->cqe, 100);
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	CHECK_EQUAL(start_waiting(cq), 0);
@@ -237,7 +236,7 @@ static void overrunning(void)
 					   .cq_flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN |
 						       IBV_CREATE_CQ_ATTR_SINGLE_THREADED});
 	for (unsigned i = 1; i <= 5; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 64), 0);
+		receive_at(&b, i, 0, 64);
 		send_with_number(&a, i, 0);
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	}
@@ -254,8 +253,8 @@ static void overrunning(void)
 
 	/* Not ignored: what it has is handed out, then an error that needs no end_poll. */
 	open_extended_pair(&a, &b, (struct options){0}, (struct extras){.cqe = 1});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
-	CHECK_EQUAL(post_recv_at(&b, 2, 0, 64), 0);
+	receive_at(&b, 1, 0, 64);
+	receive_at(&b, 2, 0, 64);
 	send_with_number(&a, 1, 0);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	send_with_number(&a, 2, 0);
@@ -291,7 +290,7 @@ static void take_event(struct side *side)
 	struct ibv_cq *cq;
 	void *context;
 
-	CHECK_EQUAL(verbs->ibv_get_cq_event(side->channel, &cq, &context), 0);
+	CHECK_OK(verbs->ibv_get_cq_event(side->channel, &cq, &context));
 	verbs->ibv_ack_cq_events(cq, 1);
 	CHECK_EQUAL(side->context->ops.req_notify_cq(side->cq, 0), 0);
 }
@@ -299,7 +298,7 @@ static void take_event(struct side *side)
 /* One message arrives, and is not looked at. */
 static void arrive(struct side *a, struct side *b)
 {
-	CHECK_EQUAL(post_recv_at(b, 1, 0, 64), 0);
+	receive_at(b, 1, 0, 64);
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 1);
 }
 
@@ -311,10 +310,10 @@ static void moderating(void)
 
 	open_pair(&a, &b, (struct options){0});
 	CHECK_EQUAL(extended(b.context)->modify_cq(b.cq, &attr), EINVAL);
-	CHECK_EQUAL(b.context->ops.req_notify_cq(b.cq, 0), 0);
+	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 
 	/* By count: the third one makes the event. */
-	CHECK_EQUAL(moderate(&b, 3, never), 0);
+	CHECK_OK(moderate(&b, 3, never));
 	uint64_t begin = now_ns(CLOCK_MONOTONIC);
 
 	arrive(&a, &b);
@@ -327,25 +326,25 @@ static void moderating(void)
 	take_event(&b);
 
 	/* By time: a single one waits for the period, and no longer than a thread sleeps. */
-	CHECK_EQUAL(moderate(&b, 100, 20000), 0);
+	CHECK_OK(moderate(&b, 100, 20000));
 	begin = now_ns(CLOCK_MONOTONIC);
 	arrive(&a, &b);
 	take_event(&b);
 	CHECK(now_ns(CLOCK_MONOTONIC) - begin >= 20000 * 1000u);
 
 	/* What is held back is let go by a change. */
-	CHECK_EQUAL(moderate(&b, 100, never), 0);
+	CHECK_OK(moderate(&b, 100, never));
 	arrive(&a, &b);
-	CHECK_EQUAL(moderate(&b, 0, 0), 0);
+	CHECK_OK(moderate(&b, 0, 0));
 	CHECK(event_is_there(&b));
 	take_event(&b);
 
 	/* Off: a count or a period alone is no moderation. */
-	CHECK_EQUAL(moderate(&b, 100, 0), 0);
+	CHECK_OK(moderate(&b, 100, 0));
 	arrive(&a, &b);
 	CHECK(event_is_there(&b));
 	take_event(&b);
-	CHECK_EQUAL(moderate(&b, 0, never), 0);
+	CHECK_OK(moderate(&b, 0, never));
 	arrive(&a, &b);
 	CHECK(event_is_there(&b));
 	take_event(&b);
@@ -354,9 +353,9 @@ static void moderating(void)
 	struct side c, d;
 
 	open_pair(&c, &d, (struct options){0});
-	CHECK_EQUAL(d.context->ops.req_notify_cq(d.cq, 0), 0);
-	CHECK_EQUAL(moderate(&d, 100, 20000), 0);
-	CHECK_EQUAL(moderate(&b, 100, 5000), 0);
+	CHECK_OK(d.context->ops.req_notify_cq(d.cq, 0));
+	CHECK_OK(moderate(&d, 100, 20000));
+	CHECK_OK(moderate(&b, 100, 5000));
 	arrive(&a, &b);
 	close_pair(&a, &b);
 	arrive(&c, &d);
@@ -396,9 +395,9 @@ static void threads(void)
 	open_side(&a, (struct options){0});
 	connect_pair(&a, &reader_side);
 	for (int i = 0; i < 2; i++)
-		CHECK_EQUAL(pthread_create(&readers[i], NULL, read_some, NULL), 0);
+		CHECK_OK(pthread_create(&readers[i], NULL, read_some, NULL));
 	for (unsigned i = 0; i < 200; i++) {
-		CHECK_EQUAL(post_recv_at(&reader_side, 1 + i % 60, 0, 64), 0);
+		receive_at(&reader_side, 1 + i % 60, 0, 64);
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 1 + i % 60);
 	}
 	for (int i = 0; i < 2; i++)

@@ -35,8 +35,8 @@ static void read_before(struct side *a, struct side *b)
 		fill(b->memory, LARGE, round);
 		fill(a->memory + LARGE, 24000, round + 1);
 		if (chain[1].opcode == IBV_WR_SEND)
-			CHECK_EQUAL(post_recv_at(b, 3, 500, 100), 0);
-		CHECK_EQUAL(post_chain(a, chain, 2), 0);
+			receive_at(b, 3, 500, 100);
+		CHECK_OK(post_chain(a, chain, 2));
 		expect_wc(a, 1, IBV_WC_SUCCESS);
 		expect_wc(a, 2, IBV_WC_SUCCESS);
 		CHECK(filled(a->memory, chain[0].length, round));
@@ -54,13 +54,13 @@ static void sizes(struct side *a, struct side *b)
 					   65536, 262143, 262144, 262145, 524288, 1000000, 3000000};
 	enum { HALF = 3 << 20 };
 
-	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+	FOR_EACH (i, lengths) {
 		uint32_t length = lengths[i];
 
 		fill(a->memory, length, (unsigned)i);
 		fill(b->memory, length, (unsigned)i + 100);
-		CHECK_EQUAL(post_recv_at(a, 1, HALF, HALF), 0);
-		CHECK_EQUAL(post_recv_at(b, 1, HALF, HALF), 0);
+		receive_at(a, 1, HALF, HALF);
+		receive_at(b, 1, HALF, HALF);
 		POST(a, IBV_WR_SEND, .wr_id = 2, .length = length);
 		POST(b, IBV_WR_SEND, .wr_id = 2, .length = length);
 		for (int side = 0; side < 2; side++) {
@@ -102,10 +102,10 @@ static void between_processes(bool uc)
 	open_side(&side, (struct options){.memory = WORD + 64, .uc = uc});
 	struct address peer = exchange(&process, &side);
 
-	CHECK_EQUAL(to_init(&side), 0);
-	CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
-	CHECK_EQUAL(to_rtr(&side, &peer), 0);
-	CHECK_EQUAL(to_rts(&side), 0);
+	CHECK_OK(to_init(&side));
+	receive_at(&side, 1, ROOM, ROOM);
+	CHECK_OK(to_rtr(&side, &peer));
+	CHECK_OK(to_rts(&side));
 	process_barrier(&process); /* UC loses what comes before */
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t length = 1 + (round * 7919u) % (round % 50 ? 5000 : ROOM);
@@ -133,7 +133,7 @@ static void between_processes(bool uc)
 			CHECK_EQUAL(wc.imm_data, round);
 			CHECK_EQUAL(wc.src_qp, peer.qpn);
 			CHECK(filled(side.memory + ROOM, length, round));
-			CHECK_EQUAL(post_recv_at(&side, 1, ROOM, ROOM), 0);
+			receive_at(&side, 1, ROOM, ROOM);
 		}
 	}
 	process_barrier(&process);

@@ -65,13 +65,13 @@ static void between_processes(const char *ip)
 	int index = ip ? index_of(context, ip) : 0;
 
 	limit_seconds(60);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_OK(verbs->ibv_close_device(context));
 	CHECK(index >= 0);
 	ud_open(&side, (struct options){.gid = (uint8_t)index});
 	struct address own = address_of_side(&side), peer = exchange(&process, &side);
 	struct ibv_ah *ah = process.child ? ud_path(&side, &peer, index) : NULL;
 
-	CHECK_EQUAL(post_recv_at(&side, 1, 8192, GRH + MTU), 0);
+	receive_at(&side, 1, 8192, GRH + MTU);
 	process_barrier(&process);
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		uint32_t length = round == 0 ? 0 : round == 2 ? MTU : (round * 7919u) % (MTU + 1);
@@ -96,10 +96,10 @@ static void between_processes(const char *ip)
 		if (!ah)
 			CHECK(ah = verbs->ibv_create_ah_from_wc(side.pd, &wc,
 								(void *)(side.memory + 8192), 1));
-		CHECK_EQUAL(post_recv_at(&side, 1, 8192, GRH + MTU), 0);
+		receive_at(&side, 1, 8192, GRH + MTU);
 	}
 	process_barrier(&process);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 	join(&process);
 }
@@ -116,7 +116,7 @@ static void from_any_to_any(void)
 	ud_open(&side, (struct options){0});
 	struct address peer = exchange(&process, &side);
 
-	CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH), 0);
+	receive_at(&side, 1, 4096, GRH);
 	process_barrier(&process);
 	for (int i = 0; verbs->ibv_query_gid(side.context, 1, i, &from) == 0; i++)
 		for (int k = 0; verbs->ibv_query_gid(side.context, 1, k, &to) == 0; k++) {
@@ -131,12 +131,12 @@ static void from_any_to_any(void)
 
 				UD_POST(&side, .ah = ah, .qpn = peer.qpn, .qkey = QKEY, .wr_id = 2);
 				expect_wc(&side, 2, IBV_WC_SUCCESS);
-				CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+				CHECK_OK(verbs->ibv_destroy_ah(ah));
 			} else {
 				expect_wc(&side, 1, IBV_WC_SUCCESS);
 				CHECK(!memcmp(side.memory + 4096 + (ipv4 ? 32 : 8),
 					      ipv4 ? &from.raw[12] : from.raw, ipv4 ? 4 : 16));
-				CHECK_EQUAL(post_recv_at(&side, 1, 4096, GRH), 0);
+				receive_at(&side, 1, 4096, GRH);
 			}
 			process_barrier(&process);
 		}
@@ -165,7 +165,7 @@ static void burst(void)
 
 		if (i == 0) {
 			for (unsigned k = 0; k < MANY && !process.child; k++)
-				CHECK_EQUAL(post_recv_at(&side, k, k * 8192u, GRH + MTU), 0);
+				receive_at(&side, k, k * 8192u, GRH + MTU);
 			process_barrier(&process);
 		}
 		if (process.child) {
@@ -179,7 +179,7 @@ static void burst(void)
 		}
 	}
 	process_barrier(&process);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 	join(&process);
 }
@@ -215,14 +215,14 @@ static void hostile(struct side *side)
 				 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	uint32_t number = number_at(bind_device_port(fd), 5);
 
-	CHECK_EQUAL(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
-	CHECK_EQUAL(post_recv_at(side, 1, 0, GRH + MTU), 0);
+	CHECK_OK(connect(fd, (struct sockaddr *)&to, sizeof(to)));
+	receive_at(side, 1, 0, GRH + MTU);
 	soft_datagram_encode(good, &(struct soft_datagram){.source = own.gid,
 							   .destination = own.gid,
 							   .to = own.qpn,
 							   .from = number,
 							   .qkey = QKEY});
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+	FOR_EACH (i, wrong) {
 		memcpy(bytes, good, sizeof(bytes));
 		memset(bytes + wrong[i].at, wrong[i].value, wrong[i].length);
 		CHECK(memcmp(bytes, good, sizeof(bytes)));
@@ -294,19 +294,19 @@ static void port_changes(struct side *a, struct side *b, struct ibv_ah *ah)
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	uint32_t number = number_at(bind_device_port(fd), 5);
 
-	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0);
+	receive_at(b, 1, 0, GRH);
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	send_with(a, ah, b, QKEY);
 	send_raw(fd, number, address_of_side(b));
 	while (queued_at("/proc/net/udp", address_of_side(b).port) +
 	       queued_at("/proc/net/udp6", address_of_side(b).port))
 		expect_no_wc(b);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_no_wc(b);
 	send_with(a, ah, b, QKEY);
 	poll_one(b);
 
-	CHECK_EQUAL(post_recv_at(b, 1, 0, GRH), 0);
+	receive_at(b, 1, 0, GRH);
 	send_raw(fd, number, address_of_side(b));
 	expect_wc(b, 1, IBV_WC_SUCCESS);
 	close(fd);

@@ -74,9 +74,9 @@ static void expect_others_stay(bool modifies)
 	open_pair(&a, &b, (struct options){0});
 	close_all();
 	for (int i = 0; i < 16; i++) {
-		CHECK_EQUAL(pipe(pipes[i]), 0);
+		CHECK_OK(pipe(pipes[i]));
 		for (int end = 0; end < 2; end++)
-			CHECK_EQUAL(fstat(pipes[i][end], &before[i][end]), 0);
+			CHECK_OK(fstat(pipes[i][end], &before[i][end]));
 	}
 	if (modifies)
 		CHECK_EQUAL(to_state(&a, IBV_QPS_ERR), ENODEV);
@@ -87,7 +87,7 @@ static void expect_others_stay(bool modifies)
 
 		CHECK_EQUAL(poll(&readable, 1, 0), 0); /* nothing was written into it */
 		for (int end = 0; end < 2; end++) {
-			CHECK_EQUAL(fstat(pipes[i][end], &now), 0);
+			CHECK_OK(fstat(pipes[i][end], &now));
 			CHECK(now.st_ino == before[i][end].st_ino);
 		}
 	}
@@ -110,9 +110,9 @@ static void closed_before(void)
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
 
 	CHECK(pd);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_OK(verbs->ibv_close_device(context));
 	close_all();
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+	CHECK_OK(verbs->ibv_dealloc_pd(pd));
 	expect_no_device_thread();
 }
 
@@ -131,7 +131,7 @@ static void opens_anew(void)
 /* A start that was refused has opened nothing: the child of a fork closes nothing of the program's. */
 static void refused_before_a_fork(void)
 {
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_LINKS", "smoke", 1), 0);
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "smoke", 1));
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
 
 	CHECK(list && !verbs->ibv_open_device(list[0]));

@@ -20,7 +20,7 @@ static void connect_of(struct side *a, int device_a, struct side *b, int device_
 
 static void send_one(struct side *from, struct side *to)
 {
-	CHECK_EQUAL(post_recv_at(to, 1, 0, 64), 0);
+	receive_at(to, 1, 0, 64);
 	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	expect_wc(to, 1, IBV_WC_SUCCESS);
 }
@@ -29,7 +29,7 @@ static enum ibv_port_state state_of_port(const struct side *side)
 {
 	struct ibv_port_attr port;
 
-	CHECK_EQUAL(verbs->ibv_query_port(side->context, 1, (void *)&port), 0);
+	CHECK_OK(verbs->ibv_query_port(side->context, 1, (void *)&port));
 	return port.state;
 }
 
@@ -37,7 +37,7 @@ static void one_by_default(void)
 {
 	int count;
 
-	CHECK_EQUAL(unsetenv("AIORDMA_EMBEDDED_DEVICES"), 0);
+	CHECK_OK(unsetenv("AIORDMA_EMBEDDED_DEVICES"));
 	verbs->ibv_free_device_list(verbs->ibv_get_device_list(&count));
 	CHECK_EQUAL(count, 1);
 	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), ENODEV);
@@ -48,17 +48,17 @@ static void wrong_wishes(void)
 	static const char *const wrong[] = {
 		"0", "5", "-1", "+2", "2x", "two", "lo,", "lo,lo", "a_name_too_long_"};
 
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+	FOR_EACH (i, wrong)
 		expect_setting_refused("AIORDMA_EMBEDDED_DEVICES", wrong[i],
 				       "it is a number of devices, 1 to 4");
-	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0); /* unset, and asked again */
+	CHECK_OK(verbs->ibv_close_device(open_device())); /* unset, and asked again */
 }
 
 static void most(void)
 {
 	int count;
 
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "4", 1), 0);
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "4", 1));
 	struct ibv_device **list = verbs->ibv_get_device_list(&count);
 
 	CHECK_EQUAL(count, 4);
@@ -79,16 +79,16 @@ static void told_apart(void)
 		struct ibv_device_attr attr;
 
 		open_side(&sides[i], OF(i));
-		CHECK_EQUAL(verbs->ibv_query_gid(sides[i].context, 1, 0, &gid), 0);
+		CHECK_OK(verbs->ibv_query_gid(sides[i].context, 1, 0, &gid));
 		CHECK(!memcmp(gid.raw, loopback, sizeof(loopback)));
-		CHECK_EQUAL(verbs->ibv_query_device(sides[i].context, &attr), 0);
+		CHECK_OK(verbs->ibv_query_device(sides[i].context, &attr));
 		CHECK(attr.node_guid == verbs->ibv_get_device_guid(sides[i].context->device));
 	}
 	CHECK(!strcmp(verbs->ibv_get_device_name(sides[0].context->device), "embedded0"));
 	CHECK(!strcmp(verbs->ibv_get_device_name(sides[1].context->device), "embedded1"));
 	CHECK(verbs->ibv_get_device_guid(sides[0].context->device) !=
 	      verbs->ibv_get_device_guid(sides[1].context->device));
-	CHECK_EQUAL(verbs->ibv_query_port(sides[1].context, 1, (void *)&port), 0);
+	CHECK_OK(verbs->ibv_query_port(sides[1].context, 1, (void *)&port));
 	CHECK_EQUAL(port.gid_tbl_len, 1); /* the host's other addresses are the first one's */
 	close_pair(&sides[0], &sides[1]);
 }
@@ -150,18 +150,18 @@ static void datagrams(void)
 	struct address address = address_of_side(&b), wrong = address_of_side(&a);
 	struct ibv_ah *ah = ud_path(&a, &address, 0), *ah_wrong = ud_path(&a, &wrong, 0);
 
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, 64), 0);
+	receive_at(&b, 1, 0, 64);
 	send_with(&a, ah_wrong, &b, QKEY);
 	expect_no_wc(&b);
 	send_with(&a, ah, &b, QKEY + 1);
-	CHECK_EQUAL(verbs->ibv_query_port(b.context, 1, (void *)&port), 0);
+	CHECK_OK(verbs->ibv_query_port(b.context, 1, (void *)&port));
 	CHECK_EQUAL(port.qkey_viol_cntr, 1);
-	CHECK_EQUAL(verbs->ibv_query_port(a.context, 1, (void *)&port), 0);
+	CHECK_OK(verbs->ibv_query_port(a.context, 1, (void *)&port));
 	CHECK_EQUAL(port.qkey_viol_cntr, 0);
 	send_with(&a, ah, &b, QKEY);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah_wrong), 0);
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah_wrong));
 	close_pair(&a, &b);
 }
 
@@ -175,15 +175,15 @@ static void port_of_one(void)
 	connect_of(&x, 0, &y, 1);
 	send_one(&c, &d);
 	send_one(&x, &y);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
 	CHECK_EQUAL(state_of_port(&a), IBV_PORT_ACTIVE);
 	CHECK_EQUAL(state_of_port(&c), IBV_PORT_DOWN);
 	expect_event(&c, IBV_EVENT_PORT_ERR);
 	expect_event(&y, IBV_EVENT_PORT_ERR);
 	expect_no_event(&a);
 	expect_no_event(&x);
-	CHECK_EQUAL(post_recv_at(&d, 2, 0, 64), 0);
-	CHECK_EQUAL(post_recv_at(&y, 2, 0, 64), 0);
+	receive_at(&d, 2, 0, 64);
+	receive_at(&y, 2, 0, 64);
 	POST(&c, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	POST(&x, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	for (int i = 0; i < 1000; i++) {
@@ -192,17 +192,17 @@ static void port_of_one(void)
 	}
 	send_one(&a, &b);
 	send_one(&b, &a);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	expect_event(&d, IBV_EVENT_PORT_ERR);
 	expect_event(&d, IBV_EVENT_PORT_ACTIVE);
 	expect_wc(&c, 2, IBV_WC_SUCCESS);
 	expect_wc(&d, 2, IBV_WC_SUCCESS);
 	expect_wc(&x, 2, IBV_WC_SUCCESS);
 	expect_wc(&y, 2, IBV_WC_SUCCESS);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ERR), 0); /* of all */
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR)); /* of all */
 	expect_event(&a, IBV_EVENT_PORT_ERR);
 	expect_event(&d, IBV_EVENT_PORT_ERR);
-	CHECK_EQUAL(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	send_one(&a, &b);
 	send_one(&y, &x);
 	close_pair(&a, &b);
@@ -216,7 +216,7 @@ static void port_and_a_stranger(void)
 	struct side c, d;
 
 	connect_of(&c, 1, &d, 1);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_lock();
 	struct soft_qp *qp = soft_qp_of(c.qp);
 	union ibv_gid *peer = &qp->attr.ah_attr.grh.dgid, known = *peer;
@@ -227,7 +227,7 @@ static void port_and_a_stranger(void)
 	CHECK(soft_qp_is_silent(qp));
 	*peer = known;
 	soft_unlock();
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
 	close_pair(&c, &d);
 }
 
@@ -247,7 +247,7 @@ static void port_of_one_of_two_processes(void)
 	}
 	process_barrier(&process);
 	if (process.child)
-		CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+		CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
 	process_barrier(&process);
 	if (!process.child) {
 		LOCKED(sides[1].memory[0] = 77);
@@ -258,7 +258,7 @@ static void port_of_one_of_two_processes(void)
 	process_barrier(&process);
 	if (process.child) {
 		CHECK_EQUAL(LOCKED(sides[1].memory[0]), 0);
-		CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+		CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	} else {
 		expect_wc(&sides[1], 1, IBV_WC_SUCCESS);
 	}
@@ -279,12 +279,12 @@ static void given_up(void)
 	open_side(&y, OF(1, .timeout = 16, .retry_cnt = 1));
 	connect_pair(&x, &y);
 	send_one(&x, &y);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
 	POST(&x, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR), 0);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
 	expect_wc(&x, 1, IBV_WC_RETRY_EXC_ERR);
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	close_pair(&x, &y);
 }
 
@@ -294,7 +294,7 @@ static void end_of_one(void)
 
 	connect_of(&a, 0, &b, 0);
 	open_side(&c, OF(1));
-	CHECK_EQUAL(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL), 0);
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL));
 	expect_event(&c, IBV_EVENT_DEVICE_FATAL);
 	expect_no_event(&a);
 	CHECK_EQUAL(to_state(&c, IBV_QPS_RESET), EIO);
@@ -315,9 +315,9 @@ static void faults_of_one(void)
 	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, a.memory, 64, 0);
 
 	CHECK(mr);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	REFUSED(verbs->ibv_reg_mr(c.pd, c.memory, 64, 0), ENOMEM);
-	CHECK_EQUAL(post_recv_at(&d, 1, 0, 64), 0);
+	receive_at(&d, 1, 0, 64);
 	POST(&c, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	while (!counts().not_ready)
 		expect_no_wc(&d);
@@ -354,7 +354,7 @@ int main(void)
 	in_child(one_by_default);
 	in_child(wrong_wishes);
 	in_child(most);
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1), 0);
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	limit_seconds(60);
 	STEP(of_two_processes());
 	STEP(port_of_one_of_two_processes());

@@ -16,7 +16,7 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	if (!request.rkey)
 		request.rkey = b.mr->rkey;
 	request.wr_id = 2;
-	CHECK_EQUAL(post_recv_at(&a, 10, 0, 8), 0);
+	receive_at(&a, 10, 0, 8);
 	post_recvs(&b, 11, 2, 8);
 	/* One good request before, so that the bad one's turn has to come. */
 	struct request requests[3] = {
@@ -25,7 +25,7 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 		{.opcode = IBV_WR_SEND, .wr_id = 3, .length = 8},
 	};
 
-	CHECK_EQUAL(post_chain(&a, requests, 3), 0);
+	CHECK_OK(post_chain(&a, requests, 3));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&a, 2, status);
 	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
@@ -37,7 +37,7 @@ static void refused(struct options options, struct request request, enum ibv_wc_
 	expect_event(&b, type);
 	/* In ERR work is still taken, and flushed (IBTA 10.3.1.7). */
 	RUN(&a, IBV_WC_WR_FLUSH_ERR, IBV_WR_SEND, .wr_id = 4, .length = 8);
-	CHECK_EQUAL(post_recv_at(&a, 5, 0, 8), 0);
+	receive_at(&a, 5, 0, 8);
 	expect_wc(&a, 5, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 }
@@ -59,7 +59,7 @@ static void bad_keys_and_ranges(void)
 		IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP,
 	};
 
-	for (size_t i = 0; i < sizeof(opcodes) / sizeof(opcodes[0]); i++) {
+	FOR_EACH (i, opcodes) {
 		struct request request = {.opcode = opcodes[i], .length = 8};
 
 		request.rkey = 0x13570; /* no region's, but for bad luck of 1 in 4 billion */
@@ -99,8 +99,8 @@ static void rights_missing(void)
 		CHECK(mr);
 		RUN(&a, IBV_WC_REM_ACCESS_ERR, cases[i].opcode, .length = 8,
 		    .remote = (uintptr_t)b.memory, .rkey = mr->rkey);
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-		CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), 0);
+		dereg(mr);
+		CHECK_OK(verbs->ibv_dealloc_pd(pd));
 		close_pair(&a, &b);
 	}
 }
@@ -148,7 +148,7 @@ static void read_depth(void)
 			.next = i < 7 ? &wr[i + 1] : NULL,
 			.wr.rdma = {.remote_addr = (uintptr_t)b.memory, .rkey = b.mr->rkey},
 		};
-	CHECK_EQUAL(post_wr(&a, wr), 0);
+	CHECK_OK(post_wr(&a, wr));
 	/* With RoCE it is several requests, of which the second one is too many. */
 	const unsigned whole = strcmp(getenv("AIORDMA_EMBEDDED_LINKS"), "roce") ? 1 : 0;
 
@@ -193,12 +193,12 @@ static void posting(void)
 	/* States: IBTA 10.3.1. */
 	CHECK_EQUAL(post(&a, send), EINVAL);
 	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), EINVAL);
-	CHECK_EQUAL(to_init(&a), 0);
+	CHECK_OK(to_init(&a));
 	CHECK_EQUAL(post(&a, send), EINVAL);
-	CHECK_EQUAL(post_recv_at(&a, 0, 0, 8), 0);
-	CHECK_EQUAL(to_rtr(&a, &address_b), 0);
+	receive_at(&a, 0, 0, 8);
+	CHECK_OK(to_rtr(&a, &address_b));
 	CHECK_EQUAL(post(&a, send), EINVAL);
-	CHECK_EQUAL(to_rts(&a), 0);
+	CHECK_OK(to_rts(&a));
 
 	/* Counts. */
 	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), EINVAL);
@@ -207,7 +207,7 @@ static void posting(void)
 	CHECK(bad_recv == &recv);
 	wr.num_sge = -1;
 	CHECK_EQUAL(a.context->ops.post_send(a.qp, &wr, &bad), EINVAL);
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+	FOR_EACH (i, wrong)
 		CHECK_EQUAL(post(&a, wrong[i].request), wrong[i].error);
 
 	/* Room: the good ones of a chain are posted, the first bad one is named. */
@@ -240,7 +240,7 @@ static void cq_overrun(void)
 	open_side(&b, (struct options){0});
 	connect_pair(&a, &b);
 	for (unsigned i = 0; i < 5; i++) {
-		CHECK_EQUAL(post_recv_at(&b, i, 0, 8), 0);
+		receive_at(&b, i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
 	for (unsigned i = 0; i < 5; i++)
@@ -268,7 +268,7 @@ static void reset_takes_completions_back(bool destroyed)
 
 	open_side(&a, (struct options){.cqe = 7});
 	open_side(&b, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b.qp), 0);
+	CHECK_OK(verbs->ibv_destroy_qp(b.qp));
 	struct ibv_cq *spare = b.cq;
 
 	b.cq = a.cq; /* both complete on one */
@@ -278,21 +278,21 @@ static void reset_takes_completions_back(bool destroyed)
 	for (unsigned i = 0; i < 5; i++) {
 		RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .wr_id = i);
 	}
-	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
+	CHECK_OK(a.context->ops.req_notify_cq(a.cq, 0));
 	for (unsigned i = 0; i < 3; i++) {
-		CHECK_EQUAL(post_recv_at(&b, 10 + i, 0, 8), 0);
+		receive_at(&b, 10 + i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);
 	}
 	/* Without polling: the event, and then until all six are there. */
-	CHECK_EQUAL(verbs->ibv_get_cq_event(a.channel, &cq, &context), 0);
+	CHECK_OK(verbs->ibv_get_cq_event(a.channel, &cq, &context));
 	verbs->ibv_ack_cq_events(cq, 1);
 	while (__atomic_load_n(&soft_cq_of(a.cq)->count, __ATOMIC_ACQUIRE) != 6)
 		sched_yield();
-	CHECK_EQUAL(a.context->ops.req_notify_cq(a.cq, 0), 0);
+	CHECK_OK(a.context->ops.req_notify_cq(a.cq, 0));
 	if (destroyed)
-		CHECK_EQUAL(verbs->ibv_destroy_qp(a.qp), 0);
+		CHECK_OK(verbs->ibv_destroy_qp(a.qp));
 	else
-		CHECK_EQUAL(to_state(&a, IBV_QPS_RESET), 0);
+		CHECK_OK(to_state(&a, IBV_QPS_RESET));
 	CHECK_EQUAL(poll_cq(&b, 8, wc), 3);
 	for (unsigned i = 0; i < 3; i++) {
 		CHECK_EQUAL(wc[i].wr_id, 10 + i);
@@ -301,7 +301,7 @@ static void reset_takes_completions_back(bool destroyed)
 	CHECK_EQUAL(poll_cq(&b, 1, wc), 0);
 	if (destroyed)
 		a.qp = NULL;
-	CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
+	CHECK_OK(to_state(&b, IBV_QPS_RESET));
 	destroy_qp(&b);
 	b.cq = spare;
 	close_pair(&b, &a);
@@ -312,7 +312,7 @@ static void reset_takes_back_from_both(struct side *a)
 {
 	struct ibv_wc wc;
 
-	CHECK_EQUAL(verbs->ibv_destroy_qp(a->qp), 0);
+	CHECK_OK(verbs->ibv_destroy_qp(a->qp));
 	struct ibv_cq *sends = a->cq,
 		      *receives = verbs->ibv_create_cq(a->context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = {
@@ -327,25 +327,25 @@ static void reset_takes_back_from_both(struct side *a)
 	a->qp = verbs->ibv_create_qp(a->pd, &init);
 	CHECK(a->qp);
 	bring_up(a, &(struct address){.qpn = 1});
-	CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
+	CHECK_OK(to_state(a, IBV_QPS_ERR));
 	for (int destroyed = 0; destroyed < 2; destroyed++) {
 		POST(a, IBV_WR_SEND, .length = 8);
-		CHECK_EQUAL(post_recv_at(a, 1, 0, 8), 0);
+		receive_at(a, 1, 0, 8);
 		CHECK_EQUAL(soft_cq_of(sends)->count, 1);
 		CHECK_EQUAL(soft_cq_of(receives)->count, 1);
 		if (destroyed) {
 			destroy_qp(a);
 		} else {
-			CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+			CHECK_OK(to_state(a, IBV_QPS_RESET));
 		}
 		CHECK_EQUAL(a->context->ops.poll_cq(sends, 1, &wc), 0);
 		CHECK_EQUAL(a->context->ops.poll_cq(receives, 1, &wc), 0);
 		if (!destroyed) {
 			bring_up(a, &(struct address){.qpn = 1});
-			CHECK_EQUAL(to_state(a, IBV_QPS_ERR), 0);
+			CHECK_OK(to_state(a, IBV_QPS_ERR));
 		}
 	}
-	CHECK_EQUAL(verbs->ibv_destroy_cq(receives), 0);
+	CHECK_OK(verbs->ibv_destroy_cq(receives));
 }
 
 int main(void)

@@ -195,7 +195,7 @@ static void what_a_network_is(void)
 	CHECK(in_one_network("2001:db8:1:%d::1") < 10);
 	CHECK(in_one_network("fe80::%d") < 10);
 	CHECK(in_one_network("192.0.2.%d") < 10);
-	for (size_t i = 0; i < sizeof(alike) / sizeof(alike[0]); i++) {
+	FOR_EACH (i, alike) {
 		begin();
 		come(alike[i].one);
 		come(alike[i].other);
@@ -256,13 +256,13 @@ static void limits(void)
 {
 	struct rlimit files, low;
 
-	CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
+	CHECK_OK(getrlimit(RLIMIT_NOFILE, &files));
 	low = files;
 	low.rlim_cur = 80;
-	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &low), 0);
+	CHECK_OK(setrlimit(RLIMIT_NOFILE, &low));
 	CHECK_EQUAL(soft_places_limit(256), 10);
 	CHECK_EQUAL(soft_places_limit(5), 5);
-	CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
+	CHECK_OK(setrlimit(RLIMIT_NOFILE, &files));
 }
 
 int main(void)

@@ -41,7 +41,7 @@ static void wrong_specs(void)
 	};
 	char error[256];
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	FOR_EACH (i, cases) {
 		CHECK_EQUAL(aiordma_embedded_faults(cases[i].text, error, sizeof(error)), EINVAL);
 		if (strncmp(error, cases[i].error, strlen(cases[i].error))) {
 			fprintf(stderr, "%s: \"%s\", expected \"%s...\"\n", cases[i].text, error,
@@ -80,7 +80,7 @@ static void right_specs(void)
 		{soft_faults.cq, 34},
 	};
 
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+	FOR_EACH (i, numbers)
 		CHECK_EQUAL(numbers[i].found, numbers[i].expected);
 	CHECK(when[SOFT_FAULT_LOSS].probability == 0.25);
 	CHECK(when[SOFT_FAULT_DUPLICATE].probability == 1);
@@ -128,20 +128,19 @@ static void open_datagrams(struct pair *pair)
 
 static void close_datagrams(struct pair *pair)
 {
-	CHECK_EQUAL(verbs->ibv_destroy_ah(pair->ah), 0);
+	CHECK_OK(verbs->ibv_destroy_ah(pair->ah));
 	close_pair(&pair->a, &pair->b);
 }
 
 static void send_datagram(struct pair *pair, uint32_t imm)
 {
-	CHECK_EQUAL(ud_post(&pair->a, (struct ud_request){.ah = pair->ah,
-							  .qpn = pair->b.qp->qp_num,
-							  .qkey = QKEY,
-							  .wr_id = 1,
-							  .length = 16,
-							  .with_imm = true,
-							  .imm = imm}),
-		    0);
+	CHECK_OK(ud_post(&pair->a, (struct ud_request){.ah = pair->ah,
+						       .qpn = pair->b.qp->qp_num,
+						       .qkey = QKEY,
+						       .wr_id = 1,
+						       .length = 16,
+						       .with_imm = true,
+						       .imm = imm}));
 	expect_wc(&pair->a, 1, IBV_WC_SUCCESS);
 }
 
@@ -157,14 +156,14 @@ static void which_come(const char *text, char came[DATAGRAMS + 1])
 	came[DATAGRAMS] = 0;
 	for (uint32_t i = 0; i < DATAGRAMS; i++) {
 		for (unsigned n = 0; n < 2; n++)
-			CHECK_EQUAL(post_recv_at(&pair.b, 0, 0, 128), 0);
+			receive_at(&pair.b, 0, 0, 128);
 		send_datagram(&pair, i);
 		/* Within a process they are there at once, or never. */
 		while (poll_cq(&pair.b, 1, &wc) == 1) {
 			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 			came[wc.imm_data]++;
 		}
-		CHECK_EQUAL(to_state(&pair.b, IBV_QPS_RESET), 0);
+		CHECK_OK(to_state(&pair.b, IBV_QPS_RESET));
 		ud_bring_up(&pair.b, QKEY);
 	}
 	close_datagrams(&pair);
@@ -198,7 +197,7 @@ static void late_datagrams(void)
 	open_datagrams(&pair);
 	spec("delay=20ms,jitter=10ms");
 	for (unsigned n = 0; n < 8; n++)
-		CHECK_EQUAL(post_recv_at(&pair.b, n, 0, 128), 0);
+		receive_at(&pair.b, n, 0, 128);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	for (uint32_t i = 0; i < 8; i++)
@@ -216,7 +215,7 @@ static void late_datagrams(void)
 
 static void send_number(struct side *a, struct side *b, uint8_t number)
 {
-	CHECK_EQUAL(post_recv_at(b, number, 64u * number, 64), 0);
+	receive_at(b, number, 64u * number, 64);
 	a->memory[0] = number;
 	POST(a, IBV_WR_SEND, .wr_id = number, .flags = IBV_SEND_INLINE, .length = 8);
 }
@@ -276,7 +275,7 @@ static void in_the_middle(void)
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
 	fill(a.memory, LONG, 3);
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	receive_at(&b, 1, 0, LONG);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	for (unsigned i = 0; i < 40; i++) {
 		if (i & 1)
@@ -355,7 +354,7 @@ static void slow_device(void)
 
 	open_pair(&a, &b, (struct options){.memory = LONG});
 	spec("rate=10MB");
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	receive_at(&b, 1, 0, LONG);
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = LONG);
@@ -418,7 +417,7 @@ static void receive_uc(struct side *side, uint32_t length, uint32_t imm)
 	CHECK_EQUAL(wc.imm_data, imm);
 	CHECK_EQUAL(wc.byte_len, length);
 	CHECK(filled(side->memory, length, imm));
-	CHECK_EQUAL(post_recv_at(side, 1, 0, side->options.memory), 0);
+	receive_at(side, 1, 0, side->options.memory);
 }
 
 /* What unreliable connections lose is lost: the rest of a message of which a part is missing too.
@@ -429,7 +428,7 @@ static void lost_on_uc(void)
 	struct side a, b;
 
 	open_pair(&a, &b, (struct options){.uc = true, .memory = LONG});
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	receive_at(&b, 1, 0, LONG);
 	send_uc(&a, 8, 1);
 	receive_uc(&b, 8, 1);
 	spec("loss=@3");
@@ -439,7 +438,7 @@ static void lost_on_uc(void)
 	send_uc(&a, 8, 4);
 	receive_uc(&b, 8, 4);
 	spec("duplicate=@1");
-	CHECK_EQUAL(post_recv_at(&b, 1, 0, LONG), 0);
+	receive_at(&b, 1, 0, LONG);
 	send_uc(&a, LONG / 100, 5);
 	for (int i = 0; i < 2; i++)
 		CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
@@ -509,8 +508,8 @@ static void environment(void)
 		"aiordma: AIORDMA_EMBEDDED_FAULTS is 'loss=x': 'loss=x': a probability from 0 "
 		"to 1, an occurrence as @3, @3-5 or @3-, or both are expected\n");
 	for (int i = 0; i < 2; i++) {
-		CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_FAULTS", texts[i], 1), 0);
-		CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0);
+		CHECK_OK(setenv("AIORDMA_EMBEDDED_FAULTS", texts[i], 1));
+		CHECK_OK(verbs->ibv_close_device(open_device()));
 		CHECK_EQUAL(soft_faults_set, i);
 	}
 }

@@ -48,7 +48,7 @@ static void open_flushed(struct side *a, struct side *b, struct options options)
 		options.rights = RIGHTS;
 	open_extended_side(a, options, (struct extras){.operations = OPERATIONS});
 	open_side(b, options);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(b->mr), 0);
+	dereg(b->mr);
 	CHECK(b->mr = verbs->ibv_reg_mr(b->pd, b->memory, LENGTH, RIGHTS));
 	connect_pair(a, b);
 }
@@ -78,7 +78,7 @@ static void after_writes(void)
 					      .length = SIZE_MAX,
 					      .types = IBV_FLUSH_GLOBAL,
 					      .level = IBV_FLUSH_MR};
-		CHECK_EQUAL(flush(&a, what), 0);
+		CHECK_OK(flush(&a, what));
 		expect_wc(&a, 8, IBV_WC_SUCCESS);
 		CHECK_EQUAL(expect_wc(&a, 9, IBV_WC_SUCCESS).opcode, IBV_WC_FLUSH);
 		CHECK(filled(b.memory, LENGTH, i));
@@ -88,7 +88,7 @@ static void after_writes(void)
 
 	what.address += LENGTH;
 	what.length = 0;
-	CHECK_EQUAL(flush(&a, what), 0);
+	CHECK_OK(flush(&a, what));
 	expect_wc(&a, 9, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
 }
@@ -124,14 +124,14 @@ static void refused_by_the_peer(void)
 		if (way == NO_KEY_AT_ALL_LEVELS)
 			what.level = IBV_FLUSH_MR;
 		if (way == NO_RIGHT) {
-			CHECK_EQUAL(verbs->ibv_dereg_mr(b.mr), 0);
+			dereg(b.mr);
 			CHECK(b.mr = verbs->ibv_reg_mr(b.pd, b.memory, LENGTH, ALL_RIGHTS));
 			what.rkey = b.mr->rkey;
 		}
 		if (way == PERSISTENT || way == QP_WITHOUT_PERSISTENT)
 			what.types |= IBV_FLUSH_PERSISTENT;
 		what.address += way == BEHIND ? 1 : way == BEFORE ? (uint64_t)-1 : 0;
-		CHECK_EQUAL(flush(&a, what), 0);
+		CHECK_OK(flush(&a, what));
 		expect_wc(&a, 9, invalid ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR);
 		expect_event(&b, invalid ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR);
 		close_pair(&a, &b);
@@ -152,7 +152,7 @@ static void refused_here(void)
 	CHECK(device.device_cap_flags_ex & UINT64_C(1) << 38);
 	CHECK(!(device.device_cap_flags_ex & UINT64_C(1) << 39)); /* persistence */
 	CHECK(device.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_FLUSH);
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+	FOR_EACH (i, wrong) {
 		struct flush what = all_of(&b);
 
 		what.types = wrong[i].types;
@@ -175,7 +175,7 @@ static void refused_here(void)
 	struct flush what = all_of(&b);
 
 	what.length = (size_t)3 << 30;
-	CHECK_EQUAL(flush(&a, what), 0);
+	CHECK_OK(flush(&a, what));
 	expect_wc(&a, 9, IBV_WC_LOC_LEN_ERR);
 	close_pair(&a, &b);
 
@@ -212,7 +212,7 @@ static void frames(void)
 		{.syndrome = IBV_FLUSH_GLOBAL, .flags = SOFT_FRAME_MORE},
 	};
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	FOR_EACH (i, cases) {
 		struct side side;
 
 		open_side(&side, (struct options){.rights = EVERYTHING});

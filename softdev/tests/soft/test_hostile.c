@@ -28,9 +28,9 @@ static void open_scene(struct scene *scene, struct options options)
 	open_side(&scene->side, options);
 	memset(scene->side.memory, SECRET, scene->side.options.memory);
 	bring_up(&scene->side, &peer);
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
 	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(scene->side.qp), fds[1], NULL, 0), 0);
+	CHECK_OK(soft_qp_adopt(soft_qp_of(scene->side.qp), fds[1], NULL, 0));
 	soft_unlock();
 	scene->fd = fds[0];
 	scene->psn = PEER_PSN;
@@ -100,8 +100,7 @@ static void guessed(void)
 		uint32_t key = scene.side.mr->rkey;
 
 		if (bit == 32) {
-			CHECK_EQUAL(verbs->ibv_dereg_mr(scene.side.mr), 0);
-			scene.side.mr = NULL;
+			dereg_own(&scene.side);
 		} else {
 			key ^= 1u << bit;
 		}
@@ -126,7 +125,7 @@ static void keys_are_random(struct side *side)
 		keys[i] = mr->rkey;
 		ones |= mr->rkey;
 		zeros |= ~mr->rkey;
-		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+		dereg(mr);
 		for (int k = 0; k < i; k++)
 			same += keys[k] == keys[i];
 		rising += i && keys[i] > keys[i - 1];
@@ -158,7 +157,7 @@ static void ranges_that_wrap(void)
 		{.offset = -0x7fffffff, .total = SOFT_MAX_MESSAGE},
 	};
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+	FOR_EACH (i, cases)
 		for (int read = 0; read < 2; read++) {
 			struct scene scene;
 
@@ -196,7 +195,7 @@ static void payload_elsewhere(void)
 	static const uint32_t lengths[] = {8192, SOFT_FRAME_MAX + 1};
 	static uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_CMA_FRAME_MAX];
 
-	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+	FOR_EACH (i, lengths)
 		for (int way = 0; way < 4; way++) {
 			bool apart = way & 1;
 			struct scene scene;
@@ -239,7 +238,7 @@ static void payload_elsewhere(void)
 			expect_event(side, IBV_EVENT_QP_FATAL);
 			for (size_t k = 0; k < side->options.memory; k++)
 				CHECK_EQUAL(side->memory[k], SECRET);
-			CHECK_EQUAL(verbs->ibv_dereg_mr(null), 0);
+			dereg(null);
 			close_scene(&scene);
 		}
 }
@@ -297,7 +296,7 @@ static void kept_answers(void)
 			CHECK_EQUAL(responder->kept, 2 * SHORT);
 		soft_unlock();
 	}
-	CHECK_EQUAL(verbs->ibv_dereg_mr(other), 0);
+	dereg(other);
 	for (;;) {
 		frame = answer_of(&scene);
 		if (frame.opcode != SOFT_READ_DATA)

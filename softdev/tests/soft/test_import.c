@@ -52,11 +52,11 @@ static void domains_and_regions(struct side *a, struct side *b)
 	struct ibv_cq *cq = verbs->ibv_create_cq(context, 8, NULL, NULL, 0), *own_cq = b->cq;
 
 	CHECK(cq);
-	CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
+	CHECK_OK(verbs->ibv_destroy_qp(b->qp));
 	b->pd = pd;
 	b->cq = cq;
 	b->qp = create_qp(b);
-	CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+	CHECK_OK(to_state(a, IBV_QPS_RESET));
 	connect_pair(a, b);
 	CHECK_EQUAL(write_to(a, mr, b->memory), IBV_WC_SUCCESS);
 	CHECK_EQUAL(write_to(b, a->mr, a->memory), IBV_WC_SUCCESS); /* from that memory */
@@ -78,13 +78,13 @@ static void domains_and_regions(struct side *a, struct side *b)
 	CHECK_EQUAL(verbs->ibv_dereg_mr(import_of_it), EBUSY);
 	CHECK_EQUAL(b->context->ops.dealloc_mw(mw), 0);
 	verbs->ibv_unimport_mr(import_of_it);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(bound), 0);
+	dereg(bound);
 
 	/* Deregistered by the import, the memory is closed; what refers to it goes afterwards. */
 	struct ibv_mr *other = verbs->ibv_import_mr(pd, b->mr->handle);
 
 	CHECK(other);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	CHECK_EQUAL(write_to(a, b->mr, b->memory), IBV_WC_REM_ACCESS_ERR);
 	REFUSED(verbs->ibv_import_mr(pd, b->mr->handle), EINVAL);
 	verbs->ibv_unimport_mr(other);
@@ -99,11 +99,11 @@ static void domains_and_regions(struct side *a, struct side *b)
 	verbs->ibv_unimport_pd(pd);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(own), EBUSY);
 	destroy_qp(b);
-	CHECK_EQUAL(verbs->ibv_destroy_cq(cq), 0);
+	CHECK_OK(verbs->ibv_destroy_cq(cq));
 	b->cq = own_cq;
 	b->pd = own;
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(stranger), 0);
+	CHECK_OK(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_close_device(stranger));
 }
 
 static void device_memory(void)
@@ -120,16 +120,16 @@ static void device_memory(void)
 	struct ibv_dm *view = verbs->ibv_import_dm(imported, dm->handle);
 
 	CHECK(view && view != dm && view->context == imported);
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 8, &word, 8), 0);
-	CHECK_EQUAL(view->memcpy_from_dm(&seen, view, 8, 8), 0);
+	CHECK_OK(dm->memcpy_to_dm(dm, 8, &word, 8));
+	CHECK_OK(view->memcpy_from_dm(&seen, view, 8, 8));
 	CHECK_EQUAL(seen, 5);
 	CHECK_EQUAL(view->memcpy_from_dm(&seen, view, 64, 8), EFAULT);
 	CHECK_EQUAL(extended(context)->free_dm(dm), EBUSY);
 	verbs->ibv_unimport_dm(view);
-	CHECK_EQUAL(extended(context)->free_dm(dm), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(imported), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
-	CHECK_EQUAL(verbs->ibv_close_device(stranger), 0);
+	CHECK_OK(extended(context)->free_dm(dm));
+	CHECK_OK(verbs->ibv_close_device(imported));
+	CHECK_OK(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_close_device(stranger));
 }
 
 /* What is no descriptor of an open context of this process: it stays the caller's. */
@@ -141,22 +141,22 @@ static void other_files(void)
 	for (int i = 0; i < 2; i++) {
 		CHECK(files[i] >= 0);
 		REFUSED(verbs->ibv_import_device(files[i]), EOPNOTSUPP);
-		CHECK_EQUAL(close(files[i]), 0);
+		CHECK_OK(close(files[i]));
 	}
 	REFUSED(verbs->ibv_import_device(-1), EBADF);
 	int late = dup(context->cmd_fd);
 
 	CHECK(late >= 0);
-	CHECK_EQUAL(verbs->ibv_close_device(context), 0);
+	CHECK_OK(verbs->ibv_close_device(context));
 	REFUSED(verbs->ibv_import_device(late), EOPNOTSUPP);
-	CHECK_EQUAL(close(late), 0);
+	CHECK_OK(close(late));
 }
 
 int main(void)
 {
 	limit_seconds(60);
 	/* A sanitizer starts a thread of its own with the first one of the program. */
-	CHECK_EQUAL(verbs->ibv_close_device(open_device()), 0);
+	CHECK_OK(verbs->ibv_close_device(open_device()));
 	int before = resources();
 
 	PAIR(domains_and_regions);

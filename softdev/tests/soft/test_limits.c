@@ -10,14 +10,14 @@ static void no_long_files(void)
 	struct rlimit before, none;
 	struct side side;
 
-	CHECK_EQUAL(getrlimit(RLIMIT_FSIZE, &before), 0);
+	CHECK_OK(getrlimit(RLIMIT_FSIZE, &before));
 	none = (struct rlimit){0, before.rlim_max};
-	CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &none), 0);
+	CHECK_OK(setrlimit(RLIMIT_FSIZE, &none));
 	open_side(&side, (struct options){0});
 	struct address peer = exchange(&process, &side);
 
 	bring_up(&side, &peer);
-	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
+	receive_at(&side, 1, 4096, 4096);
 	fill(side.memory, 4096, process.child != 0);
 	process_barrier(&process);
 	POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 4096);
@@ -26,7 +26,7 @@ static void no_long_files(void)
 	CHECK(filled(side.memory + 4096, 4096, process.child == 0));
 	process_barrier(&process);
 	close_side(&side);
-	CHECK_EQUAL(setrlimit(RLIMIT_FSIZE, &before), 0); /* what counts coverage writes files */
+	CHECK_OK(setrlimit(RLIMIT_FSIZE, &before)); /* what counts coverage writes files */
 	join(&process);
 }
 

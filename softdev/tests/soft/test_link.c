@@ -20,12 +20,12 @@ static void wrong_psn_found_late(void)
 	struct address address_a = address_of_side(&a), address_b = address_of_side(&b);
 
 	address_a.psn ^= 1;
-	CHECK_EQUAL(to_init(&a), 0);
-	CHECK_EQUAL(to_init(&b), 0);
-	CHECK_EQUAL(to_rtr(&a, &address_b), 0);
-	CHECK_EQUAL(to_rtr(&b, &address_a), 0);
-	CHECK_EQUAL(to_rts(&b), 0);
-	CHECK_EQUAL(to_rts(&a), 0);
+	CHECK_OK(to_init(&a));
+	CHECK_OK(to_init(&b));
+	CHECK_OK(to_rtr(&a, &address_b));
+	CHECK_OK(to_rtr(&b, &address_a));
+	CHECK_OK(to_rts(&b));
+	CHECK_OK(to_rts(&a));
 	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
 	close_pair(&a, &b);
@@ -44,7 +44,7 @@ static void other_mtu(void)
 	connect_pair(&a, &b);
 	struct ibv_wc wc;
 
-	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}), 0);
+	CHECK_OK(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 1, .length = 8}));
 	wc = next_wc(&a);
 	end_capture(&capture, text, sizeof(text));
 	CHECK_EQUAL(wc.status, IBV_WC_RETRY_EXC_ERR);
@@ -69,15 +69,15 @@ static void other_mtu_adopted(void)
 	bring_up(&a, &(struct address){.psn = b.psn, .qpn = 77});
 	bring_up(&b, &(struct address){.psn = a.psn, .qpn = 77});
 	post_recvs(&b, 1, 8, 1024);
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
 	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(a.qp), fds[0], NULL, 0), 0);
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(b.qp), fds[1], NULL, 0), 0);
+	CHECK_OK(soft_qp_adopt(soft_qp_of(a.qp), fds[0], NULL, 0));
+	CHECK_OK(soft_qp_adopt(soft_qp_of(b.qp), fds[1], NULL, 0));
 	soft_unlock();
 	for (uint64_t i = 0; i < 8; i++)
 		requests[i] =
 			(struct request){.opcode = IBV_WR_SEND, .wr_id = i, .length = i ? 8 : 1024};
-	CHECK_EQUAL(post_chain(&a, requests, 8), 0);
+	CHECK_OK(post_chain(&a, requests, 8));
 	expect_wc(&a, 0, IBV_WC_REM_INV_REQ_ERR);
 	expect_wc(&b, 1, IBV_WC_WR_FLUSH_ERR);
 	expect_event(&b, IBV_EVENT_QP_REQ_ERR);
@@ -93,12 +93,12 @@ static void chosen_before_rts(void)
 		int fds[2];
 
 		open_side(&side, (struct options){0});
-		CHECK_EQUAL(to_init(&side), 0);
-		CHECK_EQUAL(to_rtr(&side, &(struct address){.psn = 7, .qpn = 77}), 0);
+		CHECK_OK(to_init(&side));
+		CHECK_OK(to_rtr(&side, &(struct address){.psn = 7, .qpn = 77}));
 		post_recvs(&side, 1, 1, 8);
-		CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+		CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
 		soft_lock();
-		CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0), 0);
+		CHECK_OK(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0));
 		soft_unlock();
 		say_frame(fds[0], (struct soft_frame){.opcode = SOFT_ACK, .psn = psn}, NULL);
 		say_frame(fds[0], (struct soft_frame){.opcode = SOFT_SEND, .psn = 7}, NULL);
@@ -119,7 +119,7 @@ static int connect_to(uint16_t port)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	CHECK_OK(connect(fd, (struct sockaddr *)&address, sizeof(address)));
 	return fd;
 }
 
@@ -196,7 +196,7 @@ static void hostile_peers(void)
 	CHECK(hear_exactly(fd, bytes, sizeof(bytes)));
 	CHECK_EQUAL(soft_hello_version(bytes), SOFT_WIRE_VERSION);
 	expect_hung_up(fd);
-	for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++) {
+	FOR_EACH (i, nonsense) {
 		uint8_t record[RECORD_HEADER + 64] = {0};
 
 		fd = greet(address.port);
@@ -319,7 +319,7 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 	uint32_t number;
 
 	open_side(&side, (struct options){0});
-	CHECK_EQUAL(to_init(&side), 0);
+	CHECK_OK(to_init(&side));
 	struct address address = address_of_side(&side);
 	struct soft_hello hello = {.kind = SOFT_HELLO, .from = 1, .to = side.qp->qp_num ^ 0x1fff};
 	open_side(&other, (struct options){0});
@@ -353,7 +353,7 @@ static int open_to_door(struct side *side, uint32_t *highest)
 
 	CHECK(door >= 0);
 	*highest = number_at(bind_device_port(door), 0x3ffe);
-	CHECK_EQUAL(listen(door, 1), 0);
+	CHECK_OK(listen(door, 1));
 	open_side(side, (struct options){0});
 	bring_up(side, &(struct address){.qpn = *highest, .psn = 5});
 	return door;
@@ -402,10 +402,10 @@ static void leaves_unanswered(void)
 		CHECK_EQUAL(record[3], SOFT_RECORD_END);
 		CHECK_EQUAL(soft_take32(record + 4), refused);
 	}
-	CHECK_EQUAL(to_state(&side, IBV_QPS_ERR), 0);
+	CHECK_OK(to_state(&side, IBV_QPS_ERR));
 	CHECK(hear_exactly(fd, record, sizeof(record)));
 	CHECK_EQUAL(record[3], SOFT_RECORD_END);
-	CHECK_EQUAL(soft_take32(record + 4), 0);
+	CHECK_OK(soft_take32(record + 4));
 	CHECK_EQUAL(soft_take32(record + 8), number);
 	expect_hung_up(fd); /* without a channel it ends */
 	close(door);
@@ -433,7 +433,7 @@ static void all_wait(void)
 
 	for (size_t i = 0; i < SOFT_MAX_QP - 1; i++) {
 		chans[i].calls = &calls;
-		CHECK_EQUAL(soft_chan_open(&chans[i], path, handshake), 0);
+		CHECK_OK(soft_chan_open(&chans[i], path, handshake));
 	}
 	CHECK(!path->broken);
 	soft_path_give_up(path, ECONNRESET);
@@ -494,20 +494,20 @@ static void orderly_end(void)
 		struct side a, b;
 
 		open_pair(&a, &b, (struct options){0});
-		CHECK_EQUAL(post_recv_at(&b, 1, 0, 8), 0);
+		receive_at(&b, 1, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = 2, .length = 8);
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 		if (way == 0)
-			CHECK_EQUAL(to_state(&b, IBV_QPS_ERR), 0);
+			CHECK_OK(to_state(&b, IBV_QPS_ERR));
 		if (way == 1)
-			CHECK_EQUAL(to_state(&b, IBV_QPS_RESET), 0);
+			CHECK_OK(to_state(&b, IBV_QPS_RESET));
 		if (way == 2)
 			destroy_qp(&b);
 		/* What was received has been acknowledged, however quickly the end came. */
 		expect_wc(&a, 2, IBV_WC_SUCCESS);
 		lose_patience(&a);
 		POST(&a, IBV_WR_SEND, .wr_id = 3, .length = 8);
-		CHECK_EQUAL(post_recv_at(&a, 4, 0, 8), 0);
+		receive_at(&a, 4, 0, 8);
 		expect_wc(&a, 3, IBV_WC_RETRY_EXC_ERR);
 		expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
 		close_pair(&a, &b);
@@ -560,12 +560,12 @@ static void killed(int way)
 
 	hear(&process, &byte, 1);
 	if (way == 4) {
-		CHECK_EQUAL(kill(process.child, SIGSTOP), 0);
+		CHECK_OK(kill(process.child, SIGSTOP));
 		CHECK_EQUAL(waitpid(process.child, NULL, WUNTRACED), process.child);
 	}
 	if (way == 2 || way == 4)
 		POST(&side, IBV_WR_RDMA_READ, .wr_id = 3, .length = BIG, AT(&peer, 0));
-	CHECK_EQUAL(kill(process.child, SIGKILL), 0);
+	CHECK_OK(kill(process.child, SIGKILL));
 	if (way == 2) { /* of which something has come; all of it where this process was slow */
 		struct ibv_wc wc = next_wc(&side);
 
@@ -590,10 +590,10 @@ static int adopted(struct side *side)
 	const struct address no_peer = {.psn = 100, .qpn = 77};
 	int fds[2];
 
-	CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds), 0);
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
 	bring_up(side, &no_peer); /* LID 0: the stream comes from elsewhere */
 	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0), 0);
+	CHECK_OK(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0));
 	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), dup(fds[0]), NULL, 0), EISCONN);
 	soft_unlock();
 	return fds[0];
@@ -615,8 +615,8 @@ static void ends_by(const struct soft_frame *said, bool refused)
 	struct side side;
 
 	open_side(&side, (struct options){0});
-	CHECK_EQUAL(to_init(&side), 0);
-	CHECK_EQUAL(to_state(&side, IBV_QPS_RESET), 0);
+	CHECK_OK(to_init(&side));
+	CHECK_OK(to_state(&side, IBV_QPS_RESET));
 	int fd = adopted(&side);
 
 	frame.ack = side.psn;
@@ -624,12 +624,12 @@ static void ends_by(const struct soft_frame *said, bool refused)
 		frame.psn = side.psn;
 	frame.address = (uintptr_t)side.memory;
 	frame.rkey = side.mr->rkey;
-	CHECK_EQUAL(post_recv_at(&side, 1, 0, 64), 0);
+	receive_at(&side, 1, 0, 64);
 	put_frame(fd, &frame);
 	expect_event(&side, refused ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_FATAL);
 	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
-	CHECK_EQUAL(fcntl(fd, F_SETFL, 0), 0);
+	CHECK_OK(fcntl(fd, F_SETFL, 0));
 	if (refused)
 		CHECK_EQUAL(hear_header(fd).opcode, SOFT_NAK);
 	else
@@ -691,9 +691,9 @@ static void impossible_frames(void)
 		 .flags = SOFT_FRAME_MORE},
 	};
 
-	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+	FOR_EACH (i, ends)
 		ends_by(&ends[i], false);
-	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++)
+	FOR_EACH (i, refused)
 		ends_by(&refused[i], true);
 }
 
@@ -719,7 +719,7 @@ static void impossible_answers(void)
 		{IBV_WR_ATOMIC_FETCH_AND_ADD, {.opcode = SOFT_ATOMIC_DATA, .length = 4}},
 	};
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	FOR_EACH (i, cases) {
 		struct soft_frame frame = cases[i].frame;
 		struct side side;
 

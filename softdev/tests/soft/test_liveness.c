@@ -44,14 +44,14 @@ static int connect_streams(int *other)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	inet_pton(AF_INET, "127.0.0.2", &address.sin_addr);
-	CHECK_EQUAL(bind(listener, (struct sockaddr *)&address, length), 0);
-	CHECK_EQUAL(listen(listener, 1), 0);
-	CHECK_EQUAL(getsockname(listener, (struct sockaddr *)&address, &length), 0);
-	CHECK_EQUAL(connect(fd, (struct sockaddr *)&address, length), 0);
+	CHECK_OK(bind(listener, (struct sockaddr *)&address, length));
+	CHECK_OK(listen(listener, 1));
+	CHECK_OK(getsockname(listener, (struct sockaddr *)&address, &length));
+	CHECK_OK(connect(fd, (struct sockaddr *)&address, length));
 	*other = accept(listener, NULL, NULL);
 	CHECK(*other >= 0);
 	close(listener);
-	CHECK_EQUAL(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+	CHECK_OK(fcntl(fd, F_SETFL, O_NONBLOCK));
 	return fd;
 }
 
@@ -63,7 +63,7 @@ static int open_elsewhere(struct side *a, int *other, struct options options)
 	int fd = connect_streams(other);
 
 	soft_lock();
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(a->qp), fd, NULL, 0), 0);
+	CHECK_OK(soft_qp_adopt(soft_qp_of(a->qp), fd, NULL, 0));
 	soft_unlock();
 	return fd;
 }
@@ -91,7 +91,7 @@ static int option(int fd, int level, int name)
 	int value = -1;
 	socklen_t length = sizeof(value);
 
-	CHECK_EQUAL(getsockopt(fd, level, name, &value, &length), 0);
+	CHECK_OK(getsockopt(fd, level, name, &value, &length));
 	return value;
 }
 
@@ -143,7 +143,7 @@ static void lose_path(bool stops)
 	struct ibv_async_event event = {.event_type = IBV_EVENT_GID_CHANGE};
 
 	while (event.event_type == IBV_EVENT_GID_CHANGE) { /* addresses have gone, too */
-		CHECK_EQUAL(verbs->ibv_get_async_event(a.context, &event), 0);
+		CHECK_OK(verbs->ibv_get_async_event(a.context, &event));
 		verbs->ibv_ack_async_event(&event);
 	}
 	CHECK_EQUAL(event.event_type, IBV_EVENT_QP_FATAL);
@@ -167,7 +167,7 @@ static void long_timeout(void)
 		{22, UINT64_C(4096) << 22}, /* 17 s */
 	};
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	FOR_EACH (i, cases) {
 		struct side a;
 		int other;
 
@@ -193,13 +193,13 @@ static void lost_while_idle(void)
 	struct side a;
 	int other, fd = open_to_elsewhere(&a, &other, 1);
 
-	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &others, sizeof(others)), 0);
-	CHECK_EQUAL(setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &first, sizeof(first)), 0);
+	CHECK_OK(setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &others, sizeof(others)));
+	CHECK_OK(setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &first, sizeof(first)));
 	CHECK(set_loopback(false));
 	while (!info.tcpi_probes) {
 		socklen_t length = sizeof(info);
 
-		CHECK_EQUAL(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+		CHECK_OK(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length));
 		sched_yield();
 	}
 	uint64_t start = soft_now();
@@ -225,14 +225,14 @@ static void unanswered(void)
 	bring_up(&b, &(struct address){.qpn = 1});
 	int fd = connect_streams(&another);
 
-	CHECK_EQUAL(getpeername(fd, (struct sockaddr *)&peer, &length), 0);
+	CHECK_OK(getpeername(fd, (struct sockaddr *)&peer, &length));
 	CHECK(set_loopback(false));
 	soft_lock();
 	struct soft_tcp_path *before = soft_tcp_path_of(soft_link_of(soft_qp_of(a.qp))->chan.path);
 
 	before->path_port = 1;
 	before->names.port = peer.sin_port;
-	CHECK_EQUAL(soft_qp_adopt_or_attach(soft_qp_of(b.qp), fd, 0, 1, true), 0);
+	CHECK_OK(soft_qp_adopt_or_attach(soft_qp_of(b.qp), fd, 0, 1, true));
 	CHECK(soft_link_of(soft_qp_of(b.qp))->chan.path == &before->path);
 	soft_unlock();
 	while (LOCKED(soft_link_of(soft_qp_of(b.qp))->base.state != SOFT_LINK_UP))
@@ -262,7 +262,7 @@ static void no_time(void)
 	static const char *const wrong[] = {"soon", "0",  "3601", "5s",
 					    "-1",   " 5", "+5",   "-18446744073709551611"};
 
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+	FOR_EACH (i, wrong) {
 		char expected[60];
 
 		snprintf(expected, sizeof(expected), "PATH_TIMEOUT is '%s'", wrong[i]);
@@ -274,7 +274,7 @@ int main(void)
 {
 	limit_seconds(60);
 	STEP(no_time());
-	CHECK_EQUAL(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", "1", 1), 0);
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_PATH_TIMEOUT", "1", 1));
 	bool cut = own_network();
 
 	STEP(long_timeout());

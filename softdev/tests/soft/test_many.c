@@ -45,7 +45,7 @@ static void open_crowd(struct crowd *crowd, int count)
 						 .sges = 1,
 						 .cqe = 2 * count,
 						 .memory = (size_t)count * 16});
-	CHECK_EQUAL(verbs->ibv_destroy_qp(crowd->side.qp), 0);
+	CHECK_OK(verbs->ibv_destroy_qp(crowd->side.qp));
 	crowd->count = count;
 	crowd->left = 0;
 	for (int i = 0; i < count; i++)
@@ -68,9 +68,7 @@ static void receive_all(struct crowd *crowd, int from, int to)
 {
 	for (int i = from; i < to; i++) {
 		crowd->side.qp = crowd->qps[i];
-		CHECK_EQUAL(
-			post_recv_at(&crowd->side, (uint64_t)i, (size_t)(crowd->count + i) * 8, 8),
-			0);
+		receive_at(&crowd->side, (uint64_t)i, (size_t)(crowd->count + i) * 8, 8);
 	}
 	crowd->side.qp = NULL;
 }
@@ -114,7 +112,7 @@ static void complete_all(struct crowd *crowd, int count)
 static void close_crowd(struct crowd *crowd)
 {
 	for (int i = 0; i < crowd->count; i++)
-		CHECK_EQUAL(verbs->ibv_destroy_qp(crowd->qps[i]), 0);
+		CHECK_OK(verbs->ibv_destroy_qp(crowd->qps[i]));
 	close_side(&crowd->side);
 }
 

@@ -59,8 +59,8 @@ static void on_demand(struct side *a, struct side *b)
 	uint8_t *memory = pages(4);
 
 	/* Nothing is checked: a hole is no error until it is accessed. */
-	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
-	CHECK_EQUAL(mprotect(memory + 2 * PAGE, PAGE, PROT_READ), 0);
+	CHECK_OK(munmap(memory + PAGE, PAGE));
+	CHECK_OK(mprotect(memory + 2 * PAGE, PAGE, PROT_READ));
 	struct ibv_mr *mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights);
 
 	CHECK(mr);
@@ -87,7 +87,7 @@ static void on_demand(struct side *a, struct side *b)
 	struct ibv_mw *mw = b->context->ops.alloc_mw(b->pd, IBV_MW_TYPE_2);
 
 	CHECK(mw);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	CHECK(mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights | IBV_ACCESS_MW_BIND));
 	struct ibv_send_wr bind = {
 		.wr_id = 6,
@@ -95,7 +95,7 @@ static void on_demand(struct side *a, struct side *b)
 		.bind_mw = {mw, next_key(mw->rkey), {mr, (uintptr_t)memory, 3 * PAGE, PEER_RIGHTS}},
 	};
 
-	CHECK_EQUAL(post_wr(b, &bind), 0);
+	CHECK_OK(post_wr(b, &bind));
 	expect_wc(b, 6, IBV_WC_SUCCESS);
 	RUN(a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
 	    .remote = (uintptr_t)memory + 2 * PAGE,
@@ -103,13 +103,13 @@ static void on_demand(struct side *a, struct side *b)
 	connect_again(a, b);
 	CHECK_EQUAL(b->context->ops.dealloc_mw(mw), 0);
 	/* As the source and the target of one's own requests. */
-	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
+	CHECK_OK(munmap(memory + PAGE, PAGE));
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
 
 	local.offset = (size_t)(memory + PAGE - b->memory);
 	carry_out(b, IBV_WC_LOC_PROT_ERR, local);
 	connect_again(a, b);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 
 	/* The whole address space (also tests/verbs/test_special_regions.py): of what is there. */
 	CHECK(mr = verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, rights));
@@ -118,7 +118,7 @@ static void on_demand(struct side *a, struct side *b)
 	cannot_write(a, b, mr, (uintptr_t)memory + PAGE, 8);
 	cannot_write(a, b, mr, 8, 8);
 	CHECK_EQUAL(write_to(a, mr, UINT64_MAX - 4, 8), IBV_WC_REM_ACCESS_ERR);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 
 	/* Combinations that ibv_reg_mr(3) excludes. */
 	REFUSED(verbs->ibv_reg_mr(b->pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB),
@@ -150,12 +150,12 @@ static void own(struct side *a, struct side *b)
 		    IBV_WC_REM_ACCESS_ERR);
 	connect_again(a, b);
 	CHECK_EQUAL(write_to(a, mr, (uintptr_t)memory + 4 * PAGE - 8, 16), IBV_WC_REM_ACCESS_ERR);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	REFUSED(soft_reg_own_mr(b->pd, memory, 0, rights), EINVAL);
 	REFUSED(soft_reg_own_mr(b->pd, memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL);
 	CHECK(mr = verbs->ibv_reg_mr(b->pd, memory, 4 * PAGE, rights));
 	CHECK(resident(memory + 2 * PAGE) && resident(memory + 3 * PAGE));
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	munmap(memory, 4 * PAGE);
 }
 
@@ -194,8 +194,8 @@ static void all(struct side *a, struct side *b)
 	fill(b->memory, PAGE, 5);
 	carry_out(a, IBV_WC_LOC_PROT_ERR, request);
 	CHECK(filled(memory, PAGE, 7));
-	CHECK_EQUAL(verbs->ibv_dereg_mr(writable), 0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(writable);
+	dereg(mr);
 	munmap(memory, 2 * PAGE);
 }
 
@@ -224,29 +224,29 @@ static void advising(void)
 	struct ibv_mr *readable = verbs->ibv_reg_mr(a.pd, memory, 4 * PAGE, IBV_ACCESS_ON_DEMAND);
 
 	CHECK(mr && readable);
-	CHECK_EQUAL(advise(&a, no_fault, flush, mr->lkey, memory, PAGE), 0);
+	CHECK_OK(advise(&a, no_fault, flush, mr->lkey, memory, PAGE));
 	CHECK(!resident(memory));
-	CHECK_EQUAL(advise(&a, for_write, flush, mr->lkey, memory, PAGE), 0);
+	CHECK_OK(advise(&a, for_write, flush, mr->lkey, memory, PAGE));
 	CHECK(resident(memory) && !resident(memory + PAGE));
-	CHECK_EQUAL(advise(&a, for_write, 0, mr->lkey, memory + PAGE, 2 * PAGE), 0);
+	CHECK_OK(advise(&a, for_write, 0, mr->lkey, memory + PAGE, 2 * PAGE));
 	CHECK(resident(memory + PAGE) && resident(memory + 2 * PAGE));
-	CHECK_EQUAL(advise(&a, prefetch, flush, readable->lkey, memory, 4 * PAGE), 0);
+	CHECK_OK(advise(&a, prefetch, flush, readable->lkey, memory, 4 * PAGE));
 
 	CHECK_EQUAL(advise(&a, (enum ib_uverbs_advise_mr_advice)7, 0, mr->lkey, memory, 1),
 		    ENOTSUP);
 	CHECK_EQUAL(advise(&a, prefetch, 2, mr->lkey, memory, 1), EINVAL);
 	CHECK_EQUAL(extended(a.context)->advise_mr(a.pd, prefetch, 0, NULL, 0), EINVAL);
-	CHECK_EQUAL(advise(&a, prefetch, 0, a.mr->lkey, a.memory, 1), 0); /* not on demand */
+	CHECK_OK(advise(&a, prefetch, 0, a.mr->lkey, a.memory, 1)); /* not on demand */
 	CHECK_EQUAL(advise(&a, prefetch, 0, ~mr->lkey, memory, 1), ENOENT);
 	CHECK_EQUAL(advise(&other, prefetch, 0, mr->lkey, memory, 1), EPERM);
 	CHECK_EQUAL(advise(&a, for_write, 0, readable->lkey, memory, 1), EPERM);
 	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory + PAGE, 4 * PAGE), EFAULT);
 	/* Pages that are not there: an error for a caller that waits for them. */
-	CHECK_EQUAL(munmap(memory + 3 * PAGE, PAGE), 0);
-	CHECK_EQUAL(advise(&a, prefetch, 0, mr->lkey, memory, 4 * PAGE), 0);
+	CHECK_OK(munmap(memory + 3 * PAGE, PAGE));
+	CHECK_OK(advise(&a, prefetch, 0, mr->lkey, memory, 4 * PAGE));
 	CHECK_EQUAL(advise(&a, prefetch, flush, mr->lkey, memory, 4 * PAGE), EFAULT);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(readable), 0);
+	dereg(mr);
+	dereg(readable);
 	munmap(memory, 3 * PAGE);
 	close_side(&a);
 	close_side(&other);
@@ -273,7 +273,7 @@ static void null_region(struct side *a, struct side *b)
 				 .opcode = IBV_WR_RDMA_WRITE,
 				 .wr.rdma = {(uintptr_t)b->memory, b->mr->rkey}};
 
-	CHECK_EQUAL(post_wr(a, &wr), 0);
+	CHECK_OK(post_wr(a, &wr));
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	CHECK(filled(b->memory, 50, 4));
 	for (int i = 0; i < 700000; i++)
@@ -282,12 +282,12 @@ static void null_region(struct side *a, struct side *b)
 	/* As the target of a read: only the ends are kept. */
 	fill(b->memory, 1 << 20, 7);
 	wr.opcode = IBV_WR_RDMA_READ;
-	CHECK_EQUAL(post_wr(a, &wr), 0);
+	CHECK_OK(post_wr(a, &wr));
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	CHECK(filled(a->memory, 50, 7) && !memcmp(a->memory + 50, b->memory + 700050, 50));
 	/* What was thrown away is not found again. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
-	CHECK_EQUAL(post_wr(a, &wr), 0);
+	CHECK_OK(post_wr(a, &wr));
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	CHECK(b->memory[50] == 0 && b->memory[700049] == 0);
 	/* Not for peers, windows and rereg. */
@@ -296,7 +296,7 @@ static void null_region(struct side *a, struct side *b)
 	CHECK_EQUAL(errno, EINVAL);
 	RUN(b, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = 8, .rkey = mr->lkey);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(a->pd), EBUSY);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 }
 
 /* ---- of a file ----------------------------------------------------------------------------- */
@@ -309,7 +309,7 @@ static void dmabuf(struct side *a, struct side *b)
 	int fd = memfd_create("test", 0);
 
 	CHECK(fd >= 0);
-	CHECK_EQUAL(ftruncate(fd, 4 * PAGE), 0);
+	CHECK_OK(ftruncate(fd, 4 * PAGE));
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, -1, rights), EBADF);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, 0, 0, fd, rights), EINVAL);
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 100, PAGE, 101, fd, rights), EINVAL);
@@ -328,7 +328,7 @@ static void dmabuf(struct side *a, struct side *b)
 	CHECK(mr && mr->length == PAGE);
 	int other = dup(fd);
 
-	CHECK_EQUAL(close(fd), 0); /* the region stays */
+	CHECK_OK(close(fd)); /* the region stays */
 	fill(a->memory, 200, 3);
 	CHECK_EQUAL(write_to(a, mr, 0x10064 + 10, 200), IBV_WC_SUCCESS);
 	CHECK_EQUAL(pread(other, seen, 200, PAGE + 110), 200);
@@ -338,9 +338,9 @@ static void dmabuf(struct side *a, struct side *b)
 	cannot_write(a, b, mr, 0x10063, 1);
 	cannot_write(a, b, mr, 0x10064 + PAGE, 1);
 	/* Cut short behind our back: an error, not the end of the process. */
-	CHECK_EQUAL(ftruncate(other, PAGE), 0);
+	CHECK_OK(ftruncate(other, PAGE));
 	CHECK_EQUAL(write_to(a, mr, 0x10064, 8), IBV_WC_REM_ACCESS_ERR);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	/* For reading alone a file that cannot be written will do. */
 	char path[64];
 
@@ -351,7 +351,7 @@ static void dmabuf(struct side *a, struct side *b)
 	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, readable, rights), EACCES);
 	mr = verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, readable, IBV_ACCESS_REMOTE_READ);
 	CHECK(mr);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	close(readable);
 	close(other);
 }
@@ -383,14 +383,14 @@ static void device_memory(struct side *a, struct side *b)
 
 	CHECK(all);
 	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 1}), ENOMEM);
-	CHECK_EQUAL(ex->free_dm(all), 0);
+	CHECK_OK(ex->free_dm(all));
 	struct ibv_dm *dm =
 		allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 4096, .log_align_req = 3});
 
 	CHECK(dm && dm->context == b->context);
 	fill(a->memory, 300, 2);
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1000, a->memory, 300), 0);
-	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1000, 300), 0);
+	CHECK_OK(dm->memcpy_to_dm(dm, 1000, a->memory, 300));
+	CHECK_OK(dm->memcpy_from_dm(seen, dm, 1000, 300));
 	CHECK(filled(seen, 300, 2));
 	CHECK_EQUAL(dm->memcpy_to_dm(dm, 4000, a->memory, 100), EFAULT);
 	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, UINT64_MAX - 3, 4), EFAULT);
@@ -416,7 +416,7 @@ static void device_memory(struct side *a, struct side *b)
 
 	CHECK(nothing && nothing->length == 0);
 	cannot_write(a, b, nothing, 0, 1);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(nothing), 0);
+	dereg(nothing);
 	CHECK_EQUAL(ex->free_dm(dm), EBUSY);
 	/* Addresses are offsets in the region. */
 	memset(a->memory, 0, 300);
@@ -424,13 +424,13 @@ static void device_memory(struct side *a, struct side *b)
 	CHECK(filled(a->memory, 300, 2));
 	fill(a->memory, 300, 8);
 	CHECK_EQUAL(write_to(a, mr, 700, 300), IBV_WC_SUCCESS);
-	CHECK_EQUAL(dm->memcpy_from_dm(seen, dm, 1700, 300), 0);
+	CHECK_OK(dm->memcpy_from_dm(seen, dm, 1700, 300));
 	CHECK(filled(seen, 300, 8));
 	before = 41;
-	CHECK_EQUAL(dm->memcpy_to_dm(dm, 1008, &before, 8), 0);
+	CHECK_OK(dm->memcpy_to_dm(dm, 1008, &before, 8));
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8,
 	    .rkey = mr->rkey, .compare_add = 1);
-	CHECK_EQUAL(dm->memcpy_from_dm(&before, dm, 1008, 8), 0);
+	CHECK_OK(dm->memcpy_from_dm(&before, dm, 1008, 8));
 	CHECK_EQUAL(before, 42);
 	/* As the source of the owner's own request. */
 	struct ibv_sge sge = {.addr = 700, .length = 300, .lkey = mr->lkey};
@@ -440,12 +440,12 @@ static void device_memory(struct side *a, struct side *b)
 				 .opcode = IBV_WR_RDMA_WRITE,
 				 .wr.rdma = {(uintptr_t)a->memory + 4096, a->mr->rkey}};
 
-	CHECK_EQUAL(post_wr(b, &wr), 0);
+	CHECK_OK(post_wr(b, &wr));
 	expect_wc(b, 4, IBV_WC_SUCCESS);
 	CHECK(filled(a->memory + 4096, 300, 8));
 	CHECK_EQUAL(write_to(a, mr, 701, 300), IBV_WC_REM_ACCESS_ERR);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
-	CHECK_EQUAL(ex->free_dm(dm), 0);
+	dereg(mr);
+	CHECK_OK(ex->free_dm(dm));
 }
 
 /* ---- registered anew ----------------------------------------------------------------------- */
@@ -484,7 +484,7 @@ static void reregistering(struct side *a, struct side *b)
 		{domain, a->pd, NULL, 0, 0}, /* of another context */
 	};
 
-	for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+	FOR_EACH (i, refused) {
 		CHECK_EQUAL(rereg(mr, refused[i].flags, refused[i].pd, refused[i].addr,
 				  refused[i].length, refused[i].access),
 			    IBV_REREG_MR_ERR_INPUT);
@@ -492,49 +492,48 @@ static void reregistering(struct side *a, struct side *b)
 	}
 	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_SUCCESS);
 
-	CHECK_EQUAL(rereg(mr, moved, NULL, b->memory + 8 * PAGE, 2 * PAGE, 0), 0);
+	CHECK_OK(rereg(mr, moved, NULL, b->memory + 8 * PAGE, 2 * PAGE, 0));
 	CHECK(mr->addr == b->memory + 8 * PAGE && mr->length == 2 * PAGE && mr->rkey == key);
 	fill(a->memory, 2 * PAGE, 6);
 	CHECK_EQUAL(write_to(a, mr, second, 2 * PAGE), IBV_WC_SUCCESS);
 	CHECK(filled(b->memory + 8 * PAGE, 2 * PAGE, 6));
 	cannot_write(a, b, mr, first, 8);
 
-	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ), 0);
+	CHECK_OK(rereg(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_READ));
 	CHECK_EQUAL(access_to(a, IBV_WR_RDMA_READ, mr, second, 8), IBV_WC_SUCCESS);
 	cannot_write(a, b, mr, second, 8);
 
-	CHECK_EQUAL(rereg(mr, domain | access, other, NULL, 0, ALL_RIGHTS), 0);
+	CHECK_OK(rereg(mr, domain | access, other, NULL, 0, ALL_RIGHTS));
 	CHECK(mr->pd == other);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), EBUSY);
 	cannot_write(a, b, mr, second, 8);
-	CHECK_EQUAL(rereg(mr, domain | moved, b->pd, b->memory, PAGE, 0), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(other), 0);
+	CHECK_OK(rereg(mr, domain | moved, b->pd, b->memory, PAGE, 0));
+	CHECK_OK(verbs->ibv_dealloc_pd(other));
 	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_SUCCESS);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 
 	/* A failure of the registration itself: the region is not to be used any more. */
 	uint8_t *memory = pages(2);
 
-	CHECK_EQUAL(munmap(memory + PAGE, PAGE), 0);
+	CHECK_OK(munmap(memory + PAGE, PAGE));
 	mr = verbs->ibv_reg_mr(b->pd, b->memory, PAGE, ALL_RIGHTS);
 	CHECK_EQUAL(rereg(mr, moved, NULL, memory, 2 * PAGE, 0), IBV_REREG_MR_ERR_CMD);
 	CHECK_EQUAL(errno, EFAULT);
 	CHECK_EQUAL(rereg(mr, moved, NULL, memory, PAGE, 0), IBV_REREG_MR_ERR_INPUT);
 	CHECK_EQUAL(write_to(a, mr, first, 8), IBV_WC_REM_ACCESS_ERR);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0); /* "the user still needs to call ibv_dereg_mr" */
+	dereg(mr); /* "the user still needs to call ibv_dereg_mr" */
 	connect_again(a, b);
 
 	/* To on demand and back, and zero based. */
 	mr = verbs->ibv_reg_mr(b->pd, memory, PAGE, ALL_RIGHTS);
-	CHECK_EQUAL(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
-			  ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED),
-		    0);
+	CHECK_OK(rereg(mr, moved | access, NULL, memory, 2 * PAGE,
+		       ALL_RIGHTS | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED));
 	CHECK_EQUAL(write_to(a, mr, 8, 8), IBV_WC_SUCCESS);
 	CHECK(filled(memory + 8, 8, 6));
 	CHECK_EQUAL(write_to(a, mr, PAGE, 8), IBV_WC_REM_ACCESS_ERR);
 	CHECK_EQUAL(rereg(mr, access, NULL, NULL, 0, ALL_RIGHTS), IBV_REREG_MR_ERR_CMD);
 	CHECK_EQUAL(errno, EFAULT); /* there is the hole */
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	munmap(memory, PAGE);
 }
 
@@ -581,11 +580,11 @@ static void parent_domains(struct side *a, struct side *b)
 	struct ibv_cq_ex *cq = ex->create_cq_ex(b->context, &cq_init);
 
 	CHECK(cq);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+	dereg(mr);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
-	CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), 0);
-	CHECK_EQUAL(ex->dealloc_td(td), 0);
+	CHECK_OK(verbs->ibv_destroy_cq((struct ibv_cq *)cq));
+	CHECK_OK(verbs->ibv_dealloc_pd(parent));
+	CHECK_OK(ex->dealloc_td(td));
 }
 
 /* An allocator of the application: what it has been asked for, and what it is to answer. */
@@ -604,7 +603,7 @@ static void *allocate(struct ibv_pd *pd, void *context, size_t size, size_t alig
 	void *memory;
 
 	CHECK(pd == allocator->pd && size && alignment && resource_type < 64);
-	CHECK_EQUAL(verbs->ibv_query_gid(pd->context, 1, 0, &gid), 0); /* the lock is free */
+	CHECK_OK(verbs->ibv_query_gid(pd->context, 1, 0, &gid)); /* the lock is free */
 	allocator->asked++;
 	allocator->types |= 1u << resource_type;
 	if (allocator->fail)
@@ -625,7 +624,7 @@ static void release(struct ibv_pd *pd, void *context, void *memory, uint64_t res
 	union ibv_gid gid;
 
 	CHECK(pd == allocator->pd && allocator->types & 1u << resource_type);
-	CHECK_EQUAL(verbs->ibv_query_gid(pd->context, 1, 0, &gid), 0);
+	CHECK_OK(verbs->ibv_query_gid(pd->context, 1, 0, &gid));
 	allocator->live--;
 	free(memory);
 }
@@ -658,7 +657,7 @@ static void allocators(struct side *a, struct side *b)
 		struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 4, .max_sge = 1}};
 		struct ibv_srq_attr larger = {.max_wr = 100};
 
-		CHECK_EQUAL(verbs->ibv_destroy_qp(b->qp), 0);
+		CHECK_OK(verbs->ibv_destroy_qp(b->qp));
 		CHECK_EQUAL(allocator.live, 0);
 		allocator.decline = decline;
 		allocator.types = 0;
@@ -671,15 +670,15 @@ static void allocators(struct side *a, struct side *b)
 		CHECK_EQUAL(allocator.types, 1 << 1 | 1 << 2 | 1 << 3);
 		CHECK(decline ? allocator.declined && !allocator.live
 			      : allocator.live && allocator.live == allocator.asked);
-		CHECK_EQUAL(verbs->ibv_resize_cq((struct ibv_cq *)cq, 100), 0);
-		CHECK_EQUAL(verbs->ibv_modify_srq(srq, &larger, IBV_SRQ_MAX_WR), 0);
-		CHECK_EQUAL(to_state(a, IBV_QPS_RESET), 0);
+		CHECK_OK(verbs->ibv_resize_cq((struct ibv_cq *)cq, 100));
+		CHECK_OK(verbs->ibv_modify_srq(srq, &larger, IBV_SRQ_MAX_WR));
+		CHECK_OK(to_state(a, IBV_QPS_RESET));
 		connect_pair(a, b);
 		CHECK_EQUAL(write_to(a, b->mr, (uintptr_t)b->memory, 8), IBV_WC_SUCCESS);
 		CHECK_EQUAL(write_to(b, a->mr, (uintptr_t)a->memory, 8), IBV_WC_SUCCESS);
 		CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), EBUSY);
-		CHECK_EQUAL(verbs->ibv_destroy_srq(srq), 0);
-		CHECK_EQUAL(verbs->ibv_destroy_cq((struct ibv_cq *)cq), 0);
+		CHECK_OK(verbs->ibv_destroy_srq(srq));
+		CHECK_OK(verbs->ibv_destroy_cq((struct ibv_cq *)cq));
 		CHECK(decline || allocator.live); /* those of the queue pair */
 	}
 	destroy_qp(b);
@@ -689,7 +688,7 @@ static void allocators(struct side *a, struct side *b)
 	struct ibv_qp_init_attr qp = {.send_cq = b->cq, .recv_cq = b->cq, .qp_type = IBV_QPT_UD};
 
 	REFUSED(verbs->ibv_create_qp(parent, &qp), ENOMEM);
-	CHECK_EQUAL(verbs->ibv_dealloc_pd(parent), 0);
+	CHECK_OK(verbs->ibv_dealloc_pd(parent));
 	b->pd = base;
 }
 

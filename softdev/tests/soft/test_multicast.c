@@ -37,7 +37,7 @@ static void send_to(struct side *side, const union ibv_gid *group, int index, ui
 
 	fill(side->memory, 64, (unsigned)seed);
 	UD_POST(side, .ah = ah, .qpn = ALL_MEMBERS, .qkey = QKEY, .wr_id = 100, .length = 64);
-	CHECK_EQUAL(verbs->ibv_destroy_ah(ah), 0); /* what is posted has been sent */
+	CHECK_OK(verbs->ibv_destroy_ah(ah)); /* what is posted has been sent */
 }
 
 static void expect(struct side *side, uint64_t seed, const struct address *from,
@@ -57,13 +57,13 @@ static void expect(struct side *side, uint64_t seed, const struct address *from,
 		CHECK(!memcmp(grh + 8, &from->gid, 16));
 		CHECK(!memcmp(grh + 24, group, 16));
 	}
-	CHECK_EQUAL(post_recv_at(side, 1, 4096, 4096), 0);
+	receive_at(side, 1, 4096, 4096);
 }
 
 static void open_member(struct side *side)
 {
 	ud_open(side, (struct options){.signal_none = true});
-	CHECK_EQUAL(post_recv_at(side, 1, 4096, 4096), 0);
+	receive_at(side, 1, 4096, 4096);
 }
 
 /* Each attached queue pair of both processes gets each message once, the sender's own too; from the
@@ -80,8 +80,8 @@ static void between_processes(const char *ip)
 	open_member(&b);
 	ud_open(&sender, (struct options){.signal_none = true});
 	for (int i = 0; i < 2; i++) /* twice: no error, and no second copy */
-		CHECK_EQUAL(verbs->ibv_attach_mcast(a.qp, &group, 0), 0);
-	CHECK_EQUAL(verbs->ibv_attach_mcast(b.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_attach_mcast(a.qp, &group, 0));
+	CHECK_OK(verbs->ibv_attach_mcast(b.qp, &group, 0));
 	struct address from[2] = {address_of_side(&a), address_of_side(&sender)};
 	struct address theirs[2];
 
@@ -102,8 +102,8 @@ static void between_processes(const char *ip)
 		}
 	expect_no_wc(&a);
 	expect_no_wc(&b);
-	CHECK_EQUAL(verbs->ibv_detach_mcast(a.qp, &group, 0), 0);
-	CHECK_EQUAL(verbs->ibv_detach_mcast(b.qp, &group, 0), 0);
+	CHECK_OK(verbs->ibv_detach_mcast(a.qp, &group, 0));
+	CHECK_OK(verbs->ibv_detach_mcast(b.qp, &group, 0));
 	close_pair(&a, &b);
 	close_side(&sender);
 	join(&process);
@@ -126,10 +126,10 @@ static void refused(void)
 		CHECK_EQUAL(verbs->ibv_attach_mcast(ud.qp, &gid, 0), EINVAL);
 	}
 	CHECK_EQUAL(verbs->ibv_detach_mcast(ud.qp, &group, 0), EINVAL);
-	CHECK_EQUAL(verbs->ibv_attach_mcast(ud.qp, &group, 0xc001), 0);
+	CHECK_OK(verbs->ibv_attach_mcast(ud.qp, &group, 0xc001));
 	CHECK_EQUAL(verbs->ibv_detach_mcast(ud.qp, &group, 0xc002), EINVAL);
 	CHECK_EQUAL(verbs->ibv_destroy_qp(ud.qp), EBUSY); /* ibv_destroy_qp(3) */
-	CHECK_EQUAL(verbs->ibv_detach_mcast(ud.qp, &group, 0xc001), 0);
+	CHECK_OK(verbs->ibv_detach_mcast(ud.qp, &group, 0xc001));
 	close_side(&ud);
 	close_side(&rc);
 }
@@ -141,11 +141,11 @@ static void limits(void)
 	struct side side;
 
 	ud_open(&side, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_query_device(side.context, &device), 0);
+	CHECK_OK(verbs->ibv_query_device(side.context, &device));
 	for (int i = 0; i < device.max_mcast_grp; i++) {
 		group.raw[14] = (uint8_t)(i >> 8);
 		group.raw[15] = (uint8_t)i;
-		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_attach_mcast(side.qp, &group, 0));
 	}
 	group.raw[13] = 1;
 	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), ENOMEM);
@@ -153,13 +153,13 @@ static void limits(void)
 	for (int i = 0; i < device.max_mcast_grp; i++) {
 		group.raw[14] = (uint8_t)(i >> 8);
 		group.raw[15] = (uint8_t)i;
-		CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_detach_mcast(side.qp, &group, 0));
 	}
 	for (int i = 0; i < device.max_mcast_qp_attach; i++) /* one queue pair, as often as LIDs */
-		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, (uint16_t)i), 0);
+		CHECK_OK(verbs->ibv_attach_mcast(side.qp, &group, (uint16_t)i));
 	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, UINT16_MAX), ENOMEM);
 	for (int i = 0; i < device.max_mcast_qp_attach; i++)
-		CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, (uint16_t)i), 0);
+		CHECK_OK(verbs->ibv_detach_mcast(side.qp, &group, (uint16_t)i));
 	close_side(&side);
 }
 
@@ -176,9 +176,9 @@ static void hostile(void)
 	struct side side;
 
 	memcpy(&to.sin_addr, &group.raw[12], 4);
-	CHECK_EQUAL(setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &lo, sizeof(lo)), 0);
+	CHECK_OK(setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &lo, sizeof(lo)));
 	open_member(&side);
-	CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
+	CHECK_OK(verbs->ibv_attach_mcast(side.qp, &group, 0));
 	struct address own = address_of_side(&side);
 
 	for (int wrong = 0; wrong < 7; wrong++) {
@@ -211,9 +211,9 @@ static void hostile(void)
 
 	CHECK_EQUAL(wc.src_qp, number);
 	CHECK_EQUAL(side.memory[4096 + GRH], 6);
-	CHECK_EQUAL(post_recv_at(&side, 1, 4096, 4096), 0);
+	receive_at(&side, 1, 4096, 4096);
 	expect_no_wc(&side);
-	CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
+	CHECK_OK(verbs->ibv_detach_mcast(side.qp, &group, 0));
 	close_side(&side);
 	close(fd);
 }
@@ -225,13 +225,13 @@ static inline void forked(void)
 	struct side parent, side;
 
 	open_member(&parent);
-	CHECK_EQUAL(verbs->ibv_attach_mcast(parent.qp, &group, 0), 0);
+	CHECK_OK(verbs->ibv_attach_mcast(parent.qp, &group, 0));
 	struct process process = split();
 
 	limit_seconds(60);
 	if (!process.child) {
 		open_member(&side);
-		CHECK_EQUAL(verbs->ibv_attach_mcast(side.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_attach_mcast(side.qp, &group, 0));
 	}
 	process_barrier(&process);
 	struct address own = address_of_side(&parent), from;
@@ -242,11 +242,11 @@ static inline void forked(void)
 	hear(&process, &from, sizeof(from));
 	if (process.child) {
 		expect(&parent, 9, &own, &group);
-		CHECK_EQUAL(verbs->ibv_detach_mcast(parent.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_detach_mcast(parent.qp, &group, 0));
 		close_side(&parent);
 	} else {
 		expect(&side, 9, &from, &group);
-		CHECK_EQUAL(verbs->ibv_detach_mcast(side.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_detach_mcast(side.qp, &group, 0));
 		close_side(&side);
 	}
 	join(&process);
@@ -260,18 +260,18 @@ static inline void limits_of_a_child(void)
 	struct side parent;
 
 	ud_open(&parent, (struct options){0});
-	CHECK_EQUAL(verbs->ibv_attach_mcast(parent.qp, &group, 0), 0);
+	CHECK_OK(verbs->ibv_attach_mcast(parent.qp, &group, 0));
 	struct process process = split();
 
 	limit_seconds(60);
 	if (!process.child) {
 		limits();
-		CHECK_EQUAL(verbs->ibv_detach_mcast(parent.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_detach_mcast(parent.qp, &group, 0));
 		limits();
 	}
 	process_barrier(&process);
 	if (process.child)
-		CHECK_EQUAL(verbs->ibv_detach_mcast(parent.qp, &group, 0), 0);
+		CHECK_OK(verbs->ibv_detach_mcast(parent.qp, &group, 0));
 	close_side(&parent);
 	join(&process);
 }

@@ -37,9 +37,9 @@ static int dealloc(struct ibv_mw *mw)
 static void close_scene(struct scene *scene)
 {
 	if (scene->mw)
-		CHECK_EQUAL(dealloc(scene->mw), 0);
+		CHECK_OK(dealloc(scene->mw));
 	if (scene->mr)
-		CHECK_EQUAL(verbs->ibv_dereg_mr(scene->mr), 0);
+		dereg(scene->mr);
 	close_pair(&scene->a, &scene->b);
 }
 
@@ -96,9 +96,9 @@ static uint32_t bound(struct scene *scene, struct ibv_mw_bind_info info)
 	uint32_t key = next_key(scene->mw->rkey);
 
 	if (scene->mw->type == IBV_MW_TYPE_1)
-		CHECK_EQUAL(bind_type_1(&scene->b, scene->mw, 70, info), 0);
+		CHECK_OK(bind_type_1(&scene->b, scene->mw, 70, info));
 	else
-		CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 70, key, info), 0);
+		CHECK_OK(bind_type_2(&scene->b, scene->mw, 70, key, info));
 	CHECK_EQUAL(expect_wc(&scene->b, 70, IBV_WC_SUCCESS).opcode, IBV_WC_BIND_MW);
 	if (scene->mw->type == IBV_MW_TYPE_1)
 		CHECK_EQUAL(scene->mw->rkey, key);
@@ -138,7 +138,7 @@ static void objects(struct side *side)
 			       IBV_DEVICE_MEM_MGT_EXTENSIONS;
 	struct ibv_device_attr device;
 
-	CHECK_EQUAL(verbs->ibv_query_device(side->context, &device), 0);
+	CHECK_OK(verbs->ibv_query_device(side->context, &device));
 	CHECK_EQUAL(device.device_cap_flags & flags, flags);
 	CHECK(!(device.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2A)); /* one or the other */
 	CHECK(device.max_mw > 0);
@@ -146,10 +146,9 @@ static void objects(struct side *side)
 	struct ibv_mw *mw = side->context->ops.alloc_mw(side->pd, IBV_MW_TYPE_1);
 
 	destroy_qp(side);
-	CHECK_EQUAL(verbs->ibv_dereg_mr(side->mr), 0);
-	side->mr = NULL;
+	dereg_own(side);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(side->pd), EBUSY);
-	CHECK_EQUAL(dealloc(mw), 0);
+	CHECK_OK(dealloc(mw));
 }
 
 /* Its key is for peers: nothing of our own goes through it. */
@@ -181,7 +180,7 @@ static void invalidation_refused(void)
 		if (way == 3)
 			key ^= 0x10000; /* another object */
 		if (way == 4) {
-			CHECK_EQUAL(invalidate(&scene.b, 71, key, 0), 0);
+			CHECK_OK(invalidate(&scene.b, 71, key, 0));
 			expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
 		}
 		if (way == 5) { /* another queue pair's */
@@ -190,14 +189,14 @@ static void invalidation_refused(void)
 		}
 		struct side *from = way == 5 ? &c : &scene.a;
 
-		CHECK_EQUAL(post_recv_at(&scene.b, 60, 8192, 8), 0);
+		receive_at(&scene.b, 60, 8192, 8);
 		RUN(from, IBV_WC_REM_ACCESS_ERR, IBV_WR_SEND_WITH_INV, .wr_id = 4, .length = 8,
 		    .imm = key);
 		CHECK_EQUAL(expect_wc(&scene.b, 60, IBV_WC_REM_INV_REQ_ERR).wc_flags, 0);
 		expect_event(&scene.b, IBV_EVENT_QP_ACCESS_ERR);
 		CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
 		if (way == 5) {
-			CHECK_EQUAL(verbs->ibv_destroy_qp(scene.b.qp), 0);
+			CHECK_OK(verbs->ibv_destroy_qp(scene.b.qp));
 			scene.b.qp = first;
 			allowed(&scene, write_to(&scene, 0, 8, key));
 		}
@@ -219,8 +218,8 @@ static void local_invalidation_refused(void)
 			key = scene.mr->lkey; /* registered for good, until it is deregistered */
 		if (way == 2)
 			key ^= 1;
-		CHECK_EQUAL(post_recv_at(&scene.b, 60, 8192, 8), 0);
-		CHECK_EQUAL(invalidate(&scene.b, 71, key, 0), 0);
+		receive_at(&scene.b, 60, 8192, 8);
+		CHECK_OK(invalidate(&scene.b, 71, key, 0));
 		expect_wc(&scene.b, 71, IBV_WC_MW_BIND_ERR);
 		expect_wc(&scene.b, 60, IBV_WC_WR_FLUSH_ERR);
 		CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
@@ -244,10 +243,10 @@ static void invalidated_under_fire(void)
 		struct ibv_wc wc;
 
 		request.opcode = round ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
-		CHECK_EQUAL(post(&scene.a, request), 0);
-		CHECK_EQUAL(invalidate(&scene.b, 71, key, 0), 0);
+		CHECK_OK(post(&scene.a, request));
+		CHECK_OK(invalidate(&scene.b, 71, key, 0));
 		expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
-		CHECK_EQUAL(mprotect(scene.b.memory, BIG, PROT_NONE), 0); /* would be seen */
+		CHECK_OK(mprotect(scene.b.memory, BIG, PROT_NONE)); /* would be seen */
 		wc = next_wc(&scene.a);
 		close_scene(&scene);
 		if (wc.status == IBV_WC_SUCCESS) {
@@ -266,8 +265,8 @@ static void invalidated_under_fire(void)
 static void bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
 			  struct ibv_mw_bind_info info)
 {
-	CHECK_EQUAL(post_recv_at(&scene->b, 60, 8192, 8), 0);
-	CHECK_EQUAL(bind_type_2(&scene->b, mw, 72, rkey, info), 0);
+	receive_at(&scene->b, 60, 8192, 8);
+	CHECK_OK(bind_type_2(&scene->b, mw, 72, rkey, info));
 	expect_wc(&scene->b, 72, IBV_WC_MW_BIND_ERR);
 	expect_wc(&scene->b, 60, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&scene->b), IBV_QPS_ERR);
@@ -286,7 +285,7 @@ static void out_of_the_region(void)
 		uint64_t length;
 	} outside[] = {{8192 - 63, 64}, {(size_t)-1, 64}, {0, 8193}, {8192, UINT64_MAX}, {9000, 1}};
 
-	for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
+	FOR_EACH (i, outside) {
 		struct scene scene;
 
 		open_scene(&scene, IBV_MW_TYPE_1 + i % 2);
@@ -308,11 +307,11 @@ static void region_does_not_allow(void)
 		{IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, IBV_ACCESS_REMOTE_READ, false},
 	};
 
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+	FOR_EACH (i, cases) {
 		struct scene scene;
 
 		open_scene(&scene, IBV_MW_TYPE_2);
-		CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+		dereg(scene.mr);
 		CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, 4096,
 						   (int)cases[i].region));
 		struct ibv_mw_bind_info info = part(scene.mr, 0, 64, cases[i].window);
@@ -380,17 +379,17 @@ static void gone_meanwhile(void)
 
 		open_scene(&scene, IBV_MW_TYPE_1);
 		/* The bind waits in SQD: IBTA 10.3.1.5. */
-		CHECK_EQUAL(to_state(&scene.b, IBV_QPS_SQD), 0);
-		CHECK_EQUAL(bind_type_1(&scene.b, scene.mw, 72, part(scene.mr, 0, 64, 0)), 0);
+		CHECK_OK(to_state(&scene.b, IBV_QPS_SQD));
+		CHECK_OK(bind_type_1(&scene.b, scene.mw, 72, part(scene.mr, 0, 64, 0)));
 		if (way) {
-			CHECK_EQUAL(dealloc(scene.mw), 0);
+			CHECK_OK(dealloc(scene.mw));
 			scene.mw = NULL;
 		} else {
-			CHECK_EQUAL(verbs->ibv_dereg_mr(scene.mr), 0);
+			dereg(scene.mr);
 			scene.mr = NULL;
 		}
 		expect_no_wc(&scene.b);
-		CHECK_EQUAL(to_state(&scene.b, IBV_QPS_RTS), 0);
+		CHECK_OK(to_state(&scene.b, IBV_QPS_RTS));
 		expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
 		close_scene(&scene);
 	}
@@ -425,11 +424,10 @@ static void unsignaled(void)
 	open_scene_with(&scene, IBV_MW_TYPE_2, (struct options){.signal_none = true});
 	uint32_t key = next_key(scene.mw->rkey);
 
-	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 1, key, part(scene.mr, 0, 64, REMOTE_RIGHTS)),
-		    0);
-	CHECK_EQUAL(invalidate(&scene.b, 2, key, IBV_SEND_SIGNALED), 0);
+	CHECK_OK(bind_type_2(&scene.b, scene.mw, 1, key, part(scene.mr, 0, 64, REMOTE_RIGHTS)));
+	CHECK_OK(invalidate(&scene.b, 2, key, IBV_SEND_SIGNALED));
 	expect_wc(&scene.b, 2, IBV_WC_SUCCESS);
-	CHECK_EQUAL(invalidate(&scene.b, 3, key, 0), 0);
+	CHECK_OK(invalidate(&scene.b, 3, key, 0));
 	expect_wc(&scene.b, 3, IBV_WC_MW_BIND_ERR);
 	close_scene(&scene);
 }
@@ -451,7 +449,7 @@ static void fence(void)
 
 		POST(&side, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8);
 		hear_frame(fd, NULL, 0);
-		CHECK_EQUAL(side.context->ops.bind_mw(side.qp, mw, &bind), 0);
+		CHECK_OK(side.context->ops.bind_mw(side.qp, mw, &bind));
 		expect_no_wc(&side);
 		/* A region with a window bound to it is busy, so we see whether it is. */
 		CHECK_EQUAL(verbs->ibv_dereg_mr(mr), fenced ? 0 : EBUSY);
@@ -462,9 +460,9 @@ static void fence(void)
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		/* Fenced it comes too late for the region. */
 		expect_wc(&side, 2, fenced ? IBV_WC_MW_BIND_ERR : IBV_WC_SUCCESS);
-		CHECK_EQUAL(dealloc(mw), 0);
+		CHECK_OK(dealloc(mw));
 		if (!fenced)
-			CHECK_EQUAL(verbs->ibv_dereg_mr(mr), 0);
+			dereg(mr);
 		close(fd);
 		close_side(&side);
 	}
@@ -487,8 +485,8 @@ static void unreliable(void)
 	carry_out(&scene.a, IBV_WC_LOC_QP_OP_ERR,
 		  (struct request){.opcode = IBV_WR_SEND_WITH_INV, .wr_id = 3, .imm = key});
 	CHECK_EQUAL(state_of(&scene.a), IBV_QPS_SQE);
-	CHECK_EQUAL(to_state(&scene.a, IBV_QPS_RTS), 0);
-	CHECK_EQUAL(invalidate(&scene.b, 4, key, IBV_SEND_SIGNALED), 0);
+	CHECK_OK(to_state(&scene.a, IBV_QPS_RTS));
+	CHECK_OK(invalidate(&scene.b, 4, key, IBV_SEND_SIGNALED));
 	expect_wc(&scene.b, 4, IBV_WC_SUCCESS);
 	allowed(&scene, write_to(&scene, 8, 8, key)); /* invalidated: lost */
 	CHECK(filled(scene.b.memory, 8, 1));
@@ -497,12 +495,11 @@ static void unreliable(void)
 
 	/* A bind that fails stops the send queue alone (IBTA 10.3.1.6). */
 	open_scene_with(&scene, IBV_MW_TYPE_2, (struct options){.uc = true});
-	CHECK_EQUAL(bind_type_2(&scene.b, scene.mw, 72, next_key(scene.mw->rkey),
-				part(scene.mr, 8190, 64, REMOTE_RIGHTS)),
-		    0);
+	CHECK_OK(bind_type_2(&scene.b, scene.mw, 72, next_key(scene.mw->rkey),
+			     part(scene.mr, 8190, 64, REMOTE_RIGHTS)));
 	expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
 	CHECK_EQUAL(state_of(&scene.b), IBV_QPS_SQE);
-	CHECK_EQUAL(to_state(&scene.b, IBV_QPS_RTS), 0);
+	CHECK_OK(to_state(&scene.b, IBV_QPS_RTS));
 	bound(&scene, part(scene.mr, 8128, 64, REMOTE_RIGHTS));
 	close_scene(&scene);
 }
@@ -516,16 +513,15 @@ static void *bind_and_invalidate(void *of)
 
 	for (int i = 0; i < 300; i++) {
 		key = next_key(key);
-		CHECK_EQUAL(bind_type_2(&scene->b, scene->mw, 1, key,
-					part(scene->mr, 0, 64, REMOTE_RIGHTS)),
-			    0);
-		CHECK_EQUAL(invalidate(&scene->b, 2, key, 0), 0);
+		CHECK_OK(bind_type_2(&scene->b, scene->mw, 1, key,
+				     part(scene->mr, 0, 64, REMOTE_RIGHTS)));
+		CHECK_OK(invalidate(&scene->b, 2, key, 0));
 		expect_wc(&scene->b, 1, IBV_WC_SUCCESS);
 		expect_wc(&scene->b, 2, IBV_WC_SUCCESS);
 		struct ibv_mw *other = scene->b.context->ops.alloc_mw(scene->b.pd, IBV_MW_TYPE_1);
 
 		CHECK(other);
-		CHECK_EQUAL(dealloc(other), 0);
+		CHECK_OK(dealloc(other));
 	}
 	return NULL;
 }
@@ -538,10 +534,10 @@ static void threads(void)
 
 	for (int i = 0; i < THREADS; i++) {
 		open_scene(&scenes[i], IBV_MW_TYPE_2);
-		CHECK_EQUAL(pthread_create(&ids[i], NULL, bind_and_invalidate, &scenes[i]), 0);
+		CHECK_OK(pthread_create(&ids[i], NULL, bind_and_invalidate, &scenes[i]));
 	}
 	for (int i = 0; i < THREADS; i++) {
-		CHECK_EQUAL(pthread_join(ids[i], NULL), 0);
+		CHECK_OK(pthread_join(ids[i], NULL));
 		close_scene(&scenes[i]);
 	}
 }

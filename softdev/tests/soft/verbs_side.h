@@ -348,6 +348,18 @@ static inline void bring_up(struct side *side, const struct address *peer)
 	SUCCEEDS(to_rts(side));
 }
 
+static inline void dereg(struct ibv_mr *mr)
+{
+	CHECK_OK(verbs->ibv_dereg_mr(mr));
+}
+
+/* The side's own region. */
+static inline void dereg_own(struct side *side)
+{
+	dereg(side->mr);
+	side->mr = NULL;
+}
+
 /* Two sides of one process. */
 static inline void connect_pair(struct side *a, struct side *b)
 {
@@ -488,10 +500,9 @@ static inline int post_recv_at(struct side *side, uint64_t wr_id, size_t offset,
 			    &(struct ibv_recv_wr){.wr_id = wr_id, .sg_list = &sge, .num_sge = 1});
 }
 
-/* A receive that is taken. */
 static inline void receive_at(struct side *side, uint64_t wr_id, size_t offset, uint32_t length)
 {
-	SUCCEEDS(post_recv_at(side, wr_id, offset, length));
+	CHECK_OK(post_recv_at(side, wr_id, offset, length));
 }
 
 /* With a key that nothing has. */
