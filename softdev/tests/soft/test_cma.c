@@ -155,41 +155,6 @@ static void holes(void)
 	end(&scene);
 }
 
-static void within_one_process(void)
-{
-	struct soft_cma_page *page = calloc(1, sizeof(*page));
-	struct soft_cma cma;
-	uint8_t *memory = map(MIB);
-
-	CHECK_OK(soft_cma_init(&cma, page, page));
-	CHECK(soft_cma_probe(&cma, getpid()));
-	CHECK(soft_cma_is_open(&cma));
-	fill(memory, 1000, 9);
-	struct soft_cma_desc desc = grant_of(&cma, memory, 1000);
-
-	desc.count = 2;
-	desc.pieces[0].length = 300;
-	desc.pieces[1].address = (uintptr_t)memory + 300;
-	desc.pieces[1].length = 700;
-	struct iovec to[] = {{.iov_base = memory + 2000, .iov_len = 1},
-			     {.iov_base = memory + 2001, .iov_len = 999}};
-
-	CHECK_EQUAL(soft_cma_copy(&cma, &desc, 0, to, 2), SOFT_CMA_COPIED);
-	CHECK(filled(memory + 2000, 1000, 9));
-	CHECK_EQUAL(memory[3000], 0);
-	CHECK_EQUAL(take_all_back(&cma), 0);
-	/* Onto itself, moved by a little. */
-	desc = grant_of(&cma, memory, 1000);
-	CHECK_EQUAL(copy_all(&cma, &desc, memory + 10, 1000), SOFT_CMA_COPIED);
-	CHECK(filled(memory + 10, 1000, 9));
-	desc = grant_of(&cma, memory, 1000);
-	CHECK_EQUAL(take_all_back(&cma), 1);
-	CHECK_EQUAL(copy_all(&cma, &desc, memory, 1000), SOFT_CMA_REVOKED);
-	soft_cma_end(&cma);
-	free(page);
-	munmap(memory, MIB);
-}
-
 /* The thread sanitizer takes pages at any time, to note what is read: a copy then looks as one into
  * fresh pages. */
 #ifdef __SANITIZE_THREAD__
@@ -336,102 +301,7 @@ static void another_process(void)
 	end(&scene);
 }
 
-/* The owner is killed while its memory is copied: what has been copied is right, and then it is
- * known to be gone. */
-static void owner_dies(void)
-{
-	for (unsigned round = 0; round < 20; round++) {
-		struct scene scene;
-		struct soft_cma_desc desc;
-		unsigned copied = 0;
-
-		begin_open(&scene, MIB);
-		if (!scene.process.child) {
-			fill(scene.memory, MIB, round);
-			desc = grant_of(&scene.cma, scene.memory, MIB);
-			tell(&scene.process, &desc, sizeof(desc));
-			pause();
-		}
-		hear(&scene.process, &desc, sizeof(desc));
-		for (;; copied++) {
-			memset(scene.memory, 0, MIB);
-			if (copied == round)
-				CHECK_OK(kill(scene.process.child, SIGKILL));
-			enum soft_cma_result reached =
-				copy_all(&scene.cma, &desc, scene.memory, MIB / 4);
-
-			if (reached == SOFT_CMA_GONE)
-				break;
-			CHECK_EQUAL(reached, SOFT_CMA_COPIED);
-			CHECK(filled(scene.memory, MIB, round));
-		}
-		CHECK(copied >= round);
-		soft_cma_end(&scene.cma);
-		CHECK_EQUAL(waitpid(scene.process.child, NULL, 0), scene.process.child);
-		close(scene.process.fd);
-		munmap(scene.memory, MIB);
-	}
-}
-
 /* ---- taking back --------------------------------------------------------------------------- */
-
-/* The memory is unmapped, and other memory is there, as soon as it has been taken back: whatever
- * the moment, a copy that counts is of what was there before. */
-static void unmapped_at_once(void)
-{
-	struct scene scene;
-	unsigned made_use = 0, lost_some = 0;
-	enum { ROUNDS = 2000, LENGTH = 256 * 1024 };
-
-	begin_open(&scene, LENGTH);
-	for (unsigned round = 0; round < ROUNDS; round++) {
-		struct soft_cma_desc desc;
-		uint8_t result;
-
-		if (!scene.process.child) {
-			hear(&scene.process, &desc, sizeof(desc));
-			result = copy_all(&scene.cma, &desc, scene.memory, PAGE << round % 6);
-			if (result == SOFT_CMA_COPIED)
-				CHECK(filled(scene.memory, LENGTH, round));
-			tell(&scene.process, &result, 1);
-			continue;
-		}
-		uint8_t *memory = map(LENGTH);
-		unsigned timeouts = scene.cma.timeouts;
-
-		fill(memory, LENGTH, round);
-		desc = grant_of(&scene.cma, memory, LENGTH);
-		bool early = round % 50 == 0, late = round % 50 == 1;
-		unsigned lost = early ? take_all_back(&scene.cma) : 0;
-
-		tell(&scene.process, &desc, sizeof(desc));
-		if (late) {
-			hear(&scene.process, &result, 1);
-			CHECK_EQUAL(result, SOFT_CMA_COPIED);
-		}
-		for (volatile unsigned wait = next_random() % 60000; wait; wait--)
-			;
-		if (!early)
-			lost = take_all_back(&scene.cma);
-		munmap(memory, LENGTH);
-		CHECK(mmap(memory, LENGTH / 2, PROT_READ | PROT_WRITE,
-			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
-		memset(memory, 0xff, LENGTH / 2);
-		if (!late)
-			hear(&scene.process, &result, 1);
-		/* Both know the same, unless one was kept waiting for too long. */
-		if (scene.cma.timeouts == timeouts)
-			CHECK_EQUAL(result, lost ? SOFT_CMA_REVOKED : SOFT_CMA_COPIED);
-		CHECK(result == SOFT_CMA_REVOKED || result == SOFT_CMA_COPIED);
-		made_use += result == SOFT_CMA_COPIED;
-		lost_some += lost;
-		scene.cma.timeouts = 0;
-		munmap(memory, LENGTH / 2);
-	}
-	if (scene.process.child)
-		CHECK(made_use >= ROUNDS / 50 && lost_some >= ROUNDS / 50);
-	end(&scene);
-}
 
 /* The other side is stopped while it is busy: taking back does not wait for it longer than bounded,
  * and what it copies when it goes on counts as nothing.  Other memory can still be taken back
@@ -539,43 +409,27 @@ static void bookkeeping(void)
 	free(page);
 }
 
-/* ---- as bytes ------------------------------------------------------------------------------ */
-
-static void as_bytes(void)
+/* A piece's length, of 64 bits, that makes the sum of 32 bits right; what else may come: fuzz_cma. */
+static void wrong_lengths(void)
 {
-	struct soft_cma_desc desc = {.slot = 5,
-				     .generation = 0xfffffffe,
-				     .count = 2,
-				     .length = 300,
-				     .pieces = {{1ull << 63, 100}, {4096, 200}}};
+	const struct soft_cma_desc desc = {
+		.count = 2, .length = 300, .pieces = {{1, 100}, {2, 200}}};
 	struct soft_cma_desc got;
 	uint8_t bytes[SOFT_CMA_DESC_MAX] = {0};
 
-	CHECK_EQUAL(soft_cma_desc_encode(bytes, &desc), 40);
+	soft_cma_desc_encode(bytes, &desc);
 	CHECK(soft_cma_desc_decode(bytes, 2, 300, &got));
-	CHECK_EQUAL(memcmp(&got, &desc, sizeof(got)), 0);
-	/* Lengths that do not add up, too many pieces or none; what else may come: fuzz_cma. */
-	static const struct {
-		uint32_t count, length;
-	} wrong[] = {{2, 299}, {2, 301}, {1, 300}, {3, 300}, {0, 0}, {SOFT_CMA_PIECES + 1, 300}};
-
-	FOR_EACH (i, wrong)
-		CHECK(!soft_cma_desc_decode(bytes, wrong[i].count, wrong[i].length, &got));
 	soft_put64(bytes + 16, 1ull << 32 | 100);
 	CHECK(!soft_cma_desc_decode(bytes, 2, 300, &got));
 	soft_put64(bytes + 16, (uint64_t)-100);
 	CHECK(!soft_cma_desc_decode(bytes, 2, 100, &got));
-	soft_put64(bytes + 16, 100);
-	soft_put32(bytes, SOFT_CMA_SLOTS);
-	CHECK(!soft_cma_desc_decode(bytes, 2, 300, &got));
 }
 
 int main(void)
 {
 	limit_seconds(100);
-	STEP(as_bytes());
+	STEP(wrong_lengths());
 	STEP(bookkeeping());
-	STEP(within_one_process());
 	STEP(holes());
 	if (COUNTS_PAGES) {
 		STEP(too_slow());
@@ -583,8 +437,6 @@ int main(void)
 	}
 	STEP(beside_the_ring());
 	STEP(another_process());
-	STEP(owner_dies());
-	STEP(unmapped_at_once());
 	STEP(stopped_while_busy());
 	return 0;
 }
