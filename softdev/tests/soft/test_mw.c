@@ -371,66 +371,19 @@ static void posting(struct scene *scene)
 	expect_no_wc(&scene->b);
 }
 
-/* Region and window may be gone when the bind's turn comes. */
-static void gone_meanwhile(void)
+/* The window may be gone when the bind's turn comes: it waits in SQD (IBTA 10.3.1.5). */
+static void gone_meanwhile(struct scene *scene)
 {
-	for (int way = 0; way < 2; way++) {
-		struct scene scene;
-
-		open_scene(&scene, IBV_MW_TYPE_1);
-		/* The bind waits in SQD: IBTA 10.3.1.5. */
-		CHECK_OK(to_state(&scene.b, IBV_QPS_SQD));
-		CHECK_OK(bind_type_1(&scene.b, scene.mw, 72, part(scene.mr, 0, 64, 0)));
-		if (way) {
-			CHECK_OK(dealloc(scene.mw));
-			scene.mw = NULL;
-		} else {
-			dereg(scene.mr);
-			scene.mr = NULL;
-		}
-		expect_no_wc(&scene.b);
-		CHECK_OK(to_state(&scene.b, IBV_QPS_RTS));
-		expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
-		close_scene(&scene);
-	}
+	CHECK_OK(to_state(&scene->b, IBV_QPS_SQD));
+	CHECK_OK(bind_type_1(&scene->b, scene->mw, 72, part(scene->mr, 0, 64, 0)));
+	CHECK_OK(dealloc(scene->mw));
+	scene->mw = NULL;
+	expect_no_wc(&scene->b);
+	CHECK_OK(to_state(&scene->b, IBV_QPS_RTS));
+	expect_wc(&scene->b, 72, IBV_WC_MW_BIND_ERR);
 }
 
 /* ---- order --------------------------------------------------------------------------------- */
-
-/* Binding needs no peer, only RTS. */
-static void before_the_peer(void)
-{
-	struct scene scene;
-
-	open_side(&scene.a, (struct options){0});
-	open_side(&scene.b, (struct options){0});
-	struct address address_a = address_of_side(&scene.a), address_b = address_of_side(&scene.b);
-
-	bring_up(&scene.b, &address_a);
-	CHECK(scene.mr = verbs->ibv_reg_mr(scene.b.pd, scene.b.memory, 8192, MR_RIGHTS));
-	CHECK(scene.mw = scene.b.context->ops.alloc_mw(scene.b.pd, IBV_MW_TYPE_1));
-	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
-
-	bring_up(&scene.a, &address_b);
-	allowed(&scene, write_to(&scene, 0, 8, key));
-	close_scene(&scene);
-}
-
-/* Unsignaled ones say nothing, unless they fail. */
-static void unsignaled(void)
-{
-	struct scene scene;
-
-	open_scene_with(&scene, IBV_MW_TYPE_2, (struct options){.signal_none = true});
-	uint32_t key = next_key(scene.mw->rkey);
-
-	CHECK_OK(bind_type_2(&scene.b, scene.mw, 1, key, part(scene.mr, 0, 64, REMOTE_RIGHTS)));
-	CHECK_OK(invalidate(&scene.b, 2, key, IBV_SEND_SIGNALED));
-	expect_wc(&scene.b, 2, IBV_WC_SUCCESS);
-	CHECK_OK(invalidate(&scene.b, 3, key, 0));
-	expect_wc(&scene.b, 3, IBV_WC_MW_BIND_ERR);
-	close_scene(&scene);
-}
 
 /* A fence waits for READs before it (IBTA 10.8.3.3), and nothing else does.  The peer is in our
  * hands: it answers when we say so. */
@@ -468,80 +421,6 @@ static void fence(void)
 	}
 }
 
-/* ---- unreliable connections ---------------------------------------------------------------- */
-
-/* Windows are the same; what is refused is not told. */
-static void unreliable(void)
-{
-	struct scene scene;
-
-	open_scene_with(&scene, IBV_MW_TYPE_2, (struct options){.uc = true});
-	uint32_t key = bound(&scene, part(scene.mr, 0, 64, REMOTE_RIGHTS));
-
-	fill(scene.a.memory, 64, 1);
-	allowed(&scene, write_to(&scene, 0, 8, key));
-	allowed(&scene, write_to(&scene, 60, 8, key)); /* beyond: lost */
-	/* UC has no opcode for it (IBTA table 38): nothing is sent. */
-	carry_out(&scene.a, IBV_WC_LOC_QP_OP_ERR,
-		  (struct request){.opcode = IBV_WR_SEND_WITH_INV, .wr_id = 3, .imm = key});
-	CHECK_EQUAL(state_of(&scene.a), IBV_QPS_SQE);
-	CHECK_OK(to_state(&scene.a, IBV_QPS_RTS));
-	CHECK_OK(invalidate(&scene.b, 4, key, IBV_SEND_SIGNALED));
-	expect_wc(&scene.b, 4, IBV_WC_SUCCESS);
-	allowed(&scene, write_to(&scene, 8, 8, key)); /* invalidated: lost */
-	CHECK(filled(scene.b.memory, 8, 1));
-	CHECK_EQUAL(scene.b.memory[60] | scene.b.memory[8], 0);
-	close_scene(&scene);
-
-	/* A bind that fails stops the send queue alone (IBTA 10.3.1.6). */
-	open_scene_with(&scene, IBV_MW_TYPE_2, (struct options){.uc = true});
-	CHECK_OK(bind_type_2(&scene.b, scene.mw, 72, next_key(scene.mw->rkey),
-			     part(scene.mr, 8190, 64, REMOTE_RIGHTS)));
-	expect_wc(&scene.b, 72, IBV_WC_MW_BIND_ERR);
-	CHECK_EQUAL(state_of(&scene.b), IBV_QPS_SQE);
-	CHECK_OK(to_state(&scene.b, IBV_QPS_RTS));
-	bound(&scene, part(scene.mr, 8128, 64, REMOTE_RIGHTS));
-	close_scene(&scene);
-}
-
-/* ---- threads ------------------------------------------------------------------------------- */
-
-static void *bind_and_invalidate(void *of)
-{
-	struct scene *scene = of;
-	uint32_t key = scene->mw->rkey;
-
-	for (int i = 0; i < 300; i++) {
-		key = next_key(key);
-		CHECK_OK(bind_type_2(&scene->b, scene->mw, 1, key,
-				     part(scene->mr, 0, 64, REMOTE_RIGHTS)));
-		CHECK_OK(invalidate(&scene->b, 2, key, 0));
-		expect_wc(&scene->b, 1, IBV_WC_SUCCESS);
-		expect_wc(&scene->b, 2, IBV_WC_SUCCESS);
-		struct ibv_mw *other = scene->b.context->ops.alloc_mw(scene->b.pd, IBV_MW_TYPE_1);
-
-		CHECK(other);
-		CHECK_OK(dealloc(other));
-	}
-	return NULL;
-}
-
-static void threads(void)
-{
-	enum { THREADS = 3 };
-	struct scene scenes[THREADS];
-	pthread_t ids[THREADS];
-
-	for (int i = 0; i < THREADS; i++) {
-		open_scene(&scenes[i], IBV_MW_TYPE_2);
-		CHECK_OK(pthread_create(&ids[i], NULL, bind_and_invalidate, &scenes[i]));
-	}
-	for (int i = 0; i < THREADS; i++) {
-		CHECK_OK(pthread_join(ids[i], NULL));
-		close_scene(&scenes[i]);
-	}
-}
-
 int main(void)
 {
 	limit_seconds(90);
@@ -554,11 +433,7 @@ int main(void)
 	STEP(region_does_not_allow());
 	STEP(wrong_objects());
 	SCENE(posting, IBV_MW_TYPE_2);
-	STEP(gone_meanwhile());
-	STEP(before_the_peer());
-	STEP(unsignaled());
+	SCENE(gone_meanwhile, IBV_MW_TYPE_1);
 	STEP(fence());
-	STEP(unreliable());
-	STEP(threads());
 	return 0;
 }
