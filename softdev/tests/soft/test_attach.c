@@ -90,89 +90,6 @@ static void killed(void)
 	CHECK_EQUAL(waitpid(process.child, NULL, 0), process.child);
 }
 
-/* The other process goes on, without its device. */
-static void stopped(void)
-{
-	struct end end;
-
-	begin_connected(&end);
-	if (!process.child) {
-		send_now(&end, LAST_WORDS);
-		soft_engine_put();
-		CHECK(end.gone && end.error == ECONNRESET);
-		process_barrier(&process);
-		join(&process);
-	}
-	UNTIL(&end, false, end.gone);
-	CHECK_EQUAL(end.error, ECONNRESET);
-	CHECK_EQUAL(end.bytes, LAST_WORDS);
-	finish(&end);
-}
-
-/* ---- other times ---------------------------------------------------------------------------- */
-
-static void port_down(void)
-{
-	struct end end;
-
-	begin_connected(&end);
-	if (process.child) {
-		CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
-		process_barrier(&process);
-		process_barrier(&process);
-		for (int i = 0; i < 100; i++)
-			soft_progress();
-		CHECK_EQUAL(end.bytes, 0);
-		CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
-		UNTIL(&end, false, end.bytes == 5000);
-	} else {
-		process_barrier(&process);
-		send_now(&end, 5000);
-		process_barrier(&process);
-	}
-	finish(&end);
-}
-
-#ifndef __SANITIZE_THREAD__ /* which cannot follow into the child */
-/* A child has nothing of its parent's local peers, and does them no harm. */
-static void forked(void)
-{
-	struct end end;
-
-	begin_connected(&end);
-	process_barrier(&process);
-	if (!process.child) {
-		pid_t child = fork_asleep();
-
-		CHECK(child >= 0);
-		if (child == 0) {
-			struct end own, peer;
-
-			CHECK(!end.chan.path);
-			soft_lock();
-			soft_chan_end(&end.chan);
-			soft_unlock();
-			/* The child has a device of its own. */
-			CHECK_OK(soft_engine_get());
-			end_init(&own);
-			end_init(&peer);
-			call_next(&peer);
-			CHECK_OK(open_to(&own, own_port(), 5));
-			CHECK(own.accepted && peer.accepted);
-			end_done(&own);
-			end_done(&peer);
-			soft_engine_put();
-			_exit(0);
-		}
-		expect_ended_well(child);
-		send_now(&end, 3000);
-	} else {
-		UNTIL(&end, false, end.bytes == 3000);
-	}
-	finish(&end);
-}
-#endif
-
 /* ---- visitors ------------------------------------------------------------------------------ */
 
 enum { HELLO = 1, READY, NO_MESSAGE };
@@ -306,51 +223,6 @@ static void bell_made_to_block(void)
 	CHECK(!soft_notify_pipe_drain(&hung));
 	soft_notify_pipe_close(&hung);
 	soft_unlock();
-}
-
-static bool has_byte(int fd)
-{
-	struct pollfd ready = {.fd = fd, .events = POLLIN};
-
-	return poll(&ready, 1, 0) == 1;
-}
-
-/* More pipes than are kept for later: each shows one byte in the end, and none is written while the
- * lock is held that need not be. */
-static void bells_after_the_lock(void)
-{
-	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
-	struct soft_notify_pipe pipes[PIPES];
-
-	for (int i = 0; i < PIPES; i++) {
-		soft_notify_pipe_init(&pipes[i], NULL);
-		CHECK_OK(soft_notify_pipe_make(&pipes[i]));
-	}
-	soft_lock();
-	for (int i = 0; i < PIPES; i++) {
-		soft_notify_pipe_notify(&pipes[i]);
-		CHECK_EQUAL(has_byte(pipes[i].read_fd), i >= SOFT_NOTIFY_MOST);
-	}
-	soft_unlock();
-	for (int i = 0; i < PIPES; i++) {
-		char bytes[2];
-
-		CHECK_EQUAL(read(pipes[i].read_fd, bytes, sizeof(bytes)), 1);
-	}
-	/* Nothing is written to what has its number after it was closed. */
-	int number = pipes[0].write_fd, ends[2];
-
-	CHECK_OK(pipe(ends));
-	soft_lock();
-	soft_notify_pipe_notify(&pipes[0]);
-	for (int i = 0; i < PIPES; i++)
-		soft_notify_pipe_close(&pipes[i]);
-	CHECK_EQUAL(dup2(ends[1], number), number);
-	soft_unlock();
-	CHECK(!has_byte(ends[0]));
-	close(number);
-	close(ends[0]);
-	close(ends[1]);
 }
 
 /* Everything that is not the memory that it should be. */
@@ -540,7 +412,6 @@ static void visitors(void)
 		STEP(wrong_memory(port));
 		STEP(wrong_bell(port));
 		STEP(bell_made_to_block());
-		STEP(bells_after_the_lock());
 		STEP(wrong_messages(port));
 		STEP(crowd(port));
 		FOR_EACH (i, wrong_records) {
@@ -632,11 +503,6 @@ int main(void)
 	STEP(killed());
 	before = entries_of("/proc/self/fd");
 	STEP(killed());
-	STEP(stopped());
-	STEP(port_down());
-#ifndef __SANITIZE_THREAD__
-	STEP(forked());
-#endif
 	STEP(visitors());
 	STEP(other_user());
 	STEP(unmapped_users());
