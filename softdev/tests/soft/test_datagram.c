@@ -144,46 +144,6 @@ static void from_any_to_any(void)
 	join(&process);
 }
 
-/* Many of the longest at once, as many as every system's limit of a socket's buffer (rmem_max) has
- * room for: UDP may lose them, but not needlessly. */
-static void burst(void)
-{
-	enum { MANY = 32, ROUNDS = 10 };
-	struct process process = split();
-	struct side side;
-
-	limit_seconds(60);
-	ud_open(&side,
-		(struct options){
-			.sends = MANY, .receives = MANY, .cqe = MANY, .memory = MANY * 8192});
-	struct address peer = exchange(&process, &side);
-	struct ibv_ah *ah = ud_path(&side, &peer, 0);
-
-	CHECK(ah);
-	for (unsigned n = 0; n < MANY * ROUNDS; n++) {
-		unsigned i = n % MANY;
-
-		if (i == 0) {
-			for (unsigned k = 0; k < MANY && !process.child; k++)
-				receive_at(&side, k, k * 8192u, GRH + MTU);
-			process_barrier(&process);
-		}
-		if (process.child) {
-			fill(side.memory + i * 8192u, MTU, i);
-			UD_POST(&side, .ah = ah, .qpn = peer.qpn, .qkey = QKEY, .wr_id = i,
-				.offset = i * 8192u, .length = MTU);
-			expect_wc(&side, i, IBV_WC_SUCCESS);
-		} else {
-			CHECK_EQUAL(expect_wc(&side, i, IBV_WC_SUCCESS).byte_len, GRH + MTU);
-			CHECK(filled(side.memory + i * 8192u + GRH, MTU, i));
-		}
-	}
-	process_barrier(&process);
-	CHECK_OK(verbs->ibv_destroy_ah(ah));
-	close_side(&side);
-	join(&process);
-}
-
 /* ---- what no peer would send --------------------------------------------------------------- */
 
 /* Bytes of a datagram that make it one that is not taken: ud.h has their places. */
@@ -271,47 +231,6 @@ static void deaf(void)
 	close_side(&rc);
 }
 
-/* As another process would. */
-static void send_raw(int fd, uint32_t from, struct address address)
-{
-	const struct sockaddr_in to = {.sin_family = AF_INET,
-				       .sin_port = htons(address.port),
-				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	uint8_t bytes[SOFT_DATAGRAM_HEADER];
-
-	soft_datagram_encode(bytes, &(struct soft_datagram){.source = address.gid,
-							    .destination = address.gid,
-							    .to = address.qpn,
-							    .from = from,
-							    .qkey = QKEY});
-	CHECK_EQUAL(sendto(fd, bytes, sizeof(bytes), 0, (const struct sockaddr *)&to, sizeof(to)),
-		    sizeof(bytes));
-}
-
-/* While the port is down, what is sent is lost. */
-static void port_changes(struct side *a, struct side *b, struct ibv_ah *ah)
-{
-	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	uint32_t number = number_at(bind_device_port(fd), 5);
-
-	receive_at(b, 1, 0, GRH);
-	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
-	send_with(a, ah, b, QKEY);
-	send_raw(fd, number, address_of_side(b));
-	while (queued_at("/proc/net/udp", address_of_side(b).port) +
-	       queued_at("/proc/net/udp6", address_of_side(b).port))
-		expect_no_wc(b);
-	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
-	expect_no_wc(b);
-	send_with(a, ah, b, QKEY);
-	poll_one(b);
-
-	receive_at(b, 1, 0, GRH);
-	send_raw(fd, number, address_of_side(b));
-	expect_wc(b, 1, IBV_WC_SUCCESS);
-	close(fd);
-}
-
 static bool has_ipv6(void)
 {
 	const struct sockaddr_in6 address = {.sin6_family = AF_INET6,
@@ -333,9 +252,7 @@ int main(void)
 	else
 		fprintf(stderr, "this host has no ::1: IPv4 only\n");
 	STEP(from_any_to_any());
-	STEP(burst());
 	UD_SIDE(hostile);
 	STEP(deaf());
-	UD_PAIR(port_changes);
 	return 0;
 }

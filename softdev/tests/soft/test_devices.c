@@ -108,22 +108,6 @@ static void one_to_the_other(void)
 	close_pair(&a, &b);
 }
 
-static void of_two_processes(void)
-{
-	struct process process = split();
-	struct side side;
-
-	open_side(&side, OF(process.child ? 0 : 1));
-	struct address peer = exchange(&process, &side);
-
-	bring_up(&side, &peer);
-	process_barrier(&process);
-	RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 60000, AT(&peer, 0));
-	process_barrier(&process);
-	close_side(&side);
-	join(&process);
-}
-
 /* A queue pair is not reached at the GID of another device. */
 static void wrong_address(void)
 {
@@ -356,7 +340,6 @@ int main(void)
 	in_child(most);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	limit_seconds(60);
-	STEP(of_two_processes());
 	STEP(port_of_one_of_two_processes());
 	STEP(told_apart());
 	STEP(one_to_the_other());
