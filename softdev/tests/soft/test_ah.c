@@ -16,14 +16,12 @@ static void address_handles(struct side *side)
 	CHECK_OK(verbs->ibv_query_device(side->context, &device));
 	CHECK(device.max_ah > 0 && device.max_mcast_grp > 0 && device.max_mcast_qp_attach > 0 &&
 	      device.max_total_mcast_qp_attach > 0);
-	for (int wrong = 0; wrong < 2; wrong++) {
-		attr = good;
-		if (wrong == 0)
-			attr.port_num = 2;
-		if (wrong == 1)
-			attr.grh.sgid_index = 254;
-		REFUSED(verbs->ibv_create_ah(side->pd, &attr), EINVAL);
-	}
+	attr = good;
+	attr.port_num = 2;
+	REFUSED(verbs->ibv_create_ah(side->pd, &attr), EINVAL);
+	attr = good;
+	attr.grh.sgid_index = 254;
+	REFUSED(verbs->ibv_create_ah(side->pd, &attr), EINVAL);
 	attr = good;
 	struct ibv_ah *ah = verbs->ibv_create_ah(side->pd, &attr);
 
@@ -118,16 +116,16 @@ static void address_from_wc(struct side *side)
 	fill(grh.sgid.raw, 16, 1);
 	grh.sgid.raw[12] = 0x45; /* like an IPv4 header, but its sum is not right */
 	CHECK_OK(verbs->ibv_init_ah_from_wc(side->context, 1, &wc, &grh, &attr));
-	CHECK_EQUAL(attr.dlid, 77);
-	CHECK_EQUAL(attr.sl, 5);
-	CHECK_EQUAL(attr.src_path_bits, 2);
-	CHECK_EQUAL(attr.port_num, 1);
-	CHECK_EQUAL(attr.is_global, 1);
-	CHECK_EQUAL(attr.grh.sgid_index, 0);
-	CHECK_EQUAL(attr.grh.traffic_class, 7);
-	CHECK_EQUAL(attr.grh.flow_label, 9);
-	CHECK_EQUAL(attr.grh.hop_limit, 3);
-	CHECK(!memcmp(&attr.grh.dgid, &grh.sgid, 16));
+	const struct ibv_ah_attr expected = {
+		.grh = {.dgid = grh.sgid, .flow_label = 9, .hop_limit = 3, .traffic_class = 7},
+		.dlid = 77,
+		.sl = 5,
+		.src_path_bits = 2,
+		.is_global = 1,
+		.port_num = 1,
+	};
+
+	CHECK(!memcmp(&attr, &expected, sizeof(attr)));
 	/* Not an address of this host, a multicast one, neither version of IP. */
 	for (int wrong = 0; wrong < 3; wrong++) {
 		struct ibv_grh bad = grh;

@@ -363,49 +363,6 @@ static void moderating(void)
 	close_pair(&c, &d);
 }
 
-/* Two threads read one CQ, one after the other from start to end, while a third completes. */
-static struct side reader_side;
-static unsigned seen;
-
-static void *read_some(void *unused)
-{
-	struct ibv_cq_ex *cq = as_extended(reader_side.cq);
-	struct ibv_poll_cq_attr attr = {0};
-
-	(void)unused;
-	while (__atomic_load_n(&seen, __ATOMIC_ACQUIRE) < 200) {
-		if (cq->start_poll(cq, &attr))
-			continue;
-		do {
-			CHECK_EQUAL(cq->read_byte_len(cq), cq->wr_id);
-			__atomic_fetch_add(&seen, 1, __ATOMIC_ACQ_REL);
-		} while (!cq->next_poll(cq));
-		cq->end_poll(cq);
-	}
-	return NULL;
-}
-
-static void threads(void)
-{
-	struct side a;
-	pthread_t readers[2];
-
-	open_extended_side(&reader_side, (struct options){0},
-			   (struct extras){.wc_flags = IBV_WC_EX_WITH_BYTE_LEN});
-	open_side(&a, (struct options){0});
-	connect_pair(&a, &reader_side);
-	for (int i = 0; i < 2; i++)
-		CHECK_OK(pthread_create(&readers[i], NULL, read_some, NULL));
-	for (unsigned i = 0; i < 200; i++) {
-		receive_at(&reader_side, 1 + i % 60, 0, 64);
-		RUN(&a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 1 + i % 60);
-	}
-	for (int i = 0; i < 2; i++)
-		pthread_join(readers[i], NULL);
-	CHECK_EQUAL(seen, 200);
-	close_pair(&a, &reader_side);
-}
-
 int main(void)
 {
 	limit_seconds(60);
@@ -415,6 +372,5 @@ int main(void)
 	EXTENDED_PAIR(as_plain_cq, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | all_times, .cqe = 8);
 	STEP(overrunning());
 	STEP(moderating());
-	STEP(threads());
 	return 0;
 }
