@@ -209,53 +209,6 @@ static void every_byte(void)
 	close_scene(&scene);
 }
 
-/* Many at once, in both directions, of all lengths: in order, and more than there are exports. */
-static void both_ways(void)
-{
-	enum { EACH = 256 * 1024, WINDOW = 8, COUNT = 600 };
-	struct scene scene;
-	struct side *side = &scene.side;
-	unsigned posted = 0, sent = 0, received = 0;
-	uint32_t own = getpid() & 0xff;
-
-	open_scene(&scene, (struct options){.memory = 2 * WINDOW * EACH});
-	uint32_t theirs = own;
-
-	tell(&scene.process, &own, sizeof(own));
-	hear(&scene.process, &theirs, sizeof(theirs));
-	for (unsigned i = 0; i < WINDOW; i++)
-		receive_at(side, 1000 + i, (WINDOW + i) * EACH, EACH);
-	process_barrier(&scene.process);
-	while (sent < COUNT || received < COUNT) {
-		struct ibv_wc wc;
-
-		/* Not more than the other side has receives for. */
-		while (posted < COUNT && posted - sent < WINDOW / 2 &&
-		       posted - received < WINDOW / 2) {
-			uint32_t length = 1 + (posted * 7919u) % EACH;
-
-			fill(side->memory + posted % WINDOW * EACH, length, own + posted);
-			POST(side, IBV_WR_SEND, .wr_id = posted, .offset = posted % WINDOW * EACH,
-			     .length = length);
-			posted++;
-		}
-		wc = next_wc(side);
-		CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
-		if (wc.wr_id < 1000) {
-			CHECK_EQUAL(wc.wr_id, sent++);
-			continue;
-		}
-		size_t at = (WINDOW + received % WINDOW) * EACH;
-
-		CHECK_EQUAL(wc.wr_id, 1000 + received % WINDOW);
-		CHECK_EQUAL(wc.byte_len, 1 + (received * 7919u) % EACH);
-		CHECK(filled(side->memory + at, wc.byte_len, theirs + received));
-		receive_at(side, wc.wr_id, at, EACH);
-		received++;
-	}
-	close_scene(&scene);
-}
-
 /* The child may copy at first, and then not any more: what was under way is sent again. */
 static void forbidden_later(void)
 {
@@ -487,7 +440,6 @@ int main(void)
 		if (forbidden)
 			forbid_copying();
 		STEP(every_byte());
-		STEP(both_ways());
 		STEP(forbidden_later());
 		STEP(requester_deregisters());
 		STEP(responder_deregisters());
