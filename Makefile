@@ -205,7 +205,7 @@ softroce: .venv/.test .venv/.software build ## the same tests and the echo on rx
 	@mkdir -p $(LOGS)
 	softdev/tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider $(SLOW) --device rxe0 $(PARALLEL) \
-			--ignore softdev/tests/abi --ignore tests/core --ignore softdev/tests/programs --ignore softdev/tests/guests --ignore tests/network \
+			--ignore tests/core --ignore softdev/tests/programs --ignore softdev/tests/guests --ignore tests/network \
 			--ignore tests/site \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
 		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
@@ -266,7 +266,6 @@ size: .venv/.dev ## what there is to read, by part; refuses more than was record
 
 abi: need/usr/include/infiniband/verbs.h/libibverbs-dev need/usr/include/rdma/rdma_cma.h/librdmacm-dev .venv/.test ## our ABI header against the distribution's (libibverbs-dev, librdmacm-dev)
 	$(BIN)/python -m softdev.tests.abi.abi_check
-	$(BIN)/python -m pytest --quiet softdev/tests/abi
 
 # In a folder of its own, so that it finds nothing else.
 softdev: .venv/.build ## the device alone, without the library: what softdev/README.md says
