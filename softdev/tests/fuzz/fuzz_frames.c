@@ -138,7 +138,7 @@ static void open_world(void)
 	open_shared_queues();
 	socket_pair(fds);
 	for (int i = 0; i < 2; i++)
-		open_side(&world.friends[i], (struct options){.memory = 4096});
+		OPEN(&world.friends[i], .memory = 4096);
 	for (int i = 0; i < 2; i++) {
 		bring_up(&world.friends[i], &(struct address){.psn = world.friends[1 - i].psn});
 		adopt(&world.friends[i], fds[i]);

@@ -51,7 +51,7 @@ static void open_world(void)
 	soft_unlock();
 	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
 	for (int i = 0; i < 2; i++)
-		open_side(&world.friends[i], (struct options){.memory = 4096});
+		OPEN(&world.friends[i], .memory = 4096);
 	for (int i = 0; i < 2; i++) {
 		bring_up(&world.friends[i], &(struct address){.psn = world.friends[1 - i].psn});
 		soft_lock();

@@ -79,8 +79,8 @@ static void addresses_by_lid(void)
 	struct side a, b;
 	struct ibv_port_attr port;
 
-	ud_open(&a, (struct options){0});
-	ud_open(&b, (struct options){0});
+	UD_OPEN(&a);
+	UD_OPEN(&b);
 	CHECK_OK(verbs->ibv_query_port(a.context, 1, (void *)&port));
 	CHECK_EQUAL(!port.lid, soft_device.links->roce);
 	for (uint16_t other = 0; other < 3; other++) {

@@ -85,7 +85,7 @@ static void forking(void)
 
 	CHECK_OK(verbs->ibv_fork_init());
 	CHECK_EQUAL(verbs->ibv_is_fork_initialized(), IBV_FORK_UNNEEDED);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	fill(a.memory, 8192, 1);
 	pid_t child = fork_asleep();
 

@@ -308,7 +308,7 @@ static void moderating(void)
 	struct ibv_modify_cq_attr attr = {.attr_mask = 2};
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	CHECK_EQUAL(extended(b.context)->modify_cq(b.cq, &attr), EINVAL);
 	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 
@@ -352,7 +352,7 @@ static void moderating(void)
 	/* Destroyed with an event held back: its time comes and goes before that of another. */
 	struct side c, d;
 
-	open_pair(&c, &d, (struct options){0});
+	OPEN_PAIR(&c, &d);
 	CHECK_OK(d.context->ops.req_notify_cq(d.cq, 0));
 	CHECK_OK(moderate(&d, 100, 20000));
 	CHECK_OK(moderate(&b, 100, 5000));

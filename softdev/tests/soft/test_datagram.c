@@ -67,7 +67,7 @@ static void between_processes(const char *ip)
 	limit_seconds(60);
 	CHECK_OK(verbs->ibv_close_device(context));
 	CHECK(index >= 0);
-	ud_open(&side, (struct options){.gid = (uint8_t)index});
+	UD_OPEN(&side, .gid = (uint8_t)index);
 	struct address own = address_of_side(&side), peer = exchange(&process, &side);
 	struct ibv_ah *ah = process.child ? ud_path(&side, &peer, index) : NULL;
 
@@ -113,7 +113,7 @@ static void from_any_to_any(void)
 	union ibv_gid from, to;
 
 	limit_seconds(60);
-	ud_open(&side, (struct options){0});
+	UD_OPEN(&side);
 	struct address peer = exchange(&process, &side);
 
 	receive_at(&side, 1, 4096, GRH);
@@ -207,7 +207,7 @@ static void deaf(void)
 {
 	struct side rc;
 
-	open_side(&rc, (struct options){0});
+	OPEN(&rc);
 	struct address own = address_of_side(&rc);
 	struct sockaddr_in to = {.sin_family = AF_INET,
 				 .sin_port = htons(own.port),
@@ -224,7 +224,7 @@ static void deaf(void)
 			    0);
 
 		/* The second round comes after one that listened. */
-		ud_open(&ud, (struct options){0});
+		UD_OPEN(&ud);
 		close_side(&ud);
 	}
 	close(fd);

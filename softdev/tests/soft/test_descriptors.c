@@ -50,7 +50,7 @@ static void thread_ends(void)
 {
 	struct side side;
 
-	open_side(&side, (struct options){0});
+	OPEN(&side);
 	soft_lock();
 	soft_engine_schedule_step(); /* it wakes up, and waits for the lock */
 	while (!soft_counter_get(&engine()->waiting))
@@ -71,7 +71,7 @@ static void expect_others_stay(bool modifies)
 	int pipes[16][2];
 	struct stat before[16][2], now;
 
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	close_all();
 	for (int i = 0; i < 16; i++) {
 		CHECK_OK(pipe(pipes[i]));
@@ -120,9 +120,9 @@ static void opens_anew(void)
 {
 	struct side old, a, b;
 
-	open_side(&old, (struct options){0});
+	OPEN(&old);
 	close_all();
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	one_message(&a, &b);
 	close_pair(&a, &b);
 	close_side(&old);

@@ -103,7 +103,7 @@ static void one_to_the_other(void)
 	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 60000, REMOTE(&b, 0));
 	close_pair(&a, &b);
 	/* Without a GID, an address is one of the same device. */
-	open_pair(&a, &b, (struct options){.device = 1});
+	OPEN_PAIR(&a, &b, .device = 1);
 	send_one(&a, &b);
 	close_pair(&a, &b);
 }

@@ -93,7 +93,7 @@ static void rights_missing(void)
 
 		invalid_refused((struct options){.rights = ALL_RIGHTS & ~cases[i].right},
 				(struct request){.opcode = cases[i].opcode, .length = 8});
-		open_pair(&a, &b, (struct options){0});
+		OPEN_PAIR(&a, &b);
 		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, ALL_RIGHTS);
 
@@ -115,7 +115,7 @@ static void atomics(void)
 				(struct request){.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 						 .length = 8,
 						 .remote = off});
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	RUN(&a, IBV_WC_LOC_LEN_ERR, IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 4, REMOTE(&b, 0));
 	close_pair(&a, &b);
 }
@@ -134,8 +134,8 @@ static void read_depth(void)
 	struct side a, b;
 
 	/* The requester was told a greater depth than the responder keeps to. */
-	open_side(&a, (struct options){.depth = 16, .memory = 1 << 20});
-	open_side(&b, (struct options){.depth = 16, .answers = 1, .memory = 1 << 20});
+	OPEN(&a, .depth = 16, .memory = 1 << 20);
+	OPEN(&b, .depth = 16, .answers = 1, .memory = 1 << 20);
 	connect_pair(&a, &b);
 	struct ibv_send_wr wr[8];
 	struct ibv_sge sge = {(uintptr_t)a.memory, 1 << 20, a.mr->lkey};
@@ -161,7 +161,7 @@ static void read_depth(void)
 	close_pair(&a, &b);
 
 	/* It was told none at all: such a READ could never be sent. */
-	open_pair(&a, &b, (struct options){.depth = 255});
+	OPEN_PAIR(&a, &b, .depth = 255);
 	RUN(&a, IBV_WC_LOC_QP_OP_ERR, IBV_WR_RDMA_READ, .wr_id = 1, .length = 8, REMOTE(&b, 0));
 	close_pair(&a, &b);
 }
@@ -187,8 +187,8 @@ static void posting(void)
 		{{.opcode = IBV_WR_TSO}, EOPNOTSUPP},
 	};
 
-	open_side(&a, (struct options){.sends = 4, .receives = 4});
-	open_side(&b, (struct options){0});
+	OPEN(&a, .sends = 4, .receives = 4);
+	OPEN(&b);
 	struct address address_a = address_of_side(&a), address_b = address_of_side(&b);
 
 	/* States: IBTA 10.3.1. */
@@ -237,8 +237,8 @@ static void cq_overrun(void)
 	struct side a, b;
 	struct ibv_wc wc[8];
 
-	open_side(&a, (struct options){.cqe = 4});
-	open_side(&b, (struct options){0});
+	OPEN(&a, .cqe = 4);
+	OPEN(&b);
 	connect_pair(&a, &b);
 	for (unsigned i = 0; i < 5; i++) {
 		receive_at(&b, i, 0, 8);
@@ -267,8 +267,8 @@ static void reset_takes_completions_back(bool destroyed)
 	struct ibv_cq *cq;
 	void *context;
 
-	open_side(&a, (struct options){.cqe = 7});
-	open_side(&b, (struct options){0});
+	OPEN(&a, .cqe = 7);
+	OPEN(&b);
 	CHECK_OK(verbs->ibv_destroy_qp(b.qp));
 	struct ibv_cq *spare = b.cq;
 

@@ -79,6 +79,24 @@ static void right_specs(void)
 	CHECK(!soft_faults_set);
 }
 
+/* As often as asked for, and elsewhere on another connection. */
+static void chance(void)
+{
+	enum { MANY = 100000 };
+	unsigned struck = 0, same = 0;
+
+	spec("seed=1,loss=0.3");
+	for (unsigned i = 1; i <= MANY; i++) {
+		bool strikes = soft_fault_strikes(SOFT_FAULT_LOSS, 1, 0, i, i);
+
+		struck += strikes;
+		same += strikes == soft_fault_strikes(SOFT_FAULT_LOSS, 2, 0, i, i);
+	}
+	CHECK(struck > MANY * 29 / 100 && struck < MANY * 31 / 100);
+	CHECK(same < MANY * 60 / 100); /* 0.58 where they have nothing to do with each other */
+	no_faults();
+}
+
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
 enum { DATAGRAMS = 60 };
@@ -90,8 +108,8 @@ struct pair {
 
 static void open_datagrams(struct pair *pair)
 {
-	ud_open(&pair->a, (struct options){0});
-	ud_open(&pair->b, (struct options){0});
+	UD_OPEN(&pair->a);
+	UD_OPEN(&pair->b);
 	const struct address to = address_of_side(&pair->b);
 
 	CHECK(pair->ah = ud_path(&pair->a, &to, 0));
@@ -206,7 +224,7 @@ static void late_frames(bool up_before)
 
 	if (!up_before)
 		spec("delay=20ms,jitter=5ms");
-	open_pair(&a, &b, (struct options){.timeout = 1, .retry_cnt = 1});
+	OPEN_PAIR(&a, &b, .timeout = 1, .retry_cnt = 1);
 	one_message(&a, &b);
 	if (up_before)
 		spec("delay=20ms,jitter=5ms");
@@ -247,7 +265,7 @@ static void late_ends(bool killed)
 	limit_seconds(30);
 	if (process.child)
 		spec("delay=50ms");
-	open_side(&side, (struct options){.ends_with_peer = true});
+	OPEN(&side, .ends_with_peer = true);
 	struct address peer = exchange(&process, &side);
 
 	bring_up_receiving(&side, &peer, 0, 3, 64);
@@ -276,13 +294,32 @@ static void late_ends(bool killed)
 	no_faults();
 }
 
+/* No more than so many bytes in so much time. */
+static void slow_device(void)
+{
+	enum { LONG = 400000 };
+	struct side a, b;
+
+	OPEN_PAIR(&a, &b, .memory = LONG);
+	spec("rate=10MB");
+	receive_at(&b, 1, 0, LONG);
+	uint64_t start = now_ns(CLOCK_MONOTONIC);
+
+	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = LONG);
+	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	CHECK(now_ns(CLOCK_MONOTONIC) - start >= 40000000);
+	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	close_pair(&a, &b);
+	no_faults();
+}
+
 /* One request, one answer: found out by the other side's time. */
 static void one_lost_frame(const char *which)
 {
 	struct aiordma_fault_counts before = counts();
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.timeout = 8});
+	OPEN_PAIR(&a, &b, .timeout = 8);
 	struct address peer = address_of_side(&b);
 
 	spec("loss=@2,frames=%s", which);
@@ -305,8 +342,8 @@ static void one_queue_pair(void)
 {
 	struct side a, b, c, d;
 
-	open_pair(&a, &b, (struct options){.timeout = 8, .retry_cnt = 1});
-	open_pair(&c, &d, (struct options){.timeout = 20});
+	OPEN_PAIR(&a, &b, .timeout = 8, .retry_cnt = 1);
+	OPEN_PAIR(&c, &d, .timeout = 20);
 	spec("loss=1,qp=%u", b.qp->qp_num);
 	one_message(&c, &d);
 	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
@@ -338,7 +375,7 @@ static void lost_on_uc(void)
 	enum { LONG = 600000 };
 	struct side a, b;
 
-	open_pair(&a, &b, (struct options){.uc = true, .memory = LONG});
+	OPEN_PAIR(&a, &b, .uc = true, .memory = LONG);
 	receive_at(&b, 1, 0, LONG);
 	send_uc(&a, 8, 1);
 	receive_uc(&b, 8, 1);
@@ -364,7 +401,7 @@ static void cut_links(void)
 	struct side a, b, c, d;
 
 	/* Of those that are there the first one... */
-	open_pair(&a, &b, (struct options){.ends_with_peer = true});
+	OPEN_PAIR(&a, &b, .ends_with_peer = true);
 	one_message(&a, &b);
 	post_recvs(&a, 2, 1, 8);
 	post_recvs(&b, 2, 1, 8);
@@ -375,7 +412,7 @@ static void cut_links(void)
 	expect_event(&b, IBV_EVENT_QP_FATAL);
 	CHECK_EQUAL(counts().cut - before.cut, 1);
 	/* ...and no other one. */
-	open_pair(&c, &d, (struct options){0});
+	OPEN_PAIR(&c, &d);
 	one_message(&c, &d);
 	close_pair(&c, &d);
 	close_pair(&a, &b);
@@ -389,7 +426,7 @@ static void cut_after_bytes(void)
 	struct ibv_wc wc;
 	unsigned came = 0;
 
-	open_pair(&a, &b, (struct options){.ends_with_peer = true, .timeout = 15, .retry_cnt = 1});
+	OPEN_PAIR(&a, &b, .ends_with_peer = true, .timeout = 15, .retry_cnt = 1);
 	spec("cut=1,cut_after=10000,qp=%u", b.qp->qp_num);
 	post_recvs(&b, 0, 20, MESSAGE);
 	for (unsigned i = 0; i < 20; i++)
@@ -434,12 +471,14 @@ int main(void)
 	}
 	STEP(wrong_specs());
 	STEP(right_specs());
+	STEP(chance());
 	STEP(lost_and_doubled_datagrams());
 	STEP(late_datagrams());
 	for (int wire = 0; wire < 2; wire++) {
 		links_of(wire ? "tcp" : "shared");
 		STEP(late_frames(false));
 		STEP(late_frames(true));
+		STEP(slow_device());
 		STEP(one_lost_frame("requests"));
 		STEP(one_lost_frame("answers"));
 		STEP(one_queue_pair());

@@ -182,7 +182,7 @@ static void refused_here(void)
 	static const enum ibv_qp_type without[] = {IBV_QPT_UC, IBV_QPT_UD};
 
 	for (int i = 0; i < 2; i++) {
-		open_side(&a, (struct options){0});
+		OPEN(&a);
 		struct ibv_qp_init_attr_ex attr =
 			qp_attr_ex(&a, (struct extras){.operations = IBV_QP_EX_WITH_FLUSH});
 
@@ -215,7 +215,7 @@ static void frames(void)
 	FOR_EACH (i, cases) {
 		struct side side;
 
-		open_side(&side, (struct options){.rights = EVERYTHING});
+		OPEN(&side, .rights = EVERYTHING);
 		int fd = adopt(&side);
 
 		say_frame(fd,

@@ -161,7 +161,7 @@ static void unread_answers(void)
 	for (int i = 0; i < 100; i++)
 		soft_progress();
 	CHECK_EQUAL(state_of(&scene.side), IBV_QPS_RTS);
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	one_message(&a, &b);
 	close_pair(&a, &b);
 

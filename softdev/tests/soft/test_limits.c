@@ -13,7 +13,7 @@ static void no_long_files(void)
 	CHECK_OK(getrlimit(RLIMIT_FSIZE, &before));
 	none = (struct rlimit){0, before.rlim_max};
 	CHECK_OK(setrlimit(RLIMIT_FSIZE, &none));
-	open_side(&side, (struct options){0});
+	OPEN(&side);
 	struct address peer = exchange(&process, &side);
 
 	bring_up(&side, &peer);

@@ -15,8 +15,8 @@ static void wrong_psn_found_late(void)
 {
 	struct side a, b;
 
-	open_side(&a, (struct options){.timeout = 10, .retry_cnt = 1});
-	open_side(&b, (struct options){0});
+	OPEN(&a, .timeout = 10, .retry_cnt = 1);
+	OPEN(&b);
 	struct address address_a = address_of_side(&a), address_b = address_of_side(&b);
 
 	address_a.psn ^= 1;
@@ -37,8 +37,8 @@ static void other_mtu(void)
 	struct side a, b;
 	char text[1024], expected[64];
 
-	open_side(&a, (struct options){.timeout = 10, .retry_cnt = 1, .mtu = IBV_MTU_1024});
-	open_side(&b, (struct options){.mtu = IBV_MTU_2048});
+	OPEN(&a, .timeout = 10, .retry_cnt = 1, .mtu = IBV_MTU_1024);
+	OPEN(&b, .mtu = IBV_MTU_2048);
 	struct capture capture = capture_stderr();
 
 	connect_pair(&a, &b);
@@ -63,7 +63,7 @@ static void chosen_before_rts(void)
 		struct side side;
 		int fds[2];
 
-		open_side(&side, (struct options){0});
+		OPEN(&side);
 		CHECK_OK(to_init(&side));
 		CHECK_OK(to_rtr(&side, &(struct address){.psn = 7, .qpn = 77}));
 		post_recvs(&side, 1, 1, 8);
@@ -144,7 +144,7 @@ static void hostile_peers(void)
 	uint8_t bytes[SOFT_HANDSHAKE_SIZE];
 	int guesses[4];
 
-	open_pair(&a, &b, (struct options){0});
+	OPEN_PAIR(&a, &b);
 	struct address address = address_of_side(&b);
 
 	/* Nonsense, and a web browser. */
@@ -223,7 +223,7 @@ static void hostile_peers(void)
 		expect_hung_up(guesses[wrong]);
 	struct side c, d;
 
-	open_pair(&c, &d, (struct options){0});
+	OPEN_PAIR(&c, &d);
 	one_message(&c, &d);
 	close_pair(&c, &d);
 	for (int i = 1; i < 300; i++)
@@ -241,7 +241,7 @@ static void stream_to_datagrams(void)
 		uint8_t bytes[RECORD_HEADER + SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS] = {0};
 		struct side side;
 
-		ud_open(&side, (struct options){0});
+		UD_OPEN(&side);
 		int fd = greet(port_of_number(side.qp->qp_num));
 
 		introduce(fd,
@@ -289,11 +289,11 @@ static void guesses(bool of_cm, uint32_t wrong, bool unseen)
 	bool refused = false;
 	uint32_t number;
 
-	open_side(&side, (struct options){0});
+	OPEN(&side);
 	CHECK_OK(to_init(&side));
 	struct address address = address_of_side(&side);
 	struct soft_hello hello = {.kind = SOFT_HELLO, .from = 1, .to = side.qp->qp_num ^ 0x1fff};
-	open_side(&other, (struct options){0});
+	OPEN(&other);
 	__atomic_store_n(&stands_at, now_ns(CLOCK_MONOTONIC), __ATOMIC_SEQ_CST);
 	int fd = of_cm ? adopt(&other) : greet(address.port);
 
@@ -325,7 +325,7 @@ static int open_to_door(struct side *side, uint32_t *highest)
 	CHECK(door >= 0);
 	*highest = number_at(bind_device_port(door), 0x3ffe);
 	CHECK_OK(listen(door, 1));
-	open_side(side, (struct options){0});
+	OPEN(side);
 	bring_up(side, &(struct address){.qpn = *highest, .psn = 5});
 	return door;
 }
@@ -521,7 +521,7 @@ static void ends_by(const struct soft_frame *said, bool refused)
 	struct soft_frame frame = *said;
 	struct side side;
 
-	open_side(&side, (struct options){0});
+	OPEN(&side);
 	CHECK_OK(to_init(&side));
 	CHECK_OK(to_state(&side, IBV_QPS_RESET));
 	int fd = adopted(&side);
@@ -632,7 +632,7 @@ static void impossible_answers(void)
 		struct soft_frame frame = cases[i].frame;
 		struct side side;
 
-		open_side(&side, (struct options){0});
+		OPEN(&side);
 		int fd = adopted(&side);
 
 		POST(&side, cases[i].opcode, .wr_id = 1, .length = 8);

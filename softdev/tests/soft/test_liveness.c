@@ -221,7 +221,7 @@ static void unanswered(void)
 	int other, another;
 
 	open_to_elsewhere(&a, &other, 1);
-	open_side(&b, (struct options){.timeout = 1});
+	OPEN(&b, .timeout = 1);
 	bring_up(&b, &(struct address){.qpn = 1});
 	int fd = connect_streams(&another);
 

@@ -27,10 +27,7 @@ static size_t resident(void)
 
 static void open_all(void)
 {
-	open_side(
-		&side,
-		(struct options){
-			.sends = 1, .receives = 1, .sges = 1, .cqe = 2 * QPS, .memory = QPS * 16});
+	OPEN(&side, .sends = 1, .receives = 1, .sges = 1, .cqe = 2 * QPS, .memory = QPS * 16);
 	destroy_qp(&side);
 	for (int i = 0; i < QPS; i++) {
 		qps[i] = create_qp(&side);
@@ -108,7 +105,7 @@ static void between_processes(void)
 	struct side first;
 
 	limit_seconds(100);
-	open_side(&first, (struct options){0}); /* what a process needs in any case */
+	OPEN(&first); /* what a process needs in any case */
 	size_t before = resident();
 	int files = entries_of("/proc/self/fd");
 

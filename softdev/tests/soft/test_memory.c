@@ -217,8 +217,8 @@ static void advising(void)
 	struct side a, other;
 	uint8_t *memory = pages(4);
 
-	open_side(&a, (struct options){0});
-	open_side(&other, (struct options){0});
+	OPEN(&a);
+	OPEN(&other);
 	struct ibv_mr *mr = verbs->ibv_reg_mr(a.pd, memory, 4 * PAGE,
 					      IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_mr *readable = verbs->ibv_reg_mr(a.pd, memory, 4 * PAGE, IBV_ACCESS_ON_DEMAND);

@@ -62,7 +62,7 @@ static void expect(struct side *side, uint64_t seed, const struct address *from,
 
 static void open_member(struct side *side)
 {
-	ud_open(side, (struct options){.signal_none = true});
+	UD_OPEN(side, .signal_none = true);
 	receive_at(side, 1, 4096, 4096);
 }
 
@@ -78,7 +78,7 @@ static void between_processes(const char *ip)
 	limit_seconds(60);
 	open_member(&a);
 	open_member(&b);
-	ud_open(&sender, (struct options){.signal_none = true});
+	UD_OPEN(&sender, .signal_none = true);
 	for (int i = 0; i < 2; i++) /* twice: no error, and no second copy */
 		CHECK_OK(verbs->ibv_attach_mcast(a.qp, &group, 0));
 	CHECK_OK(verbs->ibv_attach_mcast(b.qp, &group, 0));
@@ -116,8 +116,8 @@ static void refused(void)
 					      "2001::1"};
 	struct side ud, rc;
 
-	open_side(&rc, (struct options){0});
-	ud_open(&ud, (struct options){0});
+	OPEN(&rc);
+	UD_OPEN(&ud);
 	CHECK_EQUAL(verbs->ibv_attach_mcast(rc.qp, &group, 0), EINVAL);
 	CHECK_EQUAL(verbs->ibv_detach_mcast(rc.qp, &group, 0), EINVAL);
 	for (int i = 0; i < 4; i++) {
@@ -140,7 +140,7 @@ static void limits(void)
 	struct ibv_device_attr device;
 	struct side side;
 
-	ud_open(&side, (struct options){0});
+	UD_OPEN(&side);
 	CHECK_OK(verbs->ibv_query_device(side.context, &device));
 	for (int i = 0; i < device.max_mcast_grp; i++) {
 		group.raw[14] = (uint8_t)(i >> 8);
@@ -217,7 +217,7 @@ static inline void limits_of_a_child(void)
 	const union ibv_gid group = group_of("::ffff:239.77.1.6");
 	struct side parent;
 
-	ud_open(&parent, (struct options){0});
+	UD_OPEN(&parent);
 	CHECK_OK(verbs->ibv_attach_mcast(parent.qp, &group, 0));
 	struct process process = split();
 

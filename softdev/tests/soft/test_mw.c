@@ -172,7 +172,7 @@ static void invalidation_refused(void)
 		struct ibv_qp *first = scene.b.qp;
 		struct side c;
 
-		open_side(&c, (struct options){0});
+		OPEN(&c);
 		if (way == 1)
 			key = scene.mr->rkey;
 		if (way == 2)
@@ -392,7 +392,7 @@ static void fence(void)
 	for (int fenced = 0; fenced < 2; fenced++) {
 		struct side side;
 
-		open_side(&side, (struct options){0});
+		OPEN(&side);
 		int fd = adopt(&side);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(side.pd, side.memory, 4096, MR_RIGHTS);
 		struct ibv_mw *mw = side.context->ops.alloc_mw(side.pd, IBV_MW_TYPE_1);

@@ -384,8 +384,8 @@ static inline void open_pair(struct side *a, struct side *b, struct options opti
 	connect_pair(a, b);
 }
 
-/* With those options: OPEN_PAIR(&a, &b, .timeout = 8). */
-#define OPEN_SIDE(side, ...) open_side(side, (struct options){__VA_ARGS__})
+/* The options by name alone: OPEN(&side, .uc = true). */
+#define OPEN(side, ...) open_side(side, (struct options){__VA_ARGS__})
 #define OPEN_PAIR(a, b, ...) open_pair(a, b, (struct options){__VA_ARGS__})
 
 static inline void close_pair(struct side *a, struct side *b)
