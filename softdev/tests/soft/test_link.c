@@ -61,21 +61,18 @@ static void chosen_before_rts(void)
 {
 	for (uint32_t psn = 5; psn < 1u << 24; psn += 1u << 23) {
 		struct side side;
-		int fds[2];
 
 		OPEN(&side);
 		CHECK_OK(to_init(&side));
-		CHECK_OK(to_rtr(&side, &(struct address){.psn = 7, .qpn = 77}));
+		CHECK_OK(to_rtr(&side, &absent));
 		post_recvs(&side, 1, 1, 8);
-		CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
-		soft_lock();
-		CHECK_OK(soft_qp_adopt(soft_qp_of(side.qp), fds[1], NULL, 0));
-		soft_unlock();
-		say_frame(fds[0], (struct soft_frame){.opcode = SOFT_ACK, .psn = psn}, NULL);
-		say_frame(fds[0], (struct soft_frame){.opcode = SOFT_SEND, .psn = 7}, NULL);
+		int fd = adopt_stream(&side, 0);
+
+		say_frame(fd, (struct soft_frame){.opcode = SOFT_ACK, .psn = psn}, NULL);
+		say_frame(fd, (struct soft_frame){.opcode = SOFT_SEND, .psn = PEER_PSN}, NULL);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 		close_side(&side);
-		close_records(fds[0]);
+		close_records(fd);
 	}
 }
 
@@ -491,30 +488,6 @@ static void killed(int way)
 
 /* ---- hostile frames ------------------------------------------------------------------------ */
 
-/* A queue pair whose stream ends in our hands. */
-static int adopted(struct side *side)
-{
-	const struct address no_peer = {.psn = 100, .qpn = 77};
-	int fds[2];
-
-	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds));
-	bring_up(side, &no_peer); /* LID 0: the stream comes from elsewhere */
-	soft_lock();
-	CHECK_OK(soft_qp_adopt(soft_qp_of(side->qp), fds[1], NULL, 0));
-	CHECK_EQUAL(soft_qp_adopt(soft_qp_of(side->qp), dup(fds[0]), NULL, 0), EISCONN);
-	soft_unlock();
-	return fds[0];
-}
-
-static void put_frame(int fd, const struct soft_frame *frame)
-{
-	uint8_t bytes[SOFT_FRAME_HEADER + 4096] = {0};
-	size_t length = SOFT_FRAME_HEADER + (frame->length <= 4096 ? frame->length : 0);
-
-	soft_frame_encode(bytes, frame);
-	say_bytes(fd, bytes, length);
-}
-
 /* It ends the queue pair, and nothing else happens. */
 static void ends_by(const struct soft_frame *said, bool refused)
 {
@@ -522,21 +495,18 @@ static void ends_by(const struct soft_frame *said, bool refused)
 	struct side side;
 
 	OPEN(&side);
-	CHECK_OK(to_init(&side));
-	CHECK_OK(to_state(&side, IBV_QPS_RESET));
-	int fd = adopted(&side);
+	int fd = adopt(&side);
 
 	frame.ack = side.psn;
-	if (frame.opcode >= SOFT_ACK && !frame.psn)
-		frame.psn = side.psn;
+	if (!frame.psn)
+		frame.psn = frame.opcode < SOFT_ACK ? PEER_PSN : side.psn;
 	frame.address = (uintptr_t)side.memory;
 	frame.rkey = side.mr->rkey;
 	receive_at(&side, 1, 0, 64);
-	put_frame(fd, &frame);
+	say_frame(fd, frame, NULL);
 	expect_event(&side, refused ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_FATAL);
 	expect_wc(&side, 1, IBV_WC_WR_FLUSH_ERR);
 	CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
-	CHECK_OK(fcntl(fd, F_SETFL, 0));
 	if (refused)
 		CHECK_EQUAL(hear_header(fd).opcode, SOFT_NAK);
 	else
@@ -550,51 +520,51 @@ static void ends_by(const struct soft_frame *said, bool refused)
 static void impossible_frames(void)
 {
 	static const struct soft_frame ends[] = {
-		{.opcode = 0, .psn = 100},
-		{.opcode = 99, .psn = 100},
+		{.opcode = 0},
+		{.opcode = 99},
 		{.opcode = 255, .length = 0xffffffff, .psn = 0xffffffff},
-		{.opcode = SOFT_SEND, .psn = 100, .length = SOFT_FRAME_MAX + 1},
+		{.opcode = SOFT_SEND, .length = SOFT_FRAME_MAX + 1},
 		{.opcode = SOFT_SEND, .psn = 1 << 24, .length = 8},
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .msn = 1 << 24},
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .dma_length = 0x40000001},
+		{.opcode = SOFT_SEND, .length = 8, .msn = 1 << 24},
+		{.opcode = SOFT_SEND, .length = 8, .dma_length = 0x40000001},
 		/* no whole units or nothing */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .flags = SOFT_FRAME_MORE},
-		{.opcode = SOFT_SEND, .psn = 100, .flags = SOFT_FRAME_MORE},
-		{.opcode = SOFT_SEND, .psn = 100, .flags = SOFT_FRAME_CONTINUES},
+		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_SEND, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_SEND, .flags = SOFT_FRAME_CONTINUES},
 		/* what the last frame says */
 		{.opcode = SOFT_SEND,
-		 .psn = 100,
+
 		 .length = 4096,
 		 .flags = SOFT_FRAME_MORE | SOFT_FRAME_IMMEDIATE},
-		{.opcode = SOFT_WRITE, .psn = 100, .flags = SOFT_FRAME_INVALIDATE},
-		{.opcode = SOFT_READ, .psn = 100, .length = 8, .dma_length = 8},
-		{.opcode = SOFT_READ, .psn = 100, .dma_length = 8, .flags = SOFT_FRAME_MORE},
-		{.opcode = SOFT_FETCH_ADD, .psn = 100, .length = 8},
-		{.opcode = SOFT_COMPARE_SWAP, .psn = 100, .length = 64},
-		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 16},
-		{.opcode = SOFT_ATOMIC_WRITE, .psn = 100, .length = 8, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_WRITE, .flags = SOFT_FRAME_INVALIDATE},
+		{.opcode = SOFT_READ, .length = 8, .dma_length = 8},
+		{.opcode = SOFT_READ, .dma_length = 8, .flags = SOFT_FRAME_MORE},
+		{.opcode = SOFT_FETCH_ADD, .length = 8},
+		{.opcode = SOFT_COMPARE_SWAP, .length = 64},
+		{.opcode = SOFT_ATOMIC_WRITE, .length = 16},
+		{.opcode = SOFT_ATOMIC_WRITE, .length = 8, .flags = SOFT_FRAME_MORE},
 		{.opcode = SOFT_ATOMIC_WRITE,
-		 .psn = 100,
+
 		 .length = 8,
 		 .flags = SOFT_FRAME_INVALIDATE},
 		{.opcode = SOFT_ACK, .length = 4},
 		{.opcode = SOFT_ACK},
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .flags = SOFT_FRAME_ACK},
+		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_ACK},
 		{.opcode = SOFT_NAK, .syndrome = SOFT_NAK_REMOTE_ACCESS},
 		{.opcode = SOFT_RNR_NAK},
 		{.opcode = SOFT_READ_DATA, .length = 8},
 		{.opcode = SOFT_ATOMIC_DATA, .length = 8},
 	};
 	static const struct soft_frame refused[] = {
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .flags = SOFT_FRAME_CONTINUES},
-		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .flags = SOFT_FRAME_CONTINUES},
+		{.opcode = SOFT_SEND, .length = 8, .flags = SOFT_FRAME_CONTINUES},
+		{.opcode = SOFT_WRITE, .length = 8, .flags = SOFT_FRAME_CONTINUES},
 		/* of a stream without a handshake: its PSNs would mean other places */
-		{.opcode = SOFT_SEND, .psn = 100, .length = 8, .syndrome = IBV_MTU_256},
+		{.opcode = SOFT_SEND, .length = 8, .syndrome = IBV_MTU_256},
 		/* another length than that of the message */
-		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .dma_length = 4},
-		{.opcode = SOFT_WRITE, .psn = 100, .length = 8, .dma_length = 16},
+		{.opcode = SOFT_WRITE, .length = 8, .dma_length = 4},
+		{.opcode = SOFT_WRITE, .length = 8, .dma_length = 16},
 		{.opcode = SOFT_WRITE,
-		 .psn = 100,
+
 		 .length = 4096,
 		 .dma_length = 4096,
 		 .flags = SOFT_FRAME_MORE},
@@ -633,11 +603,11 @@ static void impossible_answers(void)
 		struct side side;
 
 		OPEN(&side);
-		int fd = adopted(&side);
+		int fd = adopt(&side);
 
 		POST(&side, cases[i].opcode, .wr_id = 1, .length = 8);
 		frame.psn = side.psn;
-		put_frame(fd, &frame);
+		say_frame(fd, frame, NULL);
 		expect_wc(&side, 1, IBV_WC_BAD_RESP_ERR);
 		CHECK_EQUAL(state_of(&side), IBV_QPS_ERR);
 		close(fd);
