@@ -66,8 +66,8 @@ static void modified_to_rtr(struct ibv_ah_attr path, struct options options, boo
 		    allowed ? 0 : EINVAL);
 	if (allowed) {
 		CHECK_OK(to_rts(&side));
-		RUN(&side, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8,
-		    .remote = (uintptr_t)side.memory + 8, .rkey = side.mr->rkey);
+		DO(&side, IBV_WR_RDMA_WRITE, .length = 8, .remote = (uintptr_t)side.memory + 8,
+		   .rkey = side.mr->rkey);
 	}
 	close_side(&side);
 }

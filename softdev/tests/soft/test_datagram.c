@@ -80,10 +80,10 @@ static void between_processes(const char *ip)
 			fill(side.memory, length, round);
 			UD_POST(&side, .ah = ah, .qpn = peer.qpn, .qkey = QKEY, .wr_id = 2,
 				.length = length, .with_imm = true, .imm = round);
-			CHECK_EQUAL(expect_wc(&side, 2, IBV_WC_SUCCESS).opcode, IBV_WC_SEND);
+			CHECK_EQUAL(expect_done(&side, 2).opcode, IBV_WC_SEND);
 			continue;
 		}
-		struct ibv_wc wc = expect_wc(&side, 1, IBV_WC_SUCCESS);
+		struct ibv_wc wc = expect_done(&side, 1);
 
 		CHECK_EQUAL(wc.opcode, IBV_WC_RECV);
 		CHECK_EQUAL(wc.wc_flags, IBV_WC_GRH | IBV_WC_WITH_IMM);
@@ -130,10 +130,10 @@ static void from_any_to_any(void)
 				struct ibv_ah *ah = ud_path(&side, &peer, i);
 
 				UD_POST(&side, .ah = ah, .qpn = peer.qpn, .qkey = QKEY, .wr_id = 2);
-				expect_wc(&side, 2, IBV_WC_SUCCESS);
+				expect_done(&side, 2);
 				CHECK_OK(verbs->ibv_destroy_ah(ah));
 			} else {
-				expect_wc(&side, 1, IBV_WC_SUCCESS);
+				expect_done(&side, 1);
 				CHECK(!memcmp(side.memory + 4096 + (ipv4 ? 32 : 8),
 					      ipv4 ? &from.raw[12] : from.raw, ipv4 ? 4 : 16));
 				receive_at(&side, 1, 4096, GRH);
@@ -192,7 +192,7 @@ static void hostile(struct side *side)
 		CHECK_EQUAL(send(fd, good, wrong_sizes[i], 0), wrong_sizes[i]);
 	/* All in one socket: what is right comes after all of those. */
 	CHECK_EQUAL(send(fd, good, SOFT_DATAGRAM_HEADER + 3, 0), SOFT_DATAGRAM_HEADER + 3);
-	struct ibv_wc wc = expect_wc(side, 1, IBV_WC_SUCCESS);
+	struct ibv_wc wc = expect_done(side, 1);
 
 	CHECK_EQUAL(wc.byte_len, GRH + 3);
 	CHECK_EQUAL(wc.src_qp, number);

@@ -21,8 +21,8 @@ static void connect_of(struct side *a, int device_a, struct side *b, int device_
 static void send_one(struct side *from, struct side *to)
 {
 	receive_at(to, 1, 0, 64);
-	RUN(from, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
-	expect_wc(to, 1, IBV_WC_SUCCESS);
+	DO(from, IBV_WR_SEND, .wr_id = 1, .length = 8);
+	expect_done(to, 1);
 }
 
 static enum ibv_port_state state_of_port(const struct side *side)
@@ -100,7 +100,7 @@ static void one_to_the_other(void)
 	connect_of(&a, 0, &b, 1);
 	send_one(&a, &b);
 	send_one(&b, &a);
-	RUN(&a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 60000, REMOTE(&b, 0));
+	DO(&a, IBV_WR_RDMA_READ, .length = 60000, REMOTE(&b, 0));
 	close_pair(&a, &b);
 	/* Without a GID, an address is one of the same device. */
 	OPEN_PAIR(&a, &b, .device = 1);
@@ -143,7 +143,7 @@ static void datagrams(void)
 	CHECK_OK(verbs->ibv_query_port(a.context, 1, (void *)&port));
 	CHECK_EQUAL(port.qkey_viol_cntr, 0);
 	send_with(&a, ah, &b, QKEY);
-	expect_wc(&b, 1, IBV_WC_SUCCESS);
+	expect_done(&b, 1);
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	CHECK_OK(verbs->ibv_destroy_ah(ah_wrong));
 	close_pair(&a, &b);
@@ -179,10 +179,10 @@ static void port_of_one(void)
 	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	expect_event(&d, IBV_EVENT_PORT_ERR);
 	expect_event(&d, IBV_EVENT_PORT_ACTIVE);
-	expect_wc(&c, 2, IBV_WC_SUCCESS);
-	expect_wc(&d, 2, IBV_WC_SUCCESS);
-	expect_wc(&x, 2, IBV_WC_SUCCESS);
-	expect_wc(&y, 2, IBV_WC_SUCCESS);
+	expect_done(&c, 2);
+	expect_done(&d, 2);
+	expect_done(&x, 2);
+	expect_done(&y, 2);
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR)); /* of all */
 	expect_event(&a, IBV_EVENT_PORT_ERR);
 	expect_event(&d, IBV_EVENT_PORT_ERR);
@@ -227,7 +227,7 @@ static void port_of_one_of_two_processes(void)
 		peers[i] = exchange(&process, &sides[i]);
 		bring_up(&sides[i], &peers[i]);
 		process_barrier(&process);
-		RUN(&sides[i], IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[i], 0));
+		DO(&sides[i], IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[i], 0));
 	}
 	process_barrier(&process);
 	if (process.child)
@@ -236,7 +236,7 @@ static void port_of_one_of_two_processes(void)
 	if (!process.child) {
 		LOCKED(sides[1].memory[0] = 77);
 		POST(&sides[1], IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8, AT(&peers[1], 0));
-		RUN(&sides[0], IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[0], 0));
+		DO(&sides[0], IBV_WR_RDMA_WRITE, .length = 8, AT(&peers[0], 0));
 		expect_no_wc(&sides[1]);
 	}
 	process_barrier(&process);
@@ -244,7 +244,7 @@ static void port_of_one_of_two_processes(void)
 		CHECK_EQUAL(LOCKED(sides[1].memory[0]), 0);
 		CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	} else {
-		expect_wc(&sides[1], 1, IBV_WC_SUCCESS);
+		expect_done(&sides[1], 1);
 	}
 	process_barrier(&process);
 	if (process.child)
@@ -306,7 +306,7 @@ static void faults_of_one(void)
 	while (!counts().not_ready)
 		expect_no_wc(&d);
 	no_faults();
-	expect_wc(&c, 1, IBV_WC_SUCCESS);
+	expect_done(&c, 1);
 	close_pair(&a, &b);
 	close_pair(&c, &d);
 }

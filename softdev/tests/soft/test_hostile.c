@@ -160,7 +160,7 @@ static void unread_answers(void)
 		say(&scene, SOFT_READ, scene.side.mr->rkey, BIG);
 	for (int i = 0; i < 100; i++)
 		soft_progress();
-	CHECK_EQUAL(state_of(&scene.side), IBV_QPS_RTS);
+	expect_state(&scene.side, IBV_QPS_RTS);
 	OPEN_PAIR(&a, &b);
 	one_message(&a, &b);
 	close_pair(&a, &b);
@@ -221,7 +221,7 @@ static void unreceived_messages(void)
 		say(&scene, SOFT_SEND, 0, 8);
 		CHECK_EQUAL(hear_header(scene.fd).opcode, SOFT_RNR_NAK);
 	}
-	CHECK_EQUAL(state_of(&scene.side), IBV_QPS_RTS);
+	expect_state(&scene.side, IBV_QPS_RTS);
 	close_scene(&scene);
 }
 

@@ -147,7 +147,7 @@ static void lose_path(bool stops)
 		verbs->ibv_ack_async_event(&event);
 	}
 	CHECK_EQUAL(event.event_type, IBV_EVENT_QP_FATAL);
-	CHECK_EQUAL(state_of(&a), IBV_QPS_ERR);
+	expect_state(&a, IBV_QPS_ERR);
 	CHECK(set_loopback(true));
 	close(other);
 	close_side(&a);

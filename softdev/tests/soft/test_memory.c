@@ -96,7 +96,7 @@ static void on_demand(struct side *a, struct side *b)
 	};
 
 	CHECK_OK(post_wr(b, &bind));
-	expect_wc(b, 6, IBV_WC_SUCCESS);
+	expect_done(b, 6);
 	RUN(a, IBV_WC_REM_ACCESS_ERR, IBV_WR_RDMA_WRITE, .wr_id = 1, .length = 8,
 	    .remote = (uintptr_t)memory + 2 * PAGE,
 	    .rkey = bind.bind_mw.rkey); /* that page cannot be written */
@@ -274,7 +274,7 @@ static void null_region(struct side *a, struct side *b)
 				 .wr.rdma = {(uintptr_t)b->memory, b->mr->rkey}};
 
 	CHECK_OK(post_wr(a, &wr));
-	expect_wc(a, 1, IBV_WC_SUCCESS);
+	expect_done(a, 1);
 	CHECK(filled(b->memory, 50, 4));
 	for (int i = 0; i < 700000; i++)
 		CHECK(b->memory[50 + i] == 0);
@@ -283,12 +283,12 @@ static void null_region(struct side *a, struct side *b)
 	fill(b->memory, 1 << 20, 7);
 	wr.opcode = IBV_WR_RDMA_READ;
 	CHECK_OK(post_wr(a, &wr));
-	expect_wc(a, 1, IBV_WC_SUCCESS);
+	expect_done(a, 1);
 	CHECK(filled(a->memory, 50, 7) && !memcmp(a->memory + 50, b->memory + 700050, 50));
 	/* What was thrown away is not found again. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	CHECK_OK(post_wr(a, &wr));
-	expect_wc(a, 1, IBV_WC_SUCCESS);
+	expect_done(a, 1);
 	CHECK(b->memory[50] == 0 && b->memory[700049] == 0);
 	/* Not for peers, windows and rereg. */
 	CHECK_EQUAL(verbs->ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0),
@@ -428,8 +428,8 @@ static void device_memory(struct side *a, struct side *b)
 	CHECK(filled(seen, 300, 8));
 	before = 41;
 	CHECK_OK(dm->memcpy_to_dm(dm, 1008, &before, 8));
-	RUN(a, IBV_WC_SUCCESS, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8,
-	    .rkey = mr->rkey, .compare_add = 1);
+	DO(a, IBV_WR_ATOMIC_FETCH_AND_ADD, .wr_id = 1, .length = 8, .remote = 8, .rkey = mr->rkey,
+	   .compare_add = 1);
 	CHECK_OK(dm->memcpy_from_dm(&before, dm, 1008, 8));
 	CHECK_EQUAL(before, 42);
 	/* As the source of the owner's own request. */
@@ -441,7 +441,7 @@ static void device_memory(struct side *a, struct side *b)
 				 .wr.rdma = {(uintptr_t)a->memory + 4096, a->mr->rkey}};
 
 	CHECK_OK(post_wr(b, &wr));
-	expect_wc(b, 4, IBV_WC_SUCCESS);
+	expect_done(b, 4);
 	CHECK(filled(a->memory + 4096, 300, 8));
 	CHECK_EQUAL(write_to(a, mr, 701, 300), IBV_WC_REM_ACCESS_ERR);
 	dereg(mr);

@@ -99,7 +99,7 @@ static uint32_t bound(struct scene *scene, struct ibv_mw_bind_info info)
 		CHECK_OK(bind_type_1(&scene->b, scene->mw, 70, info));
 	else
 		CHECK_OK(bind_type_2(&scene->b, scene->mw, 70, key, info));
-	CHECK_EQUAL(expect_wc(&scene->b, 70, IBV_WC_SUCCESS).opcode, IBV_WC_BIND_MW);
+	CHECK_EQUAL(expect_done(&scene->b, 70).opcode, IBV_WC_BIND_MW);
 	if (scene->mw->type == IBV_MW_TYPE_1)
 		CHECK_EQUAL(scene->mw->rkey, key);
 	return key;
@@ -181,7 +181,7 @@ static void invalidation_refused(void)
 			key ^= 0x10000; /* another object */
 		if (way == 4) {
 			CHECK_OK(invalidate(&scene.b, 71, key, 0));
-			expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
+			expect_done(&scene.b, 71);
 		}
 		if (way == 5) { /* another queue pair's */
 			scene.b.qp = create_qp(&scene.b);
@@ -194,7 +194,7 @@ static void invalidation_refused(void)
 		    .imm = key);
 		CHECK_EQUAL(expect_wc(&scene.b, 60, IBV_WC_REM_INV_REQ_ERR).wc_flags, 0);
 		expect_event(&scene.b, IBV_EVENT_QP_ACCESS_ERR);
-		CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
+		expect_state(&scene.b, IBV_QPS_ERR);
 		if (way == 5) {
 			CHECK_OK(verbs->ibv_destroy_qp(scene.b.qp));
 			scene.b.qp = first;
@@ -222,7 +222,7 @@ static void local_invalidation_refused(void)
 		CHECK_OK(invalidate(&scene.b, 71, key, 0));
 		expect_wc(&scene.b, 71, IBV_WC_MW_BIND_ERR);
 		expect_wc(&scene.b, 60, IBV_WC_WR_FLUSH_ERR);
-		CHECK_EQUAL(state_of(&scene.b), IBV_QPS_ERR);
+		expect_state(&scene.b, IBV_QPS_ERR);
 		close_scene(&scene);
 	}
 }
@@ -245,7 +245,7 @@ static void invalidated_under_fire(void)
 		request.opcode = round ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
 		CHECK_OK(post(&scene.a, request));
 		CHECK_OK(invalidate(&scene.b, 71, key, 0));
-		expect_wc(&scene.b, 71, IBV_WC_SUCCESS);
+		expect_done(&scene.b, 71);
 		CHECK_OK(mprotect(scene.b.memory, BIG, PROT_NONE)); /* would be seen */
 		wc = next_wc(&scene.a);
 		close_scene(&scene);
@@ -269,7 +269,7 @@ static void bind_of_fails(struct scene *scene, struct ibv_mw *mw, uint32_t rkey,
 	CHECK_OK(bind_type_2(&scene->b, mw, 72, rkey, info));
 	expect_wc(&scene->b, 72, IBV_WC_MW_BIND_ERR);
 	expect_wc(&scene->b, 60, IBV_WC_WR_FLUSH_ERR);
-	CHECK_EQUAL(state_of(&scene->b), IBV_QPS_ERR);
+	expect_state(&scene->b, IBV_QPS_ERR);
 	close_scene(scene);
 }
 
@@ -410,7 +410,7 @@ static void fence(void)
 			fd,
 			(struct soft_frame){.opcode = SOFT_READ_DATA, .length = 8, .psn = side.psn},
 			NULL);
-		expect_wc(&side, 1, IBV_WC_SUCCESS);
+		expect_done(&side, 1);
 		/* Fenced it comes too late for the region. */
 		expect_wc(&side, 2, fenced ? IBV_WC_MW_BIND_ERR : IBV_WC_SUCCESS);
 		CHECK_OK(dealloc(mw));

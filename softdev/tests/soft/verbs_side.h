@@ -341,6 +341,11 @@ static inline enum ibv_qp_state state_of(struct side *side)
 	return attr.qp_state;
 }
 
+static inline void expect_state(struct side *side, enum ibv_qp_state state)
+{
+	CHECK_EQUAL(state_of(side), state);
+}
+
 static inline void bring_up(struct side *side, const struct address *peer)
 {
 	SUCCEEDS(to_init(side));
@@ -636,6 +641,11 @@ static inline struct ibv_wc expect_wc(struct side *side, uint64_t wr_id, enum ib
 	return wc;
 }
 
+static inline struct ibv_wc expect_done(struct side *side, uint64_t wr_id)
+{
+	return expect_wc(side, wr_id, IBV_WC_SUCCESS);
+}
+
 static inline void expect_no_wc(struct side *side)
 {
 	struct ibv_wc wc;
@@ -652,6 +662,7 @@ static inline struct ibv_wc carry_out(struct side *side, enum ibv_wc_status stat
 }
 
 #define RUN(side, status, ...) carry_out(side, status, (struct request){.opcode = __VA_ARGS__})
+#define DO(side, ...) RUN(side, IBV_WC_SUCCESS, __VA_ARGS__)
 
 static inline void expect_no_event(struct side *side)
 {
