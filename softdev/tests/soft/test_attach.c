@@ -225,6 +225,51 @@ static void bell_made_to_block(void)
 	soft_unlock();
 }
 
+static bool has_byte(int fd)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLIN};
+
+	return poll(&ready, 1, 0) == 1;
+}
+
+/* More pipes than are kept for later: each shows one byte in the end, and none is written while the
+ * lock is held that need not be. */
+static void bells_after_the_lock(void)
+{
+	enum { PIPES = SOFT_NOTIFY_MOST + 2 };
+	struct soft_notify_pipe pipes[PIPES];
+
+	for (int i = 0; i < PIPES; i++) {
+		soft_notify_pipe_init(&pipes[i], NULL);
+		CHECK_OK(soft_notify_pipe_make(&pipes[i]));
+	}
+	soft_lock();
+	for (int i = 0; i < PIPES; i++) {
+		soft_notify_pipe_notify(&pipes[i]);
+		CHECK_EQUAL(has_byte(pipes[i].read_fd), i >= SOFT_NOTIFY_MOST);
+	}
+	soft_unlock();
+	for (int i = 0; i < PIPES; i++) {
+		char bytes[2];
+
+		CHECK_EQUAL(read(pipes[i].read_fd, bytes, sizeof(bytes)), 1);
+	}
+	/* Nothing is written to what has its number after it was closed. */
+	int number = pipes[0].write_fd, ends[2];
+
+	CHECK_OK(pipe(ends));
+	soft_lock();
+	soft_notify_pipe_notify(&pipes[0]);
+	for (int i = 0; i < PIPES; i++)
+		soft_notify_pipe_close(&pipes[i]);
+	CHECK_EQUAL(dup2(ends[1], number), number);
+	soft_unlock();
+	CHECK(!has_byte(ends[0]));
+	close(number);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 /* Everything that is not the memory that it should be. */
 static void wrong_memory(uint16_t port)
 {
@@ -412,6 +457,7 @@ static void visitors(void)
 		STEP(wrong_memory(port));
 		STEP(wrong_bell(port));
 		STEP(bell_made_to_block());
+		STEP(bells_after_the_lock());
 		STEP(wrong_messages(port));
 		STEP(crowd(port));
 		FOR_EACH (i, wrong_records) {
