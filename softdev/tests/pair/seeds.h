@@ -86,7 +86,7 @@ static int run_seeds(void (*run)(void), unsigned twice, int argc, char **argv)
 	const char *option = argc > 1 && *argv[1] == '-' ? argv[1] : "";
 
 	CHECK(hashes != MAP_FAILED);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", wire.roce ? "roce" : "shared", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", wire.roce ? "roce" : "shared", 1));
 	if (*option)
 		argv++, argc--;
 	CHECK(argc == 2 || argc == 3);

@@ -174,10 +174,10 @@ static struct rdma_cm_id *listening(int host, enum rdma_port_space space, int ba
 	struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
 	struct rdma_cm_id *id;
 
-	SUCCEEDS(verbs->rdma_create_id(at(host)->channel, &id, NULL, space));
-	SUCCEEDS(verbs->rdma_bind_addr(id, plan.v6 ? (struct sockaddr *)&v6
+	CHECK_OK(verbs->rdma_create_id(at(host)->channel, &id, NULL, space));
+	CHECK_OK(verbs->rdma_bind_addr(id, plan.v6 ? (struct sockaddr *)&v6
 						   : (struct sockaddr *)&address));
-	SUCCEEDS(verbs->rdma_listen(id, backlog));
+	CHECK_OK(verbs->rdma_listen(id, backlog));
 	return id;
 }
 
@@ -192,7 +192,7 @@ static void open_host(int host, int backlog)
 	links[host].active_mtu = least_mtu;
 	soft_links = &links[host];
 	soft_unlock();
-	SUCCEEDS(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(it->channel->fd, F_SETFL, O_NONBLOCK));
 	it->listening = listening(host, RDMA_PS_TCP, backlog);
 	it->service = listening(host, RDMA_PS_UDP, backlog);
 	it->port = ntohs(verbs->rdma_get_src_port(it->listening));
@@ -207,8 +207,8 @@ static void close_listeners(int host)
 
 	if (!it->listening)
 		return;
-	SUCCEEDS(verbs->rdma_destroy_id(it->listening));
-	SUCCEEDS(verbs->rdma_destroy_id(it->service));
+	CHECK_OK(verbs->rdma_destroy_id(it->listening));
+	CHECK_OK(verbs->rdma_destroy_id(it->service));
 	it->listening = it->service = NULL;
 }
 
@@ -217,8 +217,8 @@ static void close_host(int host)
 	struct application *it = at(host);
 
 	close_listeners(host);
-	SUCCEEDS(verbs->ibv_destroy_cq(it->cq));
-	SUCCEEDS(verbs->ibv_dealloc_pd(it->pd));
+	CHECK_OK(verbs->ibv_destroy_cq(it->cq));
+	CHECK_OK(verbs->ibv_dealloc_pd(it->pd));
 	verbs->rdma_destroy_event_channel(it->channel);
 	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
 	CHECK_EQUAL(held[host], 0);
@@ -313,8 +313,8 @@ static void destroy(struct party *party)
 	if (party->id->qp)
 		verbs->rdma_destroy_qp(party->id);
 	if (party->mr)
-		SUCCEEDS(verbs->ibv_dereg_mr(party->mr));
-	SUCCEEDS(verbs->rdma_destroy_id(party->id));
+		CHECK_OK(verbs->ibv_dereg_mr(party->mr));
+	CHECK_OK(verbs->rdma_destroy_id(party->id));
 	note("%c destroys %u", "ab"[party->host], party->number);
 	party->id = NULL;
 	party->mr = NULL;
@@ -331,13 +331,13 @@ static void make_queue_pair(struct party *party)
 
 	if (!has_queue_pair(party))
 		return;
-	SUCCEEDS(verbs->rdma_create_qp(party->id, it->pd, &attr));
+	CHECK_OK(verbs->rdma_create_qp(party->id, it->pd, &attr));
 	CHECK(party->mr = verbs->ibv_reg_mr(it->pd, party->memory, sizeof(party->memory),
 					    IBV_ACCESS_LOCAL_WRITE));
 	fill(party->memory, MESSAGE, words(party, true));
 	receive.sg_list =
 		&(struct ibv_sge){(uintptr_t)party->memory + MESSAGE, MESSAGE, party->mr->lkey};
-	SUCCEEDS(party->id->verbs->ops.post_recv(party->id->qp, &receive, &bad));
+	CHECK_OK(party->id->verbs->ops.post_recv(party->id->qp, &receive, &bad));
 }
 
 static void send_message(struct party *party)
@@ -351,7 +351,7 @@ static void send_message(struct party *party)
 	if (!has_queue_pair(party))
 		return;
 	send.sg_list = &(struct ibv_sge){(uintptr_t)party->memory, MESSAGE, party->mr->lkey};
-	SUCCEEDS(party->id->verbs->ops.post_send(party->id->qp, &send, &bad));
+	CHECK_OK(party->id->verbs->ops.post_send(party->id->qp, &send, &bad));
 }
 
 static bool poll_completions(int host)
@@ -398,7 +398,7 @@ static void ask(struct party *party)
 		party, room, wants_datagrams(party->number) ? sizeof(room) : SOFT_CM_REQ_PRIVATE);
 
 	make_queue_pair(party);
-	SUCCEEDS(verbs->rdma_connect(party->id, &said));
+	CHECK_OK(verbs->rdma_connect(party->id, &said));
 	if (plan.unruly && chance(500))
 		act_later(party, 20 * SECOND);
 }
@@ -416,11 +416,11 @@ static void start_client(int number, int host, uint16_t port)
 				.number = (unsigned)number,
 				.qpn = CLIENT_QPN + (uint32_t)number,
 				.acts_at = NEVER};
-	SUCCEEDS(verbs->rdma_create_id(at(party->host)->channel, &party->id, NULL,
+	CHECK_OK(verbs->rdma_create_id(at(party->host)->channel, &party->id, NULL,
 				       datagrams ? RDMA_PS_UDP : RDMA_PS_TCP));
 	if (port)
 		((struct sockaddr_in *)&address)->sin_port = htons(port);
-	SUCCEEDS(verbs->rdma_resolve_addr(party->id, NULL, (struct sockaddr *)&address, 1));
+	CHECK_OK(verbs->rdma_resolve_addr(party->id, NULL, (struct sockaddr *)&address, 1));
 }
 
 static void up(struct party *party)
@@ -453,7 +453,7 @@ static void answer_request(struct party *party)
 		return;
 	}
 	if (datagrams) {
-		SUCCEEDS(verbs->rdma_accept(party->id, &said));
+		CHECK_OK(verbs->rdma_accept(party->id, &said));
 		found(party);
 		if (chance(500))
 			destroy(party);
@@ -490,7 +490,7 @@ static void act(struct party *party)
 	} else if (party->phase == REQUESTED) {
 		answer_request(party);
 	} else if (party->phase == ACCEPTED || party->phase == UP) {
-		SUCCEEDS(verbs->rdma_disconnect(party->id));
+		CHECK_OK(verbs->rdma_disconnect(party->id));
 		party->ends = true;
 	}
 }
@@ -634,7 +634,7 @@ static void take_event(int host, const struct rdma_cm_event *event)
 	if (party->phase == FAILED && wants_datagrams(party->number))
 		check_not_found(event);
 	if (party->phase == ROUTES)
-		SUCCEEDS(verbs->rdma_resolve_route(party->id, 1));
+		CHECK_OK(verbs->rdma_resolve_route(party->id, 1));
 	else if (party->phase == ASKED)
 		ask(party);
 	else if (party->phase == RESPONDED)
@@ -663,7 +663,7 @@ static bool take_events(void)
 				seen.param.conn.private_data =
 					memcpy(said, event->param.conn.private_data,
 					       event->param.conn.private_data_len);
-			SUCCEEDS(verbs->rdma_ack_cm_event(event));
+			CHECK_OK(verbs->rdma_ack_cm_event(event));
 			take_event(host, &seen);
 			any = true;
 		}
@@ -881,7 +881,7 @@ static void told_to_wait(void)
 	plan.cut_at = fuzz_now_ns;
 	plan.heals_at = fuzz_now_ns + SECOND;
 	enter(1);
-	SUCCEEDS(verbs->rdma_reject(server()->id, NULL, 0));
+	CHECK_OK(verbs->rdma_reject(server()->id, NULL, 0));
 	server()->phase = FAILED;
 	while (mad_counts[0] == asked)
 		one_step(next_due());
@@ -950,8 +950,8 @@ static int plain_socket(int type, uint16_t *port)
 	socklen_t length = sizeof(address);
 	int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
 
-	SUCCEEDS(bind(fd, (struct sockaddr *)&address, length));
-	SUCCEEDS(getsockname(fd, (struct sockaddr *)&address, &length));
+	CHECK_OK(bind(fd, (struct sockaddr *)&address, length));
+	CHECK_OK(getsockname(fd, (struct sockaddr *)&address, &length));
 	*port = ntohs(address.sin_port);
 	return fd;
 }
@@ -966,7 +966,7 @@ static void silent_stream(void)
 	int fd = plain_socket(SOCK_STREAM, &port), stream;
 
 	soft_cm_encode(&wait, bytes);
-	SUCCEEDS(listen(fd, 1));
+	CHECK_OK(listen(fd, 1));
 	plan.tcp = true;
 	struct party *client = begin(port);
 
@@ -1003,14 +1003,14 @@ static void flood_of_answers(void)
 	plan.tcp = true;
 	open_host(0, 0);
 	to = local_address(port);
-	SUCCEEDS(verbs->rdma_create_id(at(0)->channel, &id, NULL, RDMA_PS_UDP));
-	SUCCEEDS(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1));
-	SUCCEEDS(verbs->rdma_resolve_route(id, 1));
+	CHECK_OK(verbs->rdma_create_id(at(0)->channel, &id, NULL, RDMA_PS_UDP));
+	CHECK_OK(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1));
+	CHECK_OK(verbs->rdma_resolve_route(id, 1));
 	for (int i = 0; i < 2; i++) {
-		SUCCEEDS(verbs->rdma_get_cm_event(at(0)->channel, &event));
-		SUCCEEDS(verbs->rdma_ack_cm_event(event));
+		CHECK_OK(verbs->rdma_get_cm_event(at(0)->channel, &event));
+		CHECK_OK(verbs->rdma_ack_cm_event(event));
 	}
-	SUCCEEDS(verbs->rdma_connect(id, NULL));
+	CHECK_OK(verbs->rdma_connect(id, NULL));
 	ssize_t got = recvfrom(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, &length);
 
 	CHECK_EQUAL(soft_cm_decode(bytes, (size_t)got, &question), 0);
@@ -1020,10 +1020,10 @@ static void flood_of_answers(void)
 	soft_cm_encode(&answer, bytes);
 	CHECK(sendto(fd, bytes, sizeof(bytes), 0, (struct sockaddr *)&from, length) > 0);
 	CHECK_FAILS(verbs->rdma_get_cm_event(at(0)->channel, &event), EAGAIN); /* a step */
-	SUCCEEDS(verbs->rdma_get_cm_event(at(0)->channel, &event));
+	CHECK_OK(verbs->rdma_get_cm_event(at(0)->channel, &event));
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_ESTABLISHED);
-	SUCCEEDS(verbs->rdma_ack_cm_event(event));
-	SUCCEEDS(verbs->rdma_destroy_id(id));
+	CHECK_OK(verbs->rdma_ack_cm_event(event));
+	CHECK_OK(verbs->rdma_destroy_id(id));
 	close(fd);
 	close_host(0);
 }
@@ -1104,7 +1104,7 @@ static void end_after_death(void)
 	begin_anew();
 	parties[CLIENTS - 1].acts_at = NEVER;
 	enter(0);
-	SUCCEEDS(verbs->rdma_disconnect(client->id));
+	CHECK_OK(verbs->rdma_disconnect(client->id));
 	wait_until(client, GONE, false);
 	while (next_due() < fuzz_now_ns + SECOND)
 		one_step(next_due());
@@ -1224,7 +1224,7 @@ static void taken_back(void)
 	for (int i = 0; i < MADS; i++)
 		mads[i].due = 0;
 	plan.unruly = true;
-	SUCCEEDS(verbs->rdma_reject(server()->id, NULL, 0));
+	CHECK_OK(verbs->rdma_reject(server()->id, NULL, 0));
 	CHECK(soft_cm_mad_decode(mads[0].bytes, sizeof(mads[0].bytes), &said));
 	CHECK_EQUAL(said.message.type, SOFT_CM_REJ);
 	CHECK_EQUAL(said.answered, SOFT_CM_ANSWERS_OTHER);
@@ -1261,20 +1261,20 @@ static void addresses_taken(void)
 	begin(0);
 	enter(0);
 	for (int i = 0; i < SIDES; i++)
-		SUCCEEDS(
+		CHECK_OK(
 			verbs->rdma_create_id(applications[0].channel, &ids[i], NULL, RDMA_PS_TCP));
-	SUCCEEDS(verbs->rdma_bind_addr(ids[0], (struct sockaddr *)&address));
-	SUCCEEDS(verbs->rdma_resolve_addr(ids[1], NULL,
+	CHECK_OK(verbs->rdma_bind_addr(ids[0], (struct sockaddr *)&address));
+	CHECK_OK(verbs->rdma_resolve_addr(ids[1], NULL,
 					  &applications[0].listening->route.addr.src_addr, 1));
-	SUCCEEDS(verbs->rdma_resolve_route(ids[1], 1));
+	CHECK_OK(verbs->rdma_resolve_route(ids[1], 1));
 	hold_error = EADDRINUSE;
 	CHECK_FAILS(verbs->rdma_listen(ids[0], 0), EADDRINUSE);
 	CHECK_FAILS(verbs->rdma_connect(ids[1], &said), EADDRINUSE);
 	hold_error = 0;
-	SUCCEEDS(verbs->rdma_listen(ids[0], 0));
-	SUCCEEDS(verbs->rdma_connect(ids[1], &said));
+	CHECK_OK(verbs->rdma_listen(ids[0], 0));
+	CHECK_OK(verbs->rdma_connect(ids[1], &said));
 	for (int i = 0; i < SIDES; i++)
-		SUCCEEDS(verbs->rdma_destroy_id(ids[i]));
+		CHECK_OK(verbs->rdma_destroy_id(ids[i]));
 	plan.unruly = true;
 	close_all();
 }
@@ -1307,7 +1307,7 @@ static void run(void)
 		at -= tests[test++].weight;
 	current_step = tests[test].name;
 	verbs = aiordma_embedded_calls();
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
 	wire_vary(true);
 	wire.per_mille = 0;
 	tests[test].run();

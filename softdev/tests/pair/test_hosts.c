@@ -80,7 +80,7 @@ static struct options some_timeout(void)
 static void open_host(int host, struct options options)
 {
 	open_side(at(host), options);
-	SUCCEEDS(fcntl(sides[host].context->async_fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(sides[host].context->async_fd, F_SETFL, O_NONBLOCK));
 	sides[host].psn = draw(0x1000000);
 	fill(sides[host].memory, MEMORY, (unsigned)host);
 }
@@ -243,12 +243,12 @@ static void spec_of_one(void)
 		memset(sides[i].memory + COUNTER, 0, 8);
 	}
 	if (!late)
-		SUCCEEDS(aiordma_embedded_faults(spec, error, sizeof(error)));
+		CHECK_OK(aiordma_embedded_faults(spec, error, sizeof(error)));
 	connect_hosts();
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		enter(1);
 		if (late && round == 5)
-			SUCCEEDS(aiordma_embedded_faults(spec, error, sizeof(error)));
+			CHECK_OK(aiordma_embedded_faults(spec, error, sizeof(error)));
 		exchange_all(round & 1, round);
 	}
 	for (int i = 0; i < SIDES; i++)
@@ -475,7 +475,7 @@ static void drains(void)
 
 	begin(some_timeout());
 	ask(0, 1);
-	SUCCEEDS(verbs->ibv_modify_qp(at(0)->qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+	CHECK_OK(verbs->ibv_modify_qp(at(0)->qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	expect_no_event(at(0));
 	expect_after(0, 1, IBV_WC_SUCCESS, 0);
 	expect_event(at(0), IBV_EVENT_SQ_DRAINED);
@@ -489,7 +489,7 @@ static void own_memory_withdrawn(void)
 	begin(some_timeout());
 	POST(at(0), atomic ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_RDMA_READ, .wr_id = 1,
 	     .length = atomic ? 8 : LENGTH, REMOTE(&sides[1], 0));
-	SUCCEEDS(verbs->ibv_dereg_mr(at(0)->mr));
+	CHECK_OK(verbs->ibv_dereg_mr(at(0)->mr));
 	expect_after(0, 1, IBV_WC_LOC_PROT_ERR, 0);
 	CHECK_EQUAL(state_of(at(0)), IBV_QPS_ERR);
 	CHECK(filled(sides[0].memory, MEMORY, 0));
@@ -502,7 +502,7 @@ static void memory_read_withdrawn(void)
 	POST(at(0), IBV_WR_RDMA_READ, .wr_id = 1, .length = LENGTH, REMOTE(&sides[1], 0));
 	wire.blocked_until[1] = fuzz_now_ns + BLOCKED_NS;
 	pass(0, BLOCKED_NS / 2);
-	SUCCEEDS(verbs->ibv_dereg_mr(at(1)->mr));
+	CHECK_OK(verbs->ibv_dereg_mr(at(1)->mr));
 	expect_after(0, 1, IBV_WC_REM_ACCESS_ERR, BLOCKED_NS / 2);
 	CHECK(filled(sides[0].memory, MEMORY, 0));
 	CHECK_EQUAL(state_of(at(1)), IBV_QPS_ERR);

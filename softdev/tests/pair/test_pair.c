@@ -462,7 +462,7 @@ static void take_completions(int host)
 		}
 	} else if (chance(300)) {
 		home->armed = chance(700) ? ALWAYS : SOLICITED;
-		SUCCEEDS(home->side.context->ops.req_notify_cq(home->side.cq,
+		CHECK_OK(home->side.context->ops.req_notify_cq(home->side.cq,
 							       home->armed == SOLICITED));
 	}
 }
@@ -519,7 +519,7 @@ static void post_receive(struct end *end, uint32_t length)
 	uint64_t of = (uint64_t)(queue - homes[host_of(end)].queues + 1) << 32;
 
 	memset(to, 0xee, longest);
-	SUCCEEDS(post_recv_wr(on(end),
+	CHECK_OK(post_recv_wr(on(end),
 			      &(struct ibv_recv_wr){.wr_id = of | (queue->posted * DEPTH + at),
 						    .sg_list = sges,
 						    .num_sge = first < length ? 2 : 1}));
@@ -901,7 +901,7 @@ static void open_home(int host, struct options options)
 	if (wire.roce)
 		take_addresses(host);
 	at = home->side.memory;
-	SUCCEEDS(fcntl(home->side.channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(home->side.channel->fd, F_SETFL, O_NONBLOCK));
 	CHECK(home->xrcd = extended(home->side.context)->open_xrcd(home->side.context, &domain));
 	home->armed = NEVER;
 	EACH(end)
@@ -999,7 +999,7 @@ static void spoil(bool loses)
 		pass(draw(8000));
 		note("%s deregisters %d", end->name, area);
 		on(end);
-		SUCCEEDS(verbs->ibv_dereg_mr(end->mrs[area]));
+		CHECK_OK(verbs->ibv_dereg_mr(end->mrs[area]));
 		end->mrs[area] = NULL;
 		end->gone[area] = true;
 		fill_with_secret(memory_of(end, area), areas[area].length);
@@ -1321,21 +1321,21 @@ static void run_seed(void)
 	{
 		destroy(end);
 		if (end->window)
-			SUCCEEDS(end->side.context->ops.dealloc_mw(end->window));
+			CHECK_OK(end->side.context->ops.dealloc_mw(end->window));
 		for (int area = 0; area < AREAS; area++)
 			if (end->mrs[area])
-				SUCCEEDS(verbs->ibv_dereg_mr(end->mrs[area]));
+				CHECK_OK(verbs->ibv_dereg_mr(end->mrs[area]));
 	}
 	EACH(end)
 	{
 		if (end->queue && end->queue->owner == end && end->queue->srq)
-			SUCCEEDS(verbs->ibv_destroy_srq((on(end), end->queue->srq)));
+			CHECK_OK(verbs->ibv_destroy_srq((on(end), end->queue->srq)));
 	}
 	for (int host = 0; host < SIDES; host++) {
 		struct home *home = &homes[host];
 
 		enter(host);
-		SUCCEEDS(extended(home->side.context)->close_xrcd(home->xrcd));
+		CHECK_OK(extended(home->side.context)->close_xrcd(home->xrcd));
 		close_side(&home->side);
 	}
 }

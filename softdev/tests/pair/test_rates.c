@@ -309,7 +309,7 @@ static struct rates rates_of(const struct scenario *which)
 	struct rates rates;
 	int fds[2], status;
 
-	SUCCEEDS(pipe(fds));
+	CHECK_OK(pipe(fds));
 	fflush(NULL);
 	pid_t child = fork();
 

@@ -68,7 +68,7 @@ static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel,
 {
 	struct rdma_cm_event *event = NULL;
 
-	SUCCEEDS(rdma->rdma_get_cm_event(channel, &event));
+	CHECK_OK(rdma->rdma_get_cm_event(channel, &event));
 	if (event->event != type) {
 		fprintf(stderr, "event %s status %d, expected %s\n",
 			rdma->rdma_event_str(event->event), event->status,
@@ -81,7 +81,7 @@ static inline struct rdma_cm_event *expect(struct rdma_event_channel *channel,
 
 static inline void acknowledge(struct rdma_cm_event *event)
 {
-	SUCCEEDS(rdma->rdma_ack_cm_event(event));
+	CHECK_OK(rdma->rdma_ack_cm_event(event));
 }
 
 /* As expect, for an event of which only the status matters. */
@@ -107,9 +107,9 @@ static inline void expect_nothing(struct rdma_event_channel *channel)
 	int flags = fcntl(channel->fd, F_GETFL);
 	struct rdma_cm_event *event;
 
-	SUCCEEDS(fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK));
+	CHECK_OK(fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK));
 	CHECK_FAILS(rdma->rdma_get_cm_event(channel, &event), EAGAIN);
-	SUCCEEDS(fcntl(channel->fd, F_SETFL, flags));
+	CHECK_OK(fcntl(channel->fd, F_SETFL, flags));
 }
 
 /* ---- a side -------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ static inline struct side side_of(enum rdma_port_space space)
 {
 	struct side side = side_open();
 
-	SUCCEEDS(rdma->rdma_create_id(side.channel, &side.id, NULL, space));
+	CHECK_OK(rdma->rdma_create_id(side.channel, &side.id, NULL, space));
 	return side;
 }
 
@@ -151,7 +151,7 @@ static inline struct side bound(enum rdma_port_space space, const char *text, ui
 	union address address = address_of(text, port);
 	struct side side = side_of(space);
 
-	SUCCEEDS(rdma->rdma_bind_addr(side.id, &address.any));
+	CHECK_OK(rdma->rdma_bind_addr(side.id, &address.any));
 	return side;
 }
 
@@ -183,7 +183,7 @@ static inline void side_post_receive(struct side *side)
 	struct ibv_recv_wr receive = {.wr_id = 2, .sg_list = &sge, .num_sge = 1};
 	struct ibv_recv_wr *bad;
 
-	SUCCEEDS(side->id->verbs->ops.post_recv(side->id->qp, &receive, &bad));
+	CHECK_OK(side->id->verbs->ops.post_recv(side->id->qp, &receive, &bad));
 }
 
 /* Memory, a queue pair in INIT, and one receive. */
@@ -193,7 +193,7 @@ static inline void side_queue_pair(struct side *side)
 
 	side_memory(side);
 	attr = side_attributes(side);
-	SUCCEEDS(rdma->rdma_create_qp(side->id, side->pd, &attr));
+	CHECK_OK(rdma->rdma_create_qp(side->id, side->pd, &attr));
 	side_post_receive(side);
 }
 
@@ -207,7 +207,7 @@ static inline void side_post_send(struct side *side)
 				   .send_flags = IBV_SEND_SIGNALED};
 	struct ibv_send_wr *bad;
 
-	SUCCEEDS(side->id->verbs->ops.post_send(side->id->qp, &send, &bad));
+	CHECK_OK(side->id->verbs->ops.post_send(side->id->qp, &send, &bad));
 }
 
 /* The next completion: 1 is a send's, 2 a receive's. */
@@ -238,11 +238,11 @@ static inline void send_message(struct side *from, struct side *to, uint8_t seed
 static inline void side_forget_memory(struct side *side)
 {
 	if (side->mr)
-		SUCCEEDS(rdma->ibv_dereg_mr(side->mr));
+		CHECK_OK(rdma->ibv_dereg_mr(side->mr));
 	if (side->cq)
-		SUCCEEDS(rdma->ibv_destroy_cq(side->cq));
+		CHECK_OK(rdma->ibv_destroy_cq(side->cq));
 	if (side->pd)
-		SUCCEEDS(rdma->ibv_dealloc_pd(side->pd));
+		CHECK_OK(rdma->ibv_dealloc_pd(side->pd));
 	free(side->buffer);
 	side->buffer = NULL;
 	side->mr = NULL;
@@ -257,7 +257,7 @@ static inline void side_drop(struct side *side)
 		rdma->rdma_destroy_qp(side->id);
 	side_forget_memory(side);
 	if (side->id)
-		SUCCEEDS(rdma->rdma_destroy_id(side->id));
+		CHECK_OK(rdma->rdma_destroy_id(side->id));
 	side->id = NULL;
 }
 
@@ -275,7 +275,7 @@ static inline struct side listen_at(const char *text, uint16_t port)
 {
 	struct side side = bound(RDMA_PS_TCP, text, port);
 
-	SUCCEEDS(rdma->rdma_listen(side.id, 16));
+	CHECK_OK(rdma->rdma_listen(side.id, 16));
 	return side;
 }
 
@@ -284,9 +284,9 @@ static inline void resolve_to(struct side *side, const char *text, uint16_t port
 {
 	union address address = address_of(text, port);
 
-	SUCCEEDS(rdma->rdma_resolve_addr(side->id, NULL, &address.any, 2000));
+	CHECK_OK(rdma->rdma_resolve_addr(side->id, NULL, &address.any, 2000));
 	expect_status(side->channel, RDMA_CM_EVENT_ADDR_RESOLVED, side->id, 0);
-	SUCCEEDS(rdma->rdma_resolve_route(side->id, 2000));
+	CHECK_OK(rdma->rdma_resolve_route(side->id, 2000));
 	expect_status(side->channel, RDMA_CM_EVENT_ROUTE_RESOLVED, side->id, 0);
 }
 
@@ -307,7 +307,7 @@ static inline void side_ask(struct side *side, const char *text, uint16_t port)
 
 	resolve_to(side, text, port);
 	side_queue_pair(side);
-	SUCCEEDS(rdma->rdma_connect(side->id, &ask));
+	CHECK_OK(rdma->rdma_connect(side->id, &ask));
 }
 
 /* A side that has asked. */
@@ -336,7 +336,7 @@ static inline void accept_side(struct side *side)
 	struct rdma_conn_param answer = parameters(NULL, 0);
 
 	side_queue_pair(side);
-	SUCCEEDS(rdma->rdma_accept(side->id, &answer));
+	CHECK_OK(rdma->rdma_accept(side->id, &answer));
 }
 
 static inline void expect_established(struct side *client, struct side *server)

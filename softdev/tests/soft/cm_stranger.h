@@ -11,7 +11,7 @@ static inline int tcp_to(uint16_t port)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	SUCCEEDS(connect(fd, &address.any, sizeof(address.v4)));
+	CHECK_OK(connect(fd, &address.any, sizeof(address.v4)));
 	return fd;
 }
 
@@ -21,9 +21,9 @@ static inline int tcp_listen(uint16_t *port, int backlog)
 	socklen_t length = sizeof(address.v4);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	SUCCEEDS(bind(fd, &address.any, length));
-	SUCCEEDS(listen(fd, backlog));
-	SUCCEEDS(getsockname(fd, &address.any, &length));
+	CHECK_OK(bind(fd, &address.any, length));
+	CHECK_OK(listen(fd, backlog));
+	CHECK_OK(getsockname(fd, &address.any, &length));
 	*port = ntohs(address.v4.sin_port);
 	return fd;
 }
@@ -91,7 +91,7 @@ static inline void expect_silent_end(struct side *listener, struct side *request
 		CHECK_EQUAL(poll(NULL, 0, 1), 0); /* limit_seconds bounds it */
 	CHECK_FAILS(rdma->rdma_accept(request->id, &answer), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject(request->id, NULL, 0), EINVAL);
-	SUCCEEDS(rdma->rdma_disconnect(request->id));
+	CHECK_OK(rdma->rdma_disconnect(request->id));
 	expect_nothing(listener->channel);
 	side_drop(request);
 }

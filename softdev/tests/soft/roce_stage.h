@@ -34,15 +34,15 @@ static inline int bound(const uint8_t gid[16])
 	const int discover = IP_PMTUDISC_DO, room = 1 << 20;
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	SUCCEEDS(setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof(discover)));
-	SUCCEEDS(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
-	SUCCEEDS(bind(fd, (const struct sockaddr *)&here, sizeof(here)));
+	CHECK_OK(setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof(discover)));
+	CHECK_OK(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)));
+	CHECK_OK(bind(fd, (const struct sockaddr *)&here, sizeof(here)));
 	return fd;
 }
 
 static inline void set_option(int fd, int level, int name, int value)
 {
-	SUCCEEDS(setsockopt(fd, level, name, &value, sizeof(value)));
+	CHECK_OK(setsockopt(fd, level, name, &value, sizeof(value)));
 }
 
 /* As the device knows the peer. */

@@ -28,13 +28,13 @@ static void device_binding(void)
 		union address address = address_of(six ? "::1" : host, 0);
 		struct rdma_cm_id *id;
 
-		SUCCEEDS(rdma->rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
-		SUCCEEDS(rdma->rdma_bind_addr(id, &address.any));
+		CHECK_OK(rdma->rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+		CHECK_OK(rdma->rdma_bind_addr(id, &address.any));
 		CHECK(!id->verbs);
 		address.v4.sin_port = htons(7777);
-		SUCCEEDS(rdma->rdma_resolve_addr(id, NULL, &address.any, 1000));
+		CHECK_OK(rdma->rdma_resolve_addr(id, NULL, &address.any, 1000));
 		CHECK(id->verbs);
-		SUCCEEDS(rdma->rdma_destroy_id(id));
+		CHECK_OK(rdma->rdma_destroy_id(id));
 	}
 }
 
@@ -60,7 +60,7 @@ static void port_taken(void)
 
 	bind_fails(host, port, EADDRINUSE);
 	bind_fails("0.0.0.0", port, EADDRNOTAVAIL);
-	SUCCEEDS(rdma->rdma_listen(first.id, 1));
+	CHECK_OK(rdma->rdma_listen(first.id, 1));
 	bind_fails(host, port, EADDRINUSE);
 	side_close(&first);
 	first = listen_at(host, port); /* and free at once afterwards */
@@ -113,11 +113,11 @@ static void families(bool v6_only, bool before_binding)
 	union address any = address_of("::", 0);
 
 	if (v6_only && before_binding)
-		SUCCEEDS(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
-	SUCCEEDS(rdma->rdma_bind_addr(it.listener.id, &any.any));
+		CHECK_OK(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
+	CHECK_OK(rdma->rdma_bind_addr(it.listener.id, &any.any));
 	if (v6_only && !before_binding)
-		SUCCEEDS(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
-	SUCCEEDS(rdma->rdma_listen(it.listener.id, 4));
+		CHECK_OK(set(it.listener.id, RDMA_OPTION_ID_AFONLY, 1));
+	CHECK_OK(rdma->rdma_listen(it.listener.id, 4));
 	if (v6_only) {
 		it.client = ask("127.0.0.1", port_of(it.listener.id));
 		expect_status(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id, 8);
@@ -161,16 +161,16 @@ static void options_arrive(void)
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 
-	SUCCEEDS(set(it.client.id, RDMA_OPTION_ID_TOS, 8));
-	SUCCEEDS(set(it.client.id, RDMA_OPTION_ID_ACK_TIMEOUT, 11));
+	CHECK_OK(set(it.client.id, RDMA_OPTION_ID_TOS, 8));
+	CHECK_OK(set(it.client.id, RDMA_OPTION_ID_ACK_TIMEOUT, 11));
 	resolve_to(&it.client, host, port_of(it.listener.id));
-	SUCCEEDS(set(it.client.id, RDMA_OPTION_ID_TOS, 0x20));
+	CHECK_OK(set(it.client.id, RDMA_OPTION_ID_TOS, 0x20));
 	side_queue_pair(&it.client);
-	SUCCEEDS(rdma->rdma_connect(it.client.id, &ask));
+	CHECK_OK(rdma->rdma_connect(it.client.id, &ask));
 	it.server = take_request(&it.listener);
 	accept_side(&it.server);
 	expect_established(&it.client, &it.server);
-	SUCCEEDS(rdma->ibv_query_qp(it.client.id->qp, &attr, IBV_QP_TIMEOUT | IBV_QP_AV, &init));
+	CHECK_OK(rdma->ibv_query_qp(it.client.id->qp, &attr, IBV_QP_TIMEOUT | IBV_QP_AV, &init));
 	CHECK_EQUAL(attr.timeout, 11);
 	CHECK_EQUAL(attr.ah_attr.grh.traffic_class, 0x20);
 	connection_close(&it);
@@ -185,7 +185,7 @@ static void resolving(void)
 	union address other_family = address_of("::1", 7777);
 
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, &elsewhere.any, &to.any, 1000), EADDRNOTAVAIL);
-	SUCCEEDS(rdma->rdma_resolve_addr(side.id, &from.any, &to.any, 1000));
+	CHECK_OK(rdma->rdma_resolve_addr(side.id, &from.any, &to.any, 1000));
 	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
 	CHECK(port_of(side.id) != 0);
 	CHECK_EQUAL(ntohs(rdma->rdma_get_dst_port(side.id)), 7777);
@@ -195,7 +195,7 @@ static void resolving(void)
 	/* Bound to any address: the route decides which. */
 	side = bound(RDMA_PS_TCP, "0.0.0.0", 0);
 	CHECK_FAILS(rdma->rdma_resolve_addr(side.id, NULL, &other_family.any, 1000), EINVAL);
-	SUCCEEDS(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000));
+	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &to.any, 1000));
 	expect_status(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id, 0);
 	CHECK_EQUAL(side.id->route.addr.src_sin.sin_addr.s_addr, to.v4.sin_addr.s_addr);
 	CHECK(port_of(side.id) != 0);
@@ -209,7 +209,7 @@ static void any_address(const char *asked)
 {
 	struct connection it = {.listener = side_with_id()};
 
-	SUCCEEDS(rdma->rdma_listen(it.listener.id, 1));
+	CHECK_OK(rdma->rdma_listen(it.listener.id, 1));
 	connect_sides(&it.listener, asked, &it.client, &it.server);
 	connection_close(&it);
 }

@@ -50,7 +50,7 @@ static void check_queue_pair(struct side *side, const struct side *other, int re
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 
-	SUCCEEDS(rdma->ibv_query_qp(side->id->qp, &attr,
+	CHECK_OK(rdma->ibv_query_qp(side->id->qp, &attr,
 				    IBV_QP_STATE | IBV_QP_DEST_QPN | IBV_QP_MAX_QP_RD_ATOMIC |
 					    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_RETRY_CNT |
 					    IBV_QP_RNR_RETRY | IBV_QP_ACCESS_FLAGS,
@@ -69,7 +69,7 @@ static void qp_state_is(struct side *side, enum ibv_qp_state state)
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 
-	SUCCEEDS(rdma->ibv_query_qp(side->id->qp, &attr, IBV_QP_STATE, &init));
+	CHECK_OK(rdma->ibv_query_qp(side->id->qp, &attr, IBV_QP_STATE, &init));
 	CHECK_EQUAL(attr.qp_state, state);
 }
 
@@ -96,7 +96,7 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	ask.retry_count = 6;
 	ask.rnr_retry_count = 4;
 	ask.flow_control = 1;
-	SUCCEEDS(rdma->rdma_connect(client->id, &ask));
+	CHECK_OK(rdma->rdma_connect(client->id, &ask));
 
 	event = expect(it.listener.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 	CHECK(event->listen_id == it.listener.id);
@@ -113,7 +113,7 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	answer.responder_resources = 2;
 	answer.initiator_depth = 4;
 	answer.rnr_retry_count = 5;
-	SUCCEEDS(rdma->rdma_accept(server->id, &answer));
+	CHECK_OK(rdma->rdma_accept(server->id, &answer));
 	event = expect(client->channel, RDMA_CM_EVENT_ESTABLISHED, client->id);
 	CHECK_EQUAL(event->status, 0);
 	check_padded(event, answered, 196);
@@ -131,14 +131,14 @@ static void whole_way(const char *text, int asked, int answered, bool client_end
 	send_message(client, server, 0x11);
 	send_message(server, client, 0x22);
 
-	SUCCEEDS(rdma->rdma_disconnect(ends->id));
+	CHECK_OK(rdma->rdma_disconnect(ends->id));
 	qp_state_is(ends, IBV_QPS_ERR);
 	expect_status(learns->channel, RDMA_CM_EVENT_DISCONNECTED, learns->id, 0);
-	SUCCEEDS(rdma->rdma_disconnect(learns->id));
+	CHECK_OK(rdma->rdma_disconnect(learns->id));
 	qp_state_is(learns, IBV_QPS_ERR);
 	expect_end(ends);
 	expect_status(learns->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, learns->id, 0);
-	SUCCEEDS(rdma->rdma_disconnect(ends->id)); /* again: nothing to do, no event */
+	CHECK_OK(rdma->rdma_disconnect(ends->id)); /* again: nothing to do, no event */
 	expect_nothing(ends->channel);
 	connection_close(&it);
 }
@@ -149,7 +149,7 @@ static void reject(int length)
 	struct rdma_cm_event *event;
 
 	CHECK_FAILS(rdma->rdma_reject(it.server.id, pattern, 149), EINVAL);
-	SUCCEEDS(rdma->rdma_reject(it.server.id, length ? pattern : NULL, (uint8_t)length));
+	CHECK_OK(rdma->rdma_reject(it.server.id, length ? pattern : NULL, (uint8_t)length));
 	event = expect(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id);
 	CHECK_EQUAL(event->status, 28);
 	check_padded(event, length, 148);
@@ -182,12 +182,12 @@ static void private_data_limits(void)
 	ask.initiator_depth = 254; /* more than the device has; 255 is "as many as there are" */
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask), EINVAL);
 	ask.initiator_depth = RDMA_MAX_INIT_DEPTH;
-	SUCCEEDS(rdma->rdma_connect(it.client.id, &ask));
+	CHECK_OK(rdma->rdma_connect(it.client.id, &ask));
 	it.server = take_request(&it.listener);
 	side_queue_pair(&it.server);
 	CHECK_FAILS(rdma->rdma_accept(it.server.id, &answer), EINVAL);
 	answer.private_data_len = 196;
-	SUCCEEDS(rdma->rdma_accept(it.server.id, &answer));
+	CHECK_OK(rdma->rdma_accept(it.server.id, &answer));
 	expect_established(&it.client, &it.server);
 	connection_close(&it);
 }
@@ -200,11 +200,11 @@ static void no_parameters(void)
 
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, NULL), EINVAL); /* which queue pair? */
 	side_queue_pair(&it.client);
-	SUCCEEDS(rdma->rdma_connect(it.client.id, NULL));
+	CHECK_OK(rdma->rdma_connect(it.client.id, NULL));
 	it.server = take_request(&it.listener);
 	CHECK_FAILS(rdma->rdma_accept(it.server.id, NULL), EINVAL);
 	side_queue_pair(&it.server);
-	SUCCEEDS(rdma->rdma_accept(it.server.id, NULL));
+	CHECK_OK(rdma->rdma_accept(it.server.id, NULL));
 	send_message(&it.server, &it.client, 0x3c);
 	expect_established(&it.client, &it.server);
 	send_message(&it.client, &it.server, 0x33);
@@ -222,12 +222,12 @@ static void move(struct side *side, struct ibv_qp *qp, enum ibv_qp_state state)
 	struct ibv_qp_attr attr = {.qp_state = state};
 	int mask;
 
-	SUCCEEDS(rdma->rdma_init_qp_attr(side->id, &attr, &mask));
+	CHECK_OK(rdma->rdma_init_qp_attr(side->id, &attr, &mask));
 	CHECK(mask & IBV_QP_STATE);
 	if (own_psns)
 		attr.rq_psn = attr.sq_psn = 5;
 	attr.ah_attr.dlid = 0xbeef; /* RoCE leaves it to applications */
-	SUCCEEDS(rdma->ibv_modify_qp(qp, &attr, mask));
+	CHECK_OK(rdma->ibv_modify_qp(qp, &attr, mask));
 }
 
 static struct ibv_qp *own_queue_pair(struct side *side)
@@ -273,7 +273,7 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 
 	client_qp = own_queue_pair(client);
 	ask.qp_num = client_qp->qp_num;
-	SUCCEEDS(rdma->rdma_connect(client->id, &ask));
+	CHECK_OK(rdma->rdma_connect(client->id, &ask));
 	CHECK_FAILS(rdma->rdma_init_qp_attr(client->id, &attr, &mask), EINVAL); /* too early */
 	CHECK_FAILS(rdma->rdma_establish(client->id), EINVAL);
 
@@ -284,7 +284,7 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 		move(server, server_qp, IBV_QPS_RTR);
 		move(server, server_qp, IBV_QPS_RTS);
 	}
-	SUCCEEDS(rdma->rdma_accept(server->id, &answer));
+	CHECK_OK(rdma->rdma_accept(server->id, &answer));
 
 	event = expect(client->channel, RDMA_CM_EVENT_CONNECT_RESPONSE, client->id);
 	CHECK_EQUAL(event->status, 0);
@@ -295,7 +295,7 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 	move(client, client_qp, IBV_QPS_RTS);
 	if (server_moves == BEFORE_ESTABLISHED)
 		move(server, server_qp, IBV_QPS_RTR);
-	SUCCEEDS(rdma->rdma_establish(client->id));
+	CHECK_OK(rdma->rdma_establish(client->id));
 	expect_status(server->channel, RDMA_CM_EVENT_ESTABLISHED, server->id, 0);
 	if (server_moves == AFTER_ESTABLISHED)
 		move(server, server_qp, IBV_QPS_RTR);
@@ -304,13 +304,13 @@ static void own_queue_pairs(enum moment server_moves, bool with_own_psns)
 	expect_nothing(client->channel);
 	exchange(client, client_qp, server, server_qp);
 
-	SUCCEEDS(rdma->rdma_disconnect(server->id));
+	CHECK_OK(rdma->rdma_disconnect(server->id));
 	expect_status(client->channel, RDMA_CM_EVENT_DISCONNECTED, client->id, 0);
-	SUCCEEDS(rdma->rdma_disconnect(client->id));
+	CHECK_OK(rdma->rdma_disconnect(client->id));
 	expect_end(server);
 	expect_status(client->channel, RDMA_CM_EVENT_TIMEWAIT_EXIT, client->id, 0);
-	SUCCEEDS(rdma->ibv_destroy_qp(client_qp));
-	SUCCEEDS(rdma->ibv_destroy_qp(server_qp));
+	CHECK_OK(rdma->ibv_destroy_qp(client_qp));
+	CHECK_OK(rdma->ibv_destroy_qp(server_qp));
 	connection_close(&it);
 }
 
@@ -324,7 +324,7 @@ static void everything_from_the_library(void)
 
 	CHECK_FAILS(rdma->rdma_create_qp(id, NULL, &attr), EINVAL);
 	resolve_to(&it.client, host, port_of(it.listener.id));
-	SUCCEEDS(rdma->rdma_create_qp(id, NULL, &attr));
+	CHECK_OK(rdma->rdma_create_qp(id, NULL, &attr));
 	CHECK(id->pd == id->qp->pd);
 	CHECK(id->send_cq && id->recv_cq);
 	CHECK(id->send_cq_channel && id->recv_cq_channel);
@@ -345,7 +345,7 @@ static void listener_comes_late(void)
 
 	it.client = ask(host, port_of(it.listener.id));
 	expect_nothing(it.client.channel); /* which has seen that there is no listener */
-	SUCCEEDS(rdma->rdma_listen(it.listener.id, 1));
+	CHECK_OK(rdma->rdma_listen(it.listener.id, 1));
 	it.server = take_request(&it.listener);
 	accept_side(&it.server);
 	expect_established(&it.client, &it.server);
@@ -358,7 +358,7 @@ static void queue_pair_in_error(void)
 	struct connection it = requested();
 	struct rdma_cm_event *event;
 
-	SUCCEEDS(rdma->rdma_disconnect(it.client.id));
+	CHECK_OK(rdma->rdma_disconnect(it.client.id));
 	qp_state_is(&it.client, IBV_QPS_ERR);
 	accept_side(&it.server);
 	event = expect(it.client.channel, RDMA_CM_EVENT_CONNECT_ERROR, it.client.id);
@@ -379,7 +379,7 @@ static void no_listener(bool own)
 
 	resolve_to(&client, host, port_of(taken.id));
 	side_queue_pair(&client);
-	SUCCEEDS(rdma->rdma_connect(client.id, &ask));
+	CHECK_OK(rdma->rdma_connect(client.id, &ask));
 	event = expect(client.channel, RDMA_CM_EVENT_REJECTED, client.id);
 	CHECK_EQUAL(event->status, 8); /* invalid service ID */
 	CHECK_EQUAL(event->param.conn.private_data_len, 148);

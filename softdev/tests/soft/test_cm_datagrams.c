@@ -8,7 +8,7 @@ static struct side serve_at(const char *text, uint16_t port, int backlog)
 	struct side side = bound(RDMA_PS_UDP, text, port);
 
 	CHECK_EQUAL(side.id->qp_type, IBV_QPT_UD);
-	SUCCEEDS(rdma->rdma_listen(side.id, backlog));
+	CHECK_OK(rdma->rdma_listen(side.id, backlog));
 	return side;
 }
 
@@ -19,7 +19,7 @@ static struct side ask_for(const char *text, uint16_t port, const char *question
 					.private_data_len = (uint8_t)strlen(question)};
 
 	resolve_to(&side, text, port);
-	SUCCEEDS(rdma->rdma_connect(side.id, &asked));
+	CHECK_OK(rdma->rdma_connect(side.id, &asked));
 	return side;
 }
 
@@ -40,7 +40,7 @@ static void answer(struct rdma_cm_id *id, uint32_t qpn, const char *text)
 	struct rdma_conn_param said = {
 		.private_data = text, .private_data_len = (uint8_t)strlen(text), .qp_num = qpn};
 
-	SUCCEEDS(rdma->rdma_accept(id, &said));
+	CHECK_OK(rdma->rdma_accept(id, &said));
 }
 
 /* Both end with it; the request, unless NULL, is the one that was answered. */
@@ -59,7 +59,7 @@ static void expect_found(struct side *asker, uint32_t qpn, const char *text,
 	acknowledge(event);
 	side_close(asker);
 	if (request)
-		SUCCEEDS(rdma->rdma_destroy_id(request));
+		CHECK_OK(rdma->rdma_destroy_id(request));
 }
 
 static void found(const char *listens, const char *asked)
@@ -88,13 +88,13 @@ static void refused(void)
 	uint8_t data[SOFT_SIDR_REP_PRIVATE + 1] = {'n', 'o'};
 
 	CHECK_FAILS(rdma->rdma_reject(request, data, sizeof(data)), EINVAL);
-	SUCCEEDS(rdma->rdma_reject(request, data, 2));
+	CHECK_OK(rdma->rdma_reject(request, data, 2));
 	CHECK_FAILS(rdma->rdma_reject(request, data, 2), EINVAL);
 	event = expect(asker.channel, RDMA_CM_EVENT_UNREACHABLE, asker.id);
 	CHECK_EQUAL(event->status, SOFT_SIDR_REJECTED);
 	CHECK(memcmp(event->param.ud.private_data, "no", 3) == 0);
 	acknowledge(event);
-	SUCCEEDS(rdma->rdma_destroy_id(request));
+	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&asker);
 	asker = ask_for(host, port_of(service.id), "?"); /* no service takes this one */
 	wait_for_event(service.channel);
@@ -145,7 +145,7 @@ static void ends_in_any_order(void)
 	side_close(&asker); /* it does not wait for the answer */
 	answer(request, 7, "");
 	side_drop(&service);
-	SUCCEEDS(rdma->rdma_destroy_id(request));
+	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&service);
 }
 
@@ -184,9 +184,9 @@ static int udp_socket(union address *own)
 
 	*own = address_of("127.0.0.1", 0);
 	CHECK(fd >= 0);
-	SUCCEEDS(bind(fd, &own->any, sizeof(own->v4)));
-	SUCCEEDS(getsockname(fd, &own->any, &length));
-	SUCCEEDS(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
+	CHECK_OK(bind(fd, &own->any, sizeof(own->v4)));
+	CHECK_OK(getsockname(fd, &own->any, &length));
+	CHECK_OK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)));
 	return fd;
 }
 
@@ -239,7 +239,7 @@ static void said_again(void)
 		put(fd, &there, &question);
 	}
 	expect_nothing(service.channel);
-	SUCCEEDS(rdma->rdma_destroy_id(request));
+	CHECK_OK(rdma->rdma_destroy_id(request));
 	close(fd);
 	side_close(&service);
 }
@@ -266,7 +266,7 @@ static void malformed_requests(void)
 	}
 	put(fd, &there, &(struct soft_cm_message){.type = SOFT_SIDR_REP, .number = 5});
 	put(fd, &there, &question);
-	SUCCEEDS(rdma->rdma_destroy_id(take(&service, "")));
+	CHECK_OK(rdma->rdma_destroy_id(take(&service, "")));
 	CHECK_EQUAL(get(fd, &from).type, SOFT_SIDR_REP); /* of the last one alone: rejected */
 	expect_nothing(service.channel);
 	close(fd);
@@ -317,10 +317,10 @@ static void wrong_uses(void)
 	CHECK_FAILS(rdma->rdma_connect(asker.id, &question), EINVAL);
 	resolve_to(&asker, host, port_of(service.id));
 	CHECK_FAILS(rdma->rdma_connect(asker.id, &question), EINVAL);
-	SUCCEEDS(rdma->rdma_init_qp_attr(asker.id, &attr, &mask));
+	CHECK_OK(rdma->rdma_init_qp_attr(asker.id, &attr, &mask));
 	CHECK_EQUAL(mask, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
 	CHECK_EQUAL(attr.qkey, RDMA_UDP_QKEY);
-	SUCCEEDS(rdma->rdma_connect(asker.id, NULL));
+	CHECK_OK(rdma->rdma_connect(asker.id, NULL));
 	CHECK_FAILS(rdma->rdma_connect(asker.id, NULL), EINVAL);
 	CHECK_FAILS(rdma->rdma_reject(asker.id, NULL, 0), EINVAL);
 	request = take(&service, "");
@@ -330,9 +330,9 @@ static void wrong_uses(void)
 	answer(request, 1, "");
 	CHECK_FAILS(rdma->rdma_reject(request, NULL, 0), EINVAL);
 	expect_status(asker.channel, RDMA_CM_EVENT_ESTABLISHED, asker.id, 0);
-	SUCCEEDS(rdma->rdma_disconnect(asker.id));
+	CHECK_OK(rdma->rdma_disconnect(asker.id));
 	expect_nothing(asker.channel);
-	SUCCEEDS(rdma->rdma_destroy_id(request));
+	CHECK_OK(rdma->rdma_destroy_id(request));
 	side_close(&asker);
 	side_close(&service);
 }
@@ -347,7 +347,7 @@ static void ports(void)
 	int on = 1;
 
 	CHECK_EQUAL(port_of(service.id), port_of(connections.id));
-	SUCCEEDS(rdma->rdma_set_option(other.id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on,
+	CHECK_OK(rdma->rdma_set_option(other.id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on,
 				       sizeof(on)));
 	CHECK_FAILS(rdma->rdma_bind_addr(other.id, &address.any), EADDRINUSE);
 	address = address_of("0.0.0.0", port_of(service.id));

@@ -18,7 +18,7 @@ static struct rdma_addrinfo *look_up(const char *node, const char *service, int 
 	struct rdma_addrinfo hints = {.ai_flags = flags, .ai_port_space = RDMA_PS_TCP};
 	struct rdma_addrinfo *answer;
 
-	SUCCEEDS(rdma->rdma_getaddrinfo(node, service, &hints, &answer));
+	CHECK_OK(rdma->rdma_getaddrinfo(node, service, &hints, &answer));
 	return answer;
 }
 
@@ -45,7 +45,7 @@ static void hints_without_a_name(void)
 	struct rdma_addrinfo *answer;
 
 	CHECK_FAILS(rdma->rdma_getaddrinfo(NULL, NULL, NULL, &answer), EINVAL);
-	SUCCEEDS(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer));
+	CHECK_OK(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer));
 	CHECK_EQUAL(answer->ai_flags, RAI_NUMERICHOST);
 	CHECK_EQUAL(answer->ai_port_space, RDMA_PS_TCP);
 	CHECK_EQUAL(answer->ai_qp_type, 0); /* the hints do not say */
@@ -57,7 +57,7 @@ static void hints_without_a_name(void)
 	rdma->rdma_freeaddrinfo(answer);
 
 	hints = (struct rdma_addrinfo){.ai_flags = RAI_PASSIVE};
-	SUCCEEDS(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer));
+	CHECK_OK(rdma->rdma_getaddrinfo(NULL, NULL, &hints, &answer));
 	CHECK_EQUAL(answer->ai_flags, RAI_PASSIVE);
 	CHECK(!answer->ai_src_addr && !answer->ai_dst_addr && !answer->ai_next);
 	rdma->rdma_freeaddrinfo(answer);
@@ -78,9 +78,9 @@ static void make_a_queue_pair_on(struct ibv_context *context)
 	attr.send_cq = attr.recv_cq = cq;
 	qp = rdma->ibv_create_qp(pd, &attr);
 	CHECK(qp);
-	SUCCEEDS(rdma->ibv_destroy_qp(qp));
-	SUCCEEDS(rdma->ibv_destroy_cq(cq));
-	SUCCEEDS(rdma->ibv_dealloc_pd(pd));
+	CHECK_OK(rdma->ibv_destroy_qp(qp));
+	CHECK_OK(rdma->ibv_destroy_cq(cq));
+	CHECK_OK(rdma->ibv_dealloc_pd(pd));
 }
 
 /* The device of librdmacm stays open: programs use it when they have freed the list, or have
@@ -139,16 +139,16 @@ static struct rdma_cm_id *listening(struct ibv_qp_init_attr *attr, struct peer *
 	struct rdma_addrinfo *answer = look_up(host, "0", RAI_PASSIVE);
 	struct rdma_cm_id *id;
 
-	SUCCEEDS(rdma->rdma_create_ep(&id, answer, NULL, attr));
+	CHECK_OK(rdma->rdma_create_ep(&id, answer, NULL, attr));
 	rdma->rdma_freeaddrinfo(answer);
-	SUCCEEDS(rdma->rdma_listen(id, 0));
+	CHECK_OK(rdma->rdma_listen(id, 0));
 	snprintf(peer->port, sizeof(peer->port), "%u", port_of(id));
 	return id;
 }
 
 static void finish(pthread_t thread, struct peer *peer, int result)
 {
-	SUCCEEDS(pthread_join(thread, NULL));
+	CHECK_OK(pthread_join(thread, NULL));
 	CHECK_EQUAL(peer->result, result);
 }
 
@@ -163,19 +163,19 @@ static void endpoints(void)
 	struct ibv_qp_init_attr initial;
 	pthread_t thread;
 
-	SUCCEEDS(pthread_create(&thread, NULL, client, &peer));
-	SUCCEEDS(rdma->rdma_get_request(listener, &server));
+	CHECK_OK(pthread_create(&thread, NULL, client, &peer));
+	CHECK_OK(rdma->rdma_get_request(listener, &server));
 	CHECK(server->qp && server->event && server->channel != listener->channel);
 	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(memcmp(server->event->param.conn.private_data, "hello", 5) == 0);
-	SUCCEEDS(rdma->rdma_accept(server, NULL));
+	CHECK_OK(rdma->rdma_accept(server, NULL));
 	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_ESTABLISHED);
 	finish(thread, &peer, 0);
 	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_ESTABLISHED);
-	SUCCEEDS(rdma->ibv_query_qp(server->qp, &state, IBV_QP_STATE, &initial));
+	CHECK_OK(rdma->ibv_query_qp(server->qp, &state, IBV_QP_STATE, &initial));
 	CHECK_EQUAL(state.qp_state, IBV_QPS_RTS);
-	SUCCEEDS(pthread_create(&thread, NULL, leave, &peer));
-	SUCCEEDS(rdma->rdma_disconnect(server));
+	CHECK_OK(pthread_create(&thread, NULL, leave, &peer));
+	CHECK_OK(rdma->rdma_disconnect(server));
 	finish(thread, &peer, 0);
 	CHECK_EQUAL(server->event->event, RDMA_CM_EVENT_DISCONNECTED);
 	rdma->rdma_destroy_ep(peer.id);
@@ -190,10 +190,10 @@ static void rejected(void)
 	struct rdma_cm_id *server;
 	pthread_t thread;
 
-	SUCCEEDS(pthread_create(&thread, NULL, client, &peer));
-	SUCCEEDS(rdma->rdma_get_request(listener, &server));
+	CHECK_OK(pthread_create(&thread, NULL, client, &peer));
+	CHECK_OK(rdma->rdma_get_request(listener, &server));
 	CHECK(!server->qp);
-	SUCCEEDS(rdma->rdma_reject(server, "no", 2));
+	CHECK_OK(rdma->rdma_reject(server, "no", 2));
 	finish(thread, &peer, ECONNREFUSED);
 	CHECK_EQUAL(peer.id->event->event, RDMA_CM_EVENT_REJECTED);
 	CHECK_EQUAL(peer.id->event->status, 28);
@@ -231,12 +231,12 @@ static void shared_receives(void)
 	struct ibv_srq_attr got;
 
 	resolve_to(&side, host, port_of(listener.id));
-	SUCCEEDS(rdma->rdma_create_srq(side.id, NULL, &attr));
+	CHECK_OK(rdma->rdma_create_srq(side.id, NULL, &attr));
 	CHECK(side.id->srq);
-	SUCCEEDS(rdma->ibv_query_srq(side.id->srq, &got));
+	CHECK_OK(rdma->ibv_query_srq(side.id->srq, &got));
 	CHECK(got.max_wr >= 8);
 	CHECK_FAILS(rdma->rdma_create_srq(side.id, NULL, &attr), EINVAL);
-	SUCCEEDS(rdma->rdma_create_qp(side.id, NULL, &queues));
+	CHECK_OK(rdma->rdma_create_qp(side.id, NULL, &queues));
 	CHECK(side.id->qp->srq == side.id->srq);
 	rdma->rdma_destroy_qp(side.id);
 	rdma->rdma_destroy_srq(side.id);

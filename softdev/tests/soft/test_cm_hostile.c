@@ -61,7 +61,7 @@ static void garbage_clients(void)
 	fd = tcp_to(port_of(listener.id)); /* nothing at all, closed and reset */
 	close(fd);
 	fd = tcp_to(port_of(listener.id));
-	SUCCEEDS(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
+	CHECK_OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &(struct linger){1, 0},
 			    sizeof(struct linger)));
 	close(fd);
 	still_works(&listener);
@@ -187,7 +187,7 @@ static void established_early(void)
 	CHECK_FAILS(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST), EINVAL);
 	accept_side(&server);
 	CHECK_FAILS(rdma->rdma_notify(server.id, IBV_EVENT_QP_FATAL), EINVAL);
-	SUCCEEDS(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST));
+	CHECK_OK(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST));
 	CHECK_FAILS(rdma->rdma_notify(server.id, IBV_EVENT_COMM_EST), EISCONN);
 	expect_status(listener.channel, RDMA_CM_EVENT_ESTABLISHED, server.id, 0);
 	hear(fd, SOFT_CM_REP);
@@ -222,19 +222,19 @@ static void ends_before_rtu(void)
 	int fd;
 
 	fd = accepted_client(&listener, &server); /* the application disconnects */
-	SUCCEEDS(rdma->rdma_disconnect(server.id));
+	CHECK_OK(rdma->rdma_disconnect(server.id));
 	is_closed(fd);
 	expect_end(&server);
 	side_drop(&server);
 
 	fd = accepted_client(&listener, &server); /* it takes its answer back */
-	SUCCEEDS(rdma->rdma_reject(server.id, NULL, 0));
+	CHECK_OK(rdma->rdma_reject(server.id, NULL, 0));
 	hear(fd, SOFT_CM_REJ);
 	is_closed(fd);
 	side_drop(&server);
 
 	fd = accepted_client(&listener, &server); /* its queue pair has failed */
-	SUCCEEDS(rdma->ibv_modify_qp(server.id->qp, &attr, IBV_QP_STATE));
+	CHECK_OK(rdma->ibv_modify_qp(server.id->qp, &attr, IBV_QP_STATE));
 	say(fd, ready_to_use);
 	is_closed(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -ENOTCONN);
@@ -266,7 +266,7 @@ static void silent_after_the_reply(void)
 	CHECK(!depend_on_engine()); /* it is woken by every frame itself */
 	soft_wake_early(completions->fd);
 	CHECK(!depend_on_engine()); /* in place of that one */
-	SUCCEEDS(rdma->ibv_destroy_comp_channel(completions));
+	CHECK_OK(rdma->ibv_destroy_comp_channel(completions));
 	CHECK(!depend_on_engine());
 	close(fd);
 	expect_status(listener.channel, RDMA_CM_EVENT_CONNECT_ERROR, server.id, -ECONNRESET);
@@ -299,12 +299,12 @@ static void flood(bool few_descriptors)
 	int alive = 0, resources_before, at_most;
 	struct rlimit files, low;
 
-	SUCCEEDS(getrlimit(RLIMIT_NOFILE, &files));
+	CHECK_OK(getrlimit(RLIMIT_NOFILE, &files));
 	low = files;
 	/* an eighth of the process's descriptors is for half-open connections */
 	low.rlim_cur = 8 * LIMIT;
 	if (few_descriptors)
-		SUCCEEDS(setrlimit(RLIMIT_NOFILE, &low));
+		CHECK_OK(setrlimit(RLIMIT_NOFILE, &low));
 	else
 		soft_device.cm->limits.half_open = LIMIT;
 	still_works(&listener);
@@ -326,7 +326,7 @@ static void flood(bool few_descriptors)
 		close(clients[i]);
 	still_works(&listener);
 	soft_device.cm->limits = before;
-	SUCCEEDS(setrlimit(RLIMIT_NOFILE, &files));
+	CHECK_OK(setrlimit(RLIMIT_NOFILE, &files));
 	side_close(&listener);
 }
 
@@ -340,7 +340,7 @@ static void flood_of_requests(int backlog, int waiting)
 	static int clients[CLIENTS];
 
 	soft_device.cm->limits.half_open = LIMIT;
-	SUCCEEDS(rdma->rdma_listen(listener.id, backlog));
+	CHECK_OK(rdma->rdma_listen(listener.id, backlog));
 	for (int i = 0; i < CLIENTS; i++) {
 		clients[i] = tcp_to(port_of(listener.id));
 		say(clients[i], good_request);
@@ -374,11 +374,11 @@ static void few_are_reported(void)
 	int clients[CLIENTS + 1], last = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
 	soft_device.cm->limits.half_open = LIMIT;
-	SUCCEEDS(rdma->rdma_listen(listener.id, BACKLOG));
+	CHECK_OK(rdma->rdma_listen(listener.id, BACKLOG));
 	for (int i = 0; i < CLIENTS; i++)
 		clients[i] = tcp_to(port_of(listener.id));
-	SUCCEEDS(bind(last, (const struct sockaddr *)&elsewhere, sizeof(elsewhere)));
-	SUCCEEDS(connect(last, &to.any, sizeof(to.v4)));
+	CHECK_OK(bind(last, (const struct sockaddr *)&elsewhere, sizeof(elsewhere)));
+	CHECK_OK(connect(last, &to.any, sizeof(to.v4)));
 	clients[CLIENTS] = last;
 	for (int i = 0; i <= CLIENTS; i++) {
 		say(clients[i], good_request);
@@ -409,18 +409,18 @@ static void out_of_descriptors(void)
 	struct pollfd wait = {.events = POLLIN};
 	struct side server;
 
-	SUCCEEDS(getrlimit(RLIMIT_NOFILE, &limit));
+	CHECK_OK(getrlimit(RLIMIT_NOFILE, &limit));
 	for (int i = 0; i < 4; i++)
 		clients[i] = socket(AF_INET, SOCK_STREAM, 0);
 	first = dup(0); /* the lowest free one */
 	close(first);
 	low = limit;
 	low.rlim_cur = (rlim_t)first;
-	SUCCEEDS(setrlimit(RLIMIT_NOFILE, &low));
+	CHECK_OK(setrlimit(RLIMIT_NOFILE, &low));
 	for (int i = 0; i < 4; i++) {
 		union address address = address_of(host, port_of(listener.id));
 
-		SUCCEEDS(connect(clients[i], &address.any, sizeof(address.v4)));
+		CHECK_OK(connect(clients[i], &address.any, sizeof(address.v4)));
 	}
 	say(clients[3], good_request);
 	uint64_t start = now_ns(CLOCK_MONOTONIC), used = now_ns(CLOCK_PROCESS_CPUTIME_ID);
@@ -429,7 +429,7 @@ static void out_of_descriptors(void)
 	CHECK_EQUAL(poll(&wait, 1, 200), 0); /* no connection can be accepted */
 	used = now_ns(CLOCK_PROCESS_CPUTIME_ID) - used;
 	CHECK(used < (now_ns(CLOCK_MONOTONIC) - start) / 2); /* nor is it tried without a pause */
-	SUCCEEDS(setrlimit(RLIMIT_NOFILE, &limit));
+	CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit));
 	spare = dup(0);
 	server = take_request(&listener);
 	close(spare);

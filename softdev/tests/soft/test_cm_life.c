@@ -15,10 +15,10 @@ static void before_connecting(void)
 	side = bound(RDMA_PS_TCP, host, 0);
 	side_close(&side);
 	side = bound(RDMA_PS_TCP, host, 0);
-	SUCCEEDS(rdma->rdma_resolve_addr(side.id, &here.any, &there.any, 1000));
+	CHECK_OK(rdma->rdma_resolve_addr(side.id, &here.any, &there.any, 1000));
 	side_drop(&side);
 	expect_nothing(side.channel);
-	SUCCEEDS(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP));
+	CHECK_OK(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP));
 	resolve_to(&side, host, 7777);
 	side_close(&side);
 }
@@ -28,7 +28,7 @@ static void rejected_without_queue_pair(void)
 {
 	struct connection it = requested();
 
-	SUCCEEDS(rdma->ibv_destroy_qp(it.client.id->qp));
+	CHECK_OK(rdma->ibv_destroy_qp(it.client.id->qp));
 	it.client.id->qp = NULL;
 	side_drop(&it.server);
 	expect_status(it.client.channel, RDMA_CM_EVENT_REJECTED, it.client.id, 28);
@@ -50,16 +50,16 @@ static void while_connected(enum goes what)
 	if (what == BOTH) {
 		side_drop(&it.server);
 	} else if (what == ID_ONLY) {
-		SUCCEEDS(rdma->rdma_destroy_id(it.server.id));
+		CHECK_OK(rdma->rdma_destroy_id(it.server.id));
 		it.server.id = NULL;
 	} else {
 		rdma->rdma_destroy_qp(it.server.id);
 	}
 	expect_status(it.client.channel, RDMA_CM_EVENT_DISCONNECTED, it.client.id, 0);
 	if (what == ID_ONLY)
-		SUCCEEDS(rdma->ibv_destroy_qp(qp));
+		CHECK_OK(rdma->ibv_destroy_qp(qp));
 	if (what == QUEUE_PAIR_ONLY) {
-		SUCCEEDS(rdma->rdma_disconnect(it.server.id));
+		CHECK_OK(rdma->rdma_disconnect(it.server.id));
 		expect_end(&it.server);
 	}
 	connection_close(&it);
@@ -79,14 +79,14 @@ static void the_device_context(void)
 	CHECK_EQUAL(rdma->ibv_close_device(verbs), EINVAL); /* not ours to close */
 	side_drop(&side);
 	expect_resources(before); /* unused, it costs nothing... */
-	SUCCEEDS(rdma->ibv_query_device(verbs, &attr)); /* ...and is not dangling */
-	SUCCEEDS(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP));
+	CHECK_OK(rdma->ibv_query_device(verbs, &attr)); /* ...and is not dangling */
+	CHECK_OK(rdma->rdma_create_id(side.channel, &side.id, NULL, RDMA_PS_TCP));
 	resolve_to(&side, host, 7777);
 	CHECK(side.id->verbs == verbs);
 	cq = rdma->ibv_create_cq(verbs, 1, NULL, NULL, 0);
 	side_drop(&side);
 	CHECK(resources() > before); /* something is on it: it works on */
-	SUCCEEDS(rdma->ibv_destroy_cq(cq));
+	CHECK_OK(rdma->ibv_destroy_cq(cq));
 	expect_resources(before);
 	side_close(&side);
 }
@@ -109,7 +109,7 @@ static int join_soon(pthread_t thread)
 
 static void *destroy(void *id)
 {
-	SUCCEEDS(rdma->rdma_destroy_id(id));
+	CHECK_OK(rdma->rdma_destroy_id(id));
 	return NULL;
 }
 
@@ -121,13 +121,13 @@ static void destroy_waits(void)
 	struct rdma_cm_event *event;
 	pthread_t thread;
 
-	SUCCEEDS(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
+	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
 	event = expect(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id);
-	SUCCEEDS(pthread_create(&thread, NULL, destroy, side.id));
+	CHECK_OK(pthread_create(&thread, NULL, destroy, side.id));
 	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_ADDR_RESOLVED);
 	acknowledge(event);
-	SUCCEEDS(pthread_join(thread, NULL));
+	CHECK_OK(pthread_join(thread, NULL));
 	side.id = NULL;
 	side_close(&side);
 }
@@ -139,7 +139,7 @@ static void request_outlives_its_id(void)
 	struct side client = ask(host, port_of(listener.id));
 	struct rdma_cm_event *event = expect(listener.channel, RDMA_CM_EVENT_CONNECT_REQUEST, NULL);
 
-	SUCCEEDS(rdma->rdma_destroy_id(event->id));
+	CHECK_OK(rdma->rdma_destroy_id(event->id));
 	CHECK_EQUAL(event->param.conn.private_data_len, 56);
 	CHECK_EQUAL(*(const uint8_t *)event->param.conn.private_data, 0);
 	acknowledge(event);
@@ -161,9 +161,9 @@ static void the_descriptor(void)
 	CHECK_EQUAL(fcntl(side.channel->fd, F_GETFL) & O_NONBLOCK, 0);
 	CHECK_EQUAL(fcntl(side.channel->fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 	CHECK_EQUAL(poll(&readable, 1, 0), 0);
-	SUCCEEDS(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
 	CHECK_FAILS(rdma->rdma_get_cm_event(side.channel, &event), EAGAIN);
-	SUCCEEDS(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
+	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
 	CHECK_EQUAL(poll(&readable, 1, -1), 1);
 	CHECK_EQUAL(poll(&readable, 1, 0), 1); /* level triggered */
 	acknowledge(expect(side.channel, RDMA_CM_EVENT_ADDR_RESOLVED, side.id));
@@ -193,20 +193,20 @@ static void channel_under_a_thread(bool late)
 	pthread_t thread;
 	int rc;
 
-	SUCCEEDS(sigaction(SIGUSR1, &interrupt, &before));
+	CHECK_OK(sigaction(SIGUSR1, &interrupt, &before));
 	if (late)
 		rdma->rdma_destroy_event_channel(side.channel);
-	SUCCEEDS(pthread_create(&thread, NULL, wait_in_vain, side.channel));
+	CHECK_OK(pthread_create(&thread, NULL, wait_in_vain, side.channel));
 	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
 	if (!late)
 		rdma->rdma_destroy_event_channel(side.channel);
 	CHECK_EQUAL(join_soon(thread), ETIMEDOUT);
 	do { /* until it is where a signal interrupts it */
-		SUCCEEDS(pthread_kill(thread, SIGUSR1));
+		CHECK_OK(pthread_kill(thread, SIGUSR1));
 		rc = join_soon(thread);
 	} while (rc == ETIMEDOUT);
 	CHECK_EQUAL(rc, 0);
-	SUCCEEDS(sigaction(SIGUSR1, &before, NULL));
+	CHECK_OK(sigaction(SIGUSR1, &before, NULL));
 }
 
 /* The wrong order of cleaning up: the channel first.  The other side learns that we are gone. */
@@ -220,14 +220,14 @@ static void channel_first(void)
 	expect_status(it.client.channel, RDMA_CM_EVENT_DISCONNECTED, it.client.id, 0);
 	acknowledge(expect(asking.channel, RDMA_CM_EVENT_REJECTED, asking.id));
 	CHECK_FAILS(rdma->rdma_listen(it.listener.id, 1), EINVAL);
-	SUCCEEDS(rdma->rdma_disconnect(it.server.id));
+	CHECK_OK(rdma->rdma_disconnect(it.server.id));
 	side_close(&asking);
 	connection_close(&it);
 }
 
 static void migrate_to(struct side *side, struct rdma_event_channel *channel)
 {
-	SUCCEEDS(rdma->rdma_migrate_id(side->id, channel));
+	CHECK_OK(rdma->rdma_migrate_id(side->id, channel));
 	CHECK(side->id->channel == channel);
 	side->channel = channel;
 }
@@ -241,7 +241,7 @@ static void migrate(void)
 	migrate_to(&it.server, other.channel);
 	accept_side(&it.server);
 	expect_established(&it.client, &it.server);
-	SUCCEEDS(rdma->rdma_disconnect(it.server.id));
+	CHECK_OK(rdma->rdma_disconnect(it.server.id));
 	expect_status(it.client.channel, RDMA_CM_EVENT_DISCONNECTED, it.client.id, 0);
 	migrate_to(&it.server, it.listener.channel);
 	expect_end(&it.server);
@@ -269,16 +269,16 @@ static void migrate_to_no_channel(void)
 	struct side side = side_with_id();
 	union address address = address_of(host, 7777);
 
-	SUCCEEDS(rdma->rdma_migrate_id(side.id, NULL));
+	CHECK_OK(rdma->rdma_migrate_id(side.id, NULL));
 	CHECK(side.id->channel != side.channel);
-	SUCCEEDS(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
+	CHECK_OK(rdma->rdma_resolve_addr(side.id, NULL, &address.any, 1000));
 	CHECK_EQUAL(side.id->event->event, RDMA_CM_EVENT_ADDR_RESOLVED);
-	SUCCEEDS(rdma->rdma_migrate_id(side.id, side.channel));
+	CHECK_OK(rdma->rdma_migrate_id(side.id, side.channel));
 	CHECK(side.id->channel == side.channel);
 	CHECK(!side.id->event);
-	SUCCEEDS(rdma->rdma_resolve_route(side.id, 1000));
+	CHECK_OK(rdma->rdma_resolve_route(side.id, 1000));
 	expect_status(side.channel, RDMA_CM_EVENT_ROUTE_RESOLVED, side.id, 0);
-	SUCCEEDS(rdma->rdma_migrate_id(side.id, side.channel));
+	CHECK_OK(rdma->rdma_migrate_id(side.id, side.channel));
 	side_close(&side);
 }
 
@@ -325,7 +325,7 @@ static void wrong_states(void)
 	wrong_calls(listener.id, "");
 	resolve_to(&side, host, 7777);
 	wrong_calls(side.id, "c");
-	SUCCEEDS(rdma->rdma_init_qp_attr(side.id, &attr, &mask));
+	CHECK_OK(rdma->rdma_init_qp_attr(side.id, &attr, &mask));
 	CHECK_EQUAL(attr.port_num, 1);
 	attr.qp_state = IBV_QPS_RTR;
 	CHECK_FAILS(rdma->rdma_init_qp_attr(side.id, &attr, &mask), EINVAL);
@@ -340,7 +340,7 @@ static void wrong_states(void)
 	CHECK_FAILS(rdma->rdma_notify(client.id, IBV_EVENT_COMM_EST), EISCONN);
 	wrong_calls(client.id, "dn");
 	wrong_calls(server.id, "dn");
-	SUCCEEDS(rdma->rdma_disconnect(client.id));
+	CHECK_OK(rdma->rdma_disconnect(client.id));
 	expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, 0);
 	expect_status(client.channel, RDMA_CM_EVENT_DISCONNECTED, client.id, 0);
 	wrong_calls(client.id, "d");

@@ -11,7 +11,7 @@ static struct side with_queue_pair(void)
 	side_memory(&side);
 	attr = side_attributes(&side);
 	attr.qp_type = IBV_QPT_UD;
-	SUCCEEDS(rdma->rdma_create_qp(side.id, side.pd, &attr));
+	CHECK_OK(rdma->rdma_create_qp(side.id, side.pd, &attr));
 	return side;
 }
 
@@ -37,10 +37,10 @@ static void attached_while_joined(const char *text)
 	union address group = address_of(text, 0);
 	union ibv_gid gid;
 
-	SUCCEEDS(rdma->rdma_join_multicast(side.id, &group.any, &side));
+	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, &side));
 	gid = joined(&side, &side);
 	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY); /* it is attached */
-	SUCCEEDS(rdma->rdma_leave_multicast(side.id, &group.any));
+	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	CHECK_EQUAL(rdma->ibv_detach_mcast(side.id->qp, &gid, 0), EINVAL); /* it is not */
 	CHECK_FAILS(rdma->rdma_leave_multicast(side.id, &group.any), EADDRNOTAVAIL);
 	side_close(&side);
@@ -52,13 +52,13 @@ static void twice(void)
 	struct side side = with_queue_pair();
 	union address group = address_of("239.1.2.3", 0);
 
-	SUCCEEDS(rdma->rdma_join_multicast(side.id, &group.any, NULL));
-	SUCCEEDS(rdma->rdma_join_multicast(side.id, &group.any, NULL));
+	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
+	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
 	(void)joined(&side, NULL);
 	(void)joined(&side, NULL);
-	SUCCEEDS(rdma->rdma_leave_multicast(side.id, &group.any));
+	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	CHECK_EQUAL(rdma->ibv_destroy_qp(side.id->qp), EBUSY);
-	SUCCEEDS(rdma->rdma_leave_multicast(side.id, &group.any));
+	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	side_close(&side);
 }
 
@@ -68,9 +68,9 @@ static void left_before_it_is_told(void)
 	struct side side = bound(RDMA_PS_UDP, "127.0.0.1", 0);
 	union address group = address_of("239.1.2.3", 0), other = address_of("239.1.2.4", 0);
 
-	SUCCEEDS(rdma->rdma_join_multicast(side.id, &group.any, NULL));
-	SUCCEEDS(rdma->rdma_join_multicast(side.id, &other.any, &other));
-	SUCCEEDS(rdma->rdma_leave_multicast(side.id, &group.any));
+	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
+	CHECK_OK(rdma->rdma_join_multicast(side.id, &other.any, &other));
+	CHECK_OK(rdma->rdma_leave_multicast(side.id, &group.any));
 	(void)joined(&side, &other);
 	expect_nothing(side.channel);
 	side_close(&side); /* in the other group */
@@ -82,10 +82,10 @@ static void ends(void)
 	struct side side = with_queue_pair();
 	union address group = address_of("239.1.2.3", 0);
 
-	SUCCEEDS(rdma->rdma_join_multicast(side.id, &group.any, NULL));
+	CHECK_OK(rdma->rdma_join_multicast(side.id, &group.any, NULL));
 	(void)joined(&side, NULL);
 	rdma->rdma_destroy_qp(side.id);
-	SUCCEEDS(rdma->ibv_destroy_cq(side.cq)); /* so the queue pair is gone */
+	CHECK_OK(rdma->ibv_destroy_cq(side.cq)); /* so the queue pair is gone */
 	side.cq = NULL;
 	side_close(&side);
 }

@@ -4,7 +4,7 @@
 
 static void raise_event(enum ibv_event_type type)
 {
-	SUCCEEDS(aiordma_embedded_raise(type));
+	CHECK_OK(aiordma_embedded_raise(type));
 }
 
 static void told(struct side *side, enum rdma_cm_event_type type)
@@ -20,7 +20,7 @@ static void bind_at(const char *text, int error)
 	if (error)
 		CHECK_FAILS(rdma->rdma_bind_addr(side.id, &address.any), error);
 	else
-		SUCCEEDS(rdma->rdma_bind_addr(side.id, &address.any));
+		CHECK_OK(rdma->rdma_bind_addr(side.id, &address.any));
 	side_close(&side);
 }
 
@@ -37,7 +37,7 @@ static void removal(void)
 	struct ibv_qp_attr state;
 	struct ibv_qp_init_attr initial;
 
-	SUCCEEDS(rdma->rdma_listen(service.id, 0));
+	CHECK_OK(rdma->rdma_listen(service.id, 0));
 	asking = ask(host, port_of(it.listener.id));
 	asked = take_request(&it.listener);
 	raise_event(IBV_EVENT_DEVICE_FATAL);
@@ -46,7 +46,7 @@ static void removal(void)
 	expect_nothing(it.listener.channel); /* of `asked`, which is not accepted */
 	expect_nothing(it.client.channel);
 	expect_nothing(untouched.channel);
-	SUCCEEDS(rdma->ibv_query_qp(it.client.id->qp, &state, IBV_QP_STATE, &initial));
+	CHECK_OK(rdma->ibv_query_qp(it.client.id->qp, &state, IBV_QP_STATE, &initial));
 	CHECK_EQUAL(state.qp_state, IBV_QPS_ERR);
 	CHECK_FAILS(rdma->rdma_connect(it.client.id, &ask_again), EINVAL);
 	CHECK_FAILS(rdma->rdma_accept(asked.id, &ask_again), EINVAL);
@@ -83,7 +83,7 @@ static void removal_of_one(void)
 	struct ibv_context **list;
 	int count;
 
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	CHECK(list = rdma->rdma_get_devices(&count));
 	CHECK(count == 2 && !list[2]);
 	struct side stays = listen_at("127.0.0.1", 0), goes = listen_at("127.0.0.2", 0);
@@ -91,7 +91,7 @@ static void removal_of_one(void)
 
 	CHECK(stays.id->verbs == list[0] && goes.id->verbs == list[1] && !anywhere.id->verbs);
 	rdma->rdma_free_devices(list);
-	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL));
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_DEVICE_FATAL));
 	told(&goes, RDMA_CM_EVENT_DEVICE_REMOVAL);
 	expect_nothing(stays.channel);
 	expect_nothing(anywhere.channel);

@@ -29,7 +29,7 @@ static void one_process(void)
 	send_message(&it.server, &it.client, 0x5b);
 	CHECK(is_over_shm(&it.client));
 	CHECK(is_over_shm(&it.server));
-	SUCCEEDS(rdma->rdma_disconnect(it.client.id));
+	CHECK_OK(rdma->rdma_disconnect(it.client.id));
 	expect_status(it.server.channel, RDMA_CM_EVENT_DISCONNECTED, it.server.id, 0);
 	connection_close(&it);
 }
@@ -40,11 +40,11 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 	bool chan = strcmp(of_server, "tcp") && strcmp(of_client, "tcp");
 	int ports[2], status;
 
-	SUCCEEDS(pipe(ports));
+	CHECK_OK(pipe(ports));
 	pid_t child = fork();
 
 	CHECK(child >= 0);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", child ? of_client : of_server, 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", child ? of_client : of_server, 1));
 	if (child == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		limit_seconds(30);
@@ -75,14 +75,14 @@ static void two_processes(const char *of_server, const char *of_client, const ch
 	side_completion(&client, 2, IBV_WC_SUCCESS);
 	CHECK_EQUAL(is_over_shm(&client), chan);
 	CHECK_EQUAL(read(ports[0], &port, sizeof(port)), sizeof(port));
-	SUCCEEDS(rdma->rdma_disconnect(client.id));
+	CHECK_OK(rdma->rdma_disconnect(client.id));
 	expect_end(&client);
 	side_close(&client);
 	CHECK_EQUAL(waitpid(child, &status, 0), child);
 	CHECK_EQUAL(status, 0);
 	close(ports[0]);
 	close(ports[1]);
-	SUCCEEDS(unsetenv("AIORDMA_EMBEDDED_LINKS"));
+	CHECK_OK(unsetenv("AIORDMA_EMBEDDED_LINKS"));
 }
 
 /* Connections to the same service port of a process share the stream of the first, which may end
@@ -93,7 +93,7 @@ static void shared_stream(void)
 	struct side listener, clients[COUNT], servers[COUNT];
 	int sockets = 0;
 
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
 	listener = listen_at(host, 0);
 	for (int i = 0; i < COUNT; i++) {
 		connect_sides(&listener, host, &clients[i], &servers[i]);
@@ -105,7 +105,7 @@ static void shared_stream(void)
 		CHECK_EQUAL(open_sockets(), sockets);
 	}
 	for (int i = 0; i < COUNT; i++) {
-		SUCCEEDS(rdma->rdma_disconnect(clients[i].id));
+		CHECK_OK(rdma->rdma_disconnect(clients[i].id));
 		expect_status(servers[i].channel, RDMA_CM_EVENT_DISCONNECTED, servers[i].id, 0);
 		for (int other = i + 1; other < COUNT; other++) {
 			side_post_receive(&clients[other]);
@@ -115,7 +115,7 @@ static void shared_stream(void)
 		side_close(&clients[i]);
 	}
 	side_close(&listener);
-	SUCCEEDS(unsetenv("AIORDMA_EMBEDDED_LINKS"));
+	CHECK_OK(unsetenv("AIORDMA_EMBEDDED_LINKS"));
 }
 
 /* ---- a peer in our hands ------------------------------------------------------------------- */
@@ -192,7 +192,7 @@ static void while_undecided(enum what what)
 		expect_status(server.channel, RDMA_CM_EVENT_DISCONNECTED, server.id, -ECONNRESET);
 		break;
 	default:
-		SUCCEEDS(rdma->rdma_disconnect(server.id));
+		CHECK_OK(rdma->rdma_disconnect(server.id));
 		CHECK_EQUAL(hear_header(fd).opcode, SOFT_DISCONNECT);
 	}
 	close_records(fd);

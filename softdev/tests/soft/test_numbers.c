@@ -49,7 +49,7 @@ static void what_they_say(struct side *side)
 	/* Half of 14 bits differ; 200 times, a tenth of that more or less has no chance. */
 	CHECK(bits_set > (COUNT - 1) * 6 && bits_set < (COUNT - 1) * 8);
 	for (int i = 0; i < COUNT; i++)
-		SUCCEEDS(verbs->ibv_destroy_qp(qps[i]));
+		CHECK_OK(verbs->ibv_destroy_qp(qps[i]));
 	side->qp = NULL;
 }
 
@@ -73,7 +73,7 @@ static void all_of_them(struct side *side)
 	struct ibv_qp **qps;
 
 	destroy_qp(side);
-	SUCCEEDS(verbs->ibv_query_device(side->context, &device));
+	CHECK_OK(verbs->ibv_query_device(side->context, &device));
 	CHECK(qps = calloc((size_t)device.max_qp, sizeof(*qps)));
 	for (int i = 0; i < device.max_qp; i++)
 		qps[i] = next(side);
@@ -84,7 +84,7 @@ static void all_of_them(struct side *side)
 
 	REFUSED(verbs->ibv_create_qp(side->pd, &init), ENOMEM);
 	for (int i = 0; i < device.max_qp; i++)
-		SUCCEEDS(verbs->ibv_destroy_qp(qps[i]));
+		CHECK_OK(verbs->ibv_destroy_qp(qps[i]));
 	free(qps);
 	side->qp = NULL;
 }
@@ -99,7 +99,7 @@ static int take_port(int type, uint16_t port)
 	int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	SUCCEEDS(bind(fd, (const struct sockaddr *)&address, sizeof(address)));
+	CHECK_OK(bind(fd, (const struct sockaddr *)&address, sizeof(address)));
 	return fd;
 }
 
@@ -110,7 +110,7 @@ static int take_name(uint16_t port)
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	CHECK(fd >= 0);
-	SUCCEEDS(bind(fd, (const struct sockaddr *)&address, length));
+	CHECK_OK(bind(fd, (const struct sockaddr *)&address, length));
 	return fd;
 }
 
@@ -125,12 +125,12 @@ static void taken(void)
 	struct rlimit files;
 	struct side side;
 
-	SUCCEEDS(getrlimit(RLIMIT_NOFILE, &files));
+	CHECK_OK(getrlimit(RLIMIT_NOFILE, &files));
 	files.rlim_cur = files.rlim_max;
-	SUCCEEDS(setrlimit(RLIMIT_NOFILE, &files));
+	CHECK_OK(setrlimit(RLIMIT_NOFILE, &files));
 	if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET))
 		return;
-	SUCCEEDS(ioctl(socket(AF_INET, SOCK_DGRAM, 0), SIOCSIFFLAGS, &loopback));
+	CHECK_OK(ioctl(socket(AF_INET, SOCK_DGRAM, 0), SIOCSIFFLAGS, &loopback));
 	for (int i = 0; i < 1000; i++) {
 		uint16_t port = (uint16_t)(FIRST_PORT + i);
 
@@ -143,7 +143,7 @@ static void taken(void)
 		else
 			take_name(port);
 	}
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	CHECK_EQUAL(port_of_number(side.qp->qp_num), FIRST_PORT + LEFT);
 	close_side(&side);
 
@@ -159,10 +159,10 @@ static void taken(void)
 
 	CHECK(qp);
 	CHECK_EQUAL(port_of_number(qp->qp_num), FIRST_PORT + LEFT);
-	SUCCEEDS(verbs->ibv_destroy_qp(qp));
-	SUCCEEDS(verbs->ibv_destroy_cq(cq));
-	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
-	SUCCEEDS(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_destroy_qp(qp));
+	CHECK_OK(verbs->ibv_destroy_cq(cq));
+	CHECK_OK(verbs->ibv_dealloc_pd(pd));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 int main(void)

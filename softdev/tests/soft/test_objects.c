@@ -22,7 +22,7 @@ static void guid_of_a_network(void)
 		_exit(0);
 	}
 	expect_ended_well(child);
-	SUCCEEDS(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 static void device_and_port(void)
@@ -44,14 +44,14 @@ static void device_and_port(void)
 
 	CHECK_EQUAL(context->num_comp_vectors, processors > 2 ? processors : 2);
 	CHECK(context->abi_compat == AIORDMA_ABI_EXTENDED);
-	SUCCEEDS(verbs->ibv_query_device(context, &device));
+	CHECK_OK(verbs->ibv_query_device(context, &device));
 	CHECK_EQUAL(device.phys_port_cnt, 1);
 	CHECK(device.max_qp_wr >= 4096 && device.max_sge >= 16 && device.max_cqe >= 65536);
 	CHECK(device.node_guid == verbs->ibv_get_device_guid(context->device));
 
 	/* The older struct ends before port_cap_flags2. */
 	memset(&port, 0xee, sizeof(port));
-	SUCCEEDS(verbs->ibv_query_port(context, 1, (void *)&port.attr));
+	CHECK_OK(verbs->ibv_query_port(context, 1, (void *)&port.attr));
 	CHECK_EQUAL(port.attr.port_cap_flags2, 0xeeee);
 	CHECK_EQUAL(port.attr.state, IBV_PORT_ACTIVE);
 	CHECK_EQUAL(port.attr.link_layer, IBV_LINK_LAYER_ETHERNET);
@@ -65,12 +65,12 @@ static void device_and_port(void)
 
 	static const uint8_t loopback[16] = {[10] = 0xff, [11] = 0xff, [12] = 127, [15] = 1};
 
-	SUCCEEDS(verbs->ibv_query_gid(context, 1, 0, &gid));
+	CHECK_OK(verbs->ibv_query_gid(context, 1, 0, &gid));
 	CHECK(!memcmp(gid.raw, loopback, 16));
 	CHECK_FAILS(verbs->ibv_query_gid(context, 1, port.attr.gid_tbl_len, &gid), EINVAL);
 	CHECK_FAILS(verbs->ibv_query_gid(context, 1, -1, &gid), EINVAL);
 	CHECK_FAILS(verbs->ibv_query_gid(context, 2, 0, &gid), EINVAL);
-	SUCCEEDS(verbs->ibv_query_pkey(context, 1, 0, &pkey));
+	CHECK_OK(verbs->ibv_query_pkey(context, 1, 0, &pkey));
 	CHECK_EQUAL(pkey, 0xffff);
 	CHECK_FAILS(verbs->ibv_query_pkey(context, 1, 1, &pkey), EINVAL);
 
@@ -83,10 +83,10 @@ static void device_and_port(void)
 
 		CHECK_EQUAL(entries[i].gid_index, i);
 		CHECK_EQUAL(entries[i].gid_type, IBV_GID_TYPE_ROCE_V2);
-		SUCCEEDS(verbs->_ibv_query_gid_ex(context, 1, (uint32_t)i, &entry, 0,
+		CHECK_OK(verbs->_ibv_query_gid_ex(context, 1, (uint32_t)i, &entry, 0,
 						  sizeof(entry)));
 		CHECK(!memcmp(&entry, &entries[i], sizeof(entry)));
-		SUCCEEDS(verbs->ibv_query_gid(context, 1, (int)i, &gid));
+		CHECK_OK(verbs->ibv_query_gid(context, 1, (int)i, &gid));
 		CHECK(!memcmp(&gid, &entry.gid, sizeof(gid)));
 	}
 	CHECK_EQUAL(verbs->_ibv_query_gid_table(context, entries, 0, 0, sizeof(entries[0])),
@@ -95,7 +95,7 @@ static void device_and_port(void)
 		    EINVAL);
 	CHECK_EQUAL(verbs->_ibv_query_gid_ex(context, 1, 0, entries, 1, sizeof(entries[0])),
 		    EINVAL);
-	SUCCEEDS(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 static void regions(void)
@@ -105,8 +105,8 @@ static void regions(void)
 	uint8_t *memory =
 		mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	SUCCEEDS(munmap(memory + 4096, 4096));
-	SUCCEEDS(mprotect(memory + 2 * 4096, 4096, PROT_READ));
+	CHECK_OK(munmap(memory + 4096, 4096));
+	CHECK_OK(mprotect(memory + 2 * 4096, 4096, PROT_READ));
 	const struct {
 		size_t offset, length;
 		int access, error;
@@ -137,9 +137,9 @@ static void regions(void)
 			CHECK(mrs[i]->rkey != mrs[j]->rkey && mrs[i]->lkey != mrs[j]->lkey);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
 	for (int i = 0; i < 200; i++)
-		SUCCEEDS(verbs->ibv_dereg_mr(mrs[i * 77 % 200]));
-	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
-	SUCCEEDS(verbs->ibv_close_device(context));
+		CHECK_OK(verbs->ibv_dereg_mr(mrs[i * 77 % 200]));
+	CHECK_OK(verbs->ibv_dealloc_pd(pd));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 static void creating(struct side *a)
@@ -185,7 +185,7 @@ static void creating(struct side *a)
 	/* What was given is what query tells. */
 	struct ibv_qp_attr attr;
 
-	SUCCEEDS(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_CAP, &init));
+	CHECK_OK(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_CAP, &init));
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RESET);
 	CHECK_EQUAL(init.cap.max_send_wr, 64);
 	CHECK_EQUAL(attr.cap.max_recv_sge, 4);
@@ -233,7 +233,7 @@ static void transitions(struct side *a)
 		CHECK_EQUAL(modify(a, attr, init_mask), EINVAL);
 	}
 	CHECK_EQUAL(state_of(a), IBV_QPS_RESET);
-	SUCCEEDS(to_init(a));
+	CHECK_OK(to_init(a));
 	/* Flags of regions mean nothing to a queue pair and harm nothing. */
 	attr = (struct ibv_qp_attr){
 		.port_num = 1,
@@ -241,7 +241,7 @@ static void transitions(struct side *a)
 		.qp_access_flags =
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB,
 	};
-	SUCCEEDS(modify(a, attr, init_mask));
+	CHECK_OK(modify(a, attr, init_mask));
 
 	for (int i = 0; i < 8; i++)
 		no_rtr[i] = rtr;
@@ -257,15 +257,15 @@ static void transitions(struct side *a)
 		CHECK_EQUAL(modify(a, no_rtr[i], rtr_mask), EINVAL);
 	CHECK_EQUAL(modify(a, rtr, rtr_mask | IBV_QP_ALT_PATH), EOPNOTSUPP);
 	CHECK_EQUAL(state_of(a), IBV_QPS_INIT);
-	SUCCEEDS(modify(a, rtr, rtr_mask));
+	CHECK_OK(modify(a, rtr, rtr_mask));
 
 	for (size_t i = 0; i < COUNT_OF(no_rts); i++) {
 		a->options = no_rts[i];
 		CHECK_EQUAL(to_rts(a), EINVAL);
 	}
 	a->options = (struct options){.memory = 65536};
-	SUCCEEDS(to_rts(a));
-	SUCCEEDS(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_STATE, &init));
+	CHECK_OK(to_rts(a));
+	CHECK_OK(verbs->ibv_query_qp(a->qp, &attr, IBV_QP_STATE, &init));
 	CHECK_EQUAL(attr.qp_state, IBV_QPS_RTS);
 	CHECK_EQUAL(attr.path_mtu, IBV_MTU_1024);
 	CHECK_EQUAL(attr.rq_psn, 5);
@@ -275,7 +275,7 @@ static void transitions(struct side *a)
 	attr.cur_qp_state = IBV_QPS_SQD; /* which it is not */
 	CHECK_EQUAL(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE), EINVAL);
 	attr.cur_qp_state = IBV_QPS_RTS;
-	SUCCEEDS(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE));
+	CHECK_OK(modify(a, attr, IBV_QP_STATE | IBV_QP_CUR_STATE));
 }
 
 /* ---- completion queues and their events ----------------------------------------------------- */
@@ -308,7 +308,7 @@ static void one_event(struct side *side)
 	void *context;
 
 	CHECK(readable(side->channel->fd));
-	SUCCEEDS(verbs->ibv_get_cq_event(side->channel, &cq, &context));
+	CHECK_OK(verbs->ibv_get_cq_event(side->channel, &cq, &context));
 	CHECK(cq == side->cq && context == side);
 	verbs->ibv_ack_cq_events(cq, 1);
 }
@@ -328,7 +328,7 @@ static void in_the_child_of_a_fork(void)
 	struct side side;
 	int status;
 
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	struct ibv_context *context = side.context;
 	struct ibv_qp_init_attr queue_pair = {.send_cq = side.cq,
 					      .recv_cq = side.cq,
@@ -352,7 +352,7 @@ static void in_the_child_of_a_fork(void)
 		struct ibv_dm *dm = extended(context)->alloc_dm(context, &memory);
 
 		CHECK(dm); /* test_multi_process_alloc_dm of rdma-core */
-		SUCCEEDS(extended(context)->free_dm(dm));
+		CHECK_OK(extended(context)->free_dm(dm));
 		REFUSED(extended(context)->open_xrcd(context, &domain), ENODEV);
 		CHECK_EQUAL(to_init(&side), ENODEV);
 #if defined(__SANITIZE_THREAD__) /* which has no threads in the child of a process with threads */
@@ -360,7 +360,7 @@ static void in_the_child_of_a_fork(void)
 #else
 		struct side own;
 
-		OPEN_SIDE(&own);
+		OPEN(&own);
 		close_side(&side); /* changes nothing for the device that the child has opened */
 		verbs->device->wake_early(own.channel->fd);
 		CHECK(soft_container(own.channel, struct soft_comp_channel, ibv)->channel.early);
@@ -378,7 +378,7 @@ static void events(int comp_vector)
 	struct side a, b;
 
 	OPEN_PAIR(&a, &b, .comp_vector = comp_vector);
-	SUCCEEDS(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(b.channel->fd, F_SETFL, O_NONBLOCK));
 	no_event(&b);
 	send_one(&a, &b, 0); /* not armed */
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
@@ -386,7 +386,7 @@ static void events(int comp_vector)
 
 	/* Arming is for what comes later, and for one event. */
 	send_one(&a, &b, 0);
-	SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 0));
+	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
 	no_event(&b);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	send_one(&a, &b, 0);
@@ -397,27 +397,27 @@ static void events(int comp_vector)
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 
 	/* Solicited only; and asking for less does not take back more. */
-	SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 1));
+	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
 	send_one(&a, &b, 0);
 	no_event(&b);
 	send_one(&a, &b, IBV_SEND_SOLICITED);
 	one_event(&b);
-	SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 0));
-	SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 1));
+	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 0));
+	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
 	send_one(&a, &b, 0);
 	one_event(&b);
 	for (int i = 0; i < 3; i++)
 		expect_wc(&b, 1, IBV_WC_SUCCESS);
 
 	/* An error is always solicited. */
-	SUCCEEDS(b.context->ops.req_notify_cq(b.cq, 1));
+	CHECK_OK(b.context->ops.req_notify_cq(b.cq, 1));
 	receive_at(&b, 9, 0, 8);
 	enter_state(&b, IBV_QPS_ERR);
 	one_event(&b);
 	expect_wc(&b, 9, IBV_WC_WR_FLUSH_ERR);
 
 	/* An event that was not taken does not hold up destruction. */
-	SUCCEEDS(a.context->ops.req_notify_cq(a.cq, 0));
+	CHECK_OK(a.context->ops.req_notify_cq(a.cq, 0));
 	receive_at(&a, 9, 0, 8);
 	enter_state(&a, IBV_QPS_ERR);
 	CHECK(readable(a.channel->fd));
@@ -430,34 +430,34 @@ static void shared_channel(struct side *a, struct side *b)
 	struct ibv_cq *cq;
 	void *context;
 
-	SUCCEEDS(fcntl(b->channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(b->channel->fd, F_SETFL, O_NONBLOCK));
 	struct side other = *b;
 
 	CHECK(other.cq = verbs->ibv_create_cq(b->context, 4, &other, b->channel, 0));
 	other.qp = create_qp(&other);
-	SUCCEEDS(to_init(&other));
+	CHECK_OK(to_init(&other));
 	for (int i = 0; i < 3; i++) {
-		SUCCEEDS(b->context->ops.req_notify_cq(b->cq, 0));
+		CHECK_OK(b->context->ops.req_notify_cq(b->cq, 0));
 		send_one(a, b, 0);
 	}
-	SUCCEEDS(b->context->ops.req_notify_cq(other.cq, 0));
+	CHECK_OK(b->context->ops.req_notify_cq(other.cq, 0));
 	receive_at(&other, 1, 0, 8);
 	enter_state(&other, IBV_QPS_ERR);
 	/* In turns: one that is busy does not hold up the other. */
-	SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
+	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 	CHECK(cq == b->cq && context == b);
-	SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
+	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 	CHECK(cq == other.cq && context == &other);
 	for (int i = 0; i < 2; i++) {
-		SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
+		CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 		CHECK(cq == b->cq);
 	}
 	CHECK_FAILS(verbs->ibv_get_cq_event(b->channel, &cq, &context), EAGAIN);
 	verbs->ibv_ack_cq_events(b->cq, 3); /* together */
 	verbs->ibv_ack_cq_events(other.cq, 1);
 	CHECK_EQUAL(verbs->ibv_destroy_cq(other.cq), EBUSY);
-	SUCCEEDS(verbs->ibv_destroy_qp(other.qp));
-	SUCCEEDS(verbs->ibv_destroy_cq(other.cq));
+	CHECK_OK(verbs->ibv_destroy_qp(other.qp));
+	CHECK_OK(verbs->ibv_destroy_cq(other.cq));
 }
 
 static struct side *acking;
@@ -492,16 +492,16 @@ static void destroy_waits(struct side *a, struct side *b)
 	pthread_t thread;
 	char file[64];
 
-	SUCCEEDS(b->context->ops.req_notify_cq(b->cq, 0));
+	CHECK_OK(b->context->ops.req_notify_cq(b->cq, 0));
 	send_one(a, b, 0);
-	SUCCEEDS(verbs->ibv_get_cq_event(b->channel, &cq, &context));
+	CHECK_OK(verbs->ibv_get_cq_event(b->channel, &cq, &context));
 	acking = b;
 	snprintf(file, sizeof(file), "/proc/self/task/%d/stat", getpid());
 	destroy_qp(b);
-	SUCCEEDS(pthread_create(&thread, NULL, ack_later, file));
-	SUCCEEDS(verbs->ibv_destroy_cq(b->cq));
+	CHECK_OK(pthread_create(&thread, NULL, ack_later, file));
+	CHECK_OK(verbs->ibv_destroy_cq(b->cq));
 	b->cq = NULL;
-	SUCCEEDS(pthread_join(thread, NULL));
+	CHECK_OK(pthread_join(thread, NULL));
 }
 
 static void resize(void)
@@ -509,15 +509,15 @@ static void resize(void)
 	struct side a, b;
 	struct ibv_wc wc[8];
 
-	OPEN_SIDE(&a);
-	OPEN_SIDE(&b, .cqe = 5);
+	OPEN(&a);
+	OPEN(&b, .cqe = 5);
 	connect_pair(&a, &b);
 	/* Once around the ring, so that its content wraps. */
 	for (int round = 0; round < 3; round++) {
 		for (unsigned i = 0; i < 4; i++)
 			send_one(&a, &b, 0);
 		CHECK_EQUAL(verbs->ibv_resize_cq(b.cq, 3), EINVAL);
-		SUCCEEDS(verbs->ibv_resize_cq(b.cq, round == 1 ? 4 : 6));
+		CHECK_OK(verbs->ibv_resize_cq(b.cq, round == 1 ? 4 : 6));
 		CHECK_EQUAL(b.cq->cqe, round == 1 ? 4 : 6);
 		CHECK_EQUAL(poll_cq(&b, 8, wc), 4);
 	}
@@ -529,7 +529,7 @@ static void resize(void)
 static void closing_early(struct side *a, struct side *b)
 {
 	send_one(a, b, 0);
-	SUCCEEDS(verbs->ibv_close_device(b->context));
+	CHECK_OK(verbs->ibv_close_device(b->context));
 	b->context = NULL;
 	uint64_t start = now_ns(CLOCK_MONOTONIC);
 

@@ -74,12 +74,12 @@ static void open_stage(struct stage *stage, struct options options)
 	options.memory = LONG;
 	open_side(&stage->side, options);
 	memset(stage->side.memory, 0xaa, LONG);
-	SUCCEEDS(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
-	SUCCEEDS(fcntl(fds[1], F_SETFL, O_NONBLOCK));
-	SUCCEEDS(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)));
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+	CHECK_OK(fcntl(fds[1], F_SETFL, O_NONBLOCK));
+	CHECK_OK(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)));
 	bring_up(&stage->side, &absent);
 	soft_lock();
-	SUCCEEDS(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0));
+	CHECK_OK(soft_qp_adopt(soft_qp_of(stage->side.qp), fds[1], NULL, 0));
 	stage->tcp = soft_tcp_path_of(soft_link_of(soft_qp_of(stage->side.qp))->chan.path);
 	soft_unlock();
 	stage->fd = fds[0];
@@ -163,7 +163,7 @@ static struct ibv_mr *post_in_two_regions(struct stage *stage)
 
 	CHECK(rest);
 	sges[1].lkey = rest->lkey;
-	SUCCEEDS(side->context->ops.post_send(side->qp, &wr, &bad));
+	CHECK_OK(side->context->ops.post_send(side->qp, &wr, &bad));
 	CHECK(is_partial(stage));
 	return rest;
 }
@@ -200,9 +200,9 @@ static void memory_gone(bool uc, bool draining)
 	struct ibv_mr *rest = post_in_two_regions(&stage);
 
 	if (draining)
-		SUCCEEDS(verbs->ibv_modify_qp(side->qp, &attr,
+		CHECK_OK(verbs->ibv_modify_qp(side->qp, &attr,
 					      IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
-	SUCCEEDS(verbs->ibv_dereg_mr(rest));
+	CHECK_OK(verbs->ibv_dereg_mr(rest));
 	size_t count = until_failed(&stage, begun, sizeof(begun));
 
 	if (draining)
@@ -339,7 +339,7 @@ static void cut(size_t at_once)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){.uc = true});
-	SUCCEEDS(setsockopt(LOCKED(stage.tcp->watch.fd), SOL_SOCKET, SO_SNDBUF, &enough,
+	CHECK_OK(setsockopt(LOCKED(stage.tcp->watch.fd), SOL_SOCKET, SO_SNDBUF, &enough,
 			    sizeof(enough)));
 	limit_sending(at_once, SIZE_MAX);
 	for (uint32_t i = 0; i < 4; i++)
@@ -368,7 +368,7 @@ static void answer_withdrawn(struct stage *stage)
 				       .dma_length = LONG});
 	while (!is_partial(stage))
 		soft_progress();
-	SUCCEEDS(verbs->ibv_dereg_mr(side->mr));
+	CHECK_OK(verbs->ibv_dereg_mr(side->mr));
 	side->mr = NULL;
 	memset(side->memory, 0xbb, LONG);
 	get_old(stage, SOFT_READ_DATA, 0, SOFT_FRAME_MAX);
@@ -401,7 +401,7 @@ static void together(bool first_alone)
 	struct stage stage;
 
 	open_stage(&stage, (struct options){0});
-	SUCCEEDS(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
+	CHECK_OK(setsockopt(stage.tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
 	limit_sending(SIZE_MAX, first_alone ? first : SIZE_MAX);
 	POST(&stage.side, IBV_WR_SEND, .wr_id = 1, .length = LONG);
 	CHECK_EQUAL(LOCKED(sent), 1);
@@ -426,7 +426,7 @@ static void acknowledged_behind_answers(struct stage *stage)
 
 	frame = (struct soft_frame){
 		.address = (uintptr_t)stage->side.memory, .rkey = stage->side.mr->rkey, .psn = 100};
-	SUCCEEDS(setsockopt(stage->tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
+	CHECK_OK(setsockopt(stage->tcp->watch.fd, SOL_SOCKET, SO_SNDBUF, &enough, sizeof(enough)));
 	soft_lock();
 	for (int i = 0; i < 2; i++) {
 		frame.opcode = SOFT_READ;
@@ -517,13 +517,13 @@ static void port_down(struct stage *stage)
 	limit_sending(SIZE_MAX, RECORD_HEADER);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
 	CHECK(is_partial(stage));
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	limit_sending(SIZE_MAX, SIZE_MAX);
 	for (int i = 0; i < 1000; i++)
 		soft_progress();
 	CHECK_EQUAL(recv(stage->fd, payload, RECORD_HEADER, MSG_PEEK), RECORD_HEADER);
 	CHECK_EQUAL(recv(stage->fd, payload, sizeof(payload), MSG_PEEK), RECORD_HEADER);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	get(stage, 0, 0, 2000);
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
 }
@@ -533,18 +533,18 @@ static void delayed_port_down(struct stage *stage)
 {
 	uint8_t byte;
 
-	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ERR));
 	begin_to_delay();
 	for (uint32_t i = 0; i < 2; i++)
 		POST(&stage->side, IBV_WR_SEND, .wr_id = i, .length = 8);
 	get(stage, 0, 0, 8);
-	SUCCEEDS(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ERR));
 	soft_progress();
 	CHECK(!LOCKED(soft_engine_has_delayed()));
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
-	SUCCEEDS(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise_on("embedded1", IBV_EVENT_PORT_ACTIVE));
 	CHECK_EQUAL(recv(stage->fd, &byte, 1, MSG_DONTWAIT), -1);
-	SUCCEEDS(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise_on("embedded0", IBV_EVENT_PORT_ACTIVE));
 	get(stage, 1, 0, 8);
 	set_ticking(false);
 	soft_hold_polling(-1);
@@ -578,7 +578,7 @@ static void forked(struct stage *stage)
 int main(void)
 {
 	limit_seconds(60);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	STEP(cut(7));
 	STEP(cut(SOFT_FRAME_HEADER - 1));
 	STEP(cut(SOFT_FRAME_HEADER));

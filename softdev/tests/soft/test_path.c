@@ -13,7 +13,7 @@ static void many(void)
 
 	limit_seconds(20);
 	for (int i = 0; i < MANY; i++) {
-		OPEN_SIDE(&sides[i]);
+		OPEN(&sides[i]);
 		struct address peer = exchange(&process, &sides[i]);
 
 		bring_up_receiving(&sides[i], &peer, 1, 1, 64);
@@ -41,10 +41,10 @@ static void slow_receiver(void)
 	struct side slow, quick;
 
 	limit_seconds(60);
-	OPEN_SIDE(&slow, .memory = SIZE);
+	OPEN(&slow, .memory = SIZE);
 	struct address slow_peer = exchange(&process, &slow);
 
-	OPEN_SIDE(&quick, .receives = 2 * ROUNDS);
+	OPEN(&quick, .receives = 2 * ROUNDS);
 	struct address quick_peer = exchange(&process, &quick);
 
 	bring_up(&slow, &slow_peer);
@@ -92,7 +92,7 @@ static void observed(void)
 	struct side side;
 
 	limit_seconds(20);
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	struct address peer = exchange(&process, &side);
 
 	bring_up_receiving(&side, &peer, 1, 1, 64);
@@ -132,7 +132,7 @@ static void one_connects(bool smaller)
 	struct side side;
 
 	limit_seconds(20);
-	OPEN_SIDE(&side, .timeout = 255); /* time ends nothing */
+	OPEN(&side, .timeout = 255); /* time ends nothing */
 	struct address peer = exchange(&process, &side);
 
 	connects = (side.qp->qp_num < peer.qpn) == smaller;

@@ -24,7 +24,7 @@ static void leave(enum way way)
 		exit(0);
 	if (way == UNDERSCORE_EXIT)
 		_exit(0);
-	SUCCEEDS(kill(getpid(), SIGKILL));
+	CHECK_OK(kill(getpid(), SIGKILL));
 }
 
 /* The parent's side of the end. */
@@ -142,7 +142,7 @@ static void sent_and_gone(void)
 	}
 	soft_lock();
 	tell(&process, &byte, 1);
-	SUCCEEDS(waitid(P_PID, (id_t)process.child, &ended, WEXITED | WNOWAIT));
+	CHECK_OK(waitid(P_PID, (id_t)process.child, &ended, WEXITED | WNOWAIT));
 	soft_shm_peer_drain_and_finish(
 		soft_list_first(&soft_device.shm->peers, struct soft_shm_peer, node));
 	soft_unlock();

@@ -15,7 +15,7 @@ static struct ibv_port_attr port_of(const struct side *side)
 {
 	struct ibv_port_attr port;
 
-	SUCCEEDS(extended(side->context)->query_port(side->context, 1, &port, sizeof(port)));
+	CHECK_OK(extended(side->context)->query_port(side->context, 1, &port, sizeof(port)));
 	return port;
 }
 
@@ -23,7 +23,7 @@ static void expect_port_event(struct side *side, enum ibv_event_type type)
 {
 	struct ibv_async_event event;
 
-	SUCCEEDS(verbs->ibv_get_async_event(side->context, &event));
+	CHECK_OK(verbs->ibv_get_async_event(side->context, &event));
 	CHECK_EQUAL(event.event_type, type);
 	CHECK_EQUAL(event.element.port_num, 1);
 	verbs->ibv_ack_async_event(&event);
@@ -51,12 +51,12 @@ static void down_and_up(void)
 
 	OPEN_PAIR(&a, &b, .timeout = 20);
 	send_one(&a, &b, 1);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_DOWN);
 	CHECK_EQUAL(port_of(&a).phys_state, 3);
 	expect_port_event(&a, IBV_EVENT_PORT_ERR);
 	expect_port_event(&b, IBV_EVENT_PORT_ERR);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	CHECK(!event_is_there(&a)); /* it is down already */
 
 	receive_at(&b, 2, 0, 64);
@@ -66,7 +66,7 @@ static void down_and_up(void)
 
 		CHECK_EQUAL(poll_cq(&a, 1, &wc) + poll_cq(&b, 1, &wc), 0);
 	}
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
 	CHECK_EQUAL(port_of(&a).phys_state, 5);
 	expect_port_event(&a, IBV_EVENT_PORT_ACTIVE);
@@ -74,10 +74,10 @@ static void down_and_up(void)
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	expect_wc(&b, 2, IBV_WC_SUCCESS);
 	send_one(&b, &a, 3);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	CHECK(!event_is_there(&a));
 	/* Destroyed while it is down; the next device begins with a port that is up. */
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	close_pair(&a, &b);
 	OPEN_PAIR(&a, &b);
 	CHECK_EQUAL(port_of(&a).state, IBV_PORT_ACTIVE);
@@ -90,15 +90,15 @@ static void connected_later(void)
 {
 	struct side a, b;
 
-	OPEN_SIDE(&a, .timeout = 20);
-	OPEN_SIDE(&b, .timeout = 20);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	OPEN(&a, .timeout = 20);
+	OPEN(&b, .timeout = 20);
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	connect_pair(&a, &b);
 	receive_at(&b, 1, 0, 64);
 	POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	for (int i = 0; i < 1000; i++)
 		expect_no_wc(&b);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&b, 1, IBV_WC_SUCCESS);
 	close_pair(&a, &b);
@@ -107,14 +107,14 @@ static void connected_later(void)
 /* A long one: retries are over (IBTA 9.7.6.1.3). */
 static void given_up(struct side *a, struct side *b)
 {
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_port_event(a, IBV_EVENT_PORT_ERR);
 	expect_port_event(b, IBV_EVENT_PORT_ERR);
 	RUN(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 	CHECK_EQUAL(state_of(a), IBV_QPS_ERR);
 	/* The other had nothing under way: it finds out with its next request. */
 	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_port_event(b, IBV_EVENT_PORT_ACTIVE);
 	RUN(b, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
 	CHECK(!event_is_there(b));
@@ -126,7 +126,7 @@ static void given_up_by_the_peer(void)
 	struct process process = split();
 	struct side side;
 
-	OPEN_SIDE(&side, .timeout = 1, .retry_cnt = 1);
+	OPEN(&side, .timeout = 1, .retry_cnt = 1);
 	struct address peer = exchange(&process, &side);
 
 	bring_up(&side, &peer);
@@ -137,7 +137,7 @@ static void given_up_by_the_peer(void)
 	}
 	process_barrier(&process);
 	if (!process.child)
-		SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+		CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	process_barrier(&process);
 	if (process.child) {
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_ACTIVE);
@@ -153,9 +153,9 @@ static void given_up_by_the_peer(void)
 static void unreliable(struct side *a, struct side *b)
 {
 	send_one(a, b, 1);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 2, .length = 8);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	send_one(a, b, 3);
 	send_one(b, a, 4);
 }
@@ -165,7 +165,7 @@ static void another_lid(struct side *a, struct side *b)
 {
 	struct side c, d;
 
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_LID_CHANGE));
 	expect_port_event(a, IBV_EVENT_LID_CHANGE);
 	send_one(a, b, 1);
 	OPEN_PAIR(&c, &d);
@@ -178,7 +178,7 @@ static void device_fatal(struct side *a, struct side *b)
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_RC};
 
 	receive_at(b, 1, 0, 64);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_DEVICE_FATAL));
 	expect_port_event(a, IBV_EVENT_DEVICE_FATAL);
 	expect_port_event(b, IBV_EVENT_DEVICE_FATAL);
 	expect_wc(b, 1, IBV_WC_WR_FLUSH_ERR);
@@ -208,10 +208,10 @@ static void only_told(void)
 	};
 	struct side a;
 
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* to no context */
-	OPEN_SIDE(&a);
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* to no context */
+	OPEN(&a);
 	for (size_t i = 0; i < COUNT_OF(told); i++) {
-		SUCCEEDS(aiordma_embedded_raise(told[i]));
+		CHECK_OK(aiordma_embedded_raise(told[i]));
 		expect_port_event(&a, told[i]);
 	}
 	for (size_t i = 0; i < COUNT_OF(refused); i++)
@@ -233,10 +233,10 @@ static void change_interface(const char *name, const char *address, short flags)
 	if (address) {
 		CHECK_EQUAL(inet_pton(AF_INET, address, &in.sin_addr), 1);
 		memcpy(&request.ifr_addr, &in, sizeof(in));
-		SUCCEEDS(ioctl(fd, SIOCSIFADDR, &request));
+		CHECK_OK(ioctl(fd, SIOCSIFADDR, &request));
 	} else {
 		request.ifr_flags = flags;
-		SUCCEEDS(ioctl(fd, SIOCSIFFLAGS, &request));
+		CHECK_OK(ioctl(fd, SIOCSIFFLAGS, &request));
 	}
 	close(fd);
 }
@@ -245,7 +245,7 @@ static bool gid_at_is(struct side *side, int index, const char *address)
 {
 	union ibv_gid gid, expected = {.raw = {0}};
 
-	SUCCEEDS(verbs->ibv_query_gid(side->context, 1, index, &gid));
+	CHECK_OK(verbs->ibv_query_gid(side->context, 1, index, &gid));
 	if (address) {
 		expected.raw[10] = expected.raw[11] = 0xff;
 		CHECK_EQUAL(inet_pton(AF_INET, address, &expected.raw[12]), 1);
@@ -259,7 +259,7 @@ static int try_gid(struct side *side, int index)
 
 	side->options.gid = (uint8_t)index;
 	enter_state(side, IBV_QPS_RESET);
-	SUCCEEDS(to_init(side));
+	CHECK_OK(to_init(side));
 	return to_rtr(side, &own);
 }
 
@@ -273,7 +273,7 @@ static void addresses_change(void)
 	if (!process.child) {
 		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 		change_interface("lo", NULL, IFF_UP);
-		OPEN_SIDE(&side);
+		OPEN(&side);
 		int fixed = port_of(&side).gid_tbl_len; /* 127.0.0.1, and ::1 where there is IPv6 */
 
 		change_interface("lo:1", "127.9.9.1", 0);
@@ -283,7 +283,7 @@ static void addresses_change(void)
 		CHECK_EQUAL(port_of(&side).gid_tbl_len, fixed + 2);
 		CHECK(gid_at_is(&side, fixed, "127.9.9.1"));
 		CHECK(gid_at_is(&side, fixed + 1, "127.9.9.2"));
-		SUCCEEDS(try_gid(&side, fixed));
+		CHECK_OK(try_gid(&side, fixed));
 
 		/* What goes leaves a hole, so that the others keep their index. */
 		change_interface("lo:1", NULL, 0);
@@ -320,7 +320,7 @@ static void expect_change(struct side *side, enum ibv_event_type type, enum ibv_
 	struct ibv_async_event event;
 
 	do {
-		SUCCEEDS(verbs->ibv_get_async_event(side->context, &event));
+		CHECK_OK(verbs->ibv_get_async_event(side->context, &event));
 		verbs->ibv_ack_async_event(&event);
 	} while (event.event_type == IBV_EVENT_GID_CHANGE);
 	CHECK_EQUAL(event.event_type, type);
@@ -333,14 +333,14 @@ static void follows_its_interface(void)
 	int index = 0;
 
 	CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "lo", 1));
 	for (int i = 0; i < 2; i++) { /* the second time anew */
-		OPEN_SIDE(&side);
+		OPEN(&side);
 		CHECK_EQUAL(port_of(&side).state, IBV_PORT_DOWN);
 		CHECK(!event_is_there(&side));
 		close_side(&side);
 	}
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	change_interface("lo", NULL, IFF_UP);
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
 	change_interface("lo:1", "127.9.9.1", 0); /* with a label */
@@ -348,12 +348,12 @@ static void follows_its_interface(void)
 		index = (index + 1) % port_of(&side).gid_tbl_len;
 
 	/* What a test has taken down stays down as long as nothing happens to the interface. */
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ERR));
 	expect_change(&side, IBV_EVENT_PORT_ERR, IBV_PORT_DOWN);
-	OPEN_SIDE(&later); /* and is read again */
+	OPEN(&later); /* and is read again */
 	CHECK_EQUAL(port_of(&later).state, IBV_PORT_DOWN);
 	close_side(&later);
-	SUCCEEDS(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
+	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_PORT_ACTIVE));
 	expect_change(&side, IBV_EVENT_PORT_ACTIVE, IBV_PORT_ACTIVE);
 
 	change_interface("lo", NULL, 0);
@@ -376,7 +376,7 @@ static void change_route(unsigned long request, unsigned short flags)
 	CHECK(fd >= 0);
 	memcpy(&route.rt_dst, &to, sizeof(to));
 	memcpy(&route.rt_genmask, &mask, sizeof(mask));
-	SUCCEEDS(ioctl(fd, request, &route));
+	CHECK_OK(ioctl(fd, request, &route));
 	close(fd);
 }
 
@@ -394,7 +394,7 @@ static void goes_there(struct side *side, int expected)
 	ah = ud_path(side, &there, 0);
 	CHECK_EQUAL(ah ? 0 : errno, expected);
 	if (ah)
-		SUCCEEDS(verbs->ibv_destroy_ah(ah));
+		CHECK_OK(verbs->ibv_destroy_ah(ah));
 }
 
 /* Leaves the host one port for UDP, which is taken. */
@@ -406,7 +406,7 @@ static void take_all_ports(void)
 	CHECK(range >= 0);
 	CHECK_EQUAL(write(range, "40000 40000", 11), 11);
 	close(range);
-	SUCCEEDS(bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof(any)));
+	CHECK_OK(bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof(any)));
 }
 
 static void routes(void)
@@ -417,8 +417,8 @@ static void routes(void)
 	if (!process.child) {
 		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
 		change_interface("lo", NULL, IFF_UP);
-		OPEN_SIDE(&side);
-		SUCCEEDS(to_init(&side));
+		OPEN(&side);
+		CHECK_OK(to_init(&side));
 		goes_there(&side, ENETUNREACH);
 		change_route(SIOCADDRT, RTF_REJECT);
 		goes_there(&side, EHOSTUNREACH);
@@ -427,8 +427,8 @@ static void routes(void)
 		goes_there(&side, 0);
 		close_side(&side);
 		take_all_ports();
-		OPEN_SIDE(&side);
-		SUCCEEDS(to_init(&side));
+		OPEN(&side);
+		CHECK_OK(to_init(&side));
 		goes_there(&side, 0);
 		close_side(&side);
 	}

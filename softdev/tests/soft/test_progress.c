@@ -100,7 +100,7 @@ static void signals(void)
 	for (int number = 1; number <= 64; number++)
 		if (sigismember(&others, number) != 1 || number == SIGKILL || number == SIGSTOP)
 			expected &= ~(UINT64_C(1) << (number - 1));
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	wait_for_status("SigBlk:", value);
 	CHECK_EQUAL(strtoull(value, NULL, 16), expected);
 	close_side(&side);
@@ -141,7 +141,7 @@ static void idle_peers(void)
 		RUN(&side, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&side, 1, IBV_WC_SUCCESS);
 	}
-	SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
+	CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 	process_barrier(&process);
 	falls_asleep();
 	close_peers(&process, &side);
@@ -184,7 +184,7 @@ static void busy_application(bool stays)
 /* The fd of the channel, which no longer blocks, is readable when there is work too (wake_early). */
 static void show_work(struct ibv_comp_channel *channel)
 {
-	SUCCEEDS(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK_OK(fcntl(channel->fd, F_SETFL, O_NONBLOCK));
 	verbs->device->wake_early(channel->fd);
 }
 
@@ -200,7 +200,7 @@ static void waking(void)
 
 		open_peers(&process, &side, (struct options){0}, 1, 8);
 		if (way == 1) /* the fd shows events alone */
-			SUCCEEDS(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
+			CHECK_OK(fcntl(side.channel->fd, F_SETFL, O_NONBLOCK));
 		if (way == 2) /* it may also show work */
 			show_work(side.channel);
 		for (int i = 0; i < 300; i++) {
@@ -208,7 +208,7 @@ static void waking(void)
 
 			if (mine)
 				POST(&side, IBV_WR_SEND, .wr_id = 2, .length = 8);
-			SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
+			CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 			struct ibv_wc wc;
 
 			while (poll_cq(&side, 1, &wc) == 0) {
@@ -223,7 +223,7 @@ static void waking(void)
 				if (rc)
 					continue;
 				verbs->ibv_ack_cq_events(cq, 1);
-				SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
+				CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 			}
 			CHECK_EQUAL(wc.status, IBV_WC_SUCCESS);
 			if (!mine)
@@ -257,7 +257,7 @@ static void threads(void)
 	pthread_t thread[4];
 
 	for (int i = 0; i < 4; i++)
-		SUCCEEDS(pthread_create(&thread[i], NULL, talk, NULL));
+		CHECK_OK(pthread_create(&thread[i], NULL, talk, NULL));
 	for (int i = 0; i < 20; i++) {
 		struct side a, b;
 
@@ -265,7 +265,7 @@ static void threads(void)
 		close_pair(&a, &b);
 	}
 	for (int i = 0; i < 4; i++)
-		SUCCEEDS(pthread_join(thread[i], NULL));
+		CHECK_OK(pthread_join(thread[i], NULL));
 }
 
 /* What other threads are in the middle of when one forks: a lock held while polling, and events
@@ -275,11 +275,11 @@ static void begin_what_a_child_cannot_end(struct side *a, struct ibv_async_event
 	struct ibv_cq *cq;
 	void *context;
 
-	SUCCEEDS(a->context->ops.req_notify_cq(a->cq, 0));
+	CHECK_OK(a->context->ops.req_notify_cq(a->cq, 0));
 	enter_state(a, IBV_QPS_ERR);
 	POST(a, IBV_WR_SEND); /* flushed */
-	SUCCEEDS(verbs->ibv_get_cq_event(a->channel, &cq, &context));
-	SUCCEEDS(verbs->ibv_get_async_event(a->context, event));
+	CHECK_OK(verbs->ibv_get_cq_event(a->channel, &cq, &context));
+	CHECK_OK(verbs->ibv_get_async_event(a->context, event));
 	CHECK_EQUAL(event->event_type, IBV_EVENT_QP_LAST_WQE_REACHED);
 #ifndef __SANITIZE_THREAD__ /* it does not like locks to be destroyed that are held */
 	pthread_mutex_lock(&soft_cq_of(a->cq)->lock);
@@ -340,7 +340,7 @@ static void forking(void)
 	struct ibv_async_event event;
 	struct side a, b, busy;
 
-	OPEN_SIDE(&busy, .shared = 1);
+	OPEN(&busy, .shared = 1);
 	bring_up(&busy, &(struct address){.qpn = 1});
 	begin_what_a_child_cannot_end(&busy, &event);
 	OPEN_PAIR(&a, &b);
@@ -383,8 +383,8 @@ static void forking_while_polling(void)
 {
 	struct side side;
 
-	OPEN_SIDE(&side);
-	SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
+	OPEN(&side);
+	CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 	soft_busy_poll(1);
 	pid_t child = fork_asleep();
 
@@ -442,7 +442,7 @@ static void serving(void)
 		void *context;
 
 		show_work(side.channel);
-		SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
+		CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 		while (verbs->device->progress() == before)
 			CHECK_EQUAL(verbs->ibv_get_cq_event(side.channel, &cq, &context), -1);
 		__atomic_fetch_add((uint64_t *)(void *)side.memory, told, __ATOMIC_ACQ_REL);
@@ -484,7 +484,7 @@ static void meeting(void)
 		while (!__atomic_load_n(&words[DONE], __ATOMIC_ACQUIRE))
 			CHECK_EQUAL(poll_cq(&side, 1, &wc), 0);
 		soft_busy_poll(0);
-		SUCCEEDS(side.context->ops.req_notify_cq(side.cq, 0));
+		CHECK_OK(side.context->ops.req_notify_cq(side.cq, 0));
 		process_barrier(&process);
 		falls_asleep();
 		process_barrier(&process);
@@ -503,15 +503,15 @@ static void armed_elsewhere(struct side *side)
 
 	CHECK(channel && cq);
 	for (int i = 0; i < 2; i++) {
-		SUCCEEDS(side->context->ops.req_notify_cq(cq, 0));
+		CHECK_OK(side->context->ops.req_notify_cq(cq, 0));
 		CHECK(armed_counts());
 		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 		CHECK(armed_counts());
 		while (armed_counts()) /* limit_seconds bounds it */
 			CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
 	}
-	SUCCEEDS(verbs->ibv_destroy_cq(cq));
-	SUCCEEDS(verbs->ibv_destroy_comp_channel(channel));
+	CHECK_OK(verbs->ibv_destroy_cq(cq));
+	CHECK_OK(verbs->ibv_destroy_comp_channel(channel));
 }
 
 /* The machine's clock; one that stands; one on which each reading is a millisecond after the last. */

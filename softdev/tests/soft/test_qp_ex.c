@@ -71,7 +71,7 @@ static void creating(void)
 		CHECK_EQUAL(qp ? 0 : errno, cases[i].error);
 		if (qp) {
 			CHECK(!verbs->ibv_qp_to_qp_ex(qp));
-			SUCCEEDS(verbs->ibv_destroy_qp(qp));
+			CHECK_OK(verbs->ibv_destroy_qp(qp));
 		}
 	}
 	close_side(&a);
@@ -94,7 +94,7 @@ static void atomic_write(void)
 			   (struct extras){.operations = IBV_QP_EX_WITH_ATOMIC_WRITE |
 							 IBV_QP_EX_WITH_LOCAL_INV,
 					   .inline_data = 1});
-	OPEN_SIDE(&b);
+	OPEN(&b);
 	connect_pair(&a, &b);
 	CHECK(device_of(a.context).device_cap_flags_ex & UINT64_C(1) << 40);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
@@ -106,7 +106,7 @@ static void atomic_write(void)
 		qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory + 8 * i, &seen);
 	}
 	seen = 0;
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	for (unsigned i = 0; i < 6; i++)
 		CHECK_EQUAL(expect_wc(&a, i, IBV_WC_SUCCESS).opcode, IBV_WC_ATOMIC_WRITE);
 	for (unsigned i = 0; i < 6; i++) {
@@ -155,7 +155,7 @@ static void atomic_write(void)
 	}
 	memcpy(&seen, b.memory, 8);
 	CHECK_EQUAL(seen, word);
-	SUCCEEDS(verbs->ibv_dereg_mr(readable));
+	CHECK_OK(verbs->ibv_dereg_mr(readable));
 	close_pair(&a, &b);
 }
 
@@ -176,7 +176,7 @@ static void unreliable(void)
 	sge(qp, &a, 0, 200);
 	qp->wr_send_imm(qp, 6);
 	sge(qp, &a, 0, 64);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).imm_data, 5);
 	CHECK_EQUAL(expect_wc(&b, 2, IBV_WC_SUCCESS).imm_data, 6);
 	CHECK(filled(b.memory, 200, 1) && filled(b.memory + 8192, 64, 1));
@@ -198,7 +198,7 @@ static void no_echo(void)
 
 	for (int i = 0; i < 2; i++) {
 		ud_bring_up(sides[i], QKEY);
-		SUCCEEDS(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0));
+		CHECK_OK(verbs->ibv_attach_mcast(sides[i]->qp, &group, 0));
 		for (uint64_t j = 1; j <= 2; j++)
 			receive_at(sides[i], j, 4096, 4096);
 	}
@@ -213,16 +213,16 @@ static void no_echo(void)
 		qp->wr_send(qp);
 		qp->wr_set_ud_addr(qp, ah, 0xffffff, QKEY);
 		qp->wr_set_inline_data(qp, "hello", 5);
-		SUCCEEDS(qp->wr_complete(qp));
+		CHECK_OK(qp->wr_complete(qp));
 		expect_wc(sides[i], 9, IBV_WC_SUCCESS);
-		SUCCEEDS(verbs->ibv_destroy_ah(ah));
+		CHECK_OK(verbs->ibv_destroy_ah(ah));
 		/* b hears both, a only b's. */
 		CHECK_EQUAL(expect_wc(&b, (uint64_t)i + 1, IBV_WC_SUCCESS).src_qp,
 			    sides[i]->qp->qp_num);
 	}
 	CHECK_EQUAL(expect_wc(&a, 1, IBV_WC_SUCCESS).src_qp, b.qp->qp_num);
 	for (int i = 0; i < 2; i++)
-		SUCCEEDS(verbs->ibv_detach_mcast(sides[i]->qp, &group, 0));
+		CHECK_OK(verbs->ibv_detach_mcast(sides[i]->qp, &group, 0));
 	close_pair(&a, &b);
 }
 
@@ -259,7 +259,7 @@ static void inline_data(void)
 	qp->wr_set_inline_data_list(qp, 3, list);
 	memset(first, 'x', 4);
 	memset(third, 'x', 3);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	for (unsigned i = 1; i <= 4; i++) {
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, 3);
@@ -273,7 +273,7 @@ static void inline_data(void)
 	qp->wr_id = 7;
 	qp->wr_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
 	qp->wr_rdma_read(qp, b.mr->rkey, (uintptr_t)b.memory);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	expect_wc(&a, 7, IBV_WC_SUCCESS);
 	CHECK(!memcmp(b.memory + 64 * 6, "one two", 7));
 	close_pair(&a, &b);
@@ -285,13 +285,13 @@ static void no_sges(void)
 	const uint64_t word = 0x0102030405060708;
 	struct side a, b;
 
-	OPEN_SIDE(&a);
-	OPEN_SIDE(&b);
+	OPEN(&a);
+	OPEN(&b);
 	struct ibv_qp_init_attr_ex attr = qp_attr_ex(
 		&a, (struct extras){.operations = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_ATOMIC_WRITE,
 				    .inline_data = 16});
 
-	SUCCEEDS(verbs->ibv_destroy_qp(a.qp));
+	CHECK_OK(verbs->ibv_destroy_qp(a.qp));
 	attr.cap.max_send_sge = 0;
 	CHECK(a.qp = extended(a.context)->create_qp_ex(a.context, &attr));
 	CHECK_EQUAL(attr.cap.max_send_sge, 0);
@@ -308,7 +308,7 @@ static void no_sges(void)
 	qp->wr_atomic_write(qp, b.mr->rkey, (uintptr_t)b.memory, &word);
 	qp->wr_id = 3;
 	qp->wr_send(qp);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	for (unsigned i = 1; i <= 3; i++)
 		expect_wc(&a, i, IBV_WC_SUCCESS);
 	CHECK_EQUAL(expect_wc(&b, 1, IBV_WC_SUCCESS).byte_len, 8);
@@ -337,7 +337,7 @@ static void nothing_happened(struct side *a, struct side *b)
 	qp->wr_id = 5;
 	qp->wr_flags = 0;
 	qp->wr_send(qp);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	expect_wc(a, 5, IBV_WC_SUCCESS);
 	expect_wc(b, 5, IBV_WC_SUCCESS);
 }
@@ -404,7 +404,7 @@ static void mistakes(struct side *a, struct side *b)
 	nothing_happened(a, b);
 	/* Nothing between start and complete. */
 	qp->wr_start(qp);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	nothing_happened(a, b);
 }
 
@@ -414,7 +414,7 @@ static void states_and_room(void)
 	struct side a, b;
 
 	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
-	OPEN_SIDE(&b);
+	OPEN(&b);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a.qp);
 
 	qp->wr_start(qp);
@@ -439,7 +439,7 @@ static void states_and_room(void)
 	qp->wr_start(qp);
 	qp->wr_id = 9;
 	qp->wr_send(qp);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	expect_wc(&a, 9, IBV_WC_WR_FLUSH_ERR);
 	close_pair(&a, &b);
 }
@@ -479,7 +479,7 @@ static void threads(void)
 	for (unsigned i = 0; i < 8; i++)
 		receive_at(&receiver, i, 64 * i, 64);
 	for (uintptr_t i = 0; i < 2; i++)
-		SUCCEEDS(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)));
+		CHECK_OK(pthread_create(&senders[i], NULL, send_pairs, (void *)(i * 10)));
 	for (unsigned i = 0; i < 400; i++) {
 		uint64_t at = expect_wc(&receiver, i % 8, IBV_WC_SUCCESS).wr_id;
 

@@ -6,7 +6,7 @@
 static void last_refused(struct side *a, struct side *b, const struct request *requests, int count,
 			 enum ibv_wc_status status, enum ibv_event_type event)
 {
-	SUCCEEDS(post_chain(a, requests, count));
+	CHECK_OK(post_chain(a, requests, count));
 	for (int i = 0; i < count; i++)
 		expect_wc(a, requests[i].wr_id, i + 1 < count ? IBV_WC_SUCCESS : status);
 	expect_event(b, event);
@@ -18,8 +18,8 @@ static void too_many_atomics(void)
 {
 	struct side a, b;
 
-	OPEN_SIDE(&a, .depth = 16, .memory = 2 << 20);
-	OPEN_SIDE(&b, .depth = 16, .answers = 1, .memory = 2 << 20);
+	OPEN(&a, .depth = 16, .memory = 2 << 20);
+	OPEN(&b, .depth = 16, .answers = 1, .memory = 2 << 20);
 	connect_pair(&a, &b);
 	const struct request requests[] = {
 		{.opcode = IBV_WR_RDMA_READ, .wr_id = 1, .length = 1 << 20, REMOTE(&b, 0)},
@@ -62,7 +62,7 @@ static void nothing_written(bool immediate)
 		last_refused(&a, &b, &request, 1, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 		for (size_t i = 0; i < BIG; i++)
 			CHECK_EQUAL(b.memory[i], 0);
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
 		close_pair(&a, &b);
 	}
 }
@@ -92,7 +92,7 @@ static void alignment(void)
 		last_refused(&a, &b, &request, 1, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 		for (int at = 0; at < 32; at++)
 			CHECK_EQUAL(b.memory[at], 0);
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
 		close_pair(&a, &b);
 	}
 }

@@ -134,7 +134,7 @@ static void reads(struct stage *stage)
 	frame.rkey = other->rkey;
 	put(stage, frame, NULL);
 	get_nothing(stage);
-	SUCCEEDS(verbs->ibv_dereg_mr(other));
+	CHECK_OK(verbs->ibv_dereg_mr(other));
 	CHECK_EQUAL(state_of(&stage->side), IBV_QPS_RTS);
 }
 
@@ -168,7 +168,7 @@ static void window(struct stage *stage)
 	struct soft_frame frame = answer(SOFT_READ_DATA, side->psn);
 
 	first.next = &second;
-	SUCCEEDS(side->context->ops.post_send(side->qp, &first, &bad));
+	CHECK_OK(side->context->ops.post_send(side->qp, &first, &bad));
 	CHECK_EQUAL(get(stage, NULL).psn, side->psn);
 	get_nothing(stage);
 	frame.length = PIECE;
@@ -178,7 +178,7 @@ static void window(struct stage *stage)
 	CHECK_EQUAL(frame.psn, soft_psn_add(side->psn, psns));
 	CHECK_EQUAL(frame.dma_length, SOFT_MAX_MESSAGE);
 	enter_state(side, IBV_QPS_ERR);
-	SUCCEEDS(verbs->ibv_dereg_mr(null));
+	CHECK_OK(verbs->ibv_dereg_mr(null));
 }
 
 /* ---- frames that the wire has in part ------------------------------------------------------ */
@@ -233,7 +233,7 @@ static void closed_before_again(struct stage *stage)
 		if (time == 0)
 			get_long(stage), get_long(stage);
 	}
-	SUCCEEDS(verbs->ibv_dereg_mr(side->mr));
+	CHECK_OK(verbs->ibv_dereg_mr(side->mr));
 	CHECK_EQUAL(get_long(stage).psn, FIRST);
 	get_refusal(stage, FIRST + SOFT_FRAME_MAX / PIECE);
 	CHECK(side->mr = verbs->ibv_reg_mr(side->pd, side->memory, LONG, ALL_RIGHTS));
@@ -296,7 +296,7 @@ static void more_at_a_time(void)
 	CHECK_EQUAL(waiting_answers(&stage), BEFORE);
 
 	enter_state(&stage.side, IBV_QPS_SQD);
-	SUCCEEDS(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
+	CHECK_OK(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
 	enter_state(&stage.side, IBV_QPS_RTS);
 	for (uint32_t i = BEFORE; i < AFTER; i++) {
 		frame = remote(&stage, SOFT_READ, BEHIND + i, 0, 8);
@@ -316,7 +316,7 @@ static void more_at_a_time(void)
 	/* Fewer again: the places that there are stay. */
 	attr.max_dest_rd_atomic = BEFORE;
 	enter_state(&stage.side, IBV_QPS_SQD);
-	SUCCEEDS(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
+	CHECK_OK(verbs->ibv_modify_qp(stage.side.qp, &attr, IBV_QP_MAX_DEST_RD_ATOMIC));
 	put(&stage, remote(&stage, SOFT_READ, BEHIND + AFTER, 0, 8), NULL);
 	get_words(&stage, BEHIND + AFTER, changed[0]);
 	close_stage(&stage);

@@ -21,7 +21,7 @@ static void make(void)
 	int fd = memfd_create("ring", MFD_CLOEXEC);
 
 	CHECK(fd >= 0);
-	SUCCEEDS(ftruncate(fd, SOFT_RING_SIZE));
+	CHECK_OK(ftruncate(fd, SOFT_RING_SIZE));
 	CHECK(bytes = soft_ring_map(fd, 0));
 	close(fd);
 }
@@ -241,10 +241,10 @@ static void threads(void)
 	begin();
 	CHECK((reader_bell = eventfd(0, 0)) >= 0);
 	CHECK((writer_bell = eventfd(0, 0)) >= 0);
-	SUCCEEDS(pthread_create(&a, NULL, write_all, NULL));
-	SUCCEEDS(pthread_create(&b, NULL, read_all, NULL));
-	SUCCEEDS(pthread_join(a, NULL));
-	SUCCEEDS(pthread_join(b, NULL));
+	CHECK_OK(pthread_create(&a, NULL, write_all, NULL));
+	CHECK_OK(pthread_create(&b, NULL, read_all, NULL));
+	CHECK_OK(pthread_join(a, NULL));
+	CHECK_OK(pthread_join(b, NULL));
 	nothing();
 	close(reader_bell);
 	close(writer_bell);

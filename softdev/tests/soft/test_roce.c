@@ -198,7 +198,7 @@ static void open_flushed(struct stage *stage, struct options options)
 {
 	options.rights = ALL_RIGHTS | IBV_ACCESS_FLUSH_GLOBAL;
 	open_stage(stage, options);
-	SUCCEEDS(verbs->ibv_dereg_mr(stage->side.mr));
+	CHECK_OK(verbs->ibv_dereg_mr(stage->side.mr));
 	CHECK(stage->side.mr = verbs->ibv_reg_mr(stage->side.pd, stage->side.memory, 65536,
 						 (int)options.rights));
 }
@@ -375,7 +375,7 @@ static void answered_as_read(uint8_t depth)
 	qp->wr_id = 2;
 	((struct ibv_qp_ex_newer *)qp)
 		->wr_flush(qp, 0x2000, 0x1000, MTU, IBV_FLUSH_GLOBAL, IBV_FLUSH_RANGE);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	stage.psn = next_packet(&stage, SOFT_ROCE_ATOMIC_WRITE).psn;
 	if (depth == 2)
 		CHECK_EQUAL(next_packet(&stage, SOFT_ROCE_FLUSH).psn, (stage.psn + 1) & 0xffffff);
@@ -483,7 +483,7 @@ static void port_in_use(struct side *side)
 	int fd = bound(device_gid);
 	char text[1000];
 
-	SUCCEEDS(to_init(side));
+	CHECK_OK(to_init(side));
 	struct capture capture = capture_stderr();
 	int rc = to_rtr(side, &peer);
 
@@ -501,10 +501,10 @@ static void port_in_use(struct side *side)
 
 	memcpy(name.gid, device_gid, sizeof(name.gid));
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	SUCCEEDS(bind(fd, (const struct sockaddr *)&name, sizeof(name)));
+	CHECK_OK(bind(fd, (const struct sockaddr *)&name, sizeof(name)));
 	CHECK_EQUAL(to_rtr(side, &peer), EADDRINUSE);
 	close(fd);
-	SUCCEEDS(to_rtr(side, &peer));
+	CHECK_OK(to_rtr(side, &peer));
 	/* Nothing is received once no queue pair needs it. */
 	destroy_qp(side);
 	close(bound(device_gid));

@@ -172,8 +172,8 @@ static void dropped(void)
 	uint8_t bytes[LONGEST];
 
 	UD_OPEN(&side);
-	OPEN_SIDE(&other, .ud = true);
-	SUCCEEDS(ud_to_init(&other, QKEY));
+	OPEN(&other, .ud = true);
+	CHECK_OK(ud_to_init(&other, QKEY));
 	struct soft_roce_packet packet = packet_to(&side, SEND, 7);
 
 	/* There is no receive: it has been dropped when the next packet, for another queue pair, is there. */
@@ -258,7 +258,7 @@ static void sent(void)
 		CHECK_EQUAL(memcmp(packet.payload, payload, length), 0);
 		CHECK(i != 1 || !packet.payload[7]); /* the pad */
 	}
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 	close(peer);
 }
@@ -271,7 +271,7 @@ static void classes_sent(void)
 	struct ibv_ah *ahs[2];
 	struct side side;
 
-	SUCCEEDS(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)));
+	CHECK_OK(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)));
 	UD_OPEN(&side);
 	for (int i = 0; i < 2; i++) {
 		struct ibv_ah_attr attr = {
@@ -289,13 +289,13 @@ static void classes_sent(void)
 			.next = i < 3 ? &wrs[i + 1] : NULL,
 			.wr.ud = {.ah = ahs[i / 2], .remote_qpn = PEER_QPN, .remote_qkey = QKEY},
 		};
-	SUCCEEDS(post_wr(&side, wrs));
+	CHECK_OK(post_wr(&side, wrs));
 	for (int i = 0; i < 4; i++) {
 		CHECK_EQUAL(traffic_class_at(peer), i < 2 ? 0x62 : 0x22);
 		packet_at(peer);
 	}
 	for (int i = 0; i < 2; i++)
-		SUCCEEDS(verbs->ibv_destroy_ah(ahs[i]));
+		CHECK_OK(verbs->ibv_destroy_ah(ahs[i]));
 	close_side(&side);
 	close(peer);
 }
@@ -338,7 +338,7 @@ static void classes_received(int index)
 	UD_POST(&side, .ah = ah, .qpn = wc.src_qp, .qkey = QKEY, .wr_id = 2);
 	expect_wc(&side, 2, IBV_WC_SUCCESS);
 	expect_ended_well(child);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 }
 #endif
@@ -406,15 +406,15 @@ static void connection_manager(void)
 	struct rdma_cm_id *id;
 
 	CHECK(channel = verbs->rdma_create_event_channel());
-	SUCCEEDS(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
-	SUCCEEDS(verbs->rdma_bind_addr(id, (struct sockaddr *)&any));
+	CHECK_OK(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK_OK(verbs->rdma_bind_addr(id, (struct sockaddr *)&any));
 	/* One address of the devices is another one's: nothing of them is kept. */
 	int taken = bound(second_gid, SOFT_ROCE_PORT);
 
 	CHECK_FAILS(verbs->rdma_listen(id, 0), EADDRINUSE);
 	CHECK(is_free(device_gid));
 	close(taken);
-	SUCCEEDS(verbs->rdma_listen(id, 0));
+	CHECK_OK(verbs->rdma_listen(id, 0));
 	CHECK(!is_free(device_gid));
 
 	struct soft_roce_packet packet = request_for(PORT, bytes);
@@ -435,27 +435,27 @@ static void connection_manager(void)
 	CHECK_EQUAL(next_mad(peer, SOFT_CM_REJ).message.reason, SOFT_CM_REASON_INVALID_SERVICE_ID);
 	throw(peer_gid, device_gid, request_for(PORT, bytes));
 	next_mad(peer, SOFT_CM_MRA);
-	SUCCEEDS(verbs->rdma_get_cm_event(channel, &event));
+	CHECK_OK(verbs->rdma_get_cm_event(channel, &event));
 	CHECK_EQUAL(event->event, RDMA_CM_EVENT_CONNECT_REQUEST);
 	struct rdma_cm_id *asked = event->id;
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
 	int mask;
 
 	/* A side says with which PSN its peer begins (IBTA 12.7.31). */
-	SUCCEEDS(verbs->rdma_init_qp_attr(asked, &attr, &mask));
+	CHECK_OK(verbs->rdma_init_qp_attr(asked, &attr, &mask));
 	CHECK(mask & IBV_QP_SQ_PSN);
 	CHECK_EQUAL(attr.sq_psn, 0xfedcba);
 	/* The path is the requester's, with its traffic class. */
 	attr.qp_state = IBV_QPS_RTR;
-	SUCCEEDS(verbs->rdma_init_qp_attr(asked, &attr, &mask));
+	CHECK_OK(verbs->rdma_init_qp_attr(asked, &attr, &mask));
 	CHECK_EQUAL(attr.ah_attr.grh.traffic_class, 0x28);
 
-	SUCCEEDS(verbs->rdma_ack_cm_event(event));
+	CHECK_OK(verbs->rdma_ack_cm_event(event));
 	/* A conversation is still there when the listener is not; afterwards it is kept for repetitions, but not beyond the
 	 * device. */
-	SUCCEEDS(verbs->rdma_destroy_id(id));
+	CHECK_OK(verbs->rdma_destroy_id(id));
 	CHECK(!is_free(device_gid));
-	SUCCEEDS(verbs->rdma_destroy_id(asked));
+	CHECK_OK(verbs->rdma_destroy_id(asked));
 	next_mad(peer, SOFT_CM_REJ);
 	verbs->rdma_destroy_event_channel(channel);
 	CHECK(soft_list_empty(&soft_device.cm->gsi.conversations));
@@ -467,9 +467,9 @@ static void expect_event_of(struct rdma_event_channel *channel, enum rdma_cm_eve
 {
 	struct rdma_cm_event *event;
 
-	SUCCEEDS(verbs->rdma_get_cm_event(channel, &event));
+	CHECK_OK(verbs->rdma_get_cm_event(channel, &event));
 	CHECK_EQUAL(event->event, type);
-	SUCCEEDS(verbs->rdma_ack_cm_event(event));
+	CHECK_OK(verbs->rdma_ack_cm_event(event));
 }
 
 /* A request says the traffic class of its path; the packet that it is in has none. */
@@ -483,18 +483,18 @@ static void class_asked_for(void)
 	uint8_t traffic_class = 0x28;
 
 	address_at(peer_gid, PORT, &to);
-	SUCCEEDS(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)));
+	CHECK_OK(setsockopt(peer, IPPROTO_IP, IP_RECVTOS, &on, sizeof(on)));
 	CHECK(channel = verbs->rdma_create_event_channel());
-	SUCCEEDS(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
-	SUCCEEDS(verbs->rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &traffic_class, 1));
-	SUCCEEDS(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1000));
+	CHECK_OK(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK_OK(verbs->rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &traffic_class, 1));
+	CHECK_OK(verbs->rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 1000));
 	expect_event_of(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
-	SUCCEEDS(verbs->rdma_resolve_route(id, 1000));
+	CHECK_OK(verbs->rdma_resolve_route(id, 1000));
 	expect_event_of(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	SUCCEEDS(verbs->rdma_connect(id, &parameters));
+	CHECK_OK(verbs->rdma_connect(id, &parameters));
 	CHECK_EQUAL(traffic_class_at(peer), 2);
 	CHECK_EQUAL(next_mad(peer, SOFT_CM_REQ).message.traffic_class, traffic_class);
-	SUCCEEDS(verbs->rdma_destroy_id(id));
+	CHECK_OK(verbs->rdma_destroy_id(id));
 	verbs->rdma_destroy_event_channel(channel);
 	close(peer);
 }
@@ -521,9 +521,9 @@ static void asked_once(void)
 
 	memcpy(to.raw, device_gid, sizeof(to));
 	CHECK(channel = verbs->rdma_create_event_channel());
-	SUCCEEDS(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
-	SUCCEEDS(verbs->rdma_bind_addr(id, (struct sockaddr *)&any));
-	SUCCEEDS(verbs->rdma_listen(id, 0));
+	CHECK_OK(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK_OK(verbs->rdma_bind_addr(id, (struct sockaddr *)&any));
+	CHECK_OK(verbs->rdma_listen(id, 0));
 	kernel_calls = 0;
 	for (uint32_t i = 1; i <= 100; i++) {
 		uint8_t bytes[SOFT_MAD_SIZE];
@@ -532,21 +532,21 @@ static void asked_once(void)
 		soft_lock();
 		soft_cm_mad_received(&from, &to, bytes, sizeof(bytes));
 		soft_unlock();
-		SUCCEEDS(verbs->rdma_get_cm_event(channel, &event));
+		CHECK_OK(verbs->rdma_get_cm_event(channel, &event));
 		struct rdma_cm_id *asked = event->id;
 		struct ibv_cq *cq = verbs->ibv_create_cq(asked->verbs, 1, NULL, NULL, 0);
 		struct ibv_qp_init_attr attr = {
 			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC};
 
-		SUCCEEDS(verbs->rdma_ack_cm_event(event));
-		SUCCEEDS(verbs->rdma_create_qp(asked, NULL, &attr));
-		SUCCEEDS(verbs->rdma_accept(asked, NULL));
+		CHECK_OK(verbs->rdma_ack_cm_event(event));
+		CHECK_OK(verbs->rdma_create_qp(asked, NULL, &attr));
+		CHECK_OK(verbs->rdma_accept(asked, NULL));
 		verbs->rdma_destroy_qp(asked);
-		SUCCEEDS(verbs->ibv_destroy_cq(cq));
-		SUCCEEDS(verbs->rdma_destroy_id(asked));
+		CHECK_OK(verbs->ibv_destroy_cq(cq));
+		CHECK_OK(verbs->rdma_destroy_id(asked));
 	}
 	CHECK(kernel_calls <= 16); /* the source ports of an address */
-	SUCCEEDS(verbs->rdma_destroy_id(id));
+	CHECK_OK(verbs->rdma_destroy_id(id));
 	verbs->rdma_destroy_event_channel(channel);
 }
 
@@ -559,11 +559,11 @@ static void port_in_use(void)
 	int taken = bound(device_gid, SOFT_ROCE_PORT);
 	struct side connected, side;
 
-	OPEN_SIDE(&connected, .device = 1);
-	SUCCEEDS(to_init(&connected));
-	SUCCEEDS(to_rtr(&connected, &peer));
-	OPEN_SIDE(&side, .ud = true);
-	SUCCEEDS(ud_to_init(&side, QKEY));
+	OPEN(&connected, .device = 1);
+	CHECK_OK(to_init(&connected));
+	CHECK_OK(to_rtr(&connected, &peer));
+	OPEN(&side, .ud = true);
+	CHECK_OK(ud_to_init(&side, QKEY));
 	CHECK_EQUAL(to_state(&side, IBV_QPS_RTR), EADDRINUSE);
 	CHECK_EQUAL(state_of(&side), IBV_QPS_INIT);
 	destroy_qp(&side);
@@ -590,15 +590,15 @@ static void forked(void)
 	pid_t child = fork_asleep();
 
 	if (!child) {
-		SUCCEEDS(verbs->ibv_destroy_qp(side.qp));
-		OPEN_SIDE(&own[0], .ud = true);
-		SUCCEEDS(ud_to_init(&own[0], QKEY));
+		CHECK_OK(verbs->ibv_destroy_qp(side.qp));
+		OPEN(&own[0], .ud = true);
+		CHECK_OK(ud_to_init(&own[0], QKEY));
 		enter_state(&own[0], IBV_QPS_RTR); /* its parent receives for it */
 		receive_at(&own[0], 1, 0, GRH + 7);
 		throw(peer_gid, device_gid, packet_to(&own[0], SEND, 7));
 		expect_wc(&own[0], 1, IBV_WC_SUCCESS);
 		close_side(&own[0]);
-		SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
+		CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
 		open_two(&own[0], &own[1]);
 		struct ibv_ah *ah = path_to(&own[0], &own[1]);
 
@@ -618,7 +618,7 @@ static void forked(void)
 int main(void)
 {
 	limit_seconds(120);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	for (size_t i = 0; i < sizeof(payload); i++)
 		payload[i] = (uint8_t)(i * 7 + 1);
 	STEP(received(peer_gid, device_gid));

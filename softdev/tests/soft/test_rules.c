@@ -36,7 +36,7 @@ static void too_long(void)
 		struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
 
 		OPEN_PAIR(&a, &b);
-		SUCCEEDS(post_wr(&a, &wr));
+		CHECK_OK(post_wr(&a, &wr));
 		expect_wc(&a, 0, over ? IBV_WC_LOC_LEN_ERR : IBV_WC_LOC_PROT_ERR);
 		close_pair(&a, &b);
 	}
@@ -93,7 +93,7 @@ static void drained(bool notify)
 	const int mask = IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY;
 
 	OPEN_PAIR(&a, &b);
-	SUCCEEDS(verbs->ibv_modify_qp(a.qp, &attr, mask)); /* with nothing under way */
+	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, mask)); /* with nothing under way */
 	if (notify)
 		expect_event(&a, IBV_EVENT_SQ_DRAINED);
 	expect_no_event(&a);
@@ -118,14 +118,14 @@ static void drained(bool notify)
 		 .rkey = a.mr->rkey},
 	};
 
-	SUCCEEDS(post_chain(&b, requests, 3));
+	CHECK_OK(post_chain(&b, requests, 3));
 	for (unsigned i = 4; i <= 6; i++)
 		expect_wc(&b, i, IBV_WC_SUCCESS);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 128), 5);
 	CHECK_EQUAL(*(uint64_t *)(void *)(b.memory + 136), 6);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	nothing_completes(&b); /* what was posted meanwhile has not been sent */
-	SUCCEEDS(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* again: nothing new */
+	CHECK_OK(verbs->ibv_modify_qp(a.qp, &attr, IBV_QP_STATE)); /* again: nothing new */
 	expect_no_event(&a);
 	enter_state(&a, IBV_QPS_RTS);
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
@@ -162,7 +162,7 @@ static void nothing_is_sent_in_vain(void)
 		};
 
 		memset(a.memory, 1, BIG);
-		SUCCEEDS(post_wr(&a, &wr));
+		CHECK_OK(post_wr(&a, &wr));
 		expect_wc(&a, 0, IBV_WC_LOC_PROT_ERR);
 		while (!over) { /* until all that it has sent has come */
 			soft_progress();
@@ -170,10 +170,10 @@ static void nothing_is_sent_in_vain(void)
 			over = !soft_qp_of(b.qp)->link;
 			soft_unlock();
 		}
-		SUCCEEDS(verbs->ibv_query_qp(b.qp, &attr, IBV_QP_RQ_PSN, &init));
+		CHECK_OK(verbs->ibv_query_qp(b.qp, &attr, IBV_QP_RQ_PSN, &init));
 		CHECK_EQUAL(attr.rq_psn, a.psn);
 		CHECK_EQUAL(b.memory[0], 0);
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
 		close_pair(&a, &b);
 	}
 }
@@ -186,7 +186,7 @@ static void rights_change(struct side *a, struct side *b)
 	struct ibv_qp_attr attr = {.qp_access_flags = IBV_ACCESS_REMOTE_READ};
 
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
-	SUCCEEDS(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_ACCESS_FLAGS));
+	CHECK_OK(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_ACCESS_FLAGS));
 	RUN(a, IBV_WC_SUCCESS, IBV_WR_RDMA_READ, .length = 8, REMOTE(b, 0));
 	RUN(a, IBV_WC_REM_INV_REQ_ERR, IBV_WR_RDMA_WRITE, .length = 8, REMOTE(b, 0));
 }
@@ -219,13 +219,13 @@ static void established(void)
 {
 	struct side a, b;
 
-	OPEN_SIDE(&a);
-	OPEN_SIDE(&b);
+	OPEN(&a);
+	OPEN(&b);
 	struct address at = address_of_side(&a), to = address_of_side(&b);
 
 	bring_up(&a, &to);
-	SUCCEEDS(to_init(&b));
-	SUCCEEDS(to_rtr(&b, &at));
+	CHECK_OK(to_init(&b));
+	CHECK_OK(to_rtr(&b, &at));
 	for (unsigned i = 0; i < 2; i++) {
 		receive_at(&b, i, 0, 8);
 		POST(&a, IBV_WR_SEND, .wr_id = i, .length = 8);

@@ -33,8 +33,8 @@ static void unwilling(void)
 		struct side side;
 
 		if (!process.child)
-			SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
-		OPEN_SIDE(&side);
+			CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "tcp", 1));
+		OPEN(&side);
 		struct address peer = exchange(&process, &side);
 
 		bring_up_receiving(&side, &peer, 1, 1, 64);
@@ -52,7 +52,7 @@ static void another_name(void)
 	struct side side;
 
 	limit_seconds(20);
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	struct address peer = exchange(&process, &side);
 
 	memcpy(peer.gid.raw + 12, (const uint8_t[]){127, 0, 1, 1}, 4);
@@ -156,7 +156,7 @@ static void raw_open(struct raw *raw, const struct address *to, uint32_t from, u
 					     .flags = SOFT_HELLO_SENDS,
 					     .mtu = IBV_MTU_4096,
 				     });
-	SUCCEEDS(soft_chan_open(&raw->chan, path, handshake));
+	CHECK_OK(soft_chan_open(&raw->chan, path, handshake));
 }
 
 /* Requests for queue pairs that are not ready are held, up to a limit, without effect on others. */
@@ -169,13 +169,13 @@ static void held_requests(void)
 	int gone = 0;
 
 	limit_seconds(20);
-	OPEN_SIDE(&side);
-	OPEN_SIDE(&other);
+	OPEN(&side);
+	OPEN(&other);
 	struct address peer = exchange(&process, &side);
 	struct address others = exchange(&process, &other);
 
 	if (process.child) {
-		SUCCEEDS(to_init(&side));
+		CHECK_OK(to_init(&side));
 		process_barrier(&process);
 	} else {
 		process_barrier(&process);
@@ -218,7 +218,7 @@ static void leaving_or_broken(int what)
 	struct side side;
 
 	limit_seconds(20);
-	OPEN_SIDE(&side);
+	OPEN(&side);
 	struct address peer = exchange(&process, &side);
 
 	if (process.child) {
@@ -365,7 +365,7 @@ static void in_parts(void)
 				.next = i + 1 < COUNT ? &wrs[i + 1] : NULL,
 			};
 		process_barrier(&process); /* it is there, with a channel for them */
-		SUCCEEDS(side.context->ops.post_send(side.qp, wrs, &bad));
+		CHECK_OK(side.context->ops.post_send(side.qp, wrs, &bad));
 	} else {
 		raw_connect(&raw, &peer);
 		process_barrier(&process);

@@ -25,7 +25,7 @@ static void call_oneself(struct end *a, struct end *b)
 	/* Waiting for the one is waiting for the other. */
 	CHECK(dup2(a->told, b->told) >= 0);
 	call_next(b);
-	SUCCEEDS(open_to(a, own_port(), 5));
+	CHECK_OK(open_to(a, own_port(), 5));
 	/* What goes to ourselves is there when the lock is given back. */
 	CHECK(a->accepted && b->accepted && !callee);
 	CHECK(starts_with(b->handshake, 5) && starts_with(a->handshake, 6));
@@ -63,12 +63,12 @@ static void taken_back(void)
 
 	end_init(&a);
 	refused = 0;
-	SUCCEEDS(open_to(&a, own_port(), REFUSE_ME));
+	CHECK_OK(open_to(&a, own_port(), REFUSE_ME));
 	CHECK(a.gone && a.error == 0 && !a.accepted && refused == 1);
 	end_done(&a);
 	end_init(&a);
 	end_init(&b);
-	SUCCEEDS(open_to(&a, own_port(), HOLD_ME));
+	CHECK_OK(open_to(&a, own_port(), HOLD_ME));
 	CHECK(!a.accepted && !a.gone);
 	CHECK_EQUAL(held_id, a.chan.id);
 	soft_lock();
@@ -126,7 +126,7 @@ static void call_child(struct end *end, bool polling)
 		tell(&process, &port, sizeof(port));
 	} else {
 		hear(&process, &port, sizeof(port));
-		SUCCEEDS(open_to(end, port, 7));
+		CHECK_OK(open_to(end, port, 7));
 	}
 	UNTIL(end, polling, end->accepted);
 	CHECK(starts_with(end->handshake, process.child ? 8 : 7));
@@ -259,11 +259,11 @@ static void notified_without_the_lock(void)
 		for (;;) {
 			while (!sleeps())
 				poll(NULL, 0, 1);
-			SUCCEEDS(kill(process.child, SIGSTOP));
+			CHECK_OK(kill(process.child, SIGSTOP));
 			CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
 			if (sleeps())
 				break;
-			SUCCEEDS(kill(process.child, SIGCONT));
+			CHECK_OK(kill(process.child, SIGCONT));
 		}
 		soft_list_init(&later.node);
 		soft_lock();
@@ -274,7 +274,7 @@ static void notified_without_the_lock(void)
 		CHECK(!written);
 		written = peer;
 		CHECK(notified());
-		SUCCEEDS(kill(process.child, SIGCONT));
+		CHECK_OK(kill(process.child, SIGCONT));
 	} else {
 		UNTIL(&end, false, end.bytes == 1);
 	}
@@ -286,7 +286,7 @@ int main(void)
 	limit_seconds(60);
 	process = split();
 	limit_seconds(60);
-	SUCCEEDS(soft_engine_get());
+	CHECK_OK(soft_engine_get());
 	if (process.child) {
 		STEP(own_ways());
 		STEP(taken_back());

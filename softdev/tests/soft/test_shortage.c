@@ -133,7 +133,7 @@ static void *file_region(void)
 	void *made = NULL;
 
 	CHECK(fd >= 0);
-	SUCCEEDS(ftruncate(fd, 4096));
+	CHECK_OK(ftruncate(fd, 4096));
 	made = verbs->ibv_reg_dmabuf_mr(own.pd, 0, 4096, 0, fd, IBV_ACCESS_LOCAL_WRITE);
 	KEEPING_ERRNO(close(fd));
 	return made;
@@ -216,7 +216,7 @@ static void *handle(void)
 {
 	struct ibv_ah_attr attr = {.dlid = ANY_DLID, .is_global = 1, .port_num = 1};
 
-	SUCCEEDS(verbs->ibv_query_gid(own.context, 1, 0, &attr.grh.dgid));
+	CHECK_OK(verbs->ibv_query_gid(own.context, 1, 0, &attr.grh.dgid));
 	return verbs->ibv_create_ah(own.pd, &attr);
 }
 
@@ -256,7 +256,7 @@ static void *ready(void)
 	own.qp = reliable_pair();
 	if (!own.qp)
 		return NULL;
-	SUCCEEDS(to_init(&own));
+	CHECK_OK(to_init(&own));
 	struct address self = address_of_side(&own);
 	int rc = to_rtr(&own, &self);
 
@@ -402,7 +402,7 @@ int main(void)
 	limit_seconds(60);
 	for (size_t i = 0; i < COUNT_OF(without_device); i++)
 		try_with_shortages(&without_device[i]);
-	OPEN_SIDE(&own);
+	OPEN(&own);
 	STEP(listens_again(&soft_device.links->listening[0].acceptor));
 	STEP(listens_again(&soft_device.shm->acceptor));
 	destroy_qp(&own);

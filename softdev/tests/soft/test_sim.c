@@ -76,7 +76,7 @@ static uint64_t simulate(uint64_t seed)
 	struct side sides[HOSTS], dead;
 	int machines[HOSTS];
 
-	SUCCEEDS(aiordma_sim_begin(seed));
+	CHECK_OK(aiordma_sim_begin(seed));
 	set_links();
 	for (int i = 0; i < HOSTS; i++) {
 		machines[i] = aiordma_sim_boot(i);
@@ -122,7 +122,7 @@ static uint64_t simulate(uint64_t seed)
 		aiordma_sim_enter(machines[i]);
 		close_side(&sides[i]);
 	}
-	SUCCEEDS(aiordma_sim_end());
+	CHECK_OK(aiordma_sim_end());
 	return trace;
 }
 
@@ -136,7 +136,7 @@ int main(void)
 	int before = resources();
 
 	limit_seconds(60);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_LINKS", "roce", 1));
 	CHECK_EQUAL(simulate(1), simulate(1));
 	CHECK(simulate(1) != simulate(2));
 	size_t used = 0;

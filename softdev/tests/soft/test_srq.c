@@ -33,7 +33,7 @@ static void close_star(struct star *star)
 {
 	for (int i = 0; i < star->count; i++) {
 		if (i)
-			SUCCEEDS(verbs->ibv_destroy_qp(star->qps[i]));
+			CHECK_OK(verbs->ibv_destroy_qp(star->qps[i]));
 		close_side(&star->peers[i]);
 	}
 	close_side(&star->hub);
@@ -59,7 +59,7 @@ static struct ibv_srq_attr query(struct ibv_srq *srq)
 {
 	struct ibv_srq_attr attr;
 
-	SUCCEEDS(verbs->ibv_query_srq(srq, &attr));
+	CHECK_OK(verbs->ibv_query_srq(srq, &attr));
 	return attr;
 }
 
@@ -111,13 +111,13 @@ static void objects(void)
 	struct ibv_device_attr device;
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(context);
 
-	SUCCEEDS(verbs->ibv_query_device(context, &device));
+	CHECK_OK(verbs->ibv_query_device(context, &device));
 	CHECK(device.max_srq > 0 && device.max_srq_wr > 0 && device.max_srq_sge > 0);
 	CHECK(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
 	try_srq(pd, 0, 1, EINVAL);
 	try_srq(pd, (uint32_t)device.max_srq_wr + 1, 1, EINVAL);
 	try_srq(pd, 1, (uint32_t)device.max_srq_sge + 1, EINVAL);
-	SUCCEEDS(verbs->ibv_destroy_srq(
+	CHECK_OK(verbs->ibv_destroy_srq(
 		try_srq(pd, (uint32_t)device.max_srq_wr, (uint32_t)device.max_srq_sge, 0)));
 
 	struct ibv_srq *srq = try_srq(pd, 10, 2, 0);
@@ -125,7 +125,7 @@ static void objects(void)
 	CHECK(srq->pd == pd && srq->context == context);
 	CHECK_EQUAL(verbs->ibv_dealloc_pd(pd), EBUSY);
 	CHECK_EQUAL(set_limit(srq, 11), EINVAL);
-	SUCCEEDS(set_limit(srq, 10));
+	CHECK_OK(set_limit(srq, 10));
 	expect_sizes(srq, 10, 10);
 	CHECK_EQUAL(set_max_wr(srq, 9), EINVAL); /* the limit could not be reached */
 	CHECK_EQUAL(set_max_wr(srq, (uint32_t)device.max_srq_wr + 1), EINVAL);
@@ -135,12 +135,12 @@ static void objects(void)
 	CHECK_EQUAL(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){.srq_limit = 1}, 1 << 5),
 		    EINVAL);
 	expect_sizes(srq, 10, 10);
-	SUCCEEDS(set_both(srq, 20, 20));
+	CHECK_OK(set_both(srq, 20, 20));
 	expect_sizes(srq, 20, 20);
-	SUCCEEDS(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 0));
-	SUCCEEDS(verbs->ibv_destroy_srq(srq));
-	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
-	SUCCEEDS(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_modify_srq(srq, &(struct ibv_srq_attr){0}, 0));
+	CHECK_OK(verbs->ibv_destroy_srq(srq));
+	CHECK_OK(verbs->ibv_dealloc_pd(pd));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 static void created_by_create_srq_ex(struct side *side)
@@ -158,7 +158,7 @@ static void created_by_create_srq_ex(struct side *side)
 	CHECK(side->srq = more->create_srq_ex(side->context, &init));
 	CHECK(side->srq->srq_context == &init);
 	expect_sizes(side->srq, 5, 0);
-	SUCCEEDS(more->get_srq_num(side->srq, &number));
+	CHECK_OK(more->get_srq_num(side->srq, &number));
 	CHECK(number != 0);
 	init.srq_type = IBV_SRQT_TM;
 	REFUSED(more->create_srq_ex(side->context, &init), EOPNOTSUPP);
@@ -187,18 +187,18 @@ static void posting(struct side *side)
 	CHECK(bad == &wrs[1]);
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[2], &bad), EINVAL);
 	CHECK(bad == &wrs[2]);
-	SUCCEEDS(set_max_wr(side->srq, 1)); /* one is outstanding */
+	CHECK_OK(set_max_wr(side->srq, 1)); /* one is outstanding */
 	CHECK_EQUAL(side->context->ops.post_srq_recv(side->srq, &wrs[3], &bad), ENOMEM);
 	CHECK(bad == &wrs[3]);
-	SUCCEEDS(set_max_wr(side->srq, 2));
-	SUCCEEDS(post_recv_wr(side, &wrs[3]));
+	CHECK_OK(set_max_wr(side->srq, 2));
+	CHECK_OK(post_recv_wr(side, &wrs[3]));
 	CHECK_EQUAL(set_max_wr(side->srq, 1), EINVAL);
 
-	SUCCEEDS(to_init(side));
+	CHECK_OK(to_init(side));
 	CHECK_EQUAL(side->context->ops.post_recv(side->qp, &wrs[3], &bad), EINVAL);
 	CHECK(bad == &wrs[3]);
 	CHECK(side->qp->srq == side->srq);
-	SUCCEEDS(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_CAP, &init));
+	CHECK_OK(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_CAP, &init));
 	CHECK(init.srq == side->srq);
 	CHECK_EQUAL(init.cap.max_recv_wr, 0);
 	CHECK_EQUAL(attr.cap.max_recv_sge, 0);
@@ -212,8 +212,8 @@ static void creating(void)
 	struct side a, b;
 	struct ibv_qp_init_attr init;
 
-	OPEN_SIDE(&a, .shared = 1);
-	OPEN_SIDE(&b, .shared = 1);
+	OPEN(&a, .shared = 1);
+	OPEN(&b, .shared = 1);
 	init = (struct ibv_qp_init_attr){
 		.send_cq = a.cq,
 		.recv_cq = a.cq,
@@ -224,7 +224,7 @@ static void creating(void)
 	struct ibv_qp *qp = verbs->ibv_create_qp(a.pd, &init);
 
 	CHECK(qp);
-	SUCCEEDS(verbs->ibv_destroy_qp(qp));
+	CHECK_OK(verbs->ibv_destroy_qp(qp));
 	init.srq = b.srq;
 	REFUSED(verbs->ibv_create_qp(a.pd, &init), EINVAL);
 	close_pair(&a, &b);
@@ -250,14 +250,14 @@ static void acknowledged(void)
 
 	open_star(&star, 1, (struct options){.shared = 1});
 	receive_at(&star.hub, 0, 0, SLOT);
-	SUCCEEDS(set_limit(star.hub.srq, 1));
+	CHECK_OK(set_limit(star.hub.srq, 1));
 	send_to_hub(&star, 0, 0, 1, 8);
-	SUCCEEDS(verbs->ibv_get_async_event(star.hub.context, &event));
+	CHECK_OK(verbs->ibv_get_async_event(star.hub.context, &event));
 	CHECK_EQUAL(star.hub.srq->events_completed, 0);
-	SUCCEEDS(pthread_create(&thread, NULL, acknowledge, &event));
+	CHECK_OK(pthread_create(&thread, NULL, acknowledge, &event));
 	close_star(&star); /* would hang without */
 	CHECK(__atomic_load_n(&acknowledged_now, __ATOMIC_SEQ_CST));
-	SUCCEEDS(pthread_join(thread, NULL));
+	CHECK_OK(pthread_join(thread, NULL));
 }
 
 /* A receive that a message has taken is flushed with the queue pair when that stops in the middle.
@@ -275,7 +275,7 @@ static void flushed_in_a_message(void)
 		open_star(&star, 2, (struct options){.shared = 4, .memory = BIG});
 		receive_at(&star.hub, 1, 0, BIG);
 		receive_at(&star.hub, 2, 0, SLOT);
-		SUCCEEDS(set_limit(star.hub.srq, 2));
+		CHECK_OK(set_limit(star.hub.srq, 2));
 		POST(&star.peers[0], IBV_WR_SEND, .wr_id = 9, .length = BIG);
 		expect_event(&star.hub, IBV_EVENT_SRQ_LIMIT_REACHED);
 		enter_state(&star.hub, IBV_QPS_ERR);
@@ -298,12 +298,12 @@ static void domains(void)
 	for (int own = 0; own < 2; own++) {
 		struct side a, b;
 
-		OPEN_SIDE(&a);
-		OPEN_SIDE(&b);
+		OPEN(&a);
+		OPEN(&b);
 		struct ibv_pd *pd = verbs->ibv_alloc_pd(b.context);
 		struct ibv_mr *mr = verbs->ibv_reg_mr(pd, b.memory, 4096, IBV_ACCESS_LOCAL_WRITE);
 
-		SUCCEEDS(verbs->ibv_destroy_qp(b.qp));
+		CHECK_OK(verbs->ibv_destroy_qp(b.qp));
 		b.srq = try_srq(pd, 2, 1, 0);
 		b.qp = create_qp(&b);
 		connect_pair(&a, &b);
@@ -312,15 +312,15 @@ static void domains(void)
 				      .lkey = own ? mr->lkey : b.mr->lkey};
 		struct ibv_recv_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1};
 
-		SUCCEEDS(post_recv_wr(&b, &wr));
+		CHECK_OK(post_recv_wr(&b, &wr));
 		RUN(&a, own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 2,
 		    .length = 8);
 		expect_wc(&b, 1, own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR);
 		destroy_qp(&b);
-		SUCCEEDS(verbs->ibv_destroy_srq(b.srq));
+		CHECK_OK(verbs->ibv_destroy_srq(b.srq));
 		b.srq = NULL;
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
-		SUCCEEDS(verbs->ibv_dealloc_pd(pd));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dealloc_pd(pd));
 		close_pair(&a, &b);
 	}
 }
@@ -366,8 +366,8 @@ static void threads(void)
 	/* Posting does not wait for the polling thread: there is room for all completions. */
 	open_star(&star, MOST_QPS, (struct options){.shared = 7, .cqe = MOST_QPS * MESSAGES});
 	for (int i = 0; i < MOST_QPS; i++) {
-		SUCCEEDS(pthread_create(&senders[i], NULL, send_many, &star.peers[i]));
-		SUCCEEDS(pthread_create(&posters[i], NULL, post_many, &star.hub));
+		CHECK_OK(pthread_create(&senders[i], NULL, send_many, &star.peers[i]));
+		CHECK_OK(pthread_create(&posters[i], NULL, post_many, &star.hub));
 	}
 	for (unsigned i = 0; i < MOST_QPS * MESSAGES; i++) {
 		struct ibv_wc wc = next_wc(&star.hub);
@@ -381,8 +381,8 @@ static void threads(void)
 			set_max_wr(star.hub.srq, 7 + i % 3);
 	}
 	for (int i = 0; i < MOST_QPS; i++) {
-		SUCCEEDS(pthread_join(senders[i], NULL));
-		SUCCEEDS(pthread_join(posters[i], NULL));
+		CHECK_OK(pthread_join(senders[i], NULL));
+		CHECK_OK(pthread_join(posters[i], NULL));
 		CHECK_EQUAL(got[i], MESSAGES);
 	}
 	close_star(&star);

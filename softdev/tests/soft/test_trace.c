@@ -271,7 +271,7 @@ static void operations(void)
 
 		for (unsigned i = 0; i < 3; i++)
 			receive_at(&b, round * 10 + i, 256 * i, 64);
-		SUCCEEDS(post_chain(&a, requests, 7));
+		CHECK_OK(post_chain(&a, requests, 7));
 		expect_wc(&a, 102, IBV_WC_SUCCESS);
 		expect_wc(&a, 103, IBV_WC_SUCCESS);
 		expect_wc(&a, 106, IBV_WC_SUCCESS);
@@ -315,7 +315,7 @@ static void failures(void)
 		{.opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .wr_id = 4, .length = 10},
 	};
 
-	SUCCEEDS(post_chain(&a, requests, 4));
+	CHECK_OK(post_chain(&a, requests, 4));
 	expect_wc(&a, 2, IBV_WC_REM_ACCESS_ERR);
 	expect_wc(&a, 3, IBV_WC_WR_FLUSH_ERR);
 	expect_wc(&a, 4, IBV_WC_WR_FLUSH_ERR);
@@ -326,7 +326,7 @@ static void failures(void)
 	/* What is refused is said, and what stood before it in the chain was posted. */
 	enter_state(&a, IBV_QPS_RESET);
 	CHECK_EQUAL(post(&a, (struct request){.opcode = IBV_WR_SEND, .wr_id = 6}), EINVAL);
-	SUCCEEDS(to_init(&a));
+	CHECK_OK(to_init(&a));
 	post_recvs(&a, 0, 64, 64);
 	CHECK_EQUAL(post_recv_at(&a, 64, 0, 64), ENOMEM);
 	drain(&a);
@@ -413,7 +413,7 @@ static uint32_t window_of(struct side *owner, struct ibv_mr *mr, struct ibv_mw *
 						  .mw_access_flags = IBV_ACCESS_REMOTE_WRITE}},
 		};
 
-	SUCCEEDS(owner->context->ops.post_send(owner->qp, &wr, &bad));
+	CHECK_OK(owner->context->ops.post_send(owner->qp, &wr, &bad));
 	expect_wc(owner, 9, IBV_WC_SUCCESS);
 	return wr.bind_mw.rkey;
 }
@@ -425,7 +425,7 @@ static void refuse_by(enum obstacle obstacle)
 	struct side a, b, other_a, other_b;
 
 	OPEN_PAIR(&a, &b, .rights = without ? IBV_ACCESS_REMOTE_READ : 0);
-	OPEN_SIDE(&other_a);
+	OPEN(&other_a);
 	other_b = b;
 	other_b.qp = create_qp(&other_b);
 	other_b.options.rights = 0;
@@ -448,7 +448,7 @@ static void refuse_by(enum obstacle obstacle)
 	CHECK(pd && mr && mw);
 	request.rkey = mr->rkey;
 	if (obstacle == REVOKED_KEY || obstacle == UNKNOWN_KEY || obstacle == INVALID_KEY)
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
 	if (obstacle == UNKNOWN_KEY)
 		request.rkey = b.mr->rkey ^ 1;
 	if (obstacle == UNBOUND_WINDOW)
@@ -461,11 +461,11 @@ static void refuse_by(enum obstacle obstacle)
 	}
 	expect_refusal(&a, &b, request, without ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_ACCESS_ERR,
 		       reasons[obstacle]);
-	SUCCEEDS(b.context->ops.dealloc_mw(mw));
+	CHECK_OK(b.context->ops.dealloc_mw(mw));
 	if (obstacle != REVOKED_KEY && obstacle != UNKNOWN_KEY && obstacle != INVALID_KEY)
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
-	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
-	SUCCEEDS(verbs->ibv_destroy_qp(other_b.qp));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
+	CHECK_OK(verbs->ibv_dealloc_pd(pd));
+	CHECK_OK(verbs->ibv_destroy_qp(other_b.qp));
 	close_side(&other_a);
 	close_pair(&a, &b);
 }
@@ -509,7 +509,7 @@ static void datagrams(void)
 
 	for (unsigned i = 0; i < 10; i++) {
 		receive_at(&b, i, 0, 100);
-		SUCCEEDS(ud_post(&a, (struct ud_request){.ah = ah,
+		CHECK_OK(ud_post(&a, (struct ud_request){.ah = ah,
 							 .qpn = b.qp->qp_num,
 							 .qkey = QKEY,
 							 .wr_id = 20 + i,
@@ -529,7 +529,7 @@ static void datagrams(void)
 		lines++;
 	}
 	CHECK_EQUAL(lines, 10);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -579,7 +579,7 @@ static void extended_calls(void)
 		ex->wr_set_inline_data(ex, "hello", 5);
 		posted("post_send", 10 + round, a.qp->qp_num);
 		posted("post_send", 20 + round, a.qp->qp_num);
-		SUCCEEDS(ex->wr_complete(ex));
+		CHECK_OK(ex->wr_complete(ex));
 		take_extended(&a, 1);
 		take_extended(&b, 1);
 	}
@@ -706,7 +706,7 @@ static void refused_requests(void)
 		next_wc(&a);
 		expect_reason("request_refused", i ? "QKEY" : "NO_RECEIVE");
 	}
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -727,9 +727,9 @@ static void refuse_memory(const char *reason, bool receive)
 	if (!strcmp(reason, "WINDOW"))
 		sge.lkey = mw->rkey;
 	if (!strcmp(reason, "KEY"))
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
 	if (receive) {
-		SUCCEEDS(post_recv_wr(&b, &(struct ibv_recv_wr){.sg_list = &sge, .num_sge = 1}));
+		CHECK_OK(post_recv_wr(&b, &(struct ibv_recv_wr){.sg_list = &sge, .num_sge = 1}));
 		RUN(&a, IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 1, .length = 8);
 		expect_wc(&b, 0, IBV_WC_LOC_PROT_ERR);
 	} else {
@@ -760,11 +760,11 @@ static void refuse_memory(const char *reason, bool receive)
 	for (size_t at = 0; (line = next_of("key_ended", &at));)
 		ends += number(line, "key") == sge.lkey;
 	CHECK_EQUAL(ends, !strcmp(reason, "KEY"));
-	SUCCEEDS(side->context->ops.dealloc_mw(mw));
+	CHECK_OK(side->context->ops.dealloc_mw(mw));
 	if (strcmp(reason, "KEY"))
-		SUCCEEDS(verbs->ibv_dereg_mr(mr));
+		CHECK_OK(verbs->ibv_dereg_mr(mr));
 	if (other)
-		SUCCEEDS(verbs->ibv_dealloc_pd(pd));
+		CHECK_OK(verbs->ibv_dealloc_pd(pd));
 	close_pair(&a, &b);
 }
 
@@ -829,9 +829,9 @@ static void faults(void)
 	CHECK(next_wc(&a).status != IBV_WC_SUCCESS);
 	struct aiordma_fault_counts cuts = counts();
 
-	OPEN_SIDE(&lonely);
+	OPEN(&lonely);
 	spec("overrun=@1,cq=%u", lonely.cq->handle);
-	SUCCEEDS(to_init(&lonely));
+	CHECK_OK(to_init(&lonely));
 	enter_state(&lonely, IBV_QPS_ERR);
 	receive_at(&lonely, 1, 0, 64);
 	expect_event(&lonely, IBV_EVENT_CQ_ERR);
@@ -876,7 +876,7 @@ static void lost_datagrams(void)
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
 	for (size_t at = 0; (line = next_of("fault", &at));)
 		CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -919,6 +919,6 @@ int main(void)
 	STEP(traced(faults));
 	STEP(traced(lost_datagrams));
 	STEP(traced(late));
-	SUCCEEDS(rmdir(folder));
+	CHECK_OK(rmdir(folder));
 	return 0;
 }

@@ -70,9 +70,9 @@ static void by_the_environment(void)
 
 	snprintf(name, sizeof(name), "%s/%%p.%%p", folder);
 	snprintf(path, sizeof(path), "%s/%d.%d", folder, (int)getpid(), (int)getpid());
-	SUCCEEDS(setenv("AIORDMA_TRACE", "", 1));
+	CHECK_OK(setenv("AIORDMA_TRACE", "", 1));
 	one_run(1);
-	SUCCEEDS(setenv("AIORDMA_TRACE", name, 1));
+	CHECK_OK(setenv("AIORDMA_TRACE", name, 1));
 	one_run(1);
 	one_run(2); /* the same trace */
 	read_trace(path);
@@ -119,22 +119,22 @@ static void another(void)
 {
 	char used[160];
 
-	SUCCEEDS(aiordma_trace_start(path, used, sizeof(used)));
+	CHECK_OK(aiordma_trace_start(path, used, sizeof(used)));
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	CHECK(!strcmp(used, other));
 	one_run(1);
 	aiordma_trace_stop();
-	SUCCEEDS(unlink(other));
+	CHECK_OK(unlink(other));
 }
 
 static void by_environment(void)
 {
-	SUCCEEDS(setenv("AIORDMA_TRACE", path, 1));
+	CHECK_OK(setenv("AIORDMA_TRACE", path, 1));
 	one_run(7);
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	read_trace(other);
 	CHECK_EQUAL(count_type("post_send"), 7);
-	SUCCEEDS(unlink(other));
+	CHECK_OK(unlink(other));
 }
 
 static void in_silence(void)
@@ -168,7 +168,7 @@ static void use_inherited(void)
 	another();
 	by_environment();
 	/* What may be done with its parent's objects: ibv_fork_init(3). */
-	SUCCEEDS(verbs->ibv_destroy_qp(inherited[0].qp));
+	CHECK_OK(verbs->ibv_destroy_qp(inherited[0].qp));
 	_exit(0);
 }
 
@@ -204,18 +204,18 @@ static void refused(const char *name, int error)
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
 	char said[400];
 
-	SUCCEEDS(setenv("AIORDMA_TRACE", name, 1));
+	CHECK_OK(setenv("AIORDMA_TRACE", name, 1));
 	struct capture capture = capture_stderr();
 
 	errno = 0;
 	struct ibv_context *context = verbs->ibv_open_device(list[0]);
 	int found = errno;
 
-	SUCCEEDS(unsetenv("AIORDMA_TRACE"));
+	CHECK_OK(unsetenv("AIORDMA_TRACE"));
 	end_capture(&capture, said, sizeof(said));
 	CHECK(!context == (error != EFBIG));
 	if (context)
-		SUCCEEDS(verbs->ibv_close_device(context));
+		CHECK_OK(verbs->ibv_close_device(context));
 	else
 		CHECK_EQUAL(found, error == ESPIPE ? EINVAL : error);
 	CHECK(strstr(said, "aiordma: AIORDMA_TRACE is '") == said);
@@ -232,9 +232,9 @@ static void impossible_files(void)
 	refused(other, ENOENT);
 	refused("/dev/null", ESPIPE);
 	snprintf(other, sizeof(other), "%s/fifo", folder);
-	SUCCEEDS(mkfifo(other, 0600));
+	CHECK_OK(mkfifo(other, 0600));
 	refused(other, ESPIPE);
-	SUCCEEDS(unlink(other));
+	CHECK_OK(unlink(other));
 	memset(longest, 'a', sizeof(longest));
 	longest[sizeof(longest) - 1] = '\0';
 	refused(longest, ENAMETOOLONG);
@@ -243,8 +243,8 @@ static void impossible_files(void)
 	int first = open(path, O_CREAT | O_RDWR, 0600),
 	    second = open(other, O_CREAT | O_RDWR, 0600);
 
-	SUCCEEDS(flock(first, LOCK_EX));
-	SUCCEEDS(flock(second, LOCK_EX));
+	CHECK_OK(flock(first, LOCK_EX));
+	CHECK_OK(flock(second, LOCK_EX));
 	refused(path, EWOULDBLOCK);
 	close(first);
 	close(second);
@@ -256,7 +256,7 @@ static void limit_files(rlim_t bytes)
 {
 	const struct rlimit limit = {bytes, RLIM_INFINITY};
 
-	SUCCEEDS(setrlimit(RLIMIT_FSIZE, &limit));
+	CHECK_OK(setrlimit(RLIMIT_FSIZE, &limit));
 }
 
 /* As when the disk is full: there is no room for the first line. */
@@ -311,6 +311,6 @@ int main(void)
 	STEP(in_child(impossible_files));
 	STEP(in_child(no_room));
 	STEP(in_child(no_more_room));
-	SUCCEEDS(rmdir(folder));
+	CHECK_OK(rmdir(folder));
 	return 0;
 }

@@ -31,7 +31,7 @@ static void dropped_by(struct options options, struct request request)
 	fill(a.memory, a.options.memory, 9);
 	struct request requests[2] = {request, send_of(2, 64)};
 
-	SUCCEEDS(post_chain(&a, requests, 2));
+	CHECK_OK(post_chain(&a, requests, 2));
 	expect_wc(&a, 1, IBV_WC_SUCCESS);
 	expect_wc(&a, 2, IBV_WC_SUCCESS);
 	CHECK_EQUAL(expect_wc(&b, 10, IBV_WC_SUCCESS).byte_len, 64);
@@ -87,13 +87,13 @@ static void no_receive(struct side *a, struct side *b)
 	};
 
 	a->memory[0] = 77;
-	SUCCEEDS(post_chain(a, requests, 4));
+	CHECK_OK(post_chain(a, requests, 4));
 	for (uint64_t wr_id = 1; wr_id <= 4; wr_id++)
 		expect_wc(a, wr_id, IBV_WC_SUCCESS);
 	while (byte_at(b->memory) != 77)
 		expect_no_wc(b);
 	receive_at(b, 10, 0, 8);
-	SUCCEEDS(post(a, send_of(5, 8)));
+	CHECK_OK(post(a, send_of(5, 8)));
 	expect_wc(b, 10, IBV_WC_SUCCESS);
 	CHECK_EQUAL(state_of(b), IBV_QPS_RTS);
 	expect_no_event(b);

@@ -26,14 +26,14 @@ static void long_chain(void)
 		wrs[i].wr.ud.remote_qpn = b.qp->qp_num;
 		wrs[i].wr.ud.remote_qkey = QKEY;
 	}
-	SUCCEEDS(post_wr(&a, wrs));
+	CHECK_OK(post_wr(&a, wrs));
 	while (sent < MANY || received < MANY) {
 		if (poll_cq(&a, 1, &wc) == 1)
 			CHECK_EQUAL(wc.wr_id, sent++);
 		if (poll_cq(&b, 1, &wc) == 1)
 			CHECK_EQUAL(wc.wr_id, received++);
 	}
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
 }
 
@@ -63,13 +63,13 @@ static void shapes(struct side *side)
 	for (int as_inline = 0; as_inline < 2; as_inline++) {
 		wr.send_flags = as_inline ? IBV_SEND_INLINE : 0;
 		memset(side->memory + 4096, 0, 4096);
-		SUCCEEDS(post_recv_wr(side, &receive));
-		SUCCEEDS(post_wr(side, &wr));
+		CHECK_OK(post_recv_wr(side, &receive));
+		CHECK_OK(post_wr(side, &wr));
 		CHECK_EQUAL(poll_one(side).byte_len, GRH + 100);
 		expect_no_wc(side);
 		CHECK(filled(side->memory + 5000 + 7, 100, 3)); /* the GRH takes 33 + 7 */
 	}
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 }
 
 /* Two queue pairs take from one shared queue; what is too long for a receive leaves it there. */
@@ -91,16 +91,16 @@ static void shared_receives(void)
 
 	wr.sg_list = &sge;
 	for (wr.wr_id = 10; wr.wr_id < 13; wr.wr_id++)
-		SUCCEEDS(post_recv_wr(&b, &wr));
+		CHECK_OK(post_recv_wr(&b, &wr));
 	request.qpn = first->qp_num;
 	request.length = 9;
-	SUCCEEDS(ud_post(&a, request));
+	CHECK_OK(ud_post(&a, request));
 	expect_no_wc(&b);
 	request.length = 8;
 	for (unsigned i = 0; i < 3; i++) {
 		fill(a.memory, 8, i);
 		request.qpn = numbers[i];
-		SUCCEEDS(ud_post(&a, request));
+		CHECK_OK(ud_post(&a, request));
 		struct ibv_wc wc = poll_one(&b);
 
 		CHECK_EQUAL(wc.wr_id, 10 + i);
@@ -108,10 +108,10 @@ static void shared_receives(void)
 		CHECK_EQUAL(wc.byte_len, GRH + 8);
 		CHECK(filled(b.memory + GRH, 8, i));
 	}
-	SUCCEEDS(ud_post(&a, request)); /* the shared queue is empty */
+	CHECK_OK(ud_post(&a, request)); /* the shared queue is empty */
 	expect_no_wc(&b);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
-	SUCCEEDS(verbs->ibv_destroy_qp(first));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_qp(first));
 	close_pair(&a, &b);
 }
 
@@ -132,7 +132,7 @@ static void extended_calls(void)
 								IBV_QP_EX_WITH_SEND_WITH_IMM});
 
 	init.qp_type = IBV_QPT_UD;
-	SUCCEEDS(verbs->ibv_destroy_qp(side.qp));
+	CHECK_OK(verbs->ibv_destroy_qp(side.qp));
 	CHECK(side.qp = extended(side.context)->create_qp_ex(side.context, &init));
 	ud_bring_up(&side, QKEY);
 	struct address own = address_of_side(&side);
@@ -155,7 +155,7 @@ static void extended_calls(void)
 	qp->wr_send_imm(qp, 77);
 	qp->wr_set_ud_addr(qp, ah, own.qpn, QKEY);
 	qp->wr_set_sge(qp, side.mr->lkey, (uintptr_t)side.memory, 64);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	CHECK_EQUAL(cq->start_poll(cq, &none), 0);
 	CHECK_EQUAL(cq->wr_id, 1);
 	CHECK_EQUAL(cq->status, IBV_WC_SUCCESS);
@@ -176,7 +176,7 @@ static void extended_calls(void)
 	qp->wr_send(qp);
 	qp->wr_set_inline_data(qp, side.memory, 32);
 	qp->wr_set_ud_addr(qp, ah, own.qpn, QKEY);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	CHECK_EQUAL(expect_wc(&side, 1, IBV_WC_SUCCESS).byte_len, GRH + 32);
 	/* Without an address nothing of the batch is posted. */
 	qp->wr_start(qp);
@@ -185,7 +185,7 @@ static void extended_calls(void)
 	qp->wr_send(qp);
 	CHECK_EQUAL(qp->wr_complete(qp), EINVAL);
 	expect_no_wc(&side);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&side);
 }
 
@@ -195,7 +195,7 @@ static uint32_t bad_qkeys(struct side *side)
 {
 	struct ibv_port_attr port;
 
-	SUCCEEDS(verbs->ibv_query_port(side->context, 1, (struct _compat_ibv_port_attr *)&port));
+	CHECK_OK(verbs->ibv_query_port(side->context, 1, (struct _compat_ibv_port_attr *)&port));
 	return port.qkey_viol_cntr;
 }
 
@@ -216,16 +216,16 @@ static void keys(struct side *a, struct side *b, struct ibv_ah *ah)
 	receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, OWN_QKEY | 5);
 	poll_one(b);
-	SUCCEEDS(verbs->ibv_modify_qp(a->qp, &attr, IBV_QP_QKEY));
+	CHECK_OK(verbs->ibv_modify_qp(a->qp, &attr, IBV_QP_QKEY));
 	receive_at(b, 1, 0, GRH);
 	send_with(a, ah, b, OWN_QKEY);
 	expect_no_wc(b);
-	SUCCEEDS(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_QKEY));
+	CHECK_OK(verbs->ibv_modify_qp(b->qp, &attr, IBV_QP_QKEY));
 	send_with(a, ah, b, OWN_QKEY);
 	poll_one(b);
 	struct ibv_qp_init_attr init;
 
-	SUCCEEDS(verbs->ibv_query_qp(b->qp, &attr, IBV_QP_QKEY, &init));
+	CHECK_OK(verbs->ibv_query_qp(b->qp, &attr, IBV_QP_QKEY, &init));
 	CHECK_EQUAL(attr.qkey, 99);
 	CHECK_EQUAL(init.qp_type, IBV_QPT_UD);
 	CHECK_EQUAL(bad_qkeys(a) - before, 2);
@@ -238,27 +238,27 @@ static void dropped(void)
 	struct side a, b, rc;
 
 	open_two(&a, &b);
-	OPEN_SIDE(&rc);
+	OPEN(&rc);
 	struct ibv_ah *ah = path_to(&a, &b);
 	struct ud_request request = {.ah = ah, .qkey = QKEY, .wr_id = 2, .length = 64};
 
 	CHECK_EQUAL(post_recv_at(&rc, 1, 0, 4096), EINVAL); /* RESET */
 	request.qpn = rc.qp->qp_num;
-	SUCCEEDS(ud_post(&a, request));
+	CHECK_OK(ud_post(&a, request));
 	request.qpn = b.qp->qp_num ^ 0x5555;
-	SUCCEEDS(ud_post(&a, request));
+	CHECK_OK(ud_post(&a, request));
 	request.qpn = b.qp->qp_num;
-	SUCCEEDS(ud_post(&a, request)); /* no receive */
+	CHECK_OK(ud_post(&a, request)); /* no receive */
 	receive_at(&b, 1, 0, GRH + 63);
-	SUCCEEDS(ud_post(&a, request)); /* too small */
+	CHECK_OK(ud_post(&a, request)); /* too small */
 	for (int i = 0; i < 4; i++)
 		CHECK_EQUAL(poll_one(&a).status, IBV_WC_SUCCESS);
 	expect_no_wc(&b);
 	request.length = 63;
-	SUCCEEDS(ud_post(&a, request));
+	CHECK_OK(ud_post(&a, request));
 	CHECK_EQUAL(poll_one(&b).byte_len, GRH + 63);
 	CHECK_EQUAL(state_of(&b), IBV_QPS_RTS);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_side(&rc);
 	close_pair(&a, &b);
 }
@@ -270,10 +270,10 @@ static void states(void)
 	struct side a, b;
 
 	UD_OPEN(&a);
-	OPEN_SIDE(&b, .ud = true);
+	OPEN(&b, .ud = true);
 	struct ibv_ah *ah = path_to(&a, &b), *back = path_to(&b, &a);
 
-	SUCCEEDS(ud_to_init(&b, QKEY));
+	CHECK_OK(ud_to_init(&b, QKEY));
 	receive_at(&b, 1, 0, GRH);
 	receive_at(&b, 2, 0, GRH);
 	send_with(&a, ah, &b, QKEY);
@@ -285,12 +285,12 @@ static void states(void)
 
 	CHECK_EQUAL(ud_post(&b, answer), EINVAL); /* RTR */
 	attr.qp_state = IBV_QPS_RTS;
-	SUCCEEDS(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK_OK(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 	attr.qp_state = IBV_QPS_SQD;
-	SUCCEEDS(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+	CHECK_OK(verbs->ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	expect_event(&b, IBV_EVENT_SQ_DRAINED);
 	receive_at(&a, 5, 0, GRH);
-	SUCCEEDS(ud_post(&b, answer));
+	CHECK_OK(ud_post(&b, answer));
 	expect_no_wc(&a);
 	enter_state(&b, IBV_QPS_RTS);
 	CHECK_EQUAL(poll_one(&b).wr_id, 3);
@@ -300,12 +300,12 @@ static void states(void)
 	send_with(&a, ah, &b, QKEY);
 	receive_at(&b, 6, 0, GRH);
 	expect_wc(&b, 6, IBV_WC_WR_FLUSH_ERR);
-	SUCCEEDS(ud_post(&b, answer));
+	CHECK_OK(ud_post(&b, answer));
 	expect_wc(&b, 3, IBV_WC_WR_FLUSH_ERR);
 	enter_state(&b, IBV_QPS_RESET);
 	send_with(&a, ah, &b, QKEY);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
-	SUCCEEDS(verbs->ibv_destroy_ah(back));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(back));
 	close_pair(&a, &b);
 }
 
@@ -332,21 +332,21 @@ static void send_queue_error(void)
 			bad.lkey = 0x12345;
 		bad.wr_id = 2;
 		receive_at(&b, 10, 0, GRH + MTU);
-		SUCCEEDS(ud_post(&a, bad));
+		CHECK_OK(ud_post(&a, bad));
 		expect_wc(&a, 2, way ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
 		CHECK_EQUAL(state_of(&a), IBV_QPS_SQE);
-		SUCCEEDS(ud_post(&a, good));
+		CHECK_OK(ud_post(&a, good));
 		expect_wc(&a, 1, IBV_WC_WR_FLUSH_ERR);
 		expect_no_wc(&b);
 		receive_at(&a, 11, 0, GRH);
 		send_with(&b, back, &a, QKEY);
 		CHECK_EQUAL(poll_one(&a).wr_id, 11);
 		enter_state(&a, IBV_QPS_RTS);
-		SUCCEEDS(ud_post(&a, good));
+		CHECK_OK(ud_post(&a, good));
 		expect_wc(&a, 1, IBV_WC_SUCCESS);
 		CHECK_EQUAL(poll_one(&b).byte_len, GRH + 8);
-		SUCCEEDS(verbs->ibv_destroy_ah(ah));
-		SUCCEEDS(verbs->ibv_destroy_ah(back));
+		CHECK_OK(verbs->ibv_destroy_ah(ah));
+		CHECK_OK(verbs->ibv_destroy_ah(back));
 		close_pair(&a, &b);
 	}
 }
@@ -370,7 +370,7 @@ static void refused_requests(struct side *a, struct side *b, struct ibv_ah *ah)
 	CHECK_EQUAL(ud_post(a, (struct ud_request){.ah = foreign, .qpn = 5}), EINVAL);
 	CHECK_EQUAL(ud_post(a, (struct ud_request){.ah = ah, .qpn = 1 << 24}), EINVAL);
 	expect_no_wc(a);
-	SUCCEEDS(verbs->ibv_destroy_ah(foreign));
+	CHECK_OK(verbs->ibv_destroy_ah(foreign));
 }
 
 /* The receive's own memory is wrong: its queue pair's fault, and end. */
@@ -381,7 +381,7 @@ static void bad_receive(struct side *a, struct side *b, struct ibv_ah *ah)
 
 	sges[0] = (struct ibv_sge){(uintptr_t)b->memory, GRH, b->mr->lkey};
 	sges[1] = (struct ibv_sge){(uintptr_t)b->memory + GRH, 64, 0x12345};
-	SUCCEEDS(post_recv_wr(b, &wr));
+	CHECK_OK(post_recv_wr(b, &wr));
 	receive_at(b, 11, 0, 64);
 	UD_POST(a, .ah = ah, .qpn = b->qp->qp_num, .qkey = QKEY, .length = 64);
 	expect_wc(b, 10, IBV_WC_LOC_PROT_ERR);
@@ -398,16 +398,16 @@ static void fails_by_its_own_message(struct side *side)
 		.ah = ah, .qpn = side->qp->qp_num, .qkey = QKEY, .wr_id = 1, .length = 8};
 
 	post_wrong_recv(side, 10, GRH + 8);
-	SUCCEEDS(ud_post(side, request));
+	CHECK_OK(ud_post(side, request));
 	expect_wc(side, 10, IBV_WC_LOC_PROT_ERR);
 	expect_wc(side, 1, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(side);
 	CHECK_EQUAL(state_of(side), IBV_QPS_ERR);
 	request.wr_id = 2;
-	SUCCEEDS(ud_post(side, request));
+	CHECK_OK(ud_post(side, request));
 	expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
 	expect_no_wc(side);
-	SUCCEEDS(verbs->ibv_destroy_ah(ah));
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
 }
 
 int main(void)

@@ -58,11 +58,11 @@ static void await(struct player *player, struct counts *counts, int receives, in
 	void *context;
 
 	for (;;) {
-		SUCCEEDS(side->context->ops.req_notify_cq(side->cq, 0));
+		CHECK_OK(side->context->ops.req_notify_cq(side->cq, 0));
 		take(player, counts);
 		if (counts->receives >= receives && counts->sends >= sends)
 			return;
-		SUCCEEDS(verbs->ibv_get_cq_event(side->channel, &cq, &context));
+		CHECK_OK(verbs->ibv_get_cq_event(side->channel, &cq, &context));
 		CHECK(cq == side->cq);
 		verbs->ibv_ack_cq_events(cq, 1);
 	}
@@ -96,8 +96,8 @@ static void *disturb(void *argument)
 
 		attr.moderate =
 			(struct ibv_moderate_cq){(uint16_t)(i & 2), (uint16_t)(10 * (i & 2))};
-		SUCCEEDS(extended(cq->context)->modify_cq(cq, &attr));
-		SUCCEEDS(verbs->ibv_resize_cq(cq, 16 + (int)(i & 15)));
+		CHECK_OK(extended(cq->context)->modify_cq(cq, &attr));
+		CHECK_OK(verbs->ibv_resize_cq(cq, 16 + (int)(i & 15)));
 		sched_yield();
 	}
 	return NULL;
@@ -115,17 +115,17 @@ static void ping_pong(bool is_extended)
 			open_extended_side(&players[i].side, (struct options){0},
 					   (struct extras){.wc_flags = all_times});
 		else
-			OPEN_SIDE(&players[i].side);
+			OPEN(&players[i].side);
 	}
 	connect_pair(&players[0].side, &players[1].side);
 	receive_at(&players[1].side, 1, 0, 8);
-	SUCCEEDS(pthread_create(&third, NULL, disturb, players));
+	CHECK_OK(pthread_create(&third, NULL, disturb, players));
 	for (int i = 0; i < 2; i++)
-		SUCCEEDS(pthread_create(&players[i].thread, NULL, play, &players[i]));
+		CHECK_OK(pthread_create(&players[i].thread, NULL, play, &players[i]));
 	for (int i = 0; i < 2; i++)
-		SUCCEEDS(pthread_join(players[i].thread, NULL));
+		CHECK_OK(pthread_join(players[i].thread, NULL));
 	__atomic_store_n(&over, true, __ATOMIC_RELAXED);
-	SUCCEEDS(pthread_join(third, NULL));
+	CHECK_OK(pthread_join(third, NULL));
 	close_pair(&players[0].side, &players[1].side);
 }
 

@@ -54,7 +54,7 @@ static void make_srq(struct end *end)
 	struct ibv_srq_init_attr_ex attr = srq_attr(end);
 
 	CHECK(end->side.srq = calls->create_srq_ex(end->side.context, &attr));
-	SUCCEEDS(calls->get_srq_num(end->side.srq, &end->srqn));
+	CHECK_OK(calls->get_srq_num(end->side.srq, &end->srqn));
 	CHECK(end->srqn > 0 && end->srqn < NO_NUMBER);
 }
 
@@ -109,10 +109,10 @@ static void close_end(struct end *end)
 	if (end->side.qp)
 		destroy_qp(&end->side);
 	if (end->side.srq)
-		SUCCEEDS(verbs->ibv_destroy_srq(end->side.srq));
+		CHECK_OK(verbs->ibv_destroy_srq(end->side.srq));
 	end->side.srq = NULL;
 	if (end->xrcd)
-		SUCCEEDS(close_domain(end->xrcd));
+		CHECK_OK(close_domain(end->xrcd));
 	close_side(&end->side);
 }
 
@@ -174,26 +174,26 @@ static void domains(void)
 	CHECK(soft_xrcd_of(first)->domain == soft_xrcd_of(same)->domain);
 	REFUSED(open_domain(elsewhere, one, 0), EAGAIN);
 	CHECK(another = open_domain(elsewhere, one, O_CREAT | O_EXCL));
-	SUCCEEDS(close_domain(another));
+	CHECK_OK(close_domain(another));
 	REFUSED(open_domain(context, other, 0), EAGAIN);
-	SUCCEEDS(close_domain(first));
-	SUCCEEDS(close(twin));
-	SUCCEEDS(close(one)); /* the domain keeps the file, whose inode stays its own */
+	CHECK_OK(close_domain(first));
+	CHECK_OK(close(twin));
+	CHECK_OK(close(one)); /* the domain keeps the file, whose inode stays its own */
 	CHECK(first = open_domain(context, other, O_CREAT | O_EXCL));
-	SUCCEEDS(close_domain(first));
+	CHECK_OK(close_domain(first));
 	REFUSED(open_domain(context, other, 0), EAGAIN); /* the last one has ended it */
-	SUCCEEDS(close_domain(same));
+	CHECK_OK(close_domain(same));
 
 	/* Without a file each is its own. */
 	CHECK(first = open_domain(context, -1, O_CREAT));
 	CHECK(same = open_domain(context, -1, O_CREAT | O_EXCL));
 	CHECK(soft_xrcd_of(first)->domain != soft_xrcd_of(same)->domain);
-	SUCCEEDS(close_domain(first));
-	SUCCEEDS(close_domain(same));
-	SUCCEEDS(close(other));
-	SUCCEEDS(verbs->ibv_close_device(context));
-	SUCCEEDS(verbs->ibv_close_device(second));
-	SUCCEEDS(verbs->ibv_close_device(elsewhere));
+	CHECK_OK(close_domain(first));
+	CHECK_OK(close_domain(same));
+	CHECK_OK(close(other));
+	CHECK_OK(verbs->ibv_close_device(context));
+	CHECK_OK(verbs->ibv_close_device(second));
+	CHECK_OK(verbs->ibv_close_device(elsewhere));
 }
 
 /* The child of a fork has a device of its own, and no domain yet. */
@@ -213,16 +213,16 @@ static void after_a_fork(void)
 
 		REFUSED(open_domain(own, fd, 0), EAGAIN);
 		CHECK(xrcd = open_domain(own, fd, O_CREAT | O_EXCL));
-		SUCCEEDS(close_domain(xrcd));
-		SUCCEEDS(verbs->ibv_close_device(own));
+		CHECK_OK(close_domain(xrcd));
+		CHECK_OK(verbs->ibv_close_device(own));
 #endif
 		_exit(0);
 	}
 	CHECK_EQUAL(waitpid(child, &status, 0), child);
 	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-	SUCCEEDS(close_domain(xrcd));
-	SUCCEEDS(close(fd));
-	SUCCEEDS(verbs->ibv_close_device(context));
+	CHECK_OK(close_domain(xrcd));
+	CHECK_OK(close(fd));
+	CHECK_OK(verbs->ibv_close_device(context));
 }
 
 /* ---- creation and its reverse ------------------------------------------------------------------ */
@@ -285,8 +285,8 @@ static void refusals(void)
 	/* What neither has, and what the other one would have, is not there. */
 	CHECK(!a.side.qp->pd && !a.side.qp->send_cq && !a.side.qp->recv_cq && !a.side.qp->srq);
 	CHECK(!source.side.qp->recv_cq && source.side.qp->send_cq == source.side.cq);
-	SUCCEEDS(to_init(&source.side));
-	SUCCEEDS(to_init(&a.side));
+	CHECK_OK(to_init(&source.side));
+	CHECK_OK(to_init(&a.side));
 	CHECK_EQUAL(source.side.context->ops.post_recv(source.side.qp, &receive, &bad_receive),
 		    EINVAL);
 	CHECK_EQUAL(a.side.context->ops.post_recv(a.side.qp, &receive, &bad_receive), EINVAL);
@@ -349,7 +349,7 @@ static void several_queues(void)
 	wrong.srqn = target.srqn;
 	carry_out(a, IBV_WC_REM_ACCESS_ERR, wrong);
 	expect_event(&target.side, IBV_EVENT_QP_ACCESS_ERR);
-	SUCCEEDS(close(fd));
+	CHECK_OK(close(fd));
 	close_end(&source);
 	close_end(&second);
 	close_end(&target);
@@ -377,14 +377,14 @@ static void several_connections(void)
 	}
 	/* The limit counts whatever connection takes a receive. */
 	receive_at(&target.side, 9, 0, 64);
-	SUCCEEDS(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
+	CHECK_OK(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
 				       IBV_SRQ_LIMIT));
 	POST(&sources[2].side, IBV_WR_SEND, .srqn = target.srqn);
 	expect_wc(&targets[2], 9, IBV_WC_SUCCESS);
 	expect_event(&target.side, IBV_EVENT_SRQ_LIMIT_REACHED);
 	for (int i = 0; i < COUNT; i++) {
 		if (i)
-			SUCCEEDS(verbs->ibv_destroy_qp(targets[i].qp));
+			CHECK_OK(verbs->ibv_destroy_qp(targets[i].qp));
 		close_end(&sources[i]);
 	}
 	close_end(&target);
@@ -417,7 +417,7 @@ static void builders(void)
 	qp->wr_id = 2;
 	qp->wr_atomic_write(qp, target.side.mr->rkey, (uintptr_t)target.side.memory + 64, &value);
 	qp->wr_set_xrc_srqn(qp, target.srqn);
-	SUCCEEDS(qp->wr_complete(qp));
+	CHECK_OK(qp->wr_complete(qp));
 	expect_wc(a, 1, IBV_WC_SUCCESS);
 	expect_wc(a, 2, IBV_WC_SUCCESS);
 	expect_wc(&target.side, 4, IBV_WC_SUCCESS);
@@ -443,7 +443,7 @@ static void unknown_number(void)
 		receive_at(&target.side, 1, 0, 64);
 		receive_at(&stranger.side, 1, 0, 64);
 		if (way == 2) {
-			SUCCEEDS(verbs->ibv_destroy_srq(target.side.srq));
+			CHECK_OK(verbs->ibv_destroy_srq(target.side.srq));
 			target.side.srq = NULL;
 		}
 		RUN(&source.side, IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND, .wr_id = 3, .length = 8,
@@ -487,7 +487,7 @@ static void bad_receives(void)
 		open_ends(&source, &target, (struct options){0});
 		receive_at(&target.side, 6, 0, 64);
 		if (way) {
-			SUCCEEDS(verbs->ibv_dereg_mr(target.side.mr));
+			CHECK_OK(verbs->ibv_dereg_mr(target.side.mr));
 			target.side.mr = NULL;
 		}
 		RUN(&source.side, way ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR, IBV_WR_SEND,
@@ -505,7 +505,7 @@ static void other_types(void)
 
 		open_source(&a, (struct options){.timeout = 1, .retry_cnt = 1});
 		if (way == 2) {
-			SUCCEEDS(verbs->ibv_destroy_qp(a.side.qp));
+			CHECK_OK(verbs->ibv_destroy_qp(a.side.qp));
 			a.side.qp = create_qp(&a.side);
 		}
 		if (way == 0)
@@ -513,7 +513,7 @@ static void other_types(void)
 		else
 			open_target(&b, (struct options){0}, -1);
 		if (way == 1) {
-			SUCCEEDS(verbs->ibv_destroy_qp(b.side.qp));
+			CHECK_OK(verbs->ibv_destroy_qp(b.side.qp));
 			b.side.qp = create_qp(&(struct side){.pd = b.side.pd, .cq = b.side.cq});
 		}
 		connect_pair(&a.side, &b.side);
@@ -536,7 +536,7 @@ static void nonsense(void)
 		else
 			open_source(&end, (struct options){0});
 		if (way == 5) {
-			SUCCEEDS(verbs->ibv_destroy_qp(end.side.qp));
+			CHECK_OK(verbs->ibv_destroy_qp(end.side.qp));
 			end.side.qp = create_qp(&end.side); /* RC, which is told a queue */
 		}
 		int fd = adopt(&end.side);
@@ -593,9 +593,9 @@ static void destroyed_meanwhile(void)
 	receive_at(side, 1, 0, 512);
 	say_frame(fd, part(&end, 0), NULL);
 	until_taken(&end);
-	SUCCEEDS(verbs->ibv_destroy_srq(side->srq));
+	CHECK_OK(verbs->ibv_destroy_srq(side->srq));
 	side->srq = NULL;
-	SUCCEEDS(verbs->ibv_destroy_cq(side->cq));
+	CHECK_OK(verbs->ibv_destroy_cq(side->cq));
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, 4, NULL, side->channel, 0));
 	say_frame(fd, part(&end, 1), NULL);
 	struct soft_frame answer = hear_frame(fd, NULL, 0);
@@ -704,23 +704,23 @@ static void not_by_cm(void)
 				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct rdma_cm_id *id;
 
-	SUCCEEDS(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
-	SUCCEEDS(verbs->rdma_bind_addr(id, (struct sockaddr *)&address));
+	CHECK_OK(verbs->rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK_OK(verbs->rdma_bind_addr(id, (struct sockaddr *)&address));
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(id->verbs);
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_SEND};
 
 	errno = 0;
 	CHECK_EQUAL(verbs->rdma_create_qp(id, pd, &init), -1);
 	CHECK_EQUAL(errno, EOPNOTSUPP);
-	SUCCEEDS(verbs->ibv_dealloc_pd(pd));
-	SUCCEEDS(verbs->rdma_destroy_id(id));
+	CHECK_OK(verbs->ibv_dealloc_pd(pd));
+	CHECK_OK(verbs->rdma_destroy_id(id));
 	verbs->rdma_destroy_event_channel(channel);
 }
 
 int main(void)
 {
 	limit_seconds(120);
-	SUCCEEDS(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
+	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	STEP(two_processes()); /* before a device is opened */
 	STEP(domains());
 	STEP(after_a_fork());

@@ -19,7 +19,7 @@ static inline void read_trace(const char *path)
 
 	free(trace.text);
 	CHECK(file);
-	SUCCEEDS(fseek(file, 0, SEEK_END));
+	CHECK_OK(fseek(file, 0, SEEK_END));
 	trace.size = (size_t)ftell(file);
 	rewind(file);
 	CHECK(trace.text = calloc(1, trace.size + 1));
@@ -117,6 +117,6 @@ static inline void start_trace(const char *path)
 {
 	char used[256];
 
-	SUCCEEDS(aiordma_trace_start(path, used, sizeof(used)));
+	CHECK_OK(aiordma_trace_start(path, used, sizeof(used)));
 	CHECK(!strcmp(path, used));
 }

@@ -17,9 +17,9 @@ static inline void ud_bring_up(struct side *side, uint32_t qkey)
 {
 	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .sq_psn = side->psn};
 
-	SUCCEEDS(ud_to_init(side, qkey));
+	CHECK_OK(ud_to_init(side, qkey));
 	enter_state(side, IBV_QPS_RTR);
-	SUCCEEDS(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK_OK(verbs->ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
 static inline void ud_open(struct side *side, struct options options)
@@ -85,7 +85,7 @@ static inline int ud_post(struct side *side, struct ud_request request)
 }
 
 /* A message that is taken: UD_POST(&a, .ah = ah, .qpn = number, .qkey = QKEY). */
-#define UD_POST(side, ...) SUCCEEDS(ud_post(side, (struct ud_request){__VA_ARGS__}))
+#define UD_POST(side, ...) CHECK_OK(ud_post(side, (struct ud_request){__VA_ARGS__}))
 
 /* The path from one side to the other, by the GIDs that both use. */
 static inline struct ibv_ah *path_to(struct side *side, const struct side *to)
@@ -118,7 +118,7 @@ static inline void open_two(struct side *a, struct side *b)
 		open_two(&a, &b);                                                                  \
 		struct ibv_ah *ah = path_to(&a, &b);                                               \
 		test(&a, &b, ah);                                                                  \
-		SUCCEEDS(verbs->ibv_destroy_ah(ah));                                               \
+		CHECK_OK(verbs->ibv_destroy_ah(ah));                                               \
 		close_pair(&a, &b);                                                                \
 	} while (0)
 

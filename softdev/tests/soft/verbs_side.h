@@ -218,7 +218,7 @@ static inline void open_side(struct side *side, struct options options)
 
 static inline void destroy_qp(struct side *side)
 {
-	SUCCEEDS(verbs->ibv_destroy_qp(side->qp));
+	CHECK_OK(verbs->ibv_destroy_qp(side->qp));
 	side->qp = NULL;
 }
 
@@ -228,15 +228,15 @@ static inline void close_side(struct side *side)
 	if (side->qp)
 		destroy_qp(side);
 	if (side->srq)
-		SUCCEEDS(verbs->ibv_destroy_srq(side->srq));
+		CHECK_OK(verbs->ibv_destroy_srq(side->srq));
 	if (side->cq)
-		SUCCEEDS(verbs->ibv_destroy_cq(side->cq));
-	SUCCEEDS(verbs->ibv_destroy_comp_channel(side->channel));
+		CHECK_OK(verbs->ibv_destroy_cq(side->cq));
+	CHECK_OK(verbs->ibv_destroy_comp_channel(side->channel));
 	if (side->mr)
-		SUCCEEDS(verbs->ibv_dereg_mr(side->mr));
-	SUCCEEDS(verbs->ibv_dealloc_pd(side->pd));
+		CHECK_OK(verbs->ibv_dereg_mr(side->mr));
+	CHECK_OK(verbs->ibv_dealloc_pd(side->pd));
 	if (side->context)
-		SUCCEEDS(verbs->ibv_close_device(side->context));
+		CHECK_OK(verbs->ibv_close_device(side->context));
 	munmap(side->memory, side->options.memory);
 }
 
@@ -250,7 +250,7 @@ static inline struct address address_of_side(const struct side *side)
 		.rkey = side->mr ? side->mr->rkey : 0,
 	};
 
-	SUCCEEDS(verbs->ibv_query_gid(side->context, 1, side->options.gid, &address.gid));
+	CHECK_OK(verbs->ibv_query_gid(side->context, 1, side->options.gid, &address.gid));
 	return address;
 }
 
@@ -329,7 +329,7 @@ static inline int to_state(struct side *side, enum ibv_qp_state state)
 
 static inline void enter_state(struct side *side, enum ibv_qp_state state)
 {
-	SUCCEEDS(to_state(side, state));
+	CHECK_OK(to_state(side, state));
 }
 
 static inline enum ibv_qp_state state_of(struct side *side)
@@ -337,7 +337,7 @@ static inline enum ibv_qp_state state_of(struct side *side)
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
 
-	SUCCEEDS(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_STATE, &init));
+	CHECK_OK(verbs->ibv_query_qp(side->qp, &attr, IBV_QP_STATE, &init));
 	return attr.qp_state;
 }
 
@@ -348,9 +348,9 @@ static inline void expect_state(struct side *side, enum ibv_qp_state state)
 
 static inline void bring_up(struct side *side, const struct address *peer)
 {
-	SUCCEEDS(to_init(side));
-	SUCCEEDS(to_rtr(side, peer));
-	SUCCEEDS(to_rts(side));
+	CHECK_OK(to_init(side));
+	CHECK_OK(to_rtr(side, peer));
+	CHECK_OK(to_rts(side));
 }
 
 static inline void dereg(struct ibv_mr *mr)
@@ -414,7 +414,7 @@ static inline void close_pair(struct side *a, struct side *b)
 	do {                                                                                       \
 		struct side side;                                                                  \
 		current_step = #test;                                                              \
-		OPEN_SIDE(&side, __VA_ARGS__);                                                     \
+		OPEN(&side, __VA_ARGS__);                                                          \
 		test(&side);                                                                       \
 		close_side(&side);                                                                 \
 	} while (0)
@@ -432,7 +432,7 @@ static inline struct process split(void)
 	struct process process;
 	int fds[2];
 
-	SUCCEEDS(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
+	CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds));
 	fflush(NULL);
 	process.child = fork();
 	CHECK(process.child >= 0);
@@ -516,7 +516,7 @@ static inline void post_wrong_recv(struct side *side, uint64_t wr_id, uint32_t l
 	struct ibv_sge sge = {(uintptr_t)side->memory, length, 0x12345};
 	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &sge, .num_sge = 1};
 
-	SUCCEEDS(post_recv_wr(side, &wr));
+	CHECK_OK(post_recv_wr(side, &wr));
 }
 
 struct request {
@@ -585,7 +585,7 @@ static inline int post(struct side *side, struct request request)
 }
 
 /* A request that is taken: POST(&a, IBV_WR_SEND, .wr_id = 1, .length = 8). */
-#define POST(side, ...) SUCCEEDS(post(side, (struct request){.opcode = __VA_ARGS__}))
+#define POST(side, ...) CHECK_OK(post(side, (struct request){.opcode = __VA_ARGS__}))
 /* `at` bytes into the memory of a side, for requests of its peer. */
 #define REMOTE(of, at) .remote = (uintptr_t)(of)->memory + (at), .rkey = (of)->mr->rkey
 /* The same by the address that the peer has told. */
@@ -657,7 +657,7 @@ static inline void expect_no_wc(struct side *side)
 static inline struct ibv_wc carry_out(struct side *side, enum ibv_wc_status status,
 				      struct request request)
 {
-	SUCCEEDS(post(side, request));
+	CHECK_OK(post(side, request));
 	return expect_wc(side, request.wr_id, status);
 }
 
@@ -669,16 +669,16 @@ static inline void expect_no_event(struct side *side)
 	struct ibv_async_event event;
 	int flags = fcntl(side->context->async_fd, F_GETFL);
 
-	SUCCEEDS(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK));
+	CHECK_OK(fcntl(side->context->async_fd, F_SETFL, flags | O_NONBLOCK));
 	CHECK_FAILS(verbs->ibv_get_async_event(side->context, &event), EAGAIN);
-	SUCCEEDS(fcntl(side->context->async_fd, F_SETFL, flags));
+	CHECK_OK(fcntl(side->context->async_fd, F_SETFL, flags));
 }
 
 static inline void expect_event(struct side *side, enum ibv_event_type type)
 {
 	struct ibv_async_event event;
 
-	SUCCEEDS(verbs->ibv_get_async_event(side->context, &event));
+	CHECK_OK(verbs->ibv_get_async_event(side->context, &event));
 	if (event.event_type != type) {
 		fprintf(stderr, "in %s: event '%s', expected '%s'\n", current_step,
 			verbs->ibv_event_type_str(event.event_type),
@@ -717,10 +717,10 @@ static inline bool filled(const uint8_t *at, size_t length, unsigned seed)
 static inline void bring_up_receiving(struct side *side, const struct address *peer, uint64_t first,
 				      unsigned count, uint32_t length)
 {
-	SUCCEEDS(to_init(side));
+	CHECK_OK(to_init(side));
 	post_recvs(side, first, count, length);
-	SUCCEEDS(to_rtr(side, peer));
-	SUCCEEDS(to_rts(side));
+	CHECK_OK(to_rtr(side, peer));
+	CHECK_OK(to_rts(side));
 }
 
 /* Eight bytes, sent (wr_id 2) and received (1). */
@@ -741,11 +741,11 @@ static inline struct address open_peers(struct process *process, struct side *si
 	open_side(side, options);
 	struct address peer = exchange(process, side);
 
-	SUCCEEDS(to_init(side));
+	CHECK_OK(to_init(side));
 	for (unsigned i = 0; i < receives; i++)
 		receive_at(side, 1, 0, length);
-	SUCCEEDS(to_rtr(side, &peer));
-	SUCCEEDS(to_rts(side));
+	CHECK_OK(to_rtr(side, &peer));
+	CHECK_OK(to_rts(side));
 	return peer;
 }
 
@@ -839,7 +839,7 @@ static inline struct capture capture_stderr(void)
 	struct capture capture = {.before = dup(2)};
 
 	CHECK(capture.before >= 0);
-	SUCCEEDS(pipe(capture.ends));
+	CHECK_OK(pipe(capture.ends));
 	CHECK_EQUAL(dup2(capture.ends[1], 2), 2);
 	return capture;
 }
@@ -864,7 +864,7 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 	char text[200];
 	int count;
 
-	SUCCEEDS(setenv(name, value, 1));
+	CHECK_OK(setenv(name, value, 1));
 	struct capture capture = capture_stderr();
 	struct ibv_device **list = verbs->ibv_get_device_list(&count);
 
@@ -877,7 +877,7 @@ static inline void expect_setting_refused(const char *name, const char *value, c
 	CHECK_EQUAL(why, EINVAL);
 	verbs->ibv_free_device_list(list);
 	CHECK(strstr(text, expected));
-	SUCCEEDS(unsetenv(name));
+	CHECK_OK(unsetenv(name));
 }
 
 /* ---- sockets ------------------------------------------------------------------------------- */
