@@ -175,12 +175,7 @@ static bool are_last(uint32_t ports)
 
 void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id))
 {
-	struct soft_node *node = soft_device.cm->attached.next;
-
-	while (node != &soft_device.cm->attached) {
-		struct soft_cm_id *id = soft_list_entry(node, struct soft_cm_id, on_device);
-
-		node = node->next;
+	soft_list_each_safe (struct soft_cm_id, id, &soft_device.cm->attached, on_device) {
 		if (id->device ? ports & 1u << (id->device - soft_device.cm->devices)
 			       : are_last(ports))
 			what(id);

@@ -65,10 +65,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 		return; /* the parent's; in the child of a fork it can only be forgotten */
 	soft_list_init(&orphans);
 	soft_lock();
-	while (!soft_list_empty(&channel->ids)) {
-		struct soft_cm_id *id =
-			soft_list_entry(channel->ids.next, struct soft_cm_id, in_channel);
-
+	soft_list_drain (struct soft_cm_id, id, &channel->ids, in_channel) {
 		soft_list_remove(&id->in_channel);
 		soft_cm_id_silence(id, &orphans);
 		id->id.channel = NULL;
@@ -178,10 +175,9 @@ static bool is_join(const struct soft_cm_event *event, const union ibv_gid *grou
 bool soft_cm_has_event(const struct soft_cm_id *id)
 {
 	const struct soft_cm_channel *channel = soft_cm_channel_of(id->id.channel);
-	const struct soft_node *node = channel->events.next;
 
-	for (; node != &channel->events; node = node->next)
-		if (soft_list_entry(node, struct soft_cm_event, node)->owner == id)
+	soft_list_each (const struct soft_cm_event, event, &channel->events, node)
+		if (event->owner == id)
 			return true;
 	return false;
 }
@@ -190,16 +186,11 @@ void soft_cm_drop_events(struct soft_cm_id *id, const union ibv_gid *group,
 			 struct soft_node *orphans)
 {
 	struct soft_cm_channel *channel;
-	struct soft_node *node;
 
 	if (!id->id.channel)
 		return;
 	channel = soft_cm_channel_of(id->id.channel);
-	node = channel->events.next;
-	while (node != &channel->events) {
-		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
-
-		node = node->next;
+	soft_list_each_safe (struct soft_cm_event, event, &channel->events, node) {
 		if (event->owner != id || (group && !is_join(event, group)))
 			continue;
 		soft_list_remove(&event->node);
@@ -223,7 +214,7 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 
 	soft_lock();
 	if (!soft_list_empty(&channel->events)) {
-		event = soft_list_entry(channel->events.next, struct soft_cm_event, node);
+		event = soft_list_first(&channel->events, struct soft_cm_event, node);
 		soft_list_remove(&event->node);
 		event->owner->reported++;
 		if (event->event.listen_id) {
@@ -353,13 +344,9 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 			struct soft_cm_channel *to)
 {
-	struct soft_node *node = from->events.next;
-
-	while (node != &from->events) {
-		struct soft_cm_event *event = soft_list_entry(node, struct soft_cm_event, node);
+	soft_list_each_safe (struct soft_cm_event, event, &from->events, node) {
 		struct soft_cm_id *about = soft_cm_id_of(event->event.id);
 
-		node = node->next;
 		if (event->owner != id && about->request_of != id)
 			continue;
 		soft_list_remove(&event->node);

@@ -432,7 +432,6 @@ void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
 /* No id is left, but conversations linger. */
 void soft_cm_gsi_stop(void)
 {
-	while (!soft_list_empty(&soft_device.cm->gsi.conversations))
-		end(&soft_list_first(&soft_device.cm->gsi.conversations, struct conversation, node)
-			     ->link);
+	soft_list_drain (struct conversation, it, &soft_device.cm->gsi.conversations, node)
+		end(&it->link);
 }

@@ -278,10 +278,7 @@ const struct soft_subsystem soft_cm_subsystem = {
 
 void soft_cm_free_orphans(struct soft_node *orphans)
 {
-	while (!soft_list_empty(orphans)) {
-		struct soft_cm_id *request =
-			soft_list_entry(orphans->next, struct soft_cm_id, in_channel);
-
+	soft_list_drain (struct soft_cm_id, request, orphans, in_channel) {
 		soft_cm_id_silence(request, orphans);
 		soft_list_remove(&request->in_channel);
 		free(request);

@@ -21,14 +21,9 @@ struct group {
 
 static struct group *find(struct soft_cm_id *id, const union ibv_gid *gid)
 {
-	struct soft_node *node = id->groups.next;
-
-	for (; node != &id->groups; node = node->next) {
-		struct group *group = soft_list_entry(node, struct group, node);
-
+	soft_list_each (struct group, group, &id->groups, node)
 		if (!memcmp(&group->gid, gid, sizeof(*gid)))
 			return group;
-	}
 	return NULL;
 }
 
@@ -156,9 +151,7 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 
 void soft_cm_leave_groups(struct soft_cm_id *id)
 {
-	while (!soft_list_empty(&id->groups)) {
-		struct group *group = soft_list_entry(id->groups.next, struct group, node);
-
+	soft_list_drain (struct group, group, &id->groups, node) {
 		soft_list_remove(&group->node);
 		free(group);
 	}
@@ -166,15 +159,13 @@ void soft_cm_leave_groups(struct soft_cm_id *id)
 
 void soft_cm_detach_groups(struct soft_cm_id *id)
 {
-	struct soft_node *node;
-	struct group *group;
-
 	for (;;) {
-		group = NULL;
+		struct group *group = NULL;
+
 		soft_lock();
-		for (node = id->groups.next; node != &id->groups && !group; node = node->next)
-			if (soft_list_entry(node, struct group, node)->attached)
-				group = soft_list_entry(node, struct group, node);
+		soft_list_each (struct group, it, &id->groups, node)
+			if (it->attached)
+				group = it;
 		if (group)
 			group->attached = false;
 		soft_unlock();

@@ -59,9 +59,7 @@ static void free_if_unused(struct service *service)
 	soft_list_each (struct caller, caller, &service->callers, node)
 		if (!is_answered(caller))
 			return;
-	while (!soft_list_empty(&service->callers)) {
-		struct caller *caller = soft_list_first(&service->callers, struct caller, node);
-
+	soft_list_drain (struct caller, caller, &service->callers, node) {
 		soft_list_remove(&caller->node);
 		caller->service = NULL;
 	}

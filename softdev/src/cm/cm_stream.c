@@ -346,17 +346,13 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 static void stop_listening(struct soft_cm_listener *base)
 {
 	struct listener *listener = soft_container(base, struct listener, listener);
-	struct soft_node *node = soft_device.cm->half_open.peers.next;
 
 	soft_watch_close(&listener->watch);
 	soft_timer_stop(&listener->pause);
-	while (node != &soft_device.cm->half_open.peers) {
-		struct stream *stream = soft_list_entry(node, struct stream, link.place.node);
-
-		node = node->next;
+	soft_list_each_safe (struct stream, stream, &soft_device.cm->half_open.peers,
+			     link.place.node)
 		if (stream->listener == listener)
 			end(&stream->link);
-	}
 	free(listener);
 }
 

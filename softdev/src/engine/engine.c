@@ -237,10 +237,7 @@ void soft_notify_finish(void)
 
 void soft_unlock(void)
 {
-	while (!soft_list_empty(&engine()->deferred)) {
-		struct soft_deferred *deferred =
-			soft_list_first(&engine()->deferred, struct soft_deferred, node);
-
+	soft_list_drain (struct soft_deferred, deferred, &engine()->deferred, node) {
 		soft_list_remove(&deferred->node);
 		if (engine()->running) /* not with what a child has inherited */
 			deferred->run(deferred);

@@ -72,12 +72,25 @@ static inline void soft_list_remove(struct soft_node *node)
 	soft_list_init(node);
 }
 
-#define soft_list_entry(node, type, member) soft_container(node, type, member)
-#define soft_list_first(list, type, member) soft_list_entry((list)->next, type, member)
+static inline void soft_list_clear(struct soft_node *list)
+{
+	while (!soft_list_empty(list))
+		soft_list_remove(list->next);
+}
+
+#define soft_list_first(list, type, member) soft_container((list)->next, type, member)
 /* Each of them, by name; none is removed meanwhile. */
 #define soft_list_each(type, name, list, member)                                                   \
 	for (type *name = soft_list_first(list, type, member); &name->member != (list);            \
-	     name = soft_list_entry(name->member.next, type, member))
+	     name = soft_list_first(&name->member, type, member))
+/* The one at hand may be removed, and no other. */
+#define soft_list_each_safe(type, name, list, member)                                              \
+	for (type *name = soft_list_first(list, type, member), *name##_next;                       \
+	     name##_next = soft_list_first(&name->member, type, member), &name->member != (list);  \
+	     name = name##_next)
+/* The first one as long as there is one: each is removed. */
+#define soft_list_drain(type, name, list, member)                                                  \
+	for (type * name; name = soft_list_first(list, type, member), &name->member != (list);)
 
 /* ---- the device's state ---------------------------------------------------------------------- */
 

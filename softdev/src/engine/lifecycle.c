@@ -132,10 +132,7 @@ static void after_fork_in_parent(void)
  * of objects may only be forgotten (ibv_fork_init(3)). */
 static void forget_device(void)
 {
-	while (!soft_list_empty(&engine()->watches)) {
-		struct soft_fd_watch *watch =
-			soft_list_first(&engine()->watches, struct soft_fd_watch, node);
-
+	soft_list_drain (struct soft_fd_watch, watch, &engine()->watches, node) {
 		soft_list_remove(&watch->node);
 		watch->watched = false;
 		watch->interest = 0;
@@ -144,8 +141,7 @@ static void forget_device(void)
 	close_all();
 	soft_timers_forget();
 	soft_list_init(&engine()->deferred);
-	while (!soft_list_empty(&engine()->channels)) /* what is destroyed later is in no list */
-		soft_list_remove(engine()->channels.next);
+	soft_list_clear(&engine()->channels); /* what is destroyed later is in no list */
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();

@@ -59,10 +59,7 @@ void soft_acks_send(uint64_t age_ns)
 
 	soft_tcp_paths_send_delayed();
 	soft_engine_set_delayed(!soft_list_empty(&soft_device.links->delayed));
-	while (!soft_list_empty(&soft_device.links->delayed)) {
-		struct soft_link *link =
-			soft_list_first(&soft_device.links->delayed, struct soft_link, delayed);
-
+	soft_list_drain (struct soft_link, link, &soft_device.links->delayed, delayed) {
 		if (link->delayed_since > latest)
 			return;
 		soft_ack_settled(link);
@@ -74,7 +71,6 @@ void soft_acks_send(uint64_t age_ns)
 void soft_acks_reset_after_fork(void)
 {
 	soft_assert_locked();
-	while (!soft_list_empty(&soft_device.links->delayed))
-		soft_list_remove(soft_device.links->delayed.next);
+	soft_list_clear(&soft_device.links->delayed);
 	soft_engine_set_delayed(false);
 }

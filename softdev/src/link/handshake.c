@@ -272,8 +272,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 	struct soft_node *node = soft_device.links->held.peers.next;
 
 	while (node != &soft_device.links->held.peers) {
-		struct soft_link *link =
-			pending_link(soft_list_entry(node, struct soft_place, node));
+		struct soft_link *link = soft_container(node, struct soft_link, pending.node);
 
 		node = node->next;
 		if (link->peer_hello.to != qp->ibv.qp_num)
@@ -320,16 +319,9 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)
 {
 	soft_assert_locked();
-	struct soft_node *node = soft_device.links->held.peers.next;
-
-	while (node != &soft_device.links->held.peers) {
-		struct soft_link *link =
-			pending_link(soft_list_entry(node, struct soft_place, node));
-
-		node = node->next;
+	soft_list_each_safe (struct soft_link, link, &soft_device.links->held.peers, pending.node)
 		if (link->from_path == path && (remote_id == 0 || link->from_chan == remote_id)) {
 			link->from_path = NULL;
 			drop_pending(link);
 		}
-	}
 }

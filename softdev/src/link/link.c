@@ -392,9 +392,8 @@ static void stop(void)
 {
 	soft_listener_stop();
 	soft_handshake_drop_pending();
-	while (!soft_list_empty(&soft_device.links->links))
-		soft_link_finish(soft_list_first(&soft_device.links->links, struct soft_link, node),
-				 0);
+	soft_list_drain (struct soft_link, link, &soft_device.links->links, node)
+		soft_link_finish(link, 0);
 	soft_tcp_paths_stop();
 	soft_delay_stop();
 }
@@ -403,8 +402,7 @@ static void stop(void)
 static void forked(void)
 {
 	soft_handshake_drop_pending();
-	while (!soft_list_empty(&soft_device.links->links))
-		soft_list_remove(soft_device.links->links.next);
+	soft_list_clear(&soft_device.links->links);
 	soft_acks_reset_after_fork();
 	soft_listener_stop();
 	soft_tcp_paths_forget();

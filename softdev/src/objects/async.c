@@ -30,12 +30,7 @@ void soft_async_event(struct soft_context *context, const struct ibv_async_event
 
 void soft_async_forget(struct soft_context *context, const void *element)
 {
-	struct soft_node *node = context->async_events.next;
-
-	while (node != &context->async_events) {
-		struct entry *entry = soft_list_entry(node, struct entry, node);
-
-		node = node->next;
+	soft_list_each_safe (struct entry, entry, &context->async_events, node) {
 		if (element && entry->event.element.qp != element)
 			continue;
 		soft_list_remove(&entry->node);
@@ -111,7 +106,7 @@ int soft_ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *ev
 		soft_progress();
 		soft_lock();
 		if (!soft_list_empty(&context->async_events)) {
-			entry = soft_list_entry(context->async_events.next, struct entry, node);
+			entry = soft_list_first(&context->async_events, struct entry, node);
 			soft_list_remove(&entry->node);
 			note_taken(&entry->event);
 		}

@@ -83,7 +83,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
 	if (!soft_list_empty(&channel->ready)) {
-		cq = soft_list_entry(channel->ready.next, struct soft_cq, ready_node);
+		cq = soft_list_first(&channel->ready, struct soft_cq, ready_node);
 		soft_list_remove(&cq->ready_node);
 		if (--cq->events_waiting)
 			soft_list_append(&channel->ready, &cq->ready_node);

@@ -52,16 +52,11 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 /* Imports that nothing uses any more, moved to a list of their own.  With the lock. */
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
-	struct soft_node *pds = &soft_device.objects->pds;
-
-	for (struct soft_node *node = pds->next, *next; node != pds; node = next) {
-		struct soft_pd *pd = soft_list_entry(node, struct soft_pd, node);
-
-		next = node->next;
+	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
 		if (!pd->unimported || pd->of != of || pd->users)
 			continue;
-		soft_list_remove(node);
-		soft_list_append(list, node);
+		soft_list_remove(&pd->node);
+		soft_list_append(list, &pd->node);
 		of->users--;
 	}
 }
@@ -83,9 +78,7 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 	if (!busy)
 		soft_list_remove(&pd->node);
 	soft_unlock();
-	while (!soft_list_empty(&unimported)) {
-		struct soft_pd *gone = soft_list_entry(unimported.next, struct soft_pd, node);
-
+	soft_list_drain (struct soft_pd, gone, &unimported, node) {
 		soft_list_remove(&gone->node);
 		soft_context_release(soft_context_of(gone->ibv.context));
 		free(gone);

@@ -274,8 +274,7 @@ void soft_port_detach(struct soft_context *context)
 static void reset(void)
 {
 	EACH_HCA (hca) {
-		while (!soft_list_empty(&hca->contexts))
-			soft_list_remove(hca->contexts.next);
+		soft_list_clear(&hca->contexts);
 		soft_gid_forget(hca);
 		hca->cut = false;
 	}

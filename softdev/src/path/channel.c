@@ -65,8 +65,8 @@ static void forget(struct soft_chan *chan)
 
 void soft_path_forget(struct soft_path *path)
 {
-	while (!soft_list_empty(&path->chans))
-		forget(soft_list_first(&path->chans, struct soft_chan, node));
+	soft_list_drain (struct soft_chan, chan, &path->chans, node)
+		forget(chan);
 	free(path->ctrl_records);
 }
 
@@ -76,8 +76,7 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 	path->dead = true;
 	soft_deferred_cancel(&path->flush);
 	soft_device.paths->acceptor->withdrawn(path, 0);
-	while (!soft_list_empty(&path->chans)) {
-		struct soft_chan *chan = soft_list_first(&path->chans, struct soft_chan, node);
+	soft_list_drain (struct soft_chan, chan, &path->chans, node) {
 		int64_t after = (int64_t)(path->position - chan->position);
 
 		if (missing >= 0 && chan->remote_id) {
@@ -315,7 +314,7 @@ void soft_path_offer_room(struct soft_path *path)
 static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t remote_id)
 {
 	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {
-		struct soft_chan *chan = soft_list_entry(at, struct soft_chan, node);
+		struct soft_chan *chan = soft_container(at, struct soft_chan, node);
 
 		if (chan->remote_id == remote_id)
 			return chan;

@@ -202,8 +202,7 @@ static void group_close(struct group *group)
 
 void soft_multicast_reset_after_fork(void)
 {
-	while (!soft_list_empty(&soft_device.ud->groups))
-		soft_list_remove(soft_device.ud->groups.next);
+	soft_list_clear(&soft_device.ud->groups);
 	soft_device.ud->group_count = soft_device.ud->attachment_count = 0;
 }
 

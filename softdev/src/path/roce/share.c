@@ -175,6 +175,6 @@ void soft_roce_unshare(struct soft_roce_address *address)
 {
 	soft_assert_locked();
 	soft_accept_stop(&address->door);
-	while (!soft_list_empty(&address->guests))
-		forget(soft_list_first(&address->guests, struct soft_roce_guest, node));
+	soft_list_drain (struct soft_roce_guest, guest, &address->guests, node)
+		forget(guest);
 }

@@ -508,15 +508,11 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	soft_assert_locked();
 	if (address)
 		address->users--;
-	for (struct soft_node *at = roce()->addresses.next; at != &roce()->addresses;) {
-		struct soft_roce_address *next =
-			soft_list_entry(at, struct soft_roce_address, node);
-
-		at = at->next;
-		if (next->users || next->busy)
+	soft_list_each_safe (struct soft_roce_address, it, &roce()->addresses, node) {
+		if (it->users || it->busy)
 			continue;
 		soft_roce_flush();
-		close_address(next);
+		close_address(it);
 	}
 }
 
@@ -593,8 +589,8 @@ void soft_roce_sockets_close(bool flush)
 	soft_assert_locked();
 	if (flush)
 		soft_roce_flush();
-	while (!soft_list_empty(&roce()->addresses))
-		close_address(soft_list_first(&roce()->addresses, struct soft_roce_address, node));
+	soft_list_drain (struct soft_roce_address, address, &roce()->addresses, node)
+		close_address(address);
 	forget_staged();
 	roce()->blocked = false;
 	roce()->holders = 0;

@@ -378,7 +378,7 @@ struct soft_cma *soft_cma_next(const struct soft_cma *cma)
 {
 	struct soft_node *node = cma ? cma->node.next : soft_device.shm->cmas.next;
 
-	return node == &soft_device.shm->cmas ? NULL : soft_list_entry(node, struct soft_cma, node);
+	return node == &soft_device.shm->cmas ? NULL : soft_container(node, struct soft_cma, node);
 }
 
 /* Without it everything goes through the rings. */

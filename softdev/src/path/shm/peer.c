@@ -63,13 +63,9 @@ static int tell_unread(struct soft_shm_peer *peer)
 	struct soft_record record;
 	int rc = soft_ring_unread(&peer->out, &rest) ? 0 : EPROTO;
 
-	for (struct soft_node *node = peer->path.chans.next; node != &peer->path.chans && !rc;
-	     node = node->next) {
-		struct soft_chan *chan = soft_list_entry(node, struct soft_chan, node);
-
-		if (chan->remote_id && !soft_table_find(&by_number, chan->remote_id))
+	soft_list_each (struct soft_chan, chan, &peer->path.chans, node)
+		if (!rc && chan->remote_id && !soft_table_find(&by_number, chan->remote_id))
 			rc = soft_table_put(&by_number, chan->remote_id, chan);
-	}
 	while (!rc && (rc = soft_ring_next_unread(&rest, &record)) == 1) {
 		struct soft_chan *chan = soft_table_find(&by_number, record.to);
 
@@ -309,10 +305,8 @@ static void flush(struct soft_deferred *deferred)
 
 static void stop(void)
 {
-	while (!soft_list_empty(&soft_device.shm->peers))
-		soft_shm_peer_finish(
-			soft_list_first(&soft_device.shm->peers, struct soft_shm_peer, node),
-			ECONNRESET);
+	soft_list_drain (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
+		soft_shm_peer_finish(peer, ECONNRESET);
 }
 
 /* The rings are not mapped here.  Inherited links may still end their channels. */
@@ -320,10 +314,7 @@ static void forked(void)
 {
 	struct soft_shm *shm = soft_device.shm;
 
-	while (!soft_list_empty(&shm->peers)) {
-		struct soft_shm_peer *peer =
-			soft_list_first(&shm->peers, struct soft_shm_peer, node);
-
+	soft_list_drain (struct soft_shm_peer, peer, &shm->peers, node) {
 		soft_list_remove(&peer->node);
 		soft_wakeup_remove(peer);
 		soft_path_forget(&peer->path);

@@ -310,10 +310,7 @@ static void flush(struct soft_deferred *deferred)
 
 void soft_tcp_paths_send_delayed(void)
 {
-	while (!soft_list_empty(&soft_device.paths->delayed)) {
-		struct soft_tcp_path *tcp =
-			soft_list_first(&soft_device.paths->delayed, struct soft_tcp_path, delayed);
-
+	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.paths->delayed, delayed) {
 		soft_list_remove(&tcp->delayed);
 		tcp->due = true;
 		soft_defer(&tcp->path.flush);
@@ -696,10 +693,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 /* What has been written is given to the kernel, as far as that takes it. */
 void soft_tcp_paths_stop(void)
 {
-	while (!soft_list_empty(&soft_device.paths->streams)) {
-		struct soft_tcp_path *tcp =
-			soft_list_first(&soft_device.paths->streams, struct soft_tcp_path, node);
-
+	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.paths->streams, node) {
 		send_gathered(tcp);
 		finish(tcp, 0, -1);
 	}
@@ -715,10 +709,7 @@ void soft_tcp_paths_resume(void)
 
 void soft_tcp_paths_forget(void)
 {
-	while (!soft_list_empty(&soft_device.paths->streams)) {
-		struct soft_tcp_path *tcp =
-			soft_list_first(&soft_device.paths->streams, struct soft_tcp_path, node);
-
+	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.paths->streams, node) {
 		soft_list_remove(&tcp->node);
 		soft_path_forget(&tcp->path);
 		soft_list_remove(&tcp->delayed);
