@@ -80,11 +80,10 @@ static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 	return soft_cm_link_received(link, &message);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
 	struct asking *asking = soft_container(watch, struct asking, watch);
 
-	(void)events;
 	for (int i = 0; i < ANSWERS_PER_STEP; i++) {
 		uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer one is none */
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);

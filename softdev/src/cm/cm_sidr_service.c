@@ -177,11 +177,10 @@ static void take_request(struct service *service, const struct caller *from,
 	(void)soft_cm_service_asked(&service->listener, &caller->link, message);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
 	struct service *service = soft_container(watch, struct service, watch);
 
-	(void)events;
 	for (int i = 0; i < REQUESTS_PER_STEP; i++) {
 		struct caller caller = {0};
 		struct soft_cm_message message;

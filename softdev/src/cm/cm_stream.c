@@ -214,7 +214,7 @@ static void finish_connecting(struct stream *stream)
 		failed(stream, error);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
 	struct stream *stream = soft_container(watch, struct stream, watch);
 
@@ -222,9 +222,9 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 		finish_connecting(stream);
 	else if (!stream->held)
 		read_messages(stream);
-	else if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+	else if (watch->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
 		/* Messages before the end are not read: it counts as orderly. */
-		failed(stream, events & EPOLLERR ? ECONNRESET : 0);
+		failed(stream, watch->events & EPOLLERR ? ECONNRESET : 0);
 }
 
 /* Takes ownership of the fd (non-blocking).  NULL without memory. */
@@ -282,11 +282,10 @@ static void admit(struct listener *listener, int fd, const struct sockaddr_stora
 		end(soft_container(excess, struct soft_cm_link, place));
 }
 
-static void accept_ready(struct soft_fd_watch *watch, uint32_t events)
+static void accept_ready(struct soft_fd_watch *watch)
 {
 	struct listener *listener = soft_container(watch, struct listener, watch);
 
-	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
 		struct sockaddr_storage peer = {0};
 		socklen_t length = sizeof(peer);

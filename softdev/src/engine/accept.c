@@ -18,11 +18,10 @@ static void pause_over(struct soft_timer *timer)
 		soft_timer_start(timer, soft_now() + PAUSE_NS);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
 	struct soft_acceptor *acceptor = soft_container(watch, struct soft_acceptor, watch);
 
-	(void)events;
 	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
 		struct sockaddr_storage peer = {0};
 		socklen_t length = sizeof(peer);

@@ -345,8 +345,10 @@ bool soft_engine_step(enum soft_step_by who)
 	for (int i = 0; i < count; i++) {
 		struct soft_fd_watch *watch = engine()->events[i].data.ptr;
 
-		if (watch)
-			watch->ready(watch, engine()->events[i].events);
+		if (!watch)
+			continue;
+		watch->events = engine()->events[i].events;
+		watch->ready(watch);
 	}
 	engine()->event_count = 0;
 	engine()->share = SOFT_STEP_BYTES;

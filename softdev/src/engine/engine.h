@@ -164,11 +164,11 @@ void soft_check_locked(const char *function);
 #define soft_assert_locked() ((void)0)
 #endif
 
-/* A file descriptor that the engine watches; `ready` is called under the lock with the epoll events
- * and may unwatch, close and free its watch or any other. */
+/* A file descriptor that the engine watches; `ready` is called under the lock, and may unwatch, close and free its watch or any other. */
 struct soft_fd_watch {
 	int fd;
-	void (*ready)(struct soft_fd_watch *watch, uint32_t events);
+	void (*ready)(struct soft_fd_watch *watch);
+	uint32_t events; /* those that `ready` is called for */
 	uint32_t interest; /* of the engine: what epoll was told; 0 and !watched before */
 	bool watched;
 	uint32_t ports; /* silent while all of these are down; 0: never */

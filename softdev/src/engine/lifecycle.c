@@ -35,20 +35,18 @@ static bool is_mark_lost(void)
 		status.st_ino != engine()->mark.inode);
 }
 
-static void alarm_ready(struct soft_fd_watch *watch, uint32_t events)
+static void alarm_ready(struct soft_fd_watch *watch)
 {
 	uint64_t expirations;
 
-	(void)events;
 	if (read(watch->fd, &expirations, sizeof(expirations)) == sizeof(expirations))
 		soft_timers_run();
 }
 
-static void step_event_ready(struct soft_fd_watch *watch, uint32_t events)
+static void step_event_ready(struct soft_fd_watch *watch)
 {
 	uint64_t count;
 
-	(void)events;
 	if (read(watch->fd, &count, sizeof(count)) == sizeof(count))
 		engine()->poller->poll();
 }

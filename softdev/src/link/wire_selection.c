@@ -20,13 +20,12 @@ bool soft_wire_selection_is_open(const struct soft_link *link)
 }
 
 /* The stream is readable. */
-static void received(struct soft_fd_watch *watch, uint32_t events)
+static void received(struct soft_fd_watch *watch)
 {
 	struct soft_link *link = soft_container(watch, struct soft_link, watch);
 	uint8_t byte;
 	ssize_t n = recv(watch->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 
-	(void)events;
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n > 0)

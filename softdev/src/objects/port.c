@@ -213,11 +213,10 @@ static void read_addresses(void)
 	}
 }
 
-static void addresses_changed(struct soft_fd_watch *watch, uint32_t events)
+static void addresses_changed(struct soft_fd_watch *watch)
 {
 	/* What exactly has changed is read from the source itself; that messages have been lost
 	 * (ENOBUFS) is news of the same kind. */
-	(void)events;
 	while (recv(watch->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
 		;
 	read_addresses();

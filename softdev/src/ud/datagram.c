@@ -22,7 +22,7 @@ enum {
 
 static const uint8_t magic[4] = {'a', 'i', 'U', 'D'};
 
-static void ready(struct soft_fd_watch *watch, uint32_t events);
+static void ready(struct soft_fd_watch *watch);
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
@@ -338,8 +338,7 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 	soft_ud_input(datagram, payload, length);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
-	(void)events;
 	soft_datagram_read(watch, take);
 }

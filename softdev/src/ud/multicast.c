@@ -92,9 +92,8 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 			soft_ud_receive(attachment->qp, datagram, payload, length);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
-	(void)events;
 	soft_datagram_read(watch, take);
 }
 

@@ -64,9 +64,8 @@ static void forget(struct soft_roce_guest *guest)
 }
 
 /* It says nothing: it has gone. */
-static void gone(struct soft_fd_watch *watch, uint32_t events)
+static void gone(struct soft_fd_watch *watch)
 {
-	(void)events;
 	forget(soft_container(watch, struct soft_roce_guest, watch));
 }
 

@@ -48,9 +48,8 @@ static struct soft_roce *roce(void)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-static void writable(struct soft_fd_watch *watch, uint32_t events)
+static void writable(struct soft_fd_watch *watch)
 {
-	(void)events;
 	soft_watch(watch, 0);
 	soft_roce_unblocked();
 }
@@ -334,12 +333,11 @@ static void close_address(struct soft_roce_address *address)
 /* By the port, or as the guest of the process that has it; 0 or an errno value, which is told. */
 static int receive_at(struct soft_roce_address *address);
 
-static void readable(struct soft_fd_watch *watch, uint32_t events)
+static void readable(struct soft_fd_watch *watch)
 {
 	struct soft_roce_address *address = soft_container(watch, struct soft_roce_address, watch);
 	size_t budget = soft_step_share(), bytes = 1;
 
-	(void)events;
 	address->busy = true;
 	for (int i = 0; i < READS_PER_STEP && budget && bytes; i++) {
 		bytes = read_some(address);

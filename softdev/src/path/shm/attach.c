@@ -151,9 +151,8 @@ static void attach_timed_out(struct soft_timer *timer)
 	soft_shm_peer_finish(soft_container(timer, struct soft_shm_peer, timeout), ECONNREFUSED);
 }
 
-static void process_died(struct soft_fd_watch *watch, uint32_t events)
+static void process_died(struct soft_fd_watch *watch)
 {
-	(void)events;
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
@@ -172,7 +171,7 @@ static bool identify(struct soft_shm_peer *peer)
 	return true;
 }
 
-static void socket_ready(struct soft_fd_watch *watch, uint32_t events);
+static void socket_ready(struct soft_fd_watch *watch);
 
 /* From now on it is one of these ports; 0 or an errno value. */
 static int belong(struct soft_shm_peer *peer, uint32_t ports)
@@ -255,13 +254,12 @@ static bool handle_message(struct soft_shm_peer *peer, const struct message *mes
 	}
 }
 
-static void socket_ready(struct soft_fd_watch *watch, uint32_t events)
+static void socket_ready(struct soft_fd_watch *watch)
 {
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, socket);
 	struct message message;
 	int fds[FDS];
 
-	(void)events;
 	/* One message: if there are more, the socket stays readable. */
 	int rc = receive_message(peer, &message, fds);
 
@@ -287,11 +285,10 @@ bool soft_attach_ack_notify(struct soft_shm_peer *peer)
 	return is_open;
 }
 
-static void notified(struct soft_fd_watch *watch, uint32_t events)
+static void notified(struct soft_fd_watch *watch)
 {
 	struct soft_shm_peer *peer = soft_container(watch, struct soft_shm_peer, pipe.in);
 
-	(void)events;
 	if (soft_attach_ack_notify(peer) && peer->up)
 		soft_wakeup_visit(peer);
 }

@@ -12,7 +12,7 @@
 enum { AT_ONCE = 4096 };
 
 void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
-			   void (*notified)(struct soft_fd_watch *watch, uint32_t events))
+			   void (*notified)(struct soft_fd_watch *watch))
 {
 	*pipe = (struct soft_notify_pipe){
 		.write_fd = -1,

@@ -20,7 +20,7 @@ struct soft_notify_pipe {
 
 /* Nothing is open; `notified` is called when the other side notifies. */
 void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
-			   void (*notified)(struct soft_fd_watch *watch, uint32_t events));
+			   void (*notified)(struct soft_fd_watch *watch));
 /* Make the pipe that we write to: 0 or an errno value. */
 int soft_notify_pipe_make(struct soft_notify_pipe *pipe);
 /* Take the read end of the other side's pipe, and close `fd`; false: it is no pipe. */

@@ -554,7 +554,7 @@ static void connected(struct soft_tcp_path *tcp)
 	say_hello(tcp);
 }
 
-static void ready(struct soft_fd_watch *watch, uint32_t events)
+static void ready(struct soft_fd_watch *watch)
 {
 	struct soft_tcp_path *tcp = soft_container(watch, struct soft_tcp_path, watch);
 
@@ -562,9 +562,9 @@ static void ready(struct soft_fd_watch *watch, uint32_t events)
 	if (tcp->state == SOFT_TCP_CONNECTING) {
 		connected(tcp);
 	} else {
-		if (events & EPOLLOUT)
+		if (watch->events & EPOLLOUT)
 			writable(tcp);
-		if (events & ~(uint32_t)EPOLLOUT && !tcp->path.dead) {
+		if (watch->events & ~(uint32_t)EPOLLOUT && !tcp->path.dead) {
 			if (tcp->state == SOFT_TCP_HELLO)
 				hello(tcp);
 			else
