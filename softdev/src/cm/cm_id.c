@@ -234,7 +234,6 @@ static const struct soft_cm_limits limits = {
 	.request_ms = 2 * 1000, /* REQ follows the connection at once */
 	.timewait_ms = 20,
 	.linger_ms = 10 * 1000,
-	.pause_ms = 50,
 	.half_open = 1024,
 };
 

@@ -32,7 +32,6 @@ struct soft_cm_limits {
 	uint32_t request_ms;  /* a listener: from the TCP connection until the whole REQ */
 	uint32_t timewait_ms; /* DISCONNECTED until TIMEWAIT_EXIT */
 	uint32_t linger_ms; /* an ended exchange over a carrier that loses: answers repetitions */
-	uint32_t pause_ms; /* a listener without file descriptors left: until it tries again */
 	uint32_t half_open; /* handshakes without a whole REQ; likewise those that linger */
 };
 

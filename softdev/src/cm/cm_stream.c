@@ -9,7 +9,6 @@
  * many; a peer of this protocol sends REQ at once, and gives its place up), for a short time, and at
  * the cost of about a kilobyte.
  */
-#define _GNU_SOURCE /* accept4 */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,12 +20,11 @@
 #include "inject/inject.h"
 #include "link/link.h"
 
-enum { ACCEPTS_PER_STEP = 64, INPUT = 2 * SOFT_MAD_SIZE };
+enum { INPUT = 2 * SOFT_MAD_SIZE };
 
 struct listener {
 	struct soft_cm_listener listener;
-	struct soft_fd_watch watch;
-	struct soft_timer pause;
+	struct soft_acceptor acceptor;
 };
 
 struct stream {
@@ -262,7 +260,7 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 
 /* ---- accepting ----------------------------------------------------------------------------- */
 
-static void admit(struct listener *listener, int fd, const struct sockaddr_storage *peer)
+static void admit(struct soft_acceptor *acceptor, int fd, const struct sockaddr_storage *peer)
 {
 	struct soft_place *excess;
 	struct stream *stream = stream_new(fd);
@@ -273,7 +271,7 @@ static void admit(struct listener *listener, int fd, const struct sockaddr_stora
 		end(&stream->link);
 		return;
 	}
-	stream->listener = listener;
+	stream->listener = soft_container(acceptor, struct listener, acceptor);
 	stream->peer = *peer;
 	soft_places_add(&soft_device.cm->half_open, &stream->link.place, peer);
 	soft_cm_link_expect(&stream->link, soft_device.cm->limits.request_ms);
@@ -282,38 +280,13 @@ static void admit(struct listener *listener, int fd, const struct sockaddr_stora
 		end(soft_container(excess, struct soft_cm_link, place));
 }
 
-static void accept_ready(struct soft_fd_watch *watch)
+static bool make_room(void)
 {
-	struct listener *listener = soft_container(watch, struct listener, watch);
+	struct soft_place *oldest = soft_places_oldest(&soft_device.cm->half_open);
 
-	for (int i = 0; i < ACCEPTS_PER_STEP; i++) {
-		struct sockaddr_storage peer = {0};
-		socklen_t length = sizeof(peer);
-		int fd = accept4(watch->fd, (struct sockaddr *)&peer, &length,
-				 SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (fd >= 0) {
-			admit(listener, fd, &peer);
-		} else if (errno == EAGAIN) {
-			return;
-		} else if (soft_is_shortage(errno) && soft_device.cm->half_open.count) {
-			end(soft_container(soft_places_oldest(&soft_device.cm->half_open),
-					   struct soft_cm_link, place));
-		} else if (soft_is_shortage(errno)) {
-			soft_unwatch(watch);
-			soft_timer_start(&listener->pause,
-					 soft_cm_in(soft_device.cm->limits.pause_ms));
-			return;
-		} /* else: an error of the connection that was to be accepted (accept(2)) */
-	}
-}
-
-static void pause_over(struct soft_timer *timer)
-{
-	struct listener *listener = soft_container(timer, struct listener, pause);
-
-	if (soft_watch(&listener->watch, EPOLLIN))
-		soft_timer_start(timer, soft_cm_in(soft_device.cm->limits.pause_ms));
+	if (oldest)
+		end(soft_container(oldest, struct soft_cm_link, place));
+	return oldest;
 }
 
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
@@ -324,16 +297,14 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	*error = ENOMEM;
 	if (!listener)
 		return NULL;
-	listener->watch.fd = id->sock;
-	listener->watch.ready = accept_ready;
-	listener->pause.expired = pause_over;
+	listener->acceptor.make_room = make_room;
 	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
 	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
 	if (setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
 	    listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	else
-		*error = soft_watch(&listener->watch, EPOLLIN);
+		*error = soft_accept_start(&listener->acceptor, id->sock, 0, admit);
 	if (*error) {
 		free(listener);
 		return NULL;
@@ -346,8 +317,7 @@ static void stop_listening(struct soft_cm_listener *base)
 {
 	struct listener *listener = soft_container(base, struct listener, listener);
 
-	soft_watch_close(&listener->watch);
-	soft_timer_stop(&listener->pause);
+	soft_accept_stop(&listener->acceptor);
 	soft_list_each_safe (struct stream, stream, &soft_device.cm->half_open.peers,
 			     link.place.node)
 		if (stream->listener == listener)

@@ -1,6 +1,6 @@
 /* Listening sockets: what connects is accepted, a bounded number of connections in a step.
  *
- * Without descriptors or memory (soft_is_shortage) a socket stays readable, so it is left alone for a while.
+ * Without descriptors or memory a socket stays readable, so it is left alone for a while, unless its owner makes room.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
@@ -10,7 +10,12 @@
 
 enum { ACCEPTS_PER_STEP = 16 };
 
-#define PAUSE_NS 100000000u
+#define PAUSE_NS 50000000u
+
+static bool is_shortage(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
 
 static void pause_over(struct soft_timer *timer)
 {
@@ -30,13 +35,13 @@ static void ready(struct soft_fd_watch *watch)
 
 		if (fd >= 0) {
 			acceptor->accepted(acceptor, fd, &peer);
-			continue;
-		}
-		if (soft_is_shortage(errno)) {
+		} else if (!is_shortage(errno)) {
+			return;
+		} else if (!acceptor->make_room || !acceptor->make_room()) {
 			soft_unwatch(watch);
 			soft_timer_start(&acceptor->pause, soft_now() + PAUSE_NS);
+			return;
 		}
-		return;
 	}
 }
 

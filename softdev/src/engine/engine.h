@@ -188,10 +188,6 @@ void soft_put_control(struct msghdr *message, int level, int type, const void *d
  * another process namespace. */
 bool soft_is_same_user(int fd, pid_t *pid);
 
-/* Does this errno value of accept(2) say that there are no descriptors or no memory?  The listener
- * stays readable then: without a pause it would be served again and again. */
-bool soft_is_shortage(int error);
-
 /* Add the watch or change its interest (level triggered).  Returns 0 or an errno value. */
 int soft_watch(struct soft_fd_watch *watch, uint32_t events);
 /* Take it out; does not close the fd (close it afterwards, not before).  Safe to repeat. */
@@ -238,6 +234,8 @@ struct soft_acceptor {
 	struct soft_fd_watch watch;
 	struct soft_timer pause;
 	soft_accepted *accepted;
+	/* Without descriptors or memory: has one been given back?  NULL: none can be. */
+	bool (*make_room)(void);
 };
 
 /* From now on connections to that socket, which listens, are accepted; 0 or an errno value.  The socket is the

@@ -82,11 +82,6 @@ bool soft_is_same_user(int fd, pid_t *pid)
 	return true;
 }
 
-bool soft_is_shortage(int error)
-{
-	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-}
-
 int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 {
 	soft_assert_locked();
