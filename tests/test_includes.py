@@ -43,6 +43,7 @@ EXCEPTION = ("trace", "objects/objects.h")
 VARIABLES = {
     "engine": {"soft_device", "guarded"},  # pthread_atfork's handlers are the process's
     "shm": {"soft_copy_avoids_movsb"},  # of the processor
+    "roce": {"after"},  # the CRC's tables
     "sim": {"sim"},  # all of its hosts
 }
 

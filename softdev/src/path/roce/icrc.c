@@ -14,38 +14,20 @@ enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UD
 #define POLYNOMIAL 0xedb88320u
 #define NEXT(crc) ((crc) >> 1 ^ (POLYNOMIAL & -((crc) & 1u))) /* a zero bit later */
 
-/* The register after a byte of 0x80 and k bytes of zeros, of 0x40, and so on. */
-#define POWERS(k, last)                                                                            \
-	P##k##0 = NEXT(last), P##k##1 = NEXT(P##k##0), P##k##2 = NEXT(P##k##1),                    \
-	P##k##3 = NEXT(P##k##2), P##k##4 = NEXT(P##k##3), P##k##5 = NEXT(P##k##4),                 \
-	P##k##6 = NEXT(P##k##5), P##k##7 = NEXT(P##k##6)
+/* The register after each byte and k bytes of zeros. */
+static uint32_t after[8][256];
 
-enum {
-	POWERS(0, 1u),
-	POWERS(1, P07),
-	POWERS(2, P17),
-	POWERS(3, P27),
-	POWERS(4, P37),
-	POWERS(5, P47),
-	POWERS(6, P57),
-	POWERS(7, P67)
-};
+__attribute__((constructor)) static void make_tables(void)
+{
+	for (int k = 0; k < 8; k++)
+		for (uint32_t byte = 0; byte < 256; byte++) {
+			uint32_t crc = k ? after[k - 1][byte] : byte;
 
-/* All sums of them, which are the registers after each byte.  The compiler makes them, so that no process
- * spends time or memory of its own. */
-#define SUMS_2(k, sum) sum, (sum) ^ P##k##7
-#define SUMS_4(k, sum) SUMS_2(k, sum), SUMS_2(k, (sum) ^ P##k##6)
-#define SUMS_8(k, sum) SUMS_4(k, sum), SUMS_4(k, (sum) ^ P##k##5)
-#define SUMS_16(k, sum) SUMS_8(k, sum), SUMS_8(k, (sum) ^ P##k##4)
-#define SUMS_32(k, sum) SUMS_16(k, sum), SUMS_16(k, (sum) ^ P##k##3)
-#define SUMS_64(k, sum) SUMS_32(k, sum), SUMS_32(k, (sum) ^ P##k##2)
-#define SUMS_128(k, sum) SUMS_64(k, sum), SUMS_64(k, (sum) ^ P##k##1)
-#define SUMS_256(k) [k] = {SUMS_128(k, 0u), SUMS_128(k, 0u ^ P##k##0)}
-
-static const uint32_t after[8][256] = {
-	SUMS_256(0), SUMS_256(1), SUMS_256(2), SUMS_256(3),
-	SUMS_256(4), SUMS_256(5), SUMS_256(6), SUMS_256(7),
-};
+			for (int bit = 0; bit < 8; bit++)
+				crc = NEXT(crc);
+			after[k][byte] = crc;
+		}
+}
 
 /* By tables, eight bytes at a time ("slicing by 8"). */
 static uint32_t update_by_tables(uint32_t crc, const uint8_t *bytes, size_t length)
