@@ -25,11 +25,8 @@ struct rdma_event_channel *soft_rdma_create_event_channel(void)
 		if (error)
 			soft_engine_put();
 	}
-	if (error) {
-		free(channel);
-		errno = error;
-		return NULL;
-	}
+	if (error)
+		return soft_made(error, channel);
 	channel->fork_generation = soft_engine_fork_generation();
 	soft_list_init(&channel->events);
 	soft_list_init(&channel->ids);

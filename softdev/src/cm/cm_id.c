@@ -15,10 +15,8 @@ int soft_cm_fail(int error)
 
 struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application)
 {
-	if (!application) {
-		errno = EINVAL;
-		return NULL;
-	}
+	if (!application)
+		return soft_made(EINVAL, NULL);
 	soft_lock();
 	return soft_cm_id_of(application);
 }
@@ -33,11 +31,7 @@ struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application)
 {
 	int error = application ? soft_cm_device_get() : EINVAL;
 
-	if (error) {
-		errno = error;
-		return NULL;
-	}
-	return soft_cm_enter(application);
+	return error ? soft_made(error, NULL) : soft_cm_enter(application);
 }
 
 int soft_cm_leave_device(int error)

@@ -15,6 +15,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "ud/ud.h"
+
 enum { REQUESTS_PER_STEP = 64 };
 
 /* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
@@ -80,26 +82,16 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 				.msg_iov = &iov,
 				.msg_iovlen = 1,
 				.msg_control = &control};
-	struct cmsghdr *info = &control.align;
-	bool v4 = caller->local.ss_family == AF_INET;
-	const struct sockaddr_in *local_v4 = (const void *)&caller->local;
-	const struct sockaddr_in6 *local_v6 = (const void *)&caller->local;
-	struct in_pktinfo from_v4 = {.ipi_spec_dst = local_v4->sin_addr};
-	struct in6_pktinfo from_v6 = {.ipi6_addr = local_v6->sin6_addr,
-				      .ipi6_ifindex = caller->interface};
-	size_t size = v4 ? sizeof(from_v4) : sizeof(from_v6);
+	union ibv_gid source;
 
+	if (!caller->service)
+		return 0;
 	copy.number = caller->number;
 	soft_cm_encode(&copy, bytes);
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
 	/* From the address that the request went to: its sender accepts no other. */
-	info->cmsg_level = v4 ? IPPROTO_IP : IPPROTO_IPV6;
-	info->cmsg_type = v4 ? IP_PKTINFO : IPV6_PKTINFO;
-	info->cmsg_len = CMSG_LEN(size);
-	memcpy(CMSG_DATA(info), v4 ? (void *)&from_v4 : &from_v6, size);
-	header.msg_controllen = CMSG_SPACE(size);
-	if (!caller->service)
-		return 0;
+	soft_gid_from(&source, (const struct sockaddr *)&caller->local);
+	soft_put_source(&header, caller->local.ss_family == AF_INET, &source, caller->interface);
 	(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
 	free_if_unused(caller->service);
 	return 0;

@@ -175,7 +175,7 @@ struct soft_fd_watch {
 	struct soft_node node; /* of the engine: all watches, for the child of a fork */
 };
 
-/* Close an fd unless it is -1, which it is then. */
+/* Close an fd unless it is -1, which it is then; errno stays. */
 void soft_close_fd(int *fd);
 /* The kernel's buffers of a socket, in bytes: as large as the system's limit allows, or larger if we are
  * privileged. */

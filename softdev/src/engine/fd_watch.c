@@ -24,9 +24,12 @@ static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t event
 
 void soft_close_fd(int *fd)
 {
+	const int error = errno;
+
 	if (*fd >= 0 && !engine()->descriptors_lost)
 		close(*fd);
 	*fd = -1;
+	errno = error;
 }
 
 static void set_buffer(int fd, int option, int forced, int size)

@@ -1,7 +1,15 @@
 /* Where datagrams go: address handles, and what a datagram says. */
 #pragma once
 
+#include <netinet/in.h>
+
 #include "device.h"
+
+/* In host order; at the same place in both families. */
+static inline uint16_t soft_address_port(const struct sockaddr_storage *address)
+{
+	return ntohs(((const struct sockaddr_in *)(const void *)address)->sin_port);
+}
 
 /* ---- where a queue pair is: its number, beside the GID (qp_numbers.c) ----------------------- */
 

@@ -178,8 +178,7 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	}
 	if (rc) {
 		soft_cq_reader_destroy(reader);
-		errno = rc;
-		return NULL;
+		return soft_made(rc, NULL);
 	}
 	cq->reader = reader;
 	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;

@@ -16,10 +16,8 @@ struct ibv_device **soft_ibv_get_device_list(int *num_devices)
 	for (int i = 0; list && i < count; i++)
 		list[i] = &soft_hca_at(i)->device;
 	soft_unlock();
-	if (!list) {
-		errno = ENOMEM;
-		return NULL;
-	}
+	if (!list)
+		return soft_made(ENOMEM, NULL);
 	if (num_devices)
 		*num_devices = count;
 	return list;

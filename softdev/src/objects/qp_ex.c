@@ -97,8 +97,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	}
 	if (rc) {
 		soft_batch_destroy(batch);
-		errno = rc;
-		return NULL;
+		return soft_made(rc, NULL);
 	}
 	attr->cap = init.cap;
 	soft_qp_of(ibv)->block_own = flags_of(attr);

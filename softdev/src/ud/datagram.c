@@ -187,9 +187,8 @@ union control {
 	uint8_t bytes[CMSG_SPACE(sizeof(struct in6_pktinfo)) + CMSG_SPACE(sizeof(int))];
 };
 
-/* From this address, which the receiver checks, and through this interface if it is not 0. */
-static void put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
-		       uint32_t ifindex)
+void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
+		     uint32_t ifindex)
 {
 	if (ipv4) {
 		struct in_pktinfo info = {.ipi_ifindex = (int)ifindex};
@@ -244,7 +243,7 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	if (soft_device.ud->socket.fd < 0 || !message.msg_namelen ||
 	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source))
 		return true; /* lost */
-	put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
+	soft_put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
 	return transmit(&message, datagram, payload, count) != EAGAIN;
 }
 
@@ -261,25 +260,12 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 	if (soft_device.ud->socket.fd < 0)
 		return ENETDOWN;
 	message.msg_namelen = address_of(&gid, &datagram->source, port, &to);
-	put_source(&message, true, &datagram->source, ifindex);
+	soft_put_source(&message, true, &datagram->source, ifindex);
 	soft_put_control(&message, IPPROTO_IP, IP_TTL, &hops, sizeof(hops));
 	return transmit(&message, datagram, payload, count);
 }
 
 /* ---- receiving ----------------------------------------------------------------------------- */
-
-/* The sender as a GID; its port in host order. */
-static uint16_t sender(const struct sockaddr_storage *from, union ibv_gid *gid)
-{
-	const struct sockaddr_in6 *in6 = (const void *)from;
-	const struct sockaddr_in *in = (const void *)from;
-
-	if (from->ss_family == AF_INET6)
-		memcpy(gid->raw, &in6->sin6_addr, 16);
-	else
-		*gid = soft_gid_of_ipv4(&in->sin_addr);
-	return ntohs(in->sin_port);
-}
 
 /* Do the source GID and the QP number match the sender's address and port?  A multicast message of
  * an IPv6 GID travels by IPv4. */
@@ -323,9 +309,8 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
 		    !soft_datagram_decode(input, &datagram))
 			continue;
-		uint16_t port = sender(&from, &gid);
-
-		if (is_honest(&datagram, &gid, port))
+		soft_gid_from(&gid, (const struct sockaddr *)&from);
+		if (is_honest(&datagram, &gid, soft_address_port(&from)))
 			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
 			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
 	}

@@ -54,6 +54,11 @@ void soft_datagram_hold(void);
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
 
+/* One more control message: from this address, which the receiver checks, and through this interface if
+ * it is not 0. */
+void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
+		     uint32_t ifindex);
+
 /* To the process that has the queue pair `datagram->to`.  False: not now, try again a little later.
  * What cannot be sent at all is lost, like any datagram. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,

@@ -168,7 +168,7 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 		    : !soft_qp_find(packet->to)) ||
 	    !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
 		return;
-	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw, soft_roce_port_of(from),
+	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw, soft_address_port(from),
 		       SOFT_ROCE_PORT);
 	if (!soft_icrc_check(&flow, bytes, length))
 		return;

@@ -287,7 +287,7 @@ static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *a
 	    !soft_gid_from(&gid, (const struct sockaddr *)from) ||
 	    memcmp(&gid, &pair->peer, sizeof(gid)))
 		return false;
-	uint16_t port = soft_roce_port_of(from);
+	uint16_t port = soft_address_port(from);
 
 	if (pair->peer_port != port)
 		soft_icrc_flow(&pair->in, pair->peer.raw, at->gid.raw, port, SOFT_ROCE_PORT);

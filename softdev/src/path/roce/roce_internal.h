@@ -2,7 +2,6 @@
  * frames of packets, sockets.c sends and receives, share.c shares an address among processes. */
 #pragma once
 
-#include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -108,12 +107,6 @@ struct soft_roce {
 	bool blocked; /* a socket takes no more */
 	bool too_long_told;
 };
-
-/* At the same place in both families. */
-static inline uint16_t soft_roce_port_of(const struct sockaddr_storage *address)
-{
-	return ntohs(((const struct sockaddr_in *)(const void *)address)->sin_port);
-}
 
 /* packets.c */
 /* What a frame says in all its packets, but for their operations; false: it stands for none. */

@@ -45,12 +45,8 @@ static int named(const union ibv_gid *gid, uint16_t ip_port)
 	const struct name name = name_of(gid, ip_port);
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
-	if (fd >= 0 && bind(fd, (const struct sockaddr *)&name, NAME_LENGTH)) {
-		const int error = errno;
-
+	if (fd >= 0 && bind(fd, (const struct sockaddr *)&name, NAME_LENGTH))
 		soft_close_fd(&fd);
-		errno = error;
-	}
 	return fd;
 }
 

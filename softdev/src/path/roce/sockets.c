@@ -398,10 +398,7 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 			setsockopt(fd, options[i].level, options[i].name, &options[i].value,
 				   sizeof(options[i].value));
 	if (bind(fd, (struct sockaddr *)&address, length)) {
-		const int error = errno;
-
 		soft_close_fd(&fd);
-		errno = error;
 		return -1;
 	}
 	/* A sender is never read: what any host sends there shall take no memory. */
@@ -488,14 +485,10 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	address->watch =
 		(struct soft_fd_watch){.fd = -1, .ready = readable, .ports = soft_gid_port(gid)};
 	soft_list_init(&address->guests);
-	errno = receive_at(address);
-	if (errno) {
-		const int error = errno;
+	int error = receive_at(address);
 
-		free(address);
-		errno = error;
-		return NULL;
-	}
+	if (error)
+		return soft_made(error, address);
 	soft_list_append(&roce()->addresses, &address->node);
 	return address;
 }
@@ -540,10 +533,7 @@ static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uin
 		.fd = fd, .ready = writable, .ports = soft_gid_port(&address->gid)};
 	errno = soft_watch(&sender->watch, 0);
 	if (errno) {
-		const int error = errno;
-
 		soft_close_fd(&sender->watch.fd);
-		errno = error;
 		return NULL;
 	}
 	sender->port = number;

@@ -70,18 +70,9 @@ static bool send_message(const struct soft_shm_peer *peer, enum message_type typ
 		struct cmsghdr header;
 		char space[CMSG_SPACE(FDS * sizeof(int))];
 	} control = {0};
-	struct msghdr msg = {.msg_iov = &bytes, .msg_iovlen = 1};
+	struct msghdr msg = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control};
 
-	if (count) {
-		size_t length = (size_t)count * sizeof(*fds);
-
-		msg.msg_control = &control;
-		msg.msg_controllen = CMSG_LEN(length);
-		control.header.cmsg_level = SOL_SOCKET;
-		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(length);
-		memcpy(CMSG_DATA(&control.header), fds, length);
-	}
+	soft_put_control(&msg, SOL_SOCKET, SCM_RIGHTS, fds, (size_t)count * sizeof(*fds));
 	return sendmsg(peer->socket.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) ==
 	       (ssize_t)sizeof(message);
 }
@@ -385,12 +376,8 @@ bool soft_attach_listen(uint16_t port)
 	if (fd < 0)
 		return true;
 	if (bind(fd, (struct sockaddr *)&address, length)) {
-		bool taken = errno == EADDRINUSE;
-
 		soft_close_fd(&fd);
-		if (taken)
-			errno = EADDRINUSE;
-		return !taken;
+		return errno != EADDRINUSE;
 	}
 	if (listen(fd, BACKLOG))
 		soft_close_fd(&fd);

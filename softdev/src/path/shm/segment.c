@@ -76,13 +76,8 @@ int soft_segment_make(void)
 	if (fd < 0)
 		return -1;
 	if (ftruncate(fd, WHOLE) || fcntl(fd, F_ADD_SEALS, SEALS) ||
-	    pwrite(fd, &beginning, sizeof(beginning), 0) != (ssize_t)sizeof(beginning)) {
-		int rc = errno;
-
-		close(fd);
-		errno = rc;
-		return -1;
-	}
+	    pwrite(fd, &beginning, sizeof(beginning), 0) != (ssize_t)sizeof(beginning))
+		soft_close_fd(&fd);
 	return fd;
 }
 
