@@ -66,7 +66,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 		soft_cm_report(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, reply);
 		return true;
 	}
-	error = soft_cm_qp_ready(id);
+	error = soft_cm_qp_start(id, soft_cm_qp(id), true);
 	if (error) {
 		soft_cm_reject(id, SOFT_CM_REASON_CONSUMER, NULL, 0);
 	} else {

@@ -54,7 +54,7 @@ static int start_qp(struct soft_cm_id *id, struct ibv_qp *qp)
 	int error;
 
 	soft_lock();
-	error = soft_cm_qp_start(id, qp);
+	error = soft_cm_qp_start(id, qp, false);
 	if (!error) {
 		id->id.qp = qp;
 		id->id.pd = qp->pd;

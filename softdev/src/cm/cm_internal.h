@@ -405,12 +405,12 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 			  struct soft_cm_message *message);
 /* The depth to ask for (RDMA_MAX_...: as much as there is), within the device's limit. */
 uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise);
-/* A new queue pair to INIT, or one for datagrams to RTS. */
-int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp);
+/* A new queue pair to INIT; one for datagrams, or what REQ and REP have agreed on, to RTS, through INIT again:
+ * only now is known what the other side may do. */
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool agreed);
 /* The way to the other side, from the id's addresses. */
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector);
-/* To RTR and RTS with what REQ and REP agreed on; to ERR, if there is one. */
-int soft_cm_qp_ready(struct soft_cm_id *id);
+/* To ERR, if there is one. */
 void soft_cm_qp_error(struct soft_cm_id *id);
 uint32_t soft_cm_random_psn(void);
 

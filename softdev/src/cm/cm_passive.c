@@ -112,7 +112,7 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	qp = soft_cm_qp(id);
 	id->qpn = qp ? qp->qp_num : parameters->qp_num;
 	if (qp) {
-		error = soft_cm_qp_ready(id);
+		error = soft_cm_qp_start(id, id->id.qp, true);
 		if (error)
 			return error;
 	}

@@ -96,20 +96,6 @@ static uint8_t gid_index(const union ibv_gid *gid)
 	return index < 0 ? 0 : (uint8_t)index;
 }
 
-/* INIT: remote access as the connection has it, local rights of the regions decide the rest. */
-static void init_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
-{
-	attr->pkey_index = 0;
-	attr->port_num = id->id.port_num;
-	attr->qp_access_flags = 0;
-	if (id->state >= SOFT_CM_CONNECTING) {
-		attr->qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-		if (id->responder_resources)
-			attr->qp_access_flags |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
-	}
-	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-}
-
 void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector)
 {
 	const struct rdma_ib_addr *gids = &id->id.route.addr.addr.ibaddr;
@@ -123,33 +109,50 @@ void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector
 	vector->grh.traffic_class = id->tos;
 }
 
-static void rtr_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
-			   struct ibv_qp_attr *attr, int *mask)
+/* What the step to attr->qp_state takes.  Returns the mask. */
+static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct ibv_qp_attr *attr)
 {
-	soft_cm_fill_vector(id, &attr->ah_attr);
-	attr->path_mtu = id->path_mtu ? (enum ibv_mtu)id->path_mtu : IBV_MTU_4096;
-	attr->dest_qp_num = id->remote_qpn;
-	attr->rq_psn = id->psn;
-	*mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-	if (type == IBV_QPT_RC) {
-		attr->max_dest_rd_atomic = id->responder_resources;
-		attr->min_rnr_timer = 0; /* 655 ms: rdma_connect(3) */
-		*mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-	}
-}
+	int mask = IBV_QP_STATE;
 
-static void rts_attributes(const struct soft_cm_id *id, enum ibv_qp_type type,
-			   struct ibv_qp_attr *attr, int *mask)
-{
-	attr->sq_psn = id->remote_psn;
-	*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
-	if (type == IBV_QPT_RC) {
-		attr->timeout = id->ack_timeout_set ? id->ack_timeout : ACK_TIMEOUT;
-		attr->retry_cnt = id->retry_count;
-		attr->rnr_retry = id->rnr_retry_count;
-		attr->max_rd_atomic = id->initiator_depth;
-		*mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-			 IBV_QP_MAX_QP_RD_ATOMIC;
+	switch (attr->qp_state) {
+	case IBV_QPS_INIT:
+		/* Remote access as the connection has it, local rights of the regions decide the rest. */
+		attr->pkey_index = 0;
+		attr->port_num = id->id.port_num;
+		attr->qp_access_flags = 0;
+		if (id->state >= SOFT_CM_CONNECTING) {
+			attr->qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+			if (id->responder_resources)
+				attr->qp_access_flags |=
+					IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+		}
+		return mask | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+	case IBV_QPS_RTR:
+		soft_cm_fill_vector(id, &attr->ah_attr);
+		attr->path_mtu = id->path_mtu ? (enum ibv_mtu)id->path_mtu : IBV_MTU_4096;
+		attr->dest_qp_num = id->remote_qpn;
+		attr->rq_psn = id->psn;
+		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+		if (type == IBV_QPT_RC) {
+			attr->max_dest_rd_atomic = id->responder_resources;
+			attr->min_rnr_timer = 0; /* 655 ms: rdma_connect(3) */
+			mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+		}
+		return mask;
+	case IBV_QPS_RTS:
+		attr->sq_psn = id->remote_psn;
+		mask |= IBV_QP_SQ_PSN;
+		if (type == IBV_QPT_RC) {
+			attr->timeout = id->ack_timeout_set ? id->ack_timeout : ACK_TIMEOUT;
+			attr->retry_cnt = id->retry_count;
+			attr->rnr_retry = id->rnr_retry_count;
+			attr->max_rd_atomic = id->initiator_depth;
+			mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+				IBV_QP_MAX_QP_RD_ATOMIC;
+		}
+		return mask;
+	default:
+		return mask;
 	}
 }
 
@@ -162,39 +165,29 @@ static bool other_side_known(const struct soft_cm_id *id)
 }
 
 /* The same in every state: a datagram queue pair has no other side (IBTA 11.2.5.2). */
-static void datagram_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
+static int datagram_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr)
 {
 	attr->pkey_index = 0;
 	attr->port_num = id->id.port_num;
 	attr->qkey = RDMA_UDP_QKEY;
-	*mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+	return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+}
+
+static bool may_enter(const struct soft_cm_id *id, enum ibv_qp_state state)
+{
+	if (state == IBV_QPS_INIT)
+		return id->state != SOFT_CM_DISCONNECTED && id->state != SOFT_CM_FAILED;
+	return (state == IBV_QPS_RTR || state == IBV_QPS_RTS) && other_side_known(id);
 }
 
 static int init_qp_attr(const struct soft_cm_id *id, struct ibv_qp_attr *attr, int *mask)
 {
 	const struct ibv_qp *qp = soft_cm_qp(id);
-	enum ibv_qp_type type = qp ? qp->qp_type : id->id.qp_type;
 
-	if (!id->bound)
+	if (!id->bound || (!soft_cm_datagrams(id) && !may_enter(id, attr->qp_state)))
 		return EINVAL;
-	if (soft_cm_datagrams(id)) {
-		datagram_attributes(id, attr, mask);
-		return 0;
-	}
-	if (attr->qp_state == IBV_QPS_INIT) {
-		if (id->state == SOFT_CM_DISCONNECTED || id->state == SOFT_CM_FAILED)
-			return EINVAL;
-		init_attributes(id, attr, mask);
-		return 0;
-	}
-	if (!other_side_known(id))
-		return EINVAL;
-	if (attr->qp_state == IBV_QPS_RTR)
-		rtr_attributes(id, type, attr, mask);
-	else if (attr->qp_state == IBV_QPS_RTS)
-		rts_attributes(id, type, attr, mask);
-	else
-		return EINVAL;
+	*mask = soft_cm_datagrams(id) ? datagram_attributes(id, attr)
+				      : attributes(id, qp ? qp->qp_type : id->id.qp_type, attr);
 	return 0;
 }
 
@@ -214,44 +207,27 @@ int soft_rdma_init_qp_attr(struct rdma_cm_id *application, struct ibv_qp_attr *q
 static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = {.qp_state = state};
-	int mask = IBV_QP_STATE;
+	int mask;
 
-	if (state == IBV_QPS_INIT && soft_cm_datagrams(id))
-		datagram_attributes(id, &attr, &mask);
-	else if (soft_cm_datagrams(id)) /* IBTA 11.2.5.2: RTR needs nothing, RTS a PSN */
-		mask |= state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0;
+	if (!soft_cm_datagrams(id))
+		mask = attributes(id, qp->qp_type, &attr);
 	else if (state == IBV_QPS_INIT)
-		init_attributes(id, &attr, &mask);
-	else if (state == IBV_QPS_RTR)
-		rtr_attributes(id, qp->qp_type, &attr, &mask);
-	else if (state == IBV_QPS_RTS)
-		rts_attributes(id, qp->qp_type, &attr, &mask);
+		mask = datagram_attributes(id, &attr);
+	else /* IBTA 11.2.5.2: RTR needs nothing, RTS a PSN */
+		mask = IBV_QP_STATE | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
 	/* The routing table has been asked for the id, or its peer has just been heard. */
 	return soft_modify_qp_locked(qp, &attr, mask,
 				     soft_gid_is_local(&id->id.route.addr.addr.ibaddr.sgid));
 }
 
-static int move_to_rts(struct soft_cm_id *id, struct ibv_qp *qp)
+int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp, bool agreed)
 {
-	int error = move(id, qp, IBV_QPS_RTR);
+	const enum ibv_qp_state last = agreed || soft_cm_datagrams(id) ? IBV_QPS_RTS : IBV_QPS_INIT;
+	int error = 0;
 
-	return error ? error : move(id, qp, IBV_QPS_RTS);
-}
-
-int soft_cm_qp_start(struct soft_cm_id *id, struct ibv_qp *qp)
-{
-	int error = move(id, qp, IBV_QPS_INIT);
-
-	return error || !soft_cm_datagrams(id) ? error : move_to_rts(id, qp);
-}
-
-int soft_cm_qp_ready(struct soft_cm_id *id)
-{
-	struct ibv_qp *qp = soft_cm_qp(id);
-	/* INIT again: what the other side may do has only now been agreed on. */
-	int error = move(id, qp, IBV_QPS_INIT);
-
-	return error ? error : move_to_rts(id, qp);
+	for (enum ibv_qp_state state = IBV_QPS_INIT; state <= last && !error; state++)
+		error = move(id, qp, state);
+	return error;
 }
 
 void soft_cm_qp_error(struct soft_cm_id *id)
