@@ -67,10 +67,3 @@ void soft_acks_send(uint64_t age_ns)
 		soft_link_output(link);
 	}
 }
-
-void soft_acks_reset_after_fork(void)
-{
-	soft_assert_locked();
-	soft_list_clear(&soft_device.links->delayed);
-	soft_engine_set_delayed(false);
-}

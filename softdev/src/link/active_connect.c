@@ -136,12 +136,22 @@ bool soft_connects_first(const struct soft_qp *qp)
 	return memcmp(&own.gid, &peer, sizeof(own.gid)) < 0;
 }
 
-static void to_self(struct soft_qp *qp)
+/* Where no introduction is needed: to itself, and with RoCE, where the peer is where the application says. */
+static int connect_at_once(struct soft_qp *qp)
 {
 	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
+	int rc;
 
-	if (link && (soft_link_over_itself(link, qp) || soft_link_up(link, qp)))
-		soft_link_finish(link, ECONNABORTED);
+	if (!link)
+		return ENOMEM;
+	link->to_self = is_self(qp);
+	rc = link->to_self ? soft_shm_chan_to_self(&link->chan, soft_qp_hca(qp)->port)
+			   : soft_roce_open(&link->chan, qp);
+	if (!rc)
+		rc = soft_link_up(link, qp);
+	if (rc)
+		soft_link_finish(link, rc);
+	return rc;
 }
 
 /* After so many attempts, if the peer is not waiting already. */
@@ -149,10 +159,6 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 {
 	struct soft_link *link;
 
-	if (is_self(qp)) {
-		to_self(qp);
-		return;
-	}
 	if (soft_handshake_find_pending(qp))
 		return;
 	link = soft_link_create(SOFT_LINK_CONNECTING);
@@ -167,19 +173,6 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 		attempt(link);
 }
 
-/* Its peer is where the application says, and needs no introduction. */
-static int over_roce(struct soft_qp *qp)
-{
-	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
-	int rc = link ? soft_link_over_roce(link, qp) : ENOMEM;
-
-	if (!rc)
-		rc = soft_link_up(link, qp);
-	if (rc && link)
-		soft_link_finish(link, rc);
-	return rc;
-}
-
 /* RTR.  Whatever else fails here is as if the peer could not be reached: requests will fail. */
 int soft_connect_begin(struct soft_qp *qp)
 {
@@ -189,9 +182,9 @@ int soft_connect_begin(struct soft_qp *qp)
 	qp->stream_from_cm = soft_device.links->cm_offer(qp);
 	if (qp->stream_from_cm)
 		return 0;
-	if (soft_device.links->roce && !is_self(qp))
-		return over_roce(qp);
-	if (!is_self(qp) && !soft_qp_gid(qp, &own))
+	if (soft_device.links->roce || is_self(qp))
+		return connect_at_once(qp);
+	if (!soft_qp_gid(qp, &own))
 		soft_listener_open(&own.gid);
 	reach(qp, soft_connects_first(qp) ? 0 : SECOND);
 	return 0;
@@ -201,5 +194,8 @@ int soft_connect_begin(struct soft_qp *qp)
 void soft_connect_again(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	reach(qp, SECOND_ROUND);
+	if (is_self(qp))
+		(void)connect_at_once(qp);
+	else
+		reach(qp, SECOND_ROUND);
 }

@@ -113,7 +113,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
 	/* That peer would accept none of our requests: so they fail as unanswered ones. */
-	soft_link_leave(link);
+	soft_link_leave(qp);
 	qp->stream_lost = true;
 }
 
@@ -288,11 +288,6 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		}
 	}
 	return false;
-}
-
-void soft_handshake_drop_pending(void)
-{
-	soft_places_init(&soft_device.links->held);
 }
 
 /* ---- where they come from ------------------------------------------------------------------ */

@@ -59,6 +59,7 @@ struct soft_link *soft_link_create(enum soft_link_state state)
 	if (!link)
 		return NULL;
 	link->watch.fd = -1;
+	link->chan.calls = &soft_link_chan_calls;
 	link->base.state = state;
 	soft_list_init(&link->delayed);
 	soft_list_init(&link->base.output.node);
@@ -145,19 +146,17 @@ void soft_link_finish(struct soft_link *link, int error)
 }
 
 /* Orderly: send what must still go and DISCONNECT. */
-static void close_orderly(struct soft_link *link)
+static void close_orderly(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	if (link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
-		return;
-	if (link->base.state == SOFT_LINK_SELECTING) {
-		struct soft_qp *qp = link->qp;
+	struct soft_link *link = soft_link_of(qp);
 
+	if (link && link->base.state == SOFT_LINK_SELECTING) {
 		soft_wire_selection_use_tcp(link, false);
 		link = soft_link_of(qp);
-		if (!link)
-			return;
 	}
+	if (!link || link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
+		return;
 	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
 
 	if (link->base.state != SOFT_LINK_UP || over || link->to_self) {
@@ -170,13 +169,13 @@ static void close_orderly(struct soft_link *link)
 	soft_defer(&link->base.output);
 }
 
-void soft_link_leave(struct soft_link *link)
+void soft_link_leave(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	struct soft_qp *qp = link->qp;
+	struct soft_link *link;
 
 	/* Acknowledgements that are delayed are sent now, while the queue pair knows them. */
-	close_orderly(link);
+	close_orderly(qp);
 	link = soft_link_of(qp);
 	if (!link)
 		return;
@@ -233,7 +232,7 @@ void soft_qp_await_adoption(struct soft_qp *qp)
 {
 	soft_assert_locked();
 	if (qp->link && !qp->stream_from_cm && qp->link->state < SOFT_LINK_SELECTING)
-		close_orderly(soft_link_of(qp));
+		close_orderly(qp);
 	else if (qp->link && !qp->stream_from_cm && soft_device.links->roce)
 		drop_roce(soft_link_of(qp));
 	if (!qp->link)
@@ -308,32 +307,12 @@ bool soft_links_are_roce(void)
 
 /* ---- as the lower folders know them --------------------------------------------------------- */
 
-static struct soft_link *whole(struct soft_qp_link *link)
-{
-	return soft_container(link, struct soft_link, base);
-}
-
 static void ready(struct soft_qp *qp, bool first)
 {
 	if (first)
 		soft_handshake_check(qp);
 	if (qp->link)
 		soft_link_watch(soft_link_of(qp)); /* now it has a timeout */
-}
-
-static void close_link(struct soft_qp_link *link)
-{
-	close_orderly(whole(link));
-}
-
-static void finish_link(struct soft_qp_link *link, int error)
-{
-	soft_link_finish(whole(link), error);
-}
-
-static void leave_link(struct soft_qp_link *link)
-{
-	soft_link_leave(whole(link));
 }
 
 static enum ibv_mtu active_mtu(const struct soft_hca *hca)
@@ -353,9 +332,8 @@ const struct soft_link_calls soft_links_calls = {
 	.begin = soft_connect_begin,
 	.again = soft_connect_again,
 	.ready = ready,
-	.close = close_link,
-	.finish = finish_link,
-	.leave = leave_link,
+	.close = close_orderly,
+	.leave = soft_link_leave,
 	.acknowledge = soft_ack_later,
 	.silence_limit = soft_liveness_limit,
 	.revoke_requests = soft_cma_flush,
@@ -391,7 +369,7 @@ static int start(void)
 static void stop(void)
 {
 	soft_listener_stop();
-	soft_handshake_drop_pending();
+	soft_places_init(&soft_device.links->held);
 	soft_list_drain (struct soft_link, link, &soft_device.links->links, node)
 		soft_link_finish(link, 0);
 	soft_tcp_paths_stop();
@@ -401,9 +379,10 @@ static void stop(void)
 /* The inherited links belong to inherited queue pairs, which may still be destroyed. */
 static void forked(void)
 {
-	soft_handshake_drop_pending();
+	soft_places_init(&soft_device.links->held);
 	soft_list_clear(&soft_device.links->links);
-	soft_acks_reset_after_fork();
+	soft_list_clear(&soft_device.links->delayed);
+	soft_engine_set_delayed(false);
 	soft_listener_stop();
 	soft_tcp_paths_forget();
 	soft_delay_stop();

@@ -156,7 +156,7 @@ static void silent(struct soft_chan *chan)
 		soft_link_finish(link, ETIMEDOUT);
 }
 
-static const struct soft_chan_ops calls = {
+const struct soft_chan_ops soft_link_chan_calls = {
 	.accepted = accepted,
 	.data = data,
 	.place = place,
@@ -195,7 +195,6 @@ bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struc
 	if (!path)
 		return false;
 	soft_handshake_write(handshake, qp, SOFT_HELLO);
-	link->chan.calls = &calls;
 	return soft_chan_open(&link->chan, path, handshake) == 0;
 }
 
@@ -207,37 +206,17 @@ bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_lin
 
 	pending_link->from_path = NULL;
 	soft_handshake_write(handshake, qp, SOFT_HELLO_ACK);
-	link->chan.calls = &calls;
 	return soft_chan_accept(&link->chan, path, pending_link->from_chan, handshake) == 0;
-}
-
-int soft_link_enter(struct soft_link *link, struct soft_path *path)
-{
-	link->chan.calls = &calls;
-	return soft_chan_enter(&link->chan, path, STREAM_CHAN, STREAM_CHAN);
 }
 
 int soft_link_over_stream(struct soft_link *link, int fd)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_adopt(fd);
-	int rc = tcp ? soft_link_enter(link, &tcp->path) : ENOMEM;
+	int rc = tcp ? soft_chan_enter(&link->chan, &tcp->path, STREAM_CHAN, STREAM_CHAN) : ENOMEM;
 
 	if (rc && tcp)
 		tcp->path.calls->idle(&tcp->path, false);
 	return rc;
-}
-
-int soft_link_over_roce(struct soft_link *link, struct soft_qp *qp)
-{
-	link->chan.calls = &calls;
-	return soft_roce_open(&link->chan, qp);
-}
-
-int soft_link_over_itself(struct soft_link *link, const struct soft_qp *qp)
-{
-	link->chan.calls = &calls;
-	link->to_self = true;
-	return soft_shm_chan_to_self(&link->chan, soft_qp_hca(qp)->port);
 }
 
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port)

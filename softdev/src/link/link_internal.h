@@ -112,7 +112,7 @@ void soft_link_lost(struct soft_link *link, int error);
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_close_wires(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
-void soft_link_leave(struct soft_link *link);
+void soft_link_leave(struct soft_qp *qp);
 /* Its input may get lost from now on; LOSES tells the other side (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
 /* Send now. */
@@ -126,7 +126,6 @@ void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
 void soft_ack_settled(struct soft_link *link); /* nothing is delayed any more */
 void soft_ack_replied(struct soft_link *link); /* a request goes out */
 void soft_acks_send(uint64_t age_ns); /* soft_subsystem.send_delayed */
-void soft_acks_reset_after_fork(void);
 
 /* delay_queue.c: what frames and datagrams go through before they are taken in */
 void soft_delay_create(void);
@@ -154,6 +153,7 @@ void soft_link_write(struct soft_link *link);
 void soft_link_write_end(struct soft_link *link);
 
 /* link_chan.c */
+extern const struct soft_chan_ops soft_link_chan_calls;
 /* The link is up or being introduced, or its queue pair has got another timeout: how long it bears
  * that its peer's machine is silent. */
 void soft_link_watch(struct soft_link *link);
@@ -164,9 +164,6 @@ bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_lin
 			   const struct soft_qp *qp);
 /* The only channel of a stream whose ends have been introduced: 0 or an errno value. */
 int soft_link_over_stream(struct soft_link *link, int fd);
-int soft_link_enter(struct soft_link *link, struct soft_path *path);
-int soft_link_over_roce(struct soft_link *link, struct soft_qp *qp);
-int soft_link_over_itself(struct soft_link *link, const struct soft_qp *qp);
 /* Between the queue pair's device and its peer's, in the process at that port; or NULL. */
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port);
 
@@ -186,7 +183,6 @@ void soft_peer_exit_shm(struct soft_link *link);
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 
 /* handshake.c: without the CM */
-void soft_handshake_drop_pending(void); /* all pending links are gone */
 /* Has the peer the same path MTU, as far as it has said?  Else that is told, and the queue pair will
  * get no stream. */
 bool soft_handshake_mtu_fits(const struct soft_link *link, struct soft_qp *qp);

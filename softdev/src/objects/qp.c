@@ -123,7 +123,7 @@ static void reach_expired(struct soft_timer *timer)
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down(qp)) {
 		/* By now the peer has given up what it sent: let it know, for it cannot know. */
-		soft_links->close(qp->link);
+		soft_links->close(qp);
 	}
 }
 
@@ -245,14 +245,11 @@ static void stop_timers(struct soft_qp *qp)
 void soft_qp_enter_reset(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	struct soft_qp_link *link = qp->link;
-
 	qp->link_down = NULL;
 	stop_timers(qp);
 	set_state(qp, IBV_QPS_RESET); /* first: nothing of what follows completes any more */
 	soft_links->revoke_requests(qp);
-	if (link)
-		soft_links->leave(link);
+	soft_links->leave(qp);
 	soft_queues_reset(qp);
 	/* What it has completed is taken back too, as cards do: the number may soon be another
 	 * queue pair's, or the same one's in a new life.  Not at the shared queues of XRC, whose
@@ -287,8 +284,7 @@ void soft_qp_error(struct soft_qp *qp)
 	 * application may destroy it without losing one. */
 	if (qp->ibv.srq)
 		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
-	if (qp->link)
-		soft_links->close(qp->link);
+	soft_links->close(qp);
 }
 
 /* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what

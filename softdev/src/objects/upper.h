@@ -30,12 +30,10 @@ struct soft_link_calls {
 	/* The queue pair has come to RTS, from RTR (`first`) or SQD: PSNs and the timeout are
 	 * known. */
 	void (*ready)(struct soft_qp *qp, bool first);
-	/* The queue pair is in error: send what must still go, then end. */
-	void (*close)(struct soft_qp_link *link);
-	/* End now. */
-	void (*finish)(struct soft_qp_link *link, int error);
-	/* The queue pair goes without its link, which closes. */
-	void (*leave)(struct soft_qp_link *link);
+	/* The queue pair is in error, with or without a link: send what must still go, then end. */
+	void (*close)(struct soft_qp *qp);
+	/* The queue pair goes without its link, if it has one, which closes. */
+	void (*leave)(struct soft_qp *qp);
 	/* An acknowledgement is due, at once or with company. */
 	void (*acknowledge)(struct soft_qp_link *link);
 	/* How long a path to another machine may be silent, in ns. */
