@@ -107,7 +107,7 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 	create();
 	engine()->subsystems = subsystems;
 	(void)soft_engine_guard_fork(); /* without memory for it: tried again by the first start */
-	for (const struct soft_subsystem *const *it = subsystems; *it; it++) {
+	EACH_SUBSYSTEM (it) {
 		if ((*it)->create)
 			(*it)->create();
 		if ((*it)->poll)
@@ -119,7 +119,7 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 
 void soft_device_free(void)
 {
-	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
+	EACH_SUBSYSTEM (it)
 		if ((*it)->destroy)
 			(*it)->destroy();
 	while (soft_device.parts) {
@@ -133,7 +133,7 @@ void soft_device_free(void)
 void soft_engine_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	soft_assert_locked();
-	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
+	EACH_SUBSYSTEM (it)
 		if ((*it)->port_changed)
 			(*it)->port_changed(change, ports);
 }

@@ -79,6 +79,9 @@ static inline struct soft_engine *engine(void)
 	return soft_device.engine;
 }
 
+#define EACH_SUBSYSTEM(it)                                                                         \
+	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
+
 /* For soft_assert_locked: this thread has the lock from now on, or no more. */
 #ifdef AIORDMA_CHECK_LOCKS
 void soft_note_locked(bool locked);

@@ -81,9 +81,6 @@ static void close_all(void)
 	engine()->scratch = NULL;
 }
 
-#define EACH_SUBSYSTEM(it)                                                                         \
-	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
-
 /* The outer ones of the subsystems, or their leaves. */
 static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 {
@@ -270,8 +267,8 @@ static int start(void)
 
 	if (!rc)
 		engine()->has_started = true;
-	for (const struct soft_subsystem *const *it = engine()->subsystems; *it && !rc; it++)
-		if ((*it)->start)
+	EACH_SUBSYSTEM (it)
+		if (!rc && (*it)->start)
 			rc = (*it)->start();
 	if (rc)
 		return rc;
@@ -291,11 +288,8 @@ static int start(void)
 		rc = errno;
 	else
 		rc = make_mark();
-	if (rc) {
-		close_all();
-		return rc;
-	}
-	rc = soft_watch(&engine()->step_event, EPOLLIN);
+	if (!rc)
+		rc = soft_watch(&engine()->step_event, EPOLLIN);
 	if (!rc)
 		rc = soft_watch(&engine()->alarm, EPOLLIN);
 	if (!rc) {

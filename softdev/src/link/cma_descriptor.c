@@ -27,11 +27,6 @@ uint32_t soft_cma_desc_most(const struct soft_link *link, uint32_t *least)
 		       : 0;
 }
 
-static const struct soft_response *response_at(const struct soft_qp *qp, uint32_t index)
-{
-	return &qp->responder.responses[index & qp->responder.response_mask];
-}
-
 /* The export is not needed any more, but the other side has not marked it done: the link has gone,
  * or a frame was lost and the request has been answered all the same. */
 static bool is_over(const struct soft_cma_export *export, const void *unused)
@@ -67,7 +62,7 @@ bool soft_cma_desc_send(struct soft_link *link, struct soft_tx_packet *out,
 	export->psn = out->frame.psn;
 	export->answer = out->frame.opcode == SOFT_READ_DATA;
 	if (export->answer)
-		export->rkey = response_at(link->qp, out->index)->rkey;
+		export->rkey = soft_response_at(link->qp, out->index)->rkey;
 	desc.slot = export->slot;
 	desc.generation = export->generation;
 	soft_cma_desc_encode(at, &desc);
@@ -98,7 +93,7 @@ static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
 static void lost(struct soft_link *link)
 {
 	soft_link_loses(link);
-	if (link->frame.opcode < SOFT_ACK)
+	if (soft_is_request(&link->frame))
 		soft_responder_missed(link->qp);
 	else
 		soft_requester_missed(link->qp);
@@ -111,7 +106,7 @@ static void failed(struct soft_link *link, enum soft_cma_result reached)
 		soft_link_finish(link, ECONNRESET);
 	else if (reached == SOFT_CMA_FORBIDDEN)
 		lost(link);
-	else if (link->frame.opcode < SOFT_ACK)
+	else if (soft_is_request(&link->frame))
 		request_failed(link->qp, &link->frame, reached);
 	else
 		answer_failed(link->qp, reached);

@@ -23,11 +23,6 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
 	return 0;
 }
 
-static bool is_request(const struct soft_frame *frame)
-{
-	return frame->opcode < SOFT_ACK;
-}
-
 /* A frame has arrived, with all of its payload. */
 static void end(struct soft_link *link)
 {
@@ -37,7 +32,7 @@ static void end(struct soft_link *link)
 		soft_engine_count_part();
 	if (link->sink == SOFT_SINK_DISCARD)
 		return;
-	if (is_request(&link->frame))
+	if (soft_is_request(&link->frame))
 		soft_request_end(link->qp, &link->frame, link->small);
 	else
 		soft_answer_end(link->qp, &link->frame, link->small);

@@ -193,6 +193,11 @@ static inline bool soft_is_counted(uint8_t opcode)
 	return soft_is_read(opcode) || soft_is_empty_read(opcode);
 }
 
+static inline bool soft_is_request(const struct soft_frame *frame)
+{
+	return frame->opcode < SOFT_ACK;
+}
+
 static inline bool soft_is_first(const struct soft_frame *frame)
 {
 	return !(frame->flags & SOFT_FRAME_CONTINUES);

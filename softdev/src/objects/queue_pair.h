@@ -371,6 +371,11 @@ static inline uint32_t soft_send_psn(const struct soft_qp *qp, uint32_t index)
 	return (index == qp->sq.tail ? qp->sq.psn : soft_send_at(qp, index)->psn) & SOFT_PSN_MASK;
 }
 
+static inline struct soft_response *soft_response_at(const struct soft_qp *qp, uint32_t index)
+{
+	return &qp->responder.responses[index & qp->responder.response_mask];
+}
+
 static inline struct soft_recv_wqe *soft_receive_at(const struct soft_receive_queue *rq,
 						    uint32_t index)
 {

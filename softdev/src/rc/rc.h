@@ -94,8 +94,7 @@ static inline void soft_responder_answer_at(const struct soft_qp *qp, struct sof
 
 	cursor->response = response;
 	if (response != responder->response_tail)
-		cursor->response_psn =
-			responder->responses[response & responder->response_mask].psn;
+		cursor->response_psn = soft_response_at(qp, response)->psn;
 }
 /* The PSN up to which everything is done and may be acknowledged with a frame sent after `cursor`;
  * and how many messages that are. */

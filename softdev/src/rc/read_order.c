@@ -55,7 +55,7 @@ void soft_responder_keep_reads(struct soft_qp *qp, const struct iovec *iov, int 
 	struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++)
-		keep(qp, &responder->responses[i & responder->response_mask], iov, count);
+		keep(qp, soft_response_at(qp, i), iov, count);
 }
 
 void soft_responder_unkeep(struct soft_responder *responder, struct soft_response *response)

@@ -19,7 +19,7 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 	uint32_t tail = responder->response_head;
 
 	while (tail != responder->response_tail &&
-	       soft_psn_before(responder->responses[tail & responder->response_mask].psn, psn))
+	       soft_psn_before(soft_response_at(qp, tail)->psn, psn))
 		tail++;
 	responder->response_tail = tail;
 }

@@ -196,7 +196,7 @@ static enum soft_sink too_many(struct soft_qp *qp)
 	const struct soft_responder *responder = &qp->responder;
 
 	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
-		if (responder->responses[i & responder->response_mask].again)
+		if (soft_response_at(qp, i)->again)
 			return lose(qp);
 	}
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
@@ -519,8 +519,7 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	struct soft_response *response =
-		&responder->responses[responder->response_tail++ & responder->response_mask];
+	struct soft_response *response = soft_response_at(qp, responder->response_tail++);
 
 	soft_responder_unkeep(responder, response); /* of one that was given up */
 	*response = (struct soft_response){
@@ -645,11 +644,6 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 
 /* ---- answers ------------------------------------------------------------------------------- */
 
-static struct soft_response *response_at(const struct soft_qp *qp, uint32_t index)
-{
-	return &qp->responder.responses[index & qp->responder.response_mask];
-}
-
 uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_cursor *cursor)
 {
 	soft_assert_locked();
@@ -670,7 +664,7 @@ uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_curso
 	const struct soft_responder *responder = &qp->responder;
 	uint32_t msn = cursor->response == responder->response_tail
 			       ? responder->msn
-			       : response_at(qp, cursor->response)->msn - 1;
+			       : soft_response_at(qp, cursor->response)->msn - 1;
 
 	return msn & SOFT_PSN_MASK;
 }
@@ -687,7 +681,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	soft_assert_locked();
 	if (cursor->response == qp->responder.response_tail)
 		return false;
-	const struct soft_response *response = response_at(qp, cursor->response);
+	const struct soft_response *response = soft_response_at(qp, cursor->response);
 	bool first = cursor->response_psn == response->psn, by_cma;
 	uint32_t place = (uint32_t)soft_place_of(qp, cursor->response_psn, response->psn);
 
@@ -724,7 +718,7 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
 	soft_assert_locked();
 	struct soft_responder *responder = &qp->responder;
-	struct soft_response *response = response_at(qp, out->index);
+	struct soft_response *response = soft_response_at(qp, out->index);
 
 	response->psn = soft_psn_add(response->psn, soft_psns(qp, out->frame.length));
 	responder->acked = acked_with(responder->acked, soft_psn_add(response->psn, SOFT_PSN_MASK));
@@ -755,7 +749,7 @@ void soft_responder_refuse_again(struct soft_qp *qp, struct soft_response *respo
 bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
 {
 	soft_assert_locked();
-	struct soft_response *response = response_at(qp, index);
+	struct soft_response *response = soft_response_at(qp, index);
 
 	if (response->again)
 		soft_responder_refuse_again(qp, response);
@@ -765,7 +759,7 @@ bool soft_responder_withdrawn_again(struct soft_qp *qp, uint32_t index)
 void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
 {
 	soft_assert_locked();
-	tell_withdrawn(qp, response_at(qp, index));
+	tell_withdrawn(qp, soft_response_at(qp, index));
 	qp->responder.response_tail = index;
 	soft_responder_fail(qp, SOFT_NAK_REMOTE_ACCESS, psn);
 }
@@ -773,7 +767,7 @@ void soft_responder_withdrawn(struct soft_qp *qp, uint32_t index, uint32_t psn)
 int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct iovec *iov)
 {
 	soft_assert_locked();
-	struct soft_response *response = response_at(qp, out->index);
+	struct soft_response *response = soft_response_at(qp, out->index);
 	uint64_t place = soft_place_of(qp, out->frame.psn, response->psn);
 	void *memory;
 

@@ -118,15 +118,13 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 }
 
 /* Messages that the responder had completed with that PSN. */
-static uint32_t msn_at(const struct soft_responder *responder, uint32_t psn)
+static uint32_t msn_at(const struct soft_qp *qp, uint32_t psn)
 {
-	for (uint32_t i = responder->response_head; i != responder->response_tail; i++) {
-		const struct soft_response *response =
-			&responder->responses[i & responder->response_mask];
+	const struct soft_responder *responder = &qp->responder;
 
-		if (soft_psn_before(psn, response->psn))
-			return (response->msn - 1) & SOFT_PSN_MASK;
-	}
+	for (uint32_t i = responder->response_head; i != responder->response_tail; i++)
+		if (soft_psn_before(psn, soft_response_at(qp, i)->psn))
+			return (soft_response_at(qp, i)->msn - 1) & SOFT_PSN_MASK;
 	return responder->msn & SOFT_PSN_MASK;
 }
 
@@ -134,7 +132,7 @@ static uint32_t msn_at(const struct soft_responder *responder, uint32_t psn)
 static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 {
 	const struct soft_frame frame = {
-		.opcode = SOFT_ACK, .psn = psn, .msn = msn_at(&pair->qp->responder, psn)};
+		.opcode = SOFT_ACK, .psn = psn, .msn = msn_at(pair->qp, psn)};
 	struct soft_roce_packet packet;
 
 	soft_roce_from_frame(&packet, &frame, NULL);
@@ -162,11 +160,6 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 	soft_defer(&pair->chan->path->flush);
 }
 
-static bool is_request(const struct soft_frame *frame)
-{
-	return frame->opcode < SOFT_ACK;
-}
-
 /* Is its payload part of a header, in packets? */
 static bool is_small(const struct soft_frame *frame)
 {
@@ -179,7 +172,7 @@ static bool is_small(const struct soft_frame *frame)
 static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_frame *frame)
 {
 	return frame->flags & SOFT_FRAME_ACK &&
-	       (is_request(frame) ||
+	       (soft_is_request(frame) ||
 		(frame->opcode == SOFT_DISCONNECT && frame->ack != pair->qp->responder.acked));
 }
 
@@ -197,7 +190,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	}
 	if (!soft_roce_from_frame(&packet, frame, small))
 		return;
-	if (is_request(frame) && !pair->begun) {
+	if (soft_is_request(frame) && !pair->begun) {
 		pair->begun = true;
 		pair->unacked = pair->recovered = pair->qp->sq.unacked;
 	}
@@ -209,7 +202,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 
 		packet.opcode = pair->service | soft_roce_operation(frame, first, last);
 		packet.solicited = last && frame->flags & SOFT_FRAME_SOLICITED;
-		packet.ack_request = !left && is_request(frame);
+		packet.ack_request = !left && soft_is_request(frame);
 		send_packet(pair, &packet, payload);
 		packet.psn = soft_psn_add(packet.psn, 1);
 		if (!left)
