@@ -170,7 +170,7 @@ static int find_gid(int number, unsigned int index, struct soft_gid *gid)
 	int rc;
 
 	soft_lock();
-	closed = soft_gid_count(hca) == 0;
+	closed = hca->gid_count == 0;
 	if (closed)
 		soft_gid_refresh(hca);
 	rc = soft_gid_at(hca, (int)index, gid);

@@ -58,19 +58,12 @@ static void fill_gids(struct soft_cm_id *id)
 
 void soft_cm_apply_tos(int fd, uint8_t tos)
 {
-	int value = tos;
-
 	/* One of the two fails on a socket of the other family; a type of service is a wish. */
-	(void)setsockopt(fd, IPPROTO_IP, IP_TOS, &value, sizeof(value));
-	(void)setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &value, sizeof(value));
+	(void)soft_set_option(fd, IPPROTO_IP, IP_TOS, tos);
+	(void)soft_set_option(fd, IPPROTO_IPV6, IPV6_TCLASS, tos);
 }
 
 /* ---- binding ------------------------------------------------------------------------------- */
-
-static int set_flag(int fd, int level, int option, int value)
-{
-	return setsockopt(fd, level, option, &value, sizeof(value)) ? errno : 0;
-}
 
 /* Binds so that a port is refused while a socket is bound to it or listens, and given while there
  * are only connections left of an earlier listener (or TIME_WAIT), which is what the port space of
@@ -83,19 +76,19 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 	int error;
 
 	/* Nothing is left of a UDP port, and SO_REUSEADDR would let two have it at once. */
-	error = reuse && type != SOCK_DGRAM ? set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1) : 0;
+	error = reuse && type != SOCK_DGRAM ? soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) : 0;
 	if (!error && bind(fd, address, length))
 		error = errno;
 	if (error != EADDRINUSE || reuse || type == SOCK_DGRAM)
 		return error;
 	/* Without a port every free one has been used within the last minute: let connect() choose
 	 * one, which can share a port between destinations. */
-	error = port_of(address) ? set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 1)
-				 : set_flag(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+	error = port_of(address) ? soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1)
+				 : soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
 	if (!error && bind(fd, address, length))
 		error = errno;
 	if (!error && port_of(address))
-		error = set_flag(fd, SOL_SOCKET, SO_REUSEADDR, 0);
+		error = soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 0);
 	return error;
 }
 
@@ -119,7 +112,7 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 		other.v6.sin6_addr = (struct in6_addr){.s6_addr = {0x20, 0x01, 0x0d, 0xb8, 0x53}};
 	*port_in(&other.any) = port_of(address);
 	/* IPV6_FREEBIND is the same for both families: net/ipv6/ipv6_sockglue.c. */
-	if (!set_flag(fd, IPPROTO_IP, IP_FREEBIND, 1))
+	if (!soft_set_option(fd, IPPROTO_IP, IP_FREEBIND, 1))
 		taken = bind(fd, &other.any, soft_cm_address_length(address)) &&
 			errno == EADDRINUSE;
 	close(fd);
@@ -145,7 +138,7 @@ static int bound_socket(const struct soft_cm_id *id, const struct sockaddr *addr
 	if (fd < 0)
 		return errno;
 	if (address->sa_family == AF_INET6)
-		error = set_flag(fd, IPPROTO_IPV6, IPV6_V6ONLY, v6_only);
+		error = soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, v6_only);
 	if (!error)
 		error = bind_socket(fd, address, id->reuse, type);
 	if (error) {

@@ -320,17 +320,15 @@ static int set_tos(struct soft_cm_id *id, uint8_t tos)
 
 static int set_reuse(struct soft_cm_id *id, bool reuse)
 {
-	int value = reuse;
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_SET_REUSEADDR);
 
 	/* Taking it back is possible only as long as there is no address. */
 	if (error || (!reuse && id->state != SOFT_CM_IDLE))
 		return EINVAL;
 	id->reuse = reuse;
-	if (id->sock >= 0 && !soft_cm_datagrams(id) &&
-	    setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &value, sizeof(value)))
-		return errno;
-	return 0;
+	return id->sock >= 0 && !soft_cm_datagrams(id)
+		       ? soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, reuse)
+		       : 0;
 }
 
 static int set_v6_only(struct soft_cm_id *id, bool only)

@@ -276,7 +276,6 @@ static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 {
 	struct service *service = calloc(1, sizeof(*service));
 	bool v4 = id->id.route.addr.src_addr.sa_family == AF_INET;
-	const int on = 1;
 
 	*error = ENOMEM;
 	if (!service)
@@ -285,10 +284,9 @@ static struct soft_cm_listener *start(struct soft_cm_id *id, int *error)
 	service->watch.ready = ready;
 	service->open = true;
 	soft_list_init(&service->callers);
-	if (setsockopt(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_PKTINFO : IPV6_RECVPKTINFO,
-		       &on, sizeof(on)))
-		*error = errno;
-	else
+	*error = soft_set_option(id->sock, v4 ? IPPROTO_IP : IPPROTO_IPV6,
+				 v4 ? IP_PKTINFO : IPV6_RECVPKTINFO, 1);
+	if (!*error)
 		*error = soft_watch(&service->watch, EPOLLIN);
 	if (*error) {
 		free(service);

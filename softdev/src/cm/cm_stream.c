@@ -100,7 +100,7 @@ static bool is_lost(const struct stream *stream)
 		return false;
 	stream->link.carrier->who(&stream->link, &local, &peer);
 	soft_gid_from(&gid, (struct sockaddr *)&local);
-	return soft_fault_handshake(soft_gid_port(&gid));
+	return soft_fault_next(SOFT_FAULT_HANDSHAKE, soft_gid_port(&gid), 0);
 }
 
 /* Messages at the front of the input.  0, or why the stream has failed; -1: read no more, it may be
@@ -229,14 +229,13 @@ static void ready(struct soft_fd_watch *watch)
 static struct stream *stream_new(int fd)
 {
 	struct stream *stream = calloc(1, sizeof(*stream));
-	const int on = 1;
 
 	if (!stream) {
 		close(fd);
 		return NULL;
 	}
 	/* The stream's frames are whole requests and answers: none may wait for the next. */
-	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	(void)soft_set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	soft_cm_link_init(&stream->link, &soft_cm_stream);
 	stream->watch.fd = fd;
 	stream->watch.ready = ready;
@@ -246,14 +245,13 @@ static struct stream *stream_new(int fd)
 static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 {
 	struct stream *stream = stream_new(id->sock);
-	const int on = 1;
 
 	id->sock = -1;
 	*error = ENOMEM;
 	if (!stream)
 		return NULL;
 	/* What is left of this connection must not keep the port from a listener. */
-	(void)setsockopt(stream->watch.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	(void)soft_set_option(stream->watch.fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	stream->connecting = stream->waits = true;
 	return &stream->link;
 }
@@ -292,7 +290,6 @@ static bool make_room(void)
 static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *error)
 {
 	struct listener *listener = calloc(1, sizeof(*listener));
-	const int on = 1;
 
 	*error = ENOMEM;
 	if (!listener)
@@ -300,8 +297,7 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	listener->acceptor.make_room = make_room;
 	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
 	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
-	if (setsockopt(id->sock, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
-	    listen(id->sock, SOMAXCONN))
+	if (soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, 1) || listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	else
 		*error = soft_accept_start(&listener->acceptor, id->sock, 0, admit);

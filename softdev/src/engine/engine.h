@@ -78,6 +78,15 @@ static inline void soft_list_clear(struct soft_node *list)
 		soft_list_remove(list->next);
 }
 
+static inline unsigned soft_list_count(const struct soft_node *list)
+{
+	unsigned count = 0;
+
+	for (const struct soft_node *node = list->next; node != list; node = node->next)
+		count++;
+	return count;
+}
+
 #define soft_list_first(list, type, member) soft_container((list)->next, type, member)
 /* Each of them, by name; none is removed meanwhile. */
 #define soft_list_each(type, name, list, member)                                                   \
@@ -177,6 +186,8 @@ struct soft_fd_watch {
 
 /* Close an fd unless it is -1, which it is then; errno stays. */
 void soft_close_fd(int *fd);
+/* 0 or an errno value. */
+int soft_set_option(int fd, int level, int option, int value);
 /* The kernel's buffers of a socket, in bytes: as large as the system's limit allows, or larger if we are
  * privileged. */
 void soft_set_receive_buffer(int fd, int size);

@@ -32,10 +32,15 @@ void soft_close_fd(int *fd)
 	errno = error;
 }
 
+int soft_set_option(int fd, int level, int option, int value)
+{
+	return setsockopt(fd, level, option, &value, sizeof(value)) ? errno : 0;
+}
+
 static void set_buffer(int fd, int option, int forced, int size)
 {
-	if (setsockopt(fd, SOL_SOCKET, forced, &size, sizeof(size)))
-		setsockopt(fd, SOL_SOCKET, option, &size, sizeof(size));
+	if (soft_set_option(fd, SOL_SOCKET, forced, size))
+		soft_set_option(fd, SOL_SOCKET, option, size);
 }
 
 void soft_set_receive_buffer(int fd, int size)

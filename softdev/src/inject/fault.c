@@ -44,41 +44,34 @@ bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned str
 
 /* ---- on the spot --------------------------------------------------------------------------- */
 
-/* Does it strike the next one of those that are counted in the process? */
-static bool strikes_next(enum soft_fault fault, const char *name, uint32_t cq, uint64_t *count)
-{
-	if (!soft_faults_set)
-		return false;
-	uint64_t seen = ++soft_device.inject->seen[fault];
-
-	if (!soft_fault_strikes(fault, 0, 0, seen, seen))
-		return false;
-	++*count;
-	SOFT_TRACE(fault, name, 0, cq);
-	return true;
-}
-
 bool soft_fault_is_of(uint32_t port)
 {
 	return !soft_faults.ports || soft_faults.ports & port;
 }
 
-bool soft_fault_overrun(uint32_t port, uint32_t cq)
+bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq)
 {
-	return soft_fault_is_of(port) && (!soft_faults.cq || soft_faults.cq == cq) &&
-	       strikes_next(SOFT_FAULT_OVERRUN, "OVERRUN", cq, &soft_fault_counts.overruns);
-}
+	static const char *const names[] = {
+		[SOFT_FAULT_OVERRUN] = "OVERRUN",
+		[SOFT_FAULT_REGISTER] = "REGISTER",
+		[SOFT_FAULT_HANDSHAKE] = "HANDSHAKE",
+	};
+	uint64_t *const counts[] = {
+		[SOFT_FAULT_OVERRUN] = &soft_fault_counts.overruns,
+		[SOFT_FAULT_REGISTER] = &soft_fault_counts.registrations,
+		[SOFT_FAULT_HANDSHAKE] = &soft_fault_counts.handshakes,
+	};
 
-bool soft_fault_registration(uint32_t port)
-{
-	return soft_fault_is_of(port) &&
-	       strikes_next(SOFT_FAULT_REGISTER, "REGISTER", 0, &soft_fault_counts.registrations);
-}
+	if (!soft_faults_set || !soft_fault_is_of(port) ||
+	    (cq && soft_faults.cq && soft_faults.cq != cq))
+		return false;
+	uint64_t seen = ++soft_device.inject->seen[fault];
 
-bool soft_fault_handshake(uint32_t port)
-{
-	return soft_fault_is_of(port) &&
-	       strikes_next(SOFT_FAULT_HANDSHAKE, "HANDSHAKE", 0, &soft_fault_counts.handshakes);
+	if (!soft_fault_strikes(fault, 0, 0, seen, seen))
+		return false;
+	++*counts[fault];
+	SOFT_TRACE(fault, names[fault], 0, cq);
+	return true;
 }
 
 /* ---- setting ------------------------------------------------------------------------------- */

@@ -81,10 +81,9 @@ double soft_fault_number(enum soft_fault fault, uint64_t connection, unsigned st
 			 uint64_t occurrence);
 bool soft_fault_strikes(enum soft_fault fault, uint64_t connection, unsigned stream, uint64_t draw,
 			uint64_t occurrence);
-/* Each of a device, by the bit of its port. */
-bool soft_fault_registration(uint32_t port);
-bool soft_fault_handshake(uint32_t port);
-bool soft_fault_overrun(uint32_t port, uint32_t cq);
+/* Does OVERRUN, REGISTER or HANDSHAKE strike the next one, at the device with that port?  Each is counted in the
+ * process; `cq`: of OVERRUN. */
+bool soft_fault_next(enum soft_fault fault, uint32_t port, uint32_t cq);
 /* Is the spec about that device? */
 bool soft_fault_is_of(uint32_t port);
 

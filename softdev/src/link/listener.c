@@ -28,26 +28,20 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 /* `again`: beside the reservation. */
 static int bound(const struct sockaddr *address, socklen_t length, bool again)
 {
-	const int on = 1, off = 0;
 	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
 		return -1;
 	if (address->sa_family == AF_INET6)
-		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY,
-			   IN6_IS_ADDR_UNSPECIFIED(
-				   &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr)
-				   ? &off
-				   : &on,
-			   sizeof(on));
+		soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, again);
 	/* No other socket can listen twice. */
 	if (again)
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+		soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	if (bind(fd, address, length)) {
 		close(fd);
 		return -1;
 	}
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	return fd;
 }
 
@@ -90,16 +84,12 @@ static bool listen_at(const union ibv_gid *gid)
 	return true;
 }
 
-static void close_all(void)
+void soft_listener_stop(void)
 {
+	soft_assert_locked();
 	while (soft_device.links->listening_count)
 		soft_accept_stop(&soft_device.links->listening[--soft_device.links->listening_count]
 					  .acceptor);
-}
-
-static void release(void)
-{
-	close_all();
 	soft_attach_unlisten();
 	soft_datagram_shutdown();
 	soft_close_fd(&soft_device.links->reserved);
@@ -120,7 +110,7 @@ static int take(uint16_t number)
 		return 0;
 	int error = errno ? errno : ENOMEM;
 
-	release();
+	soft_listener_stop();
 	return error;
 }
 
@@ -153,10 +143,4 @@ void soft_listener_open(const union ibv_gid *gid)
 		if (!memcmp(&soft_device.links->listening[i].gid, gid, sizeof(*gid)))
 			return;
 	listen_at(gid);
-}
-
-void soft_listener_stop(void)
-{
-	soft_assert_locked();
-	release();
 }

@@ -149,7 +149,8 @@ static uint64_t wallclock(void)
 static bool finds_full(const struct soft_cq *cq)
 {
 	return soft_faults_set &&
-	       soft_fault_overrun(soft_hca_of(cq->ibv.context)->port, cq->ibv.handle);
+	       soft_fault_next(SOFT_FAULT_OVERRUN, soft_hca_of(cq->ibv.context)->port,
+			       cq->ibv.handle);
 }
 
 bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)

@@ -248,7 +248,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = soft_links->active_mtu(hca),
 		.lid = soft_links->lid(hca),
-		.gid_tbl_len = soft_gid_count(hca),
+		.gid_tbl_len = hca->gid_count,
 		.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
 		.max_msg_sz = SOFT_MAX_MESSAGE,
 		.qkey_viol_cntr = hca->bad_qkeys,

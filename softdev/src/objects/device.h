@@ -173,7 +173,6 @@ struct soft_gid {
 
 /* The entry at an index; 0 or EINVAL. */
 int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid);
-int soft_gid_count(const struct soft_hca *hca);
 /* Read the host's addresses again; has anything changed? */
 bool soft_gid_refresh(struct soft_hca *hca);
 void soft_gid_forget(struct soft_hca *hca);

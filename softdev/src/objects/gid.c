@@ -232,11 +232,6 @@ void soft_gid_forget(struct soft_hca *hca)
 	hca->gid_count = 0;
 }
 
-int soft_gid_count(const struct soft_hca *hca)
-{
-	return hca->gid_count;
-}
-
 int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid)
 {
 	if (index < 0 || index >= hca->gid_count || is_empty(hca, index))
@@ -248,13 +243,12 @@ int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid)
 int soft_gid_bind(int fd, const union ibv_gid *own)
 {
 	struct sockaddr_storage address;
-	const int on = 1;
 	socklen_t size;
 
 	if (!memcmp(own, &soft_gid_loopback, sizeof(*own)))
 		return 0;
 	/* connect() chooses the port, so that one port serves connections to several places: ip(7). */
-	setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+	soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
 	size = soft_gid_address(own, own, 0, &address);
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }

@@ -83,8 +83,9 @@ struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *what)
 	mr->ibv.length = mr->range.length;
 	mr->range.pd = soft_pd_root(pd);
 	soft_lock();
-	rc = soft_fault_registration(soft_hca_of(pd->context)->port) ? ENOMEM
-								     : soft_range_add(&mr->range);
+	rc = soft_fault_next(SOFT_FAULT_REGISTER, soft_hca_of(pd->context)->port, 0)
+		     ? ENOMEM
+		     : soft_range_add(&mr->range);
 	if (!rc) {
 		SOFT_TRACE(registered, &mr->range);
 		mr->ibv.lkey = mr->ibv.rkey = mr->ibv.handle = mr->range.key;

@@ -65,14 +65,13 @@ bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram)
 static int bound(int family, uint16_t port)
 {
 	struct sockaddr_storage address = {.ss_family = (sa_family_t)family};
-	const int off = 0;
 	int fd = socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
 	if (fd < 0)
 		return -1;
 	/* The port is at the same place in both. */
 	((struct sockaddr_in *)&address)->sin_port = htons(port);
-	if ((family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off))) ||
+	if ((family == AF_INET6 && soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0)) ||
 	    bind(fd, (struct sockaddr *)&address,
 		 family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in))) {
 		close(fd);
@@ -97,10 +96,7 @@ static bool go_deaf(int fd)
 /* Should it fail, nothing is received: a datagram may always be lost. */
 static void listen_up(void)
 {
-	const int unused = 0;
-
-	setsockopt(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, &unused,
-		   sizeof(unused));
+	soft_set_option(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, 0);
 	soft_watch(&soft_device.ud->socket, EPOLLIN);
 }
 
@@ -108,7 +104,6 @@ bool soft_datagram_reserve(uint16_t port)
 {
 	soft_assert_locked();
 	struct soft_ud *ud = soft_device.ud;
-	const int off = 0, fragment = IP_PMTUDISC_DONT;
 
 	soft_watch_close(&ud->socket);
 	ud->socket.ready = ready;
@@ -122,16 +117,13 @@ bool soft_datagram_reserve(uint16_t port)
 	}
 	soft_set_receive_buffer(ud->socket.fd, BUFFER);
 	/* A message may be longer than a network's packets: IP cuts it. */
-	setsockopt(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, &fragment, sizeof(fragment));
+	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	if (ud->six)
-		setsockopt(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &fragment,
-			   sizeof(fragment));
+		soft_set_option(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	/* This host's members of a group are reached through the loopback interface, once.  An IPv6
 	 * socket's own option also decides for what it sends by IPv4. */
-	if (ud->six)
-		setsockopt(ud->socket.fd, IPPROTO_IPV6, IPV6_MULTICAST_LOOP, &off, sizeof(off));
-	else
-		setsockopt(ud->socket.fd, IPPROTO_IP, IP_MULTICAST_LOOP, &off, sizeof(off));
+	soft_set_option(ud->socket.fd, ud->six ? IPPROTO_IPV6 : IPPROTO_IP,
+			ud->six ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
 	if (ud->holders)
 		listen_up();
 	return true;

@@ -113,7 +113,7 @@ static int join(int fd, uint32_t address)
 		const struct soft_hca *hca = soft_hca_at(number);
 		struct soft_gid gid;
 
-		for (int i = 1; i < soft_gid_count(hca); i++) {
+		for (int i = 1; i < hca->gid_count; i++) {
 			if (soft_gid_at(hca, i, &gid))
 				continue;
 			request.imr_ifindex = (int)gid.ifindex;
@@ -125,7 +125,6 @@ static int join(int fd, uint32_t address)
 
 static int open_socket(struct group *group)
 {
-	const int on = 1;
 	const struct sockaddr_in address = {.sin_family = AF_INET,
 					    .sin_port = htons(PORT),
 					    .sin_addr.s_addr = address_of(&group->gid)};
@@ -135,7 +134,7 @@ static int open_socket(struct group *group)
 		return errno;
 	soft_set_receive_buffer(fd, BUFFER);
 	/* Every process of the host has one like it. */
-	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) ||
+	if (soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) ||
 	    bind(fd, (const struct sockaddr *)&address, sizeof(address)))
 		rc = errno;
 	if (!rc)
@@ -171,8 +170,9 @@ static struct group *find(const union ibv_gid *gid)
 
 static int group_open(const union ibv_gid *gid, struct group **opened)
 {
-	struct group *group =
-		soft_device.ud->group_count < SOFT_MAX_MCAST_GRP ? calloc(1, sizeof(*group)) : NULL;
+	struct group *group = soft_list_count(&soft_device.ud->groups) < SOFT_MAX_MCAST_GRP
+				      ? calloc(1, sizeof(*group))
+				      : NULL;
 	int rc;
 
 	if (!group)
@@ -185,7 +185,6 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 	}
 	soft_list_init(&group->members);
 	soft_list_append(&soft_device.ud->groups, &group->node);
-	soft_device.ud->group_count++;
 	*opened = group;
 	return 0;
 }
@@ -193,8 +192,6 @@ static int group_open(const union ibv_gid *gid, struct group **opened)
 static void group_close(struct group *group)
 {
 	soft_watch_close(&group->watch);
-	if (!is_inherited(group))
-		soft_device.ud->group_count--;
 	soft_list_remove(&group->node);
 	free(group);
 }
@@ -202,7 +199,7 @@ static void group_close(struct group *group)
 void soft_multicast_reset_after_fork(void)
 {
 	soft_list_clear(&soft_device.ud->groups);
-	soft_device.ud->group_count = soft_device.ud->attachment_count = 0;
+	soft_device.ud->attachment_count = 0;
 }
 
 /* ---- calls --------------------------------------------------------------------------------- */
@@ -215,15 +212,6 @@ static struct attachment *attached(const struct soft_qp *qp, const union ibv_gid
 	return NULL;
 }
 
-static unsigned members_of(const struct group *group)
-{
-	unsigned count = 0;
-
-	soft_list_each (const struct attachment, attachment, &group->members, of_group)
-		count++;
-	return count;
-}
-
 static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {
 	struct group *group = find(gid);
@@ -231,7 +219,7 @@ static int attach(struct soft_qp *qp, const union ibv_gid *gid, uint16_t lid)
 	int rc = 0;
 
 	if (soft_device.ud->attachment_count == SOFT_MAX_MCAST_ATTACH ||
-	    (group && members_of(group) == SOFT_MAX_MCAST_QP))
+	    (group && soft_list_count(&group->members) == SOFT_MAX_MCAST_QP))
 		return ENOMEM;
 	attachment = calloc(1, sizeof(*attachment));
 	if (!attachment)

@@ -37,7 +37,7 @@ struct soft_ud {
 	const struct soft_ud_packets *packets;
 
 	struct soft_node groups; /* multicast.c */
-	unsigned group_count, attachment_count;
+	unsigned attachment_count;
 };
 
 void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram);

@@ -43,7 +43,7 @@ static int hold_all(void)
 		const struct soft_hca *hca = soft_hca_at(number);
 		struct soft_gid gid;
 
-		for (int i = 0; i < soft_gid_count(hca) && !rc; i++)
+		for (int i = 0; i < hca->gid_count && !rc; i++)
 			if (!soft_gid_at(hca, i, &gid))
 				rc = hold_address(&gid.gid);
 	}

@@ -395,8 +395,7 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		return -1;
 	for (size_t i = 0; i < sizeof(options) / sizeof(*options); i++)
 		if (options[i].family == address.ss_family)
-			setsockopt(fd, options[i].level, options[i].name, &options[i].value,
-				   sizeof(options[i].value));
+			soft_set_option(fd, options[i].level, options[i].name, options[i].value);
 	if (bind(fd, (struct sockaddr *)&address, length)) {
 		soft_close_fd(&fd);
 		return -1;
@@ -427,8 +426,6 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 
 static int receive_at(struct soft_roce_address *address)
 {
-	const int on = 1;
-
 	if (soft_device.platform->network) {
 		address->door.watch.fd = -1;
 		address->room = SOFT_ROCE_BUFFER / 4;
@@ -440,7 +437,7 @@ static int receive_at(struct soft_roce_address *address)
 	if (!error && !soft_roce_is_guest(address)) {
 		address->watch.fd = bound(&address->gid, SOFT_ROCE_PORT);
 		error = address->watch.fd < 0 ? errno : 0;
-		setsockopt(address->watch.fd, IPPROTO_UDP, UDP_GRO, &on, sizeof(on));
+		soft_set_option(address->watch.fd, IPPROTO_UDP, UDP_GRO, 1);
 	}
 	/* The kernel counts what its own structures take, twice for short packets. */
 	getsockopt(address->watch.fd, SOL_SOCKET, SO_RCVBUF, &room, &length);

@@ -120,17 +120,10 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 
 /* ---- both sides ---------------------------------------------------------------------------- */
 
-static void leave_unidentified(struct soft_shm_peer *peer)
-{
-	if (!soft_list_empty(&peer->unidentified))
-		soft_device.shm->unidentified_count--;
-	soft_list_remove(&peer->unidentified);
-}
-
 void soft_attach_end(struct soft_shm_peer *peer)
 {
 	soft_assert_locked();
-	leave_unidentified(peer);
+	soft_list_remove(&peer->unidentified);
 	soft_timer_stop(&peer->timeout);
 	soft_watch_close(&peer->socket);
 	soft_watch_close(&peer->process);
@@ -212,7 +205,7 @@ static bool receive_pipe(struct soft_shm_peer *peer, int fds[FDS])
 
 static bool handle_hello(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
-	leave_unidentified(peer);
+	soft_list_remove(&peer->unidentified);
 	peer->port = message->port;
 	peer->path.peer_hca = message->from;
 	if (belong(peer, soft_hca_at(message->to)->port) || fds[MEMORY] < 0 ||
@@ -350,7 +343,7 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 {
 	(void)acceptor;
 	(void)address; /* it has none */
-	if (soft_device.shm->unidentified_count == MAX_UNIDENTIFIED)
+	if (soft_list_count(&soft_device.shm->unidentified) == MAX_UNIDENTIFIED)
 		soft_shm_peer_finish(soft_list_first(&soft_device.shm->unidentified,
 						     struct soft_shm_peer, unidentified),
 				     0);
@@ -359,7 +352,6 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 	if (!peer)
 		return;
 	soft_list_append(&soft_device.shm->unidentified, &peer->unidentified);
-	soft_device.shm->unidentified_count++;
 }
 
 bool soft_attach_listen(uint16_t port)

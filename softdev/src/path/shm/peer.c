@@ -26,8 +26,9 @@ static struct soft_shm_peer *peer_of(const struct soft_path *path)
 
 struct soft_shm_peer *soft_shm_peer_create(void)
 {
-	struct soft_shm_peer *peer =
-		soft_device.shm->count < SOFT_SHM_MAX_PEERS ? calloc(1, sizeof(*peer)) : NULL;
+	struct soft_shm_peer *peer = soft_list_count(&soft_device.shm->peers) < SOFT_SHM_MAX_PEERS
+					     ? calloc(1, sizeof(*peer))
+					     : NULL;
 
 	if (!peer)
 		return NULL;
@@ -36,7 +37,6 @@ struct soft_shm_peer *soft_shm_peer_create(void)
 	soft_list_init(&peer->poll_set);
 	soft_list_init(&peer->unidentified);
 	soft_list_append(&soft_device.shm->peers, &peer->node);
-	soft_device.shm->count++;
 	return peer;
 }
 
@@ -46,12 +46,6 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 		return;
 	soft_segment_unmap(peer);
 	free(peer);
-}
-
-void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer))
-{
-	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
-		what(peer);
 }
 
 /* The records that the peer has not read, to their channels.  The numbers are its own choice: of two
@@ -85,7 +79,6 @@ static void finish(struct soft_shm_peer *peer, int error, bool exited)
 		return;
 	peer->path.dead = true;
 	soft_list_remove(&peer->node);
-	soft_device.shm->count--;
 	soft_wakeup_remove(peer);
 	soft_attach_end(peer);
 	peer->busy++;
@@ -322,7 +315,6 @@ static void forked(void)
 		soft_notify_pipe_close(&peer->pipe);
 		free(peer);
 	}
-	shm->count = shm->unidentified_count = 0;
 	soft_list_init(&shm->unidentified);
 }
 

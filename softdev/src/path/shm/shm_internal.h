@@ -47,13 +47,11 @@ struct soft_shm_peer {
 struct soft_shm {
 	/* peer.c */
 	struct soft_node peers;
-	unsigned count; /* of them */
 
 	/* attach.c */
 	struct soft_acceptor acceptor;
 	uint16_t own_port;
 	struct soft_node unidentified; /* peers, in the order in which they connected */
-	unsigned unidentified_count;
 
 	/* wakeup.c */
 	struct soft_node poll_set;
@@ -92,7 +90,6 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
 /* Something waits for room.  Ask for it; true if there is some after all. */
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
 /* Call for each; none may end. */
-void soft_shm_each_peer(void (*what)(struct soft_shm_peer *peer));
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 

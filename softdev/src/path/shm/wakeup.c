@@ -189,14 +189,10 @@ void soft_shm_need_notify(bool on)
 		soft_engine_schedule_step();
 }
 
-static void resume(struct soft_shm_peer *peer)
-{
-	if (peer->up)
-		poll_again(peer);
-}
-
 void soft_shm_resume(void)
 {
 	soft_assert_locked();
-	soft_shm_each_peer(resume);
+	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
+		if (peer->up)
+			poll_again(peer);
 }

@@ -71,13 +71,13 @@ static void keep_alive(int fd, int on)
 	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = limit > idle + interval ? (limit - idle) / interval : 1;
 
-	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+	soft_set_option(fd, SOL_SOCKET, SO_KEEPALIVE, on);
 	if (!on)
 		return;
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
+	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
 	/* Last: it counts from when something came, and not from now (tcp_sock_set_keepidle_locked). */
-	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
 }
 
 static bool any_is_probed(const struct soft_tcp_path *tcp, bool waiting)

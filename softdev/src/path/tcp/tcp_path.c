@@ -480,11 +480,9 @@ static void say_hello(struct soft_tcp_path *tcp)
 
 static void up(struct soft_tcp_path *tcp)
 {
-	const int on = 1;
-
 	tcp->state = SOFT_TCP_UP;
 	/* Between two ends with the same address nothing can get lost. */
-	tcp->watched = !setsockopt(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) &&
+	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
 		       names_of(tcp->watch.fd, &tcp->names) &&
 		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
 	tcp->path.peer_hca = soft_gid_hca_number(&tcp->names.peer);
