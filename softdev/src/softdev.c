@@ -2,8 +2,6 @@
  * lower ones are given. */
 #include "softdev.h"
 
-#include <string.h>
-
 #include "cm/cm.h"
 #include "inject/inject.h"
 #include "rc/rc.h"

@@ -8,8 +8,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-
 #include "link/link.h"
 
 static bool is_unreachable(int error)

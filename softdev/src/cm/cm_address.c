@@ -9,8 +9,6 @@
 #include "cm_internal.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 socklen_t soft_cm_address_length(const struct sockaddr *address)

@@ -4,9 +4,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "link/link.h"
 
 /* The id's queue pair, if it (still) has the stream that it got from this id. */

@@ -2,9 +2,6 @@
  * queues (rdma_create_srq(3)), and their ends. */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <string.h>
-
 static void destroy_cqs(struct rdma_cm_id *id)
 {
 	if (id->recv_cq)

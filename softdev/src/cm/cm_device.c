@@ -12,10 +12,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 void soft_cm_keep_device(bool keep)
 {
 	soft_device.cm->device_stays = keep;

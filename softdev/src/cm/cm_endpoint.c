@@ -1,9 +1,6 @@
 /* Endpoints that wait: rdma_create_ep(3), rdma_get_request(3), rdma_destroy_ep(3). */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 enum { RESOLVE_MS = 2000 };
 
 int soft_cm_complete(struct soft_cm_id *id)

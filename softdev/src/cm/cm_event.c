@@ -6,11 +6,7 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 struct rdma_event_channel *soft_rdma_create_event_channel(void)
 {

@@ -14,11 +14,6 @@
  */
 #include "cm_internal.h"
 
-#include <endian.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct conversation {
 	struct soft_cm_link link;
 	struct soft_node node, by_remote_id, by_peer_qpn;

@@ -2,9 +2,6 @@
  * removed with its device. */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 int soft_cm_fail(int error)

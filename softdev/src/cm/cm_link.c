@@ -8,8 +8,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-
 #define TYPE(name) (1u << SOFT_##name)
 #define LAST (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
 #define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */

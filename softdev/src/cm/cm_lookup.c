@@ -1,10 +1,7 @@
 /* Names: rdma_getaddrinfo(3). */
 #include "cm_internal.h"
 
-#include <errno.h>
 #include <netdb.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* An answer, its addresses and its name in one piece of memory. */
 struct answer {

@@ -6,10 +6,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ud/ud.h"
 
 struct group {

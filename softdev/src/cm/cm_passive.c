@@ -1,9 +1,6 @@
 /* The passive side: the id of a request, rdma_accept(3), rdma_reject(3), and RTU. */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #include "link/link.h"
 
 static void failed(struct soft_cm_link *link, int error)

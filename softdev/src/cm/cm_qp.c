@@ -6,8 +6,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/random.h>
 
 enum {

@@ -6,8 +6,6 @@
  */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
 
 enum { ANSWERS_PER_STEP = 64 };

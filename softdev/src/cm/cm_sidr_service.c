@@ -8,9 +8,6 @@
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_internal.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/uio.h>
 #include <unistd.h>

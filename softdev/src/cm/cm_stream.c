@@ -9,9 +9,6 @@
  * many; a peer of this protocol sends REQ at once, and gives its place up), for a short time, and at
  * the cost of about a kilobyte.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <unistd.h>

@@ -4,7 +4,6 @@
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>
-#include <sys/socket.h>
 
 #include "engine_internal.h"
 

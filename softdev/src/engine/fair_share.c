@@ -1,7 +1,6 @@
 /* Who gets a place and who loses one: fair_share.h. */
 #include "fair_share.h"
 
-#include <netinet/in.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/resource.h>

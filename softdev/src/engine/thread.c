@@ -10,7 +10,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "engine_internal.h"
 

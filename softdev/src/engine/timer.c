@@ -3,7 +3,6 @@
  *
  * Nothing here runs while no timer is started: the device has no periodic work.
  */
-#include <time.h>
 
 #include "engine_internal.h"
 

@@ -1,7 +1,6 @@
 /* The fault spec, and the kinds of them that are decided on the spot (delay_queue.c has those of
  * the way that frames take).
  */
-#include <stddef.h>
 #include <string.h>
 
 #include "inject.h"

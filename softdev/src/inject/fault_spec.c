@@ -1,7 +1,6 @@
 /* A fault spec as text: what embedded.h says of aiordma_embedded_faults.  Pure but for the
  * environment, which is asked once, and the number of devices. */
 #include <errno.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,10 +9,7 @@
  * RTR and RTS, after pauses that grow: the address is the peer's word, and whatever is there must
  * not be flooded.
  */
-#include <errno.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "link_internal.h"
 

@@ -1,6 +1,4 @@
 /* See cma_descriptor.h. */
-#include <errno.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "cma_descriptor.h"

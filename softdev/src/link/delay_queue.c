@@ -5,9 +5,6 @@
  * keeps its order: a frame that is late makes those behind it late.  Control frames of a stream
  * (DISCONNECT, LOSES) come late with the rest, but are neither lost nor doubled.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "inject/inject.h"
 #include "link_internal.h"

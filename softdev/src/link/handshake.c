@@ -11,11 +11,8 @@
  * nothing until it has named both.  Pending links are bounded in number and time, wherever they come
  * from.
  */
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "link_internal.h"

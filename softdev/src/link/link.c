@@ -5,9 +5,6 @@
  * the end of the channel, and is done with it.  Broken: everything else, a process that was killed
  * above all.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "inject/inject.h"

@@ -1,6 +1,4 @@
 /* The channel of a link: what its path calls, and how links come by one. */
-#include <errno.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "link_internal.h"

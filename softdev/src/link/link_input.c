@@ -1,7 +1,4 @@
 /* Taking in a stream: bytes to frames, payload to where it belongs. */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "inject/inject.h"

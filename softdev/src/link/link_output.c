@@ -5,9 +5,6 @@
  * memory; long payloads are sent from the application's memory.  The batch is built on a cursor, a
  * copy of the positions; then they are those of the queue pair, since a path takes a record whole.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "cma_descriptor.h"

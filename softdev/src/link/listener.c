@@ -8,9 +8,7 @@
  * datagrams (datagram.c), and the name that local peers attach at (attach.c).
  */
 #define _GNU_SOURCE /* accept4 */
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 

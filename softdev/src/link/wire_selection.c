@@ -8,9 +8,7 @@
  * side sends the end of no channel on the stream.  A side that ends the link before that
  * does so on the stream.
  */
-#include <errno.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include "link_internal.h"
 

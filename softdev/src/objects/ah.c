@@ -1,7 +1,4 @@
 /* Address handles: where a UD message goes (IBTA vol 1, 10.2.2.2), and how to answer one. */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "objects.h"
 

@@ -3,8 +3,6 @@
  * An event waits in the context's queue until the application takes it.  Destroying the object that
  * it is about drops it if it was not taken, and otherwise waits until it has been acknowledged.
  */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "objects.h"
 #include "trace/trace.h"

@@ -1,6 +1,4 @@
 /* Completion channels: where the events of armed completion queues wait for the application. */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "objects.h"
 

@@ -4,10 +4,6 @@
  * under the engine's lock and the CQ's, and taken out under the CQ's alone.  An empty CQ is seen to
  * be empty without any lock, and then the polling thread does a step of the device's work.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "extended.h"
 #include "inject/inject.h"

@@ -4,9 +4,7 @@
  * come to is a copy: it may post, and so take the engine's lock, while it reads, and the device may
  * meanwhile complete something into the same CQ.
  */
-#include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
 
 #include "extended.h"
 

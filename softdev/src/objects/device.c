@@ -1,7 +1,4 @@
 /* The devices with their ports, and the contexts that applications open on them. */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

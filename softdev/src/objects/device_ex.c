@@ -1,6 +1,4 @@
 /* The device's attributes in the extended calls, and the table of those calls. */
-#include <errno.h>
-#include <string.h>
 
 #include "extended.h"
 

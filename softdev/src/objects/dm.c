@@ -1,8 +1,5 @@
 /* Memory of the device itself: ibv_alloc_dm(3).  There is none in a device of software, so this is
  * memory that the application has no pointer to. */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "extended.h"
 

@@ -10,12 +10,8 @@
  * interface has that one's addresses, also while it is down, and the first one those of the loopback too.
  */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <ifaddrs.h>
-#include <net/if.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "objects.h"

@@ -6,8 +6,6 @@
  * alone, so the descriptor of another process's context is refused.
  */
 #define _GNU_SOURCE /* memfd_create */
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 

@@ -7,7 +7,6 @@
  *
  * Keys are random, all 32 bits of them: a peer that has not been told one does not find it.
  */
-#include <errno.h>
 
 #include "objects.h"
 

@@ -6,8 +6,6 @@
  * allocated the memory itself knows that it has no hole (soft_reg_own_mr): then the
  * pages come with the first access.
  */
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "extended.h"

@@ -1,6 +1,5 @@
 /* Regions of another kind than a piece of the application's memory, and advice about those that
  * are on demand. */
-#include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -6,8 +6,6 @@
  * it is not, with a key whose last eight bits the application chooses, and ends by an invalidation,
  * local or of the peer.  What the kernel's rdma_rxe calls each rule by is cited with it.
  */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "objects.h"
 #include "trace/trace.h"

@@ -1,5 +1,4 @@
 /* Pages of the application's memory: are they there, with the right that is needed? */
-#include <errno.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

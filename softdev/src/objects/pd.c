@@ -4,8 +4,6 @@
  * allocator for the queues that are made in it (queue_memory.c).  A thread domain would let the
  * device leave out locks; there is one lock here for everything, so it is only kept.
  */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "extended.h"
 

@@ -5,14 +5,11 @@
  * interface.  Everything else is brought about by tests (aiordma_embedded_raise), and really happens: more
  * than the event.
  */
-#include <errno.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 
 #include "objects.h"
 

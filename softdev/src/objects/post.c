@@ -7,7 +7,6 @@
  * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
  * (soft_unlock) gives it to the path, all requests together.
  */
-#include <string.h>
 
 #include "objects.h"
 #include "trace/trace.h"

@@ -4,9 +4,6 @@
  * abi/qp_states.h, the same that Python explains errors with.  Here are the values' limits and what a
  * transition does.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "extended.h"
 #include "trace/trace.h"

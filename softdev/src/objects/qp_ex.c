@@ -1,5 +1,4 @@
 /* Queue pairs made by ibv_create_qp_ex(3). */
-#include <errno.h>
 
 #include "extended.h"
 

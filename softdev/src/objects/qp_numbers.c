@@ -7,7 +7,6 @@
  * The number of a queue pair that was destroyed is not given again before many others have been:
  * what was sent to it, or an application that still has its address, shall not find another one.
  */
-#include <errno.h>
 
 #include "objects.h"
 

@@ -4,8 +4,6 @@
  * The allocator may decline a block (IBV_ALLOCATOR_USE_DEFAULT), so each block begins with what it
  * takes to free it.
  */
-#include <stdlib.h>
-#include <string.h>
 
 #include "objects.h"
 

@@ -1,7 +1,5 @@
 /* The rings behind queue pairs and shared receive queues: all memory that their work requests will
  * ever need, made at once. */
-#include <errno.h>
-#include <string.h>
 
 #include "objects.h"
 

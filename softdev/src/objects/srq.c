@@ -4,8 +4,6 @@
  * queue pair's own: it completes, or is flushed, there.  Receives that are still in the shared
  * queue are never flushed, whatever happens to the queue pairs.
  */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "objects.h"
 #include "trace/trace.h"

@@ -2,8 +2,6 @@
  * addressing.  The numbers come from getrandom, so their low bits are the hash; they are random
  * because an rkey is a bearer token: a peer that guesses it may use it.
  */
-#include <errno.h>
-#include <stdlib.h>
 
 #include "objects.h"
 

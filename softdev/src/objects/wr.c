@@ -4,9 +4,6 @@
  * queue: the device and other threads know nothing of it until wr_complete posts all of it, or,
  * when anything in it is wrong, nothing.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "extended.h"
 #include "trace/trace.h"

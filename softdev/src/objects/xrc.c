@@ -11,9 +11,7 @@
  * A shared receive queue may be destroyed while a message for it comes in, so that the number is
  * looked up again whenever it is needed.
  */
-#include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -3,9 +3,6 @@
  * Data waits for room with its owner.  Everything else is kept here when there is none, and goes
  * before any data.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "path.h"

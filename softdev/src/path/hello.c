@@ -1,5 +1,4 @@
 /* The handshake of a channel or of a stream, as bytes: frame.h. */
-#include <string.h>
 
 #include "path.h"
 

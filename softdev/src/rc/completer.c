@@ -4,7 +4,6 @@
  * PSN n + 1 and a NAK of PSN n + 1 all mean that everything up to n is done (IBTA 9.7.5.1.2).
  * Answers come in the order of the requests, so they always concern the oldest one.
  */
-#include <string.h>
 #include <sys/uio.h>
 
 #include "rc.h"

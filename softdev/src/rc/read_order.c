@@ -10,8 +10,6 @@
  * An answer that is a descriptor of the memory (link/cma_descriptor.h) is no part of this: its bytes
  * are those of the moment when the requester copies them.
  */
-#include <stdlib.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "rc.h"

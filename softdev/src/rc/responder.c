@@ -11,9 +11,6 @@
  * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next
  * message that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/uio.h>
 
 #include "inject/inject.h"

@@ -1,13 +1,9 @@
 /* The trace: what happens, put into lines. */
 #define _GNU_SOURCE /* secure_getenv */
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "objects/objects.h"

@@ -6,9 +6,7 @@
  * in time: the socket's buffer is large.
  */
 #define _GNU_SOURCE /* in6_pktinfo */
-#include <errno.h>
 #include <linux/filter.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/uio.h>
 #include <unistd.h>

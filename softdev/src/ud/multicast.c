@@ -7,9 +7,6 @@
  * where each process of the host gets it once, and out of the interface of the sender's GID,
  * without the kernel's loop back to the host.
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 

@@ -1,7 +1,6 @@
 /* Unreliable datagrams (IBTA vol 1, 9.8.3): a message is sent and forgotten; one that comes in is
  * received if there is a receive for it, and else dropped in silence.
  */
-#include <string.h>
 #include <sys/uio.h>
 
 #include "inject/inject.h"

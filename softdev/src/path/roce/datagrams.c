@@ -5,9 +5,6 @@
  * which one.  Nothing is kept of a sender, and what is not for a queue pair here is dropped without an answer.
  */
 #include <arpa/inet.h>
-#include <errno.h>
-#include <string.h>
-#include <sys/uio.h>
 
 #include "roce_internal.h"
 

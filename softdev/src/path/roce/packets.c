@@ -1,6 +1,5 @@
 /* Frames to packets and back.  A frame stands for a run of packets; a packet becomes one frame. */
 #include <arpa/inet.h>
-#include <string.h>
 
 #include "roce_internal.h"
 

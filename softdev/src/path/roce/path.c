@@ -7,10 +7,6 @@
  * holds requests back, and nothing else: answers and acknowledgements go on.  READs are bounded by what
  * their answers may be (rc/requester.c).
  */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/uio.h>
 
 #include "roce_internal.h"
 

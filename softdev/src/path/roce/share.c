@@ -7,13 +7,8 @@
  * their own.  Both ends check that the other is of the same user.
  */
 #define _GNU_SOURCE /* accept4 */
-#include <errno.h>
 #include <sched.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/uio.h>
 #include <sys/un.h>
 
 #include "roce_internal.h"

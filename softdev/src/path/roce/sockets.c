@@ -7,13 +7,9 @@
  */
 #define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
-#include <errno.h>
 #include <netinet/udp.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/uio.h>
 
 #include "roce_internal.h"
 

@@ -16,13 +16,9 @@
  * The kernel tells of a process's death by its pidfd, also where a child still holds the socket.
  */
 #define _GNU_SOURCE /* accept4, struct ucred */
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>

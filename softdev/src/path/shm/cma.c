@@ -14,12 +14,8 @@
  * nothing if a page was missing.
  */
 #define _GNU_SOURCE /* process_vm_readv */
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "objects/objects.h"
 #include "shm_internal.h"

@@ -1,6 +1,4 @@
 /* The owner's side of cma.h: what the other process may copy, and how that ends. */
-#include <string.h>
-#include <time.h>
 
 #include "objects/objects.h"
 #include "cma.h"

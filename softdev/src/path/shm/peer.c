@@ -1,6 +1,4 @@
 /* The rings of a local peer as a path; see shm.h. */
-#include <errno.h>
-#include <stdlib.h>
 #include <sys/uio.h>
 #include <unistd.h>
 

@@ -10,9 +10,7 @@
  * because to touch memory that the other side has cut off is death (SIGBUS).
  */
 #define _GNU_SOURCE /* memfd_create, F_ADD_SEALS */
-#include <errno.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

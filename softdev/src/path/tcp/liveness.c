@@ -21,10 +21,7 @@
  * Within a machine nothing gets lost: a silent peer is a process that has been stopped, and its end
  * would close the socket.
  */
-#include <errno.h>
 #include <netinet/tcp.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <linux/sockios.h>
 

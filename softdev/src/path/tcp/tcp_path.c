@@ -19,14 +19,10 @@
  * the application's memory and whose last part is scratch for what follows.  While long payloads are
  * coming, only headers are read beyond each, so that the next payload needs no copy either.
  */
-#include <errno.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include <linux/sockios.h>
