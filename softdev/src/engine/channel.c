@@ -30,9 +30,9 @@ static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
 
-	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
+	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		leaders += channel->early && channel->completions;
-	soft_list_each (struct soft_channel, channel, &engine()->channels, node) {
+	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node) {
 		struct epoll_event event = {.events = EPOLLIN};
 		bool wanted = channel->early && (channel->completions || !leaders) &&
 			      nested < NESTED_CHANNELS;
@@ -41,7 +41,7 @@ static void update_nesting(void)
 		/* Should the kernel refuse, the channel is signalled later than it could be. */
 		if (wanted != channel->nested &&
 		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
-			       engine()->epoll_fd, &event))
+			       soft_device.engine->epoll_fd, &event))
 			soft_hint_set(&channel->nested, wanted);
 	}
 }
@@ -63,8 +63,8 @@ int soft_channel_init(struct soft_channel *channel)
 		return rc;
 	}
 	soft_lock();
-	channel->losses = engine()->losses;
-	soft_list_append(&engine()->channels, &channel->node);
+	channel->losses = soft_device.engine->losses;
+	soft_list_append(&soft_device.engine->channels, &channel->node);
 	soft_unlock();
 	return 0;
 }
@@ -72,7 +72,7 @@ int soft_channel_init(struct soft_channel *channel)
 bool soft_channel_lost(const struct soft_channel *channel)
 {
 	soft_lock();
-	bool lost = channel->losses != engine()->losses;
+	bool lost = channel->losses != soft_device.engine->losses;
 
 	soft_unlock();
 	return lost;
@@ -136,7 +136,7 @@ int soft_channel_wait(struct soft_channel *channel)
 {
 	struct pollfd fds[2] = {
 		{.fd = channel->event_fd, .events = POLLIN},
-		{.fd = engine()->epoll_fd, .events = POLLIN},
+		{.fd = soft_device.engine->epoll_fd, .events = POLLIN},
 	};
 
 	soft_counter_add(&channel->sleepers, 1);
@@ -152,10 +152,10 @@ bool soft_channels_depend_on_engine(void)
 {
 	bool led = false;
 
-	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
+	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		led |= channel->completions && soft_hint_get(&channel->nested);
 	/* The threads that do the device's work signal the others on the way. */
-	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
+	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers) && !(led && channel->early))
 			return true;
@@ -164,7 +164,7 @@ bool soft_channels_depend_on_engine(void)
 
 static struct soft_channel *channel_of(int fd)
 {
-	soft_list_each (struct soft_channel, channel, &engine()->channels, node)
+	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (channel->fd == fd)
 			return channel;
 	return NULL;

@@ -86,7 +86,7 @@ void *soft_part(size_t size)
 static void create(void)
 {
 	soft_device.engine = soft_part(sizeof(struct soft_engine));
-	*engine() = (struct soft_engine){
+	*soft_device.engine = (struct soft_engine){
 		.users_mutex = PTHREAD_MUTEX_INITIALIZER,
 		.lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP,
 		.mark.fd = -1,
@@ -96,23 +96,23 @@ static void create(void)
 		.alarm.fd = -1,
 		.share = SOFT_STEP_BYTES,
 	};
-	soft_list_init(&engine()->watches);
-	soft_list_init(&engine()->deferred);
-	soft_list_init(&engine()->channels);
+	soft_list_init(&soft_device.engine->watches);
+	soft_list_init(&soft_device.engine->deferred);
+	soft_list_init(&soft_device.engine->channels);
 }
 
 void soft_engine_use(const struct soft_subsystem *const subsystems[])
 {
 	create();
-	engine()->subsystems = subsystems;
+	soft_device.engine->subsystems = subsystems;
 	(void)soft_engine_guard_fork(); /* without memory for it: tried again by the first start */
 	EACH_SUBSYSTEM (it) {
 		if ((*it)->create)
 			(*it)->create();
 		if ((*it)->poll)
-			engine()->poller = *it;
+			soft_device.engine->poller = *it;
 		if ((*it)->send_delayed)
-			engine()->delayer = *it;
+			soft_device.engine->delayer = *it;
 	}
 }
 
@@ -140,13 +140,13 @@ void soft_engine_port_changed(enum soft_port_change change, uint32_t ports)
 void soft_engine_set_polls(bool polls)
 {
 	soft_assert_locked();
-	soft_hint_set(&engine()->polls, polls);
+	soft_hint_set(&soft_device.engine->polls, polls);
 }
 
 void soft_engine_set_delayed(bool delayed)
 {
 	soft_assert_locked();
-	soft_hint_set(&engine()->delayed, delayed);
+	soft_hint_set(&soft_device.engine->delayed, delayed);
 }
 
 void soft_engine_before_sleep(void)
@@ -154,7 +154,7 @@ void soft_engine_before_sleep(void)
 	if (!soft_engine_has_delayed())
 		return;
 	soft_lock();
-	engine()->delayer->send_delayed(0);
+	soft_device.engine->delayer->send_delayed(0);
 	soft_unlock();
 }
 
@@ -179,10 +179,10 @@ void soft_check_locked(const char *function)
 
 void soft_lock(void)
 {
-	if (pthread_mutex_trylock(&engine()->lock)) {
-		soft_counter_add(&engine()->waiting, 1);
-		pthread_mutex_lock(&engine()->lock);
-		soft_counter_add(&engine()->waiting, -1u);
+	if (pthread_mutex_trylock(&soft_device.engine->lock)) {
+		soft_counter_add(&soft_device.engine->waiting, 1);
+		pthread_mutex_lock(&soft_device.engine->lock);
+		soft_counter_add(&soft_device.engine->waiting, -1u);
 	}
 	soft_note_locked(true);
 }
@@ -192,7 +192,8 @@ bool soft_lock_soon(void)
 	const struct timespec pause = {.tv_nsec = 1000000};
 	bool locked = false;
 
-	for (int i = 0; i < 1000 && !(locked = !pthread_mutex_trylock(&engine()->lock)); i++)
+	for (int i = 0; i < 1000 && !(locked = !pthread_mutex_trylock(&soft_device.engine->lock));
+	     i++)
 		nanosleep(&pause, NULL);
 	soft_note_locked(locked);
 	return locked;
@@ -206,21 +207,21 @@ static void notify(const int *fds, int count)
 
 static void unlock_and_notify(void)
 {
-	int fds[SOFT_NOTIFY_MOST], count = engine()->notify_count;
+	int fds[SOFT_NOTIFY_MOST], count = soft_device.engine->notify_count;
 
-	memcpy(fds, engine()->notify, sizeof(fds));
-	engine()->notify_count = 0;
-	soft_counter_add(&engine()->notifying, 1);
-	pthread_mutex_unlock(&engine()->lock);
+	memcpy(fds, soft_device.engine->notify, sizeof(fds));
+	soft_device.engine->notify_count = 0;
+	soft_counter_add(&soft_device.engine->notifying, 1);
+	pthread_mutex_unlock(&soft_device.engine->lock);
 	notify(fds, count);
-	soft_publish_less(&engine()->notifying);
+	soft_publish_less(&soft_device.engine->notifying);
 }
 
 void soft_notify_later(int fd)
 {
 	soft_assert_locked();
-	if (engine()->notify_count < SOFT_NOTIFY_MOST)
-		engine()->notify[engine()->notify_count++] = fd;
+	if (soft_device.engine->notify_count < SOFT_NOTIFY_MOST)
+		soft_device.engine->notify[soft_device.engine->notify_count++] = fd;
 	else
 		notify(&fd, 1);
 }
@@ -228,38 +229,38 @@ void soft_notify_later(int fd)
 void soft_notify_finish(void)
 {
 	soft_assert_locked();
-	notify(engine()->notify, engine()->notify_count);
-	engine()->notify_count = 0;
-	while (soft_observe(&engine()->notifying)) /* others begin only with the lock */
+	notify(soft_device.engine->notify, soft_device.engine->notify_count);
+	soft_device.engine->notify_count = 0;
+	while (soft_observe(&soft_device.engine->notifying)) /* others begin only with the lock */
 		sched_yield();
 }
 
 void soft_unlock(void)
 {
-	soft_list_drain (struct soft_deferred, deferred, &engine()->deferred, node) {
+	soft_list_drain (struct soft_deferred, deferred, &soft_device.engine->deferred, node) {
 		soft_list_remove(&deferred->node);
-		if (engine()->running) /* not with what a child has inherited */
+		if (soft_device.engine->running) /* not with what a child has inherited */
 			deferred->run(deferred);
 	}
-	engine()->current = NULL;
-	engine()->unlocks++;
+	soft_device.engine->current = NULL;
+	soft_device.engine->unlocks++;
 	soft_note_locked(false);
-	if (engine()->notify_count)
+	if (soft_device.engine->notify_count)
 		unlock_and_notify();
 	else
-		pthread_mutex_unlock(&engine()->lock);
+		pthread_mutex_unlock(&soft_device.engine->lock);
 }
 
 unsigned soft_lock_turn(void)
 {
-	return engine()->unlocks;
+	return soft_device.engine->unlocks;
 }
 
 void soft_defer(struct soft_deferred *deferred)
 {
 	soft_assert_locked();
 	if (soft_list_empty(&deferred->node))
-		soft_list_append(&engine()->deferred, &deferred->node);
+		soft_list_append(&soft_device.engine->deferred, &deferred->node);
 }
 
 void soft_deferred_cancel(struct soft_deferred *deferred)
@@ -270,17 +271,17 @@ void soft_deferred_cancel(struct soft_deferred *deferred)
 
 bool soft_engine_ticks(void)
 {
-	return engine()->ticking;
+	return soft_device.engine->ticking;
 }
 
 struct soft_scratch *soft_scratch(void)
 {
-	return engine()->scratch;
+	return soft_device.engine->scratch;
 }
 
 size_t soft_step_share(void)
 {
-	return engine()->share;
+	return soft_device.engine->share;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
@@ -292,7 +293,8 @@ size_t soft_step_share(void)
 bool soft_engine_armed_counts(void)
 {
 	soft_assert_locked();
-	return soft_counter_get(&engine()->armed) && engine()->polls_since_armed < POLLS_TO_TRUST;
+	return soft_counter_get(&soft_device.engine->armed) &&
+	       soft_device.engine->polls_since_armed < POLLS_TO_TRUST;
 }
 
 /* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
@@ -302,10 +304,11 @@ void soft_engine_update_notify_need(void)
 {
 	soft_assert_locked();
 	bool armed = soft_engine_armed_counts();
-	bool spinning = soft_counter_get(&engine()->spinning);
-	bool holding = engine()->holding && !engine()->asleep;
+	bool spinning = soft_counter_get(&soft_device.engine->spinning);
+	bool holding = soft_device.engine->holding && !soft_device.engine->asleep;
 
-	engine()->poller->need_notify(!spinning && !holding && (armed || engine()->asleep));
+	soft_device.engine->poller->need_notify(!spinning && !holding &&
+						(armed || soft_device.engine->asleep));
 }
 
 /* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a
@@ -319,51 +322,52 @@ static bool skip_epoll(bool polling, bool found)
 		return false;
 	uint64_t now = soft_now();
 
-	if (now - engine()->epoll_at < interval)
+	if (now - soft_device.engine->epoll_at < interval)
 		return true;
-	engine()->epoll_at = now;
+	soft_device.engine->epoll_at = now;
 	return false;
 }
 
 bool soft_engine_step(enum soft_step_by who)
 {
 	soft_assert_locked();
-	if (!engine()->running)
+	if (!soft_device.engine->running)
 		return false;
-	engine()->stepped = engine()->unlocks;
-	bool found = engine()->poller->poll();
+	soft_device.engine->stepped = soft_device.engine->unlocks;
+	bool found = soft_device.engine->poller->poll();
 
 	if (who != SOFT_BY_ENGINE && skip_epoll(who == SOFT_BY_POLLING, found))
 		return found;
-	int count = epoll_wait(engine()->epoll_fd, engine()->events, SOFT_STEP_EVENTS, 0);
+	int count = epoll_wait(soft_device.engine->epoll_fd, soft_device.engine->events,
+			       SOFT_STEP_EVENTS, 0);
 
 	if (count <= 0)
 		return found;
-	engine()->event_count = count;
-	engine()->share = SOFT_STEP_BYTES / (size_t)count;
+	soft_device.engine->event_count = count;
+	soft_device.engine->share = SOFT_STEP_BYTES / (size_t)count;
 	for (int i = 0; i < count; i++) {
-		struct soft_fd_watch *watch = engine()->events[i].data.ptr;
+		struct soft_fd_watch *watch = soft_device.engine->events[i].data.ptr;
 
 		if (!watch)
 			continue;
-		watch->events = engine()->events[i].events;
+		watch->events = soft_device.engine->events[i].events;
 		watch->ready(watch);
 	}
-	engine()->event_count = 0;
-	engine()->share = SOFT_STEP_BYTES;
+	soft_device.engine->event_count = 0;
+	soft_device.engine->share = SOFT_STEP_BYTES;
 	return true;
 }
 
 static void progress(struct soft_channel *channel, enum soft_step_by who)
 {
-	engine()->current = channel;
-	if (who == SOFT_BY_POLLING && engine()->polls_since_armed < POLLS_TO_TRUST)
-		engine()->polls_since_armed++;
+	soft_device.engine->current = channel;
+	if (who == SOFT_BY_POLLING && soft_device.engine->polls_since_armed < POLLS_TO_TRUST)
+		soft_device.engine->polls_since_armed++;
 	soft_engine_update_notify_need();
 	if (soft_engine_has_delayed())
-		engine()->delayer->send_delayed(SOFT_DELAY_NS);
+		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);
 	if (soft_engine_step(who))
-		soft_counter_add(&engine()->served, 1);
+		soft_counter_add(&soft_device.engine->served, 1);
 	soft_unlock();
 }
 
@@ -372,7 +376,8 @@ void soft_progress_for(struct soft_channel *channel)
 	/* Waiting for the lock, not trying: the caller may have been woken by work that another
 	 * thread is doing at this moment, and would be woken for it again and again. */
 	soft_lock();
-	progress(channel, soft_counter_get(&engine()->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
+	progress(channel,
+		 soft_counter_get(&soft_device.engine->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
 }
 
 void soft_progress(void)
@@ -383,8 +388,8 @@ void soft_progress(void)
 void soft_progress_try(void)
 {
 	/* A polling thread would take the lock again and again before a waiting one wakes up. */
-	if (soft_counter_get(&engine()->waiting) == 0 &&
-	    pthread_mutex_trylock(&engine()->lock) == 0) {
+	if (soft_counter_get(&soft_device.engine->waiting) == 0 &&
+	    pthread_mutex_trylock(&soft_device.engine->lock) == 0) {
 		soft_note_locked(true);
 		progress(NULL, SOFT_BY_POLLING);
 	}
@@ -393,7 +398,7 @@ void soft_progress_try(void)
 /* Until a descriptor is ready, at most for a tick. */
 static void doze(void)
 {
-	struct pollfd fd = {.fd = engine()->epoll_fd, .events = POLLIN};
+	struct pollfd fd = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
 	int cancellable;
 
@@ -411,7 +416,8 @@ static void doze(void)
 void soft_progress_missed(unsigned misses)
 {
 	/* Peers do not notify it for what is in a ring, and a thread that spins is about to sleep. */
-	const bool stays_awake = soft_engine_polls() || soft_counter_get(&engine()->spinning);
+	const bool stays_awake =
+		soft_engine_polls() || soft_counter_get(&soft_device.engine->spinning);
 
 	if (misses % (stays_awake ? MISSES_PER_YIELD : MISSES_PER_YIELD_EPOLL))
 		return;
@@ -421,7 +427,7 @@ void soft_progress_missed(unsigned misses)
 	}
 	const uint64_t now = soft_now();
 
-	if (now < soft_hint_get(&engine()->crowded_until)) {
+	if (now < soft_hint_get(&soft_device.engine->crowded_until)) {
 		doze();
 		return;
 	}
@@ -430,14 +436,14 @@ void soft_progress_missed(unsigned misses)
 
 	/* One alone may be the hypervisor's doing. */
 	if (took < LOST_TURN_NS)
-		soft_hint_set(&engine()->turns_lost, 0);
-	else if (soft_counter_add(&engine()->turns_lost, 1) > 1)
-		soft_hint_set(&engine()->crowded_until, now + took + TURNS_KEPT * took);
+		soft_hint_set(&soft_device.engine->turns_lost, 0);
+	else if (soft_counter_add(&soft_device.engine->turns_lost, 1) > 1)
+		soft_hint_set(&soft_device.engine->crowded_until, now + took + TURNS_KEPT * took);
 }
 
 void soft_engine_armed(int change)
 {
-	soft_counter_add(&engine()->armed, (unsigned)change);
+	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
 }
 
 /* Also with an empty poll set: a record that this process writes later, in a call that makes no
@@ -445,14 +451,14 @@ void soft_engine_armed(int change)
 void soft_engine_may_sleep(void)
 {
 	soft_lock();
-	engine()->polls_since_armed = 0;
+	soft_device.engine->polls_since_armed = 0;
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
 
 void soft_busy_poll(int begins)
 {
-	soft_counter_add(&engine()->spinning, begins ? 1u : -1u);
+	soft_counter_add(&soft_device.engine->spinning, begins ? 1u : -1u);
 	if (!begins)
 		soft_engine_may_sleep();
 }
@@ -460,10 +466,10 @@ void soft_busy_poll(int begins)
 void soft_hold_polling(int change)
 {
 	soft_lock();
-	if (change >= 0 || engine()->holding) /* else the +1 was before a fork */
-		engine()->holding += (unsigned)change;
-	if (!engine()->holding && soft_engine_has_delayed())
-		engine()->delayer->send_delayed(SOFT_DELAY_NS);
+	if (change >= 0 || soft_device.engine->holding) /* else the +1 was before a fork */
+		soft_device.engine->holding += (unsigned)change;
+	if (!soft_device.engine->holding && soft_engine_has_delayed())
+		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);
 	soft_engine_update_notify_need();
 	soft_unlock();
 }
@@ -471,27 +477,28 @@ void soft_hold_polling(int change)
 bool soft_engine_may_gather(unsigned *since)
 {
 	soft_assert_locked();
-	if (!engine()->holding || !engine()->ticking || engine()->stepped == engine()->unlocks)
+	if (!soft_device.engine->holding || !soft_device.engine->ticking ||
+	    soft_device.engine->stepped == soft_device.engine->unlocks)
 		return false;
-	bool first = *since != engine()->stepped;
+	bool first = *since != soft_device.engine->stepped;
 
-	*since = engine()->stepped;
+	*since = soft_device.engine->stepped;
 	return !first;
 }
 
 unsigned soft_engine_parts(void)
 {
-	return soft_counter_get(&engine()->parts);
+	return soft_counter_get(&soft_device.engine->parts);
 }
 
 unsigned soft_engine_progress(void)
 {
-	return soft_counter_get(&engine()->served) + soft_engine_parts();
+	return soft_counter_get(&soft_device.engine->served) + soft_engine_parts();
 }
 
 unsigned soft_engine_writes(bool asleep)
 {
-	return soft_counter_get(&engine()->writes[asleep]);
+	return soft_counter_get(&soft_device.engine->writes[asleep]);
 }
 
 uint64_t soft_peer_wakeups(void)
@@ -502,16 +509,16 @@ uint64_t soft_peer_wakeups(void)
 void soft_engine_count_write(bool asleep)
 {
 	soft_assert_locked();
-	soft_counter_bump(&engine()->writes[asleep]);
+	soft_counter_bump(&soft_device.engine->writes[asleep]);
 }
 
 void soft_engine_count_part(void)
 {
 	soft_assert_locked();
-	soft_counter_bump(&engine()->parts);
+	soft_counter_bump(&soft_device.engine->parts);
 }
 
 bool soft_channel_is_current(const struct soft_channel *channel)
 {
-	return engine()->current == channel;
+	return soft_device.engine->current == channel;
 }

@@ -74,13 +74,8 @@ struct soft_engine {
 	bool delayed; /* atomic: soft_engine_set_delayed */
 };
 
-static inline struct soft_engine *engine(void)
-{
-	return soft_device.engine;
-}
-
 #define EACH_SUBSYSTEM(it)                                                                         \
-	for (const struct soft_subsystem *const *it = engine()->subsystems; *it; it++)
+	for (const struct soft_subsystem *const *it = soft_device.engine->subsystems; *it; it++)
 
 /* For soft_assert_locked: this thread has the lock from now on, or no more. */
 #ifdef AIORDMA_CHECK_LOCKS
@@ -105,12 +100,12 @@ bool soft_engine_step(enum soft_step_by who);
 /* Is there something to be polled?  Without the lock: a hint. */
 static inline bool soft_engine_polls(void)
 {
-	return soft_hint_get(&engine()->polls);
+	return soft_hint_get(&soft_device.engine->polls);
 }
 
 static inline bool soft_engine_has_delayed(void)
 {
-	return soft_hint_get(&engine()->delayed);
+	return soft_hint_get(&soft_device.engine->delayed);
 }
 
 /* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */

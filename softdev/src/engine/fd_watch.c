@@ -18,14 +18,14 @@ static int tell_epoll(int operation, struct soft_fd_watch *watch, uint32_t event
 {
 	struct epoll_event event = {.events = events, .data.ptr = watch};
 
-	return epoll_ctl(engine()->epoll_fd, operation, watch->fd, &event) ? errno : 0;
+	return epoll_ctl(soft_device.engine->epoll_fd, operation, watch->fd, &event) ? errno : 0;
 }
 
 void soft_close_fd(int *fd)
 {
 	const int error = errno;
 
-	if (*fd >= 0 && !engine()->descriptors_lost)
+	if (*fd >= 0 && !soft_device.engine->descriptors_lost)
 		close(*fd);
 	*fd = -1;
 	errno = error;
@@ -96,13 +96,13 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 
 	if (watch->watched && watch->interest == events)
 		return 0;
-	if (!is_silent(watch, engine()->silent))
+	if (!is_silent(watch, soft_device.engine->silent))
 		rc = tell_epoll(watch->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, watch, events);
 	if (rc)
 		return rc;
 	if (!watch->watched) {
 		watch->watched = true;
-		soft_list_append(&engine()->watches, &watch->node);
+		soft_list_append(&soft_device.engine->watches, &watch->node);
 	}
 	watch->interest = events;
 	return 0;
@@ -111,9 +111,9 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 /* The step under way may have collected an event that has not been served yet. */
 static void drop_event(const struct soft_fd_watch *watch)
 {
-	for (int i = 0; i < engine()->event_count; i++)
-		if (engine()->events[i].data.ptr == watch)
-			engine()->events[i].data.ptr = NULL;
+	for (int i = 0; i < soft_device.engine->event_count; i++)
+		if (soft_device.engine->events[i].data.ptr == watch)
+			soft_device.engine->events[i].data.ptr = NULL;
 }
 
 void soft_unwatch(struct soft_fd_watch *watch)
@@ -121,7 +121,7 @@ void soft_unwatch(struct soft_fd_watch *watch)
 	soft_assert_locked();
 	if (!watch->watched)
 		return;
-	if (!is_silent(watch, engine()->silent))
+	if (!is_silent(watch, soft_device.engine->silent))
 		tell_epoll(EPOLL_CTL_DEL, watch, 0);
 	watch->watched = false;
 	watch->interest = 0;
@@ -138,8 +138,8 @@ void soft_watch_close(struct soft_fd_watch *watch)
 void soft_watches_silence(uint32_t ports)
 {
 	soft_assert_locked();
-	soft_list_each (struct soft_fd_watch, watch, &engine()->watches, node) {
-		bool was_silent = is_silent(watch, engine()->silent);
+	soft_list_each (struct soft_fd_watch, watch, &soft_device.engine->watches, node) {
+		bool was_silent = is_silent(watch, soft_device.engine->silent);
 
 		if (is_silent(watch, ports) == was_silent)
 			continue;
@@ -148,5 +148,5 @@ void soft_watches_silence(uint32_t ports)
 		if (!was_silent)
 			drop_event(watch);
 	}
-	engine()->silent = ports;
+	soft_device.engine->silent = ports;
 }

@@ -18,11 +18,11 @@ static int make_mark(void)
 {
 	struct stat status;
 
-	engine()->mark.fd = memfd_create("embedded0", MFD_CLOEXEC);
-	if (engine()->mark.fd < 0 || fstat(engine()->mark.fd, &status))
+	soft_device.engine->mark.fd = memfd_create("embedded0", MFD_CLOEXEC);
+	if (soft_device.engine->mark.fd < 0 || fstat(soft_device.engine->mark.fd, &status))
 		return errno;
-	engine()->mark.device = status.st_dev;
-	engine()->mark.inode = status.st_ino;
+	soft_device.engine->mark.device = status.st_dev;
+	soft_device.engine->mark.inode = status.st_ino;
 	return 0;
 }
 
@@ -30,9 +30,10 @@ static bool is_mark_lost(void)
 {
 	struct stat status;
 
-	return engine()->mark.fd >= 0 &&
-	       (fstat(engine()->mark.fd, &status) || status.st_dev != engine()->mark.device ||
-		status.st_ino != engine()->mark.inode);
+	return soft_device.engine->mark.fd >= 0 &&
+	       (fstat(soft_device.engine->mark.fd, &status) ||
+		status.st_dev != soft_device.engine->mark.device ||
+		status.st_ino != soft_device.engine->mark.inode);
 }
 
 static void alarm_ready(struct soft_fd_watch *watch)
@@ -48,7 +49,7 @@ static void step_event_ready(struct soft_fd_watch *watch)
 	uint64_t count;
 
 	if (read(watch->fd, &count, sizeof(count)) == sizeof(count))
-		engine()->poller->poll();
+		soft_device.engine->poller->poll();
 }
 
 void soft_engine_schedule_step(void)
@@ -57,7 +58,7 @@ void soft_engine_schedule_step(void)
 	const uint64_t one = 1;
 
 	/* It cannot be full, and were it, it would be readable. */
-	(void)!write(engine()->step_event.fd, &one, sizeof(one));
+	(void)!write(soft_device.engine->step_event.fd, &one, sizeof(one));
 }
 
 void soft_engine_alarm(uint64_t deadline_ns)
@@ -67,18 +68,18 @@ void soft_engine_alarm(uint64_t deadline_ns)
 			     .tv_nsec = (long)(deadline_ns % 1000000000u)},
 	};
 
-	timerfd_settime(engine()->alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
+	timerfd_settime(soft_device.engine->alarm.fd, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
 static void close_all(void)
 {
-	soft_watch_close(&engine()->step_event);
-	soft_watch_close(&engine()->alarm);
-	soft_close_fd(&engine()->wake_fd);
-	soft_close_fd(&engine()->epoll_fd);
-	soft_close_fd(&engine()->mark.fd);
-	free(engine()->scratch);
-	engine()->scratch = NULL;
+	soft_watch_close(&soft_device.engine->step_event);
+	soft_watch_close(&soft_device.engine->alarm);
+	soft_close_fd(&soft_device.engine->wake_fd);
+	soft_close_fd(&soft_device.engine->epoll_fd);
+	soft_close_fd(&soft_device.engine->mark.fd);
+	free(soft_device.engine->scratch);
+	soft_device.engine->scratch = NULL;
 }
 
 /* The outer ones of the subsystems, or their leaves. */
@@ -96,12 +97,12 @@ static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 static void lock_users(void)
 {
 	each_mutex(true, pthread_mutex_lock);
-	pthread_mutex_lock(&engine()->users_mutex);
+	pthread_mutex_lock(&soft_device.engine->users_mutex);
 }
 
 static void lock_all(void)
 {
-	pthread_mutex_lock(&engine()->lock);
+	pthread_mutex_lock(&soft_device.engine->lock);
 	soft_note_locked(true);
 	each_mutex(false, pthread_mutex_lock);
 }
@@ -116,8 +117,8 @@ static void after_fork_in_parent(void)
 {
 	each_mutex(false, pthread_mutex_unlock);
 	soft_note_locked(false);
-	pthread_mutex_unlock(&engine()->lock);
-	pthread_mutex_unlock(&engine()->users_mutex);
+	pthread_mutex_unlock(&soft_device.engine->lock);
+	pthread_mutex_unlock(&soft_device.engine->users_mutex);
 	each_mutex(true, pthread_mutex_unlock);
 }
 
@@ -127,7 +128,7 @@ static void after_fork_in_parent(void)
  * of objects may only be forgotten (ibv_fork_init(3)). */
 static void forget_device(void)
 {
-	soft_list_drain (struct soft_fd_watch, watch, &engine()->watches, node) {
+	soft_list_drain (struct soft_fd_watch, watch, &soft_device.engine->watches, node) {
 		soft_list_remove(&watch->node);
 		watch->watched = false;
 		watch->interest = 0;
@@ -135,25 +136,26 @@ static void forget_device(void)
 	}
 	close_all();
 	soft_timers_forget();
-	soft_list_init(&engine()->deferred);
-	soft_list_clear(&engine()->channels); /* what is destroyed later is in no list */
+	soft_list_init(&soft_device.engine->deferred);
+	soft_list_clear(&soft_device.engine->channels); /* what is destroyed later is in no list */
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
-	engine()->running = engine()->ticking = engine()->asleep = false;
-	engine()->silent = 0;
-	engine()->event_count = 0;
-	engine()->fork_generation++;
-	engine()->armed = 0;
-	engine()->holding = 0;
-	engine()->users = 0;
+	soft_device.engine->running = soft_device.engine->ticking = soft_device.engine->asleep =
+		false;
+	soft_device.engine->silent = 0;
+	soft_device.engine->event_count = 0;
+	soft_device.engine->fork_generation++;
+	soft_device.engine->armed = 0;
+	soft_device.engine->holding = 0;
+	soft_device.engine->users = 0;
 }
 
 static void after_fork_in_child(void)
 {
-	if (engine()->has_started) {
-		engine()->notifying = engine()->waiting = engine()->spinning =
-			0; /* threads of the parent */
+	if (soft_device.engine->has_started) {
+		soft_device.engine->notifying = soft_device.engine->waiting =
+			soft_device.engine->spinning = 0; /* threads of the parent */
 		forget_device();
 	}
 	after_fork_in_parent();
@@ -164,10 +166,10 @@ static void forget_lost_device(void)
 	fprintf(stderr,
 		"aiordma: this process has closed the embedded device's file descriptors: what it "
 		"has of the device can only be destroyed\n");
-	engine()->descriptors_lost = true;
-	engine()->losses++;
+	soft_device.engine->descriptors_lost = true;
+	soft_device.engine->losses++;
 	forget_device();
-	engine()->descriptors_lost = false;
+	soft_device.engine->descriptors_lost = false;
 }
 
 bool soft_engine_lost_descriptors(void)
@@ -194,9 +196,9 @@ void soft_engine_check_descriptors(void)
 
 	/* The thread may sleep where nothing can wake it any more. */
 	if (lost && soft_device.platform->threads) {
-		soft_publish(&engine()->stopping, true);
-		pthread_cancel(engine()->thread);
-		pthread_join(engine()->thread, NULL);
+		soft_publish(&soft_device.engine->stopping, true);
+		pthread_cancel(soft_device.engine->thread);
+		pthread_join(soft_device.engine->thread, NULL);
 	}
 	lock_all();
 	if (lost)
@@ -217,7 +219,7 @@ int soft_engine_guard_fork(void)
 
 unsigned soft_engine_fork_generation(void)
 {
-	return engine()->fork_generation;
+	return soft_device.engine->fork_generation;
 }
 
 /* Signals are for the application's threads, apart from a thread's own faults: blocked, those end
@@ -232,7 +234,7 @@ static int start_thread(void)
 	sigdelset(&others, SIGFPE);
 	sigdelset(&others, SIGILL);
 	pthread_sigmask(SIG_SETMASK, &others, &before);
-	int rc = pthread_create(&engine()->thread, NULL, soft_engine_run, NULL);
+	int rc = pthread_create(&soft_device.engine->thread, NULL, soft_engine_run, NULL);
 
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return rc;
@@ -266,39 +268,40 @@ static int start(void)
 	int rc = soft_engine_guard_fork();
 
 	if (!rc)
-		engine()->has_started = true;
+		soft_device.engine->has_started = true;
 	EACH_SUBSYSTEM (it)
 		if (!rc && (*it)->start)
 			rc = (*it)->start();
 	if (rc)
 		return rc;
 	soft_timers_forget();
-	engine()->wake_fd = -1;
-	engine()->step_event = (struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
-	engine()->alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
-	engine()->scratch = malloc(sizeof(*engine()->scratch));
-	if (!engine()->scratch)
+	soft_device.engine->wake_fd = -1;
+	soft_device.engine->step_event =
+		(struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
+	soft_device.engine->alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
+	soft_device.engine->scratch = malloc(sizeof(*soft_device.engine->scratch));
+	if (!soft_device.engine->scratch)
 		return ENOMEM;
-	engine()->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	engine()->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	engine()->step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	engine()->alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (engine()->epoll_fd < 0 || engine()->wake_fd < 0 || engine()->step_event.fd < 0 ||
-	    engine()->alarm.fd < 0)
+	soft_device.engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	soft_device.engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	soft_device.engine->step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	soft_device.engine->alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (soft_device.engine->epoll_fd < 0 || soft_device.engine->wake_fd < 0 ||
+	    soft_device.engine->step_event.fd < 0 || soft_device.engine->alarm.fd < 0)
 		rc = errno;
 	else
 		rc = make_mark();
 	if (!rc)
-		rc = soft_watch(&engine()->step_event, EPOLLIN);
+		rc = soft_watch(&soft_device.engine->step_event, EPOLLIN);
 	if (!rc)
-		rc = soft_watch(&engine()->alarm, EPOLLIN);
+		rc = soft_watch(&soft_device.engine->alarm, EPOLLIN);
 	if (!rc) {
-		soft_publish(&engine()->stopping, false);
-		engine()->running = true;
+		soft_publish(&soft_device.engine->stopping, false);
+		soft_device.engine->running = true;
 		rc = soft_device.platform->threads ? start_thread() : 0;
 	}
 	if (rc) {
-		engine()->running = false;
+		soft_device.engine->running = false;
 		close_all();
 	}
 	return rc;
@@ -309,24 +312,24 @@ int soft_engine_get(void)
 	int rc = 0;
 
 	misconfiguration[0] = '\0';
-	pthread_mutex_lock(&engine()->users_mutex);
-	if (engine()->users == 0) {
+	pthread_mutex_lock(&soft_device.engine->users_mutex);
+	if (soft_device.engine->users == 0) {
 		soft_lock();
 		rc = start();
 		soft_unlock();
 	}
 	if (!rc)
-		engine()->users++;
-	pthread_mutex_unlock(&engine()->users_mutex);
+		soft_device.engine->users++;
+	pthread_mutex_unlock(&soft_device.engine->users_mutex);
 	return rc;
 }
 
 bool soft_engine_is_used(void)
 {
-	pthread_mutex_lock(&engine()->users_mutex);
-	bool used = engine()->users;
+	pthread_mutex_lock(&soft_device.engine->users_mutex);
+	bool used = soft_device.engine->users;
 
-	pthread_mutex_unlock(&engine()->users_mutex);
+	pthread_mutex_unlock(&soft_device.engine->users_mutex);
 	return used;
 }
 
@@ -334,23 +337,23 @@ void soft_engine_put(void)
 {
 	const uint64_t one = 1;
 
-	pthread_mutex_lock(&engine()->users_mutex);
+	pthread_mutex_lock(&soft_device.engine->users_mutex);
 	/* No user is left in the child of a fork, whatever it inherited. */
-	if (engine()->users && --engine()->users == 0) {
-		soft_publish(&engine()->stopping, true);
-		if (write(engine()->wake_fd, &one, sizeof(one)) != sizeof(one))
+	if (soft_device.engine->users && --soft_device.engine->users == 0) {
+		soft_publish(&soft_device.engine->stopping, true);
+		if (write(soft_device.engine->wake_fd, &one, sizeof(one)) != sizeof(one))
 			abort(); /* it is written once, and there was a check just now */
 		if (soft_device.platform->threads)
-			pthread_join(engine()->thread, NULL);
+			pthread_join(soft_device.engine->thread, NULL);
 		soft_lock();
 		EACH_SUBSYSTEM (it)
 			if ((*it)->stop)
 				(*it)->stop();
 		soft_timers_forget();
-		engine()->running = false;
-		engine()->silent = 0;
+		soft_device.engine->running = false;
+		soft_device.engine->silent = 0;
 		close_all();
 		soft_unlock();
 	}
-	pthread_mutex_unlock(&engine()->users_mutex);
+	pthread_mutex_unlock(&soft_device.engine->users_mutex);
 }

@@ -24,14 +24,14 @@ enum {
 
 static bool stopping(void)
 {
-	return soft_observe(&engine()->stopping);
+	return soft_observe(&soft_device.engine->stopping);
 }
 
 /* Let waiting threads take the lock first: an unlock followed at once by a lock would win against a
  * thread that has to be woken. */
 static void make_room(void)
 {
-	for (int i = 0; i < 50 && soft_counter_get(&engine()->waiting); i++)
+	for (int i = 0; i < 50 && soft_counter_get(&soft_device.engine->waiting); i++)
 		sched_yield();
 }
 
@@ -47,12 +47,12 @@ static bool work_is_ready(void)
 {
 	struct epoll_event event;
 
-	if (epoll_wait(engine()->epoll_fd, &event, 1, 0) > 0)
+	if (epoll_wait(soft_device.engine->epoll_fd, &event, 1, 0) > 0)
 		return true;
 	if (!soft_engine_polls())
 		return false;
 	soft_lock();
-	bool ready = engine()->poller->has_input();
+	bool ready = soft_device.engine->poller->has_input();
 
 	soft_unlock();
 	return ready;
@@ -61,7 +61,7 @@ static bool work_is_ready(void)
 static void set_asleep(bool asleep)
 {
 	soft_lock();
-	engine()->asleep = asleep;
+	soft_device.engine->asleep = asleep;
 	if (asleep)
 		soft_engine_update_notify_need();
 	soft_unlock();
@@ -74,7 +74,7 @@ static bool is_over(void)
 	bool lost = soft_engine_lost_descriptors();
 
 	if (lost)
-		engine()->running = false;
+		soft_device.engine->running = false;
 	soft_unlock();
 	return lost;
 }
@@ -84,8 +84,8 @@ static void sleep_until_work(void)
 {
 	/* Not in the epoll set, where it would wake threads of the application. */
 	struct pollfd fds[2] = {
-		{.fd = engine()->epoll_fd, .events = POLLIN},
-		{.fd = engine()->wake_fd, .events = POLLIN},
+		{.fd = soft_device.engine->epoll_fd, .events = POLLIN},
+		{.fd = soft_device.engine->wake_fd, .events = POLLIN},
 	};
 
 	set_asleep(true);
@@ -99,8 +99,9 @@ static void sleep_until_work(void)
 static bool may_tick(void)
 {
 	soft_lock();
-	engine()->ticking = !soft_engine_armed_counts() || !soft_channels_depend_on_engine();
-	bool may = engine()->ticking;
+	soft_device.engine->ticking =
+		!soft_engine_armed_counts() || !soft_channels_depend_on_engine();
+	bool may = soft_device.engine->ticking;
 
 	soft_unlock();
 	return may;
@@ -117,11 +118,11 @@ static bool tick(unsigned *seen, unsigned *ticks)
 	for (int quiet = 0; quiet < MAX_QUIET_TICKS && !left_unserved && !stopping();) {
 		nanosleep(&tick, NULL);
 		++*ticks;
-		unsigned served = soft_counter_get(&engine()->served);
+		unsigned served = soft_counter_get(&soft_device.engine->served);
 
 		if (soft_engine_has_delayed()) {
 			soft_lock();
-			engine()->delayer->send_delayed(SOFT_DELAY_TICK_NS);
+			soft_device.engine->delayer->send_delayed(SOFT_DELAY_TICK_NS);
 			soft_unlock();
 		}
 		if (served != *seen) {
@@ -134,10 +135,10 @@ static bool tick(unsigned *seen, unsigned *ticks)
 		}
 	}
 	soft_lock();
-	engine()->ticking = false;
+	soft_device.engine->ticking = false;
 	if (left_unserved)
-		engine()->polls_since_armed = 0;
-	engine()->delayer->send_delayed(0);
+		soft_device.engine->polls_since_armed = 0;
+	soft_device.engine->delayer->send_delayed(0);
 	soft_unlock();
 	return left_unserved;
 }
@@ -154,7 +155,7 @@ struct tick_history {
 /* True if the engine's thread is to serve the work at hand. */
 static bool serve_here(struct tick_history *tick_history)
 {
-	unsigned served = soft_counter_get(&engine()->served);
+	unsigned served = soft_counter_get(&soft_device.engine->served);
 
 	if (served != tick_history->seen) {
 		tick_history->seen = served;
@@ -183,7 +184,7 @@ static bool serve_here(struct tick_history *tick_history)
 static void run(void)
 {
 	struct tick_history tick_history = {
-		.seen = soft_counter_get(&engine()->served),
+		.seen = soft_counter_get(&soft_device.engine->served),
 		.pause_ns = NO_TICK_NS,
 	};
 

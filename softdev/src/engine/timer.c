@@ -66,8 +66,8 @@ static void take_out(struct soft_timer *timer)
 {
 	struct soft_timer *below = meld_siblings(timer->child);
 
-	if (timer == engine()->timers) {
-		engine()->timers = below;
+	if (timer == soft_device.engine->timers) {
+		soft_device.engine->timers = below;
 	} else {
 		if (timer->previous->child == timer)
 			timer->previous->child = timer->next;
@@ -75,7 +75,7 @@ static void take_out(struct soft_timer *timer)
 			timer->previous->next = timer->next;
 		if (timer->next)
 			timer->next->previous = timer->previous;
-		engine()->timers = meld(engine()->timers, below);
+		soft_device.engine->timers = meld(soft_device.engine->timers, below);
 	}
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = false;
@@ -84,11 +84,12 @@ static void take_out(struct soft_timer *timer)
 static void set_alarm(void)
 {
 	/* An alarm that comes too early is harmless and cheaper than setting it twice. */
-	if (!engine()->timers ||
-	    (engine()->alarm_at && engine()->alarm_at <= engine()->timers->deadline_ns))
+	if (!soft_device.engine->timers ||
+	    (soft_device.engine->alarm_at &&
+	     soft_device.engine->alarm_at <= soft_device.engine->timers->deadline_ns))
 		return;
-	engine()->alarm_at = engine()->timers->deadline_ns;
-	soft_device.platform->alarm(engine()->alarm_at);
+	soft_device.engine->alarm_at = soft_device.engine->timers->deadline_ns;
+	soft_device.platform->alarm(soft_device.engine->alarm_at);
 }
 
 void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
@@ -99,7 +100,7 @@ void soft_timer_start(struct soft_timer *timer, uint64_t deadline_ns)
 	timer->deadline_ns = deadline_ns ? deadline_ns : 1;
 	timer->child = timer->next = timer->previous = NULL;
 	timer->running = true;
-	engine()->timers = meld(engine()->timers, timer);
+	soft_device.engine->timers = meld(soft_device.engine->timers, timer);
 	set_alarm();
 }
 
@@ -114,9 +115,9 @@ void soft_timers_run(void)
 {
 	uint64_t now = soft_now();
 
-	engine()->alarm_at = 0;
-	while (engine()->timers && engine()->timers->deadline_ns <= now) {
-		struct soft_timer *timer = engine()->timers;
+	soft_device.engine->alarm_at = 0;
+	while (soft_device.engine->timers && soft_device.engine->timers->deadline_ns <= now) {
+		struct soft_timer *timer = soft_device.engine->timers;
 
 		take_out(timer);
 		timer->expired(timer);
@@ -126,7 +127,7 @@ void soft_timers_run(void)
 
 void soft_timers_forget(void)
 {
-	while (engine()->timers)
-		take_out(engine()->timers);
-	engine()->alarm_at = 0;
+	while (soft_device.engine->timers)
+		take_out(soft_device.engine->timers);
+	soft_device.engine->alarm_at = 0;
 }

@@ -10,20 +10,15 @@
 
 #include "trace.h"
 
-static struct soft_trace_file *file(void)
-{
-	return &soft_device.trace->file;
-}
-
 /* ---- lines ----------------------------------------------------------------------------------- */
 
 static int write_at(off_t at, const char *text, size_t length)
 {
 	/* Beyond the limit the kernel would send SIGXFSZ. */
-	if ((rlim_t)at + length > file()->limit)
+	if ((rlim_t)at + length > soft_device.trace->file.limit)
 		return EFBIG;
 	while (length) {
-		ssize_t written = pwrite(file()->fd, text, length, at);
+		ssize_t written = pwrite(soft_device.trace->file.fd, text, length, at);
 
 		if (written < 0 && errno == EINTR)
 			continue;
@@ -33,7 +28,7 @@ static int write_at(off_t at, const char *text, size_t length)
 		length -= (size_t)written;
 		at += written;
 	}
-	file()->end = at;
+	soft_device.trace->file.end = at;
 	return 0;
 }
 
@@ -41,30 +36,33 @@ static int write_at(off_t at, const char *text, size_t length)
 static off_t spare(void)
 {
 	char tail[256];
-	off_t from = file()->end > (off_t)sizeof(tail) ? file()->end - (off_t)sizeof(tail) : 0;
-	ssize_t got = pread(file()->fd, tail, (size_t)(file()->end - from), from);
+	off_t from = soft_device.trace->file.end > (off_t)sizeof(tail)
+			     ? soft_device.trace->file.end - (off_t)sizeof(tail)
+			     : 0;
+	ssize_t got = pread(soft_device.trace->file.fd, tail,
+			    (size_t)(soft_device.trace->file.end - from), from);
 	const char *newline = got > 0 ? memchr(tail, '\n', (size_t)got) : NULL;
 
-	return newline ? from + (newline + 1 - tail) : file()->end;
+	return newline ? from + (newline + 1 - tail) : soft_device.trace->file.end;
 }
 
 int soft_trace_file_add(const char *line, size_t length)
 {
-	return write_at(file()->end, line, length);
+	return write_at(soft_device.trace->file.end, line, length);
 }
 
 void soft_trace_file_close(const char *line, size_t length)
 {
-	if (file()->fd < 0)
+	if (soft_device.trace->file.fd < 0)
 		return;
-	if (write_at(file()->end, line, length))
+	if (write_at(soft_device.trace->file.end, line, length))
 		write_at(spare(), line, length);
 	/* What a full disk took of a line is cut off. */
-	if (ftruncate(file()->fd, file()->end))
-		fprintf(stderr, "aiordma: the end of the trace %s is torn: %s\n", file()->path,
-			strerror(errno));
-	close(file()->fd);
-	file()->fd = -1;
+	if (ftruncate(soft_device.trace->file.fd, soft_device.trace->file.end))
+		fprintf(stderr, "aiordma: the end of the trace %s is torn: %s\n",
+			soft_device.trace->file.path, strerror(errno));
+	close(soft_device.trace->file.fd);
+	soft_device.trace->file.fd = -1;
 }
 
 /* ---- open ------------------------------------------------------------------------------------ */
@@ -74,18 +72,20 @@ static int expand(const char *pattern, const char *suffix)
 {
 	size_t at = 0;
 
-	for (; *pattern && at < sizeof(file()->path); pattern++) {
+	for (; *pattern && at < sizeof(soft_device.trace->file.path); pattern++) {
 		if (pattern[0] == '%' && pattern[1] == 'p') {
-			at += (size_t)snprintf(file()->path + at, sizeof(file()->path) - at, "%d",
-					       (int)file()->pid);
+			at += (size_t)snprintf(soft_device.trace->file.path + at,
+					       sizeof(soft_device.trace->file.path) - at, "%d",
+					       (int)soft_device.trace->file.pid);
 			pattern++;
 		} else {
-			file()->path[at++] = *pattern;
+			soft_device.trace->file.path[at++] = *pattern;
 		}
 	}
-	if (at < sizeof(file()->path))
-		at += (size_t)snprintf(file()->path + at, sizeof(file()->path) - at, "%s", suffix);
-	return at < sizeof(file()->path) ? 0 : ENAMETOOLONG;
+	if (at < sizeof(soft_device.trace->file.path))
+		at += (size_t)snprintf(soft_device.trace->file.path + at,
+				       sizeof(soft_device.trace->file.path) - at, "%s", suffix);
+	return at < sizeof(soft_device.trace->file.path) ? 0 : ENAMETOOLONG;
 }
 
 /* Lines go behind what is there, and begin a new line if a process was killed in one. */
@@ -95,17 +95,18 @@ static int find_end(void)
 	struct stat status;
 	char last = '\n';
 
-	if (fstat(file()->fd, &status) || getrlimit(RLIMIT_FSIZE, &limit))
+	if (fstat(soft_device.trace->file.fd, &status) || getrlimit(RLIMIT_FSIZE, &limit))
 		return errno;
 	if (!S_ISREG(status.st_mode))
 		return ESPIPE; /* it has no place for pwrite */
-	if (flock(file()->fd, LOCK_EX | LOCK_NB))
+	if (flock(soft_device.trace->file.fd, LOCK_EX | LOCK_NB))
 		return errno;
-	file()->end = status.st_size;
-	file()->limit = limit.rlim_cur;
-	if (file()->end && pread(file()->fd, &last, 1, file()->end - 1) != 1)
+	soft_device.trace->file.end = status.st_size;
+	soft_device.trace->file.limit = limit.rlim_cur;
+	if (soft_device.trace->file.end &&
+	    pread(soft_device.trace->file.fd, &last, 1, soft_device.trace->file.end - 1) != 1)
 		return EIO;
-	return last == '\n' ? 0 : write_at(file()->end, "\n", 1);
+	return last == '\n' ? 0 : write_at(soft_device.trace->file.end, "\n", 1);
 }
 
 /* Ours alone, as long as it is open: 0, EWOULDBLOCK when it is another's, or why not. */
@@ -113,8 +114,10 @@ static int take(void)
 {
 	/* Readable by its owner only: the trace has keys and addresses.  O_NONBLOCK: a FIFO is
 	 * refused at once. */
-	file()->fd = open(file()->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
-	int rc = file()->fd < 0 ? errno : find_end();
+	soft_device.trace->file.fd =
+		open(soft_device.trace->file.path,
+		     O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
+	int rc = soft_device.trace->file.fd < 0 ? errno : find_end();
 
 	if (rc)
 		soft_trace_file_forget();
@@ -125,8 +128,8 @@ int soft_trace_file_open(const char *path)
 {
 	char suffix[16];
 
-	file()->pid = getpid();
-	snprintf(suffix, sizeof(suffix), ".%d", (int)file()->pid);
+	soft_device.trace->file.pid = getpid();
+	snprintf(suffix, sizeof(suffix), ".%d", (int)soft_device.trace->file.pid);
 	int rc = expand(path, "");
 
 	if (!rc)
@@ -141,12 +144,14 @@ int soft_trace_file_open(const char *path)
 
 void soft_trace_file_forget(void)
 {
-	if (file()->fd >= 0)
-		close(file()->fd); /* the parent of a fork keeps the lock */
-	file()->fd = -1;
+	if (soft_device.trace->file.fd >= 0)
+		close(soft_device.trace->file.fd); /* the parent of a fork keeps the lock */
+	soft_device.trace->file.fd = -1;
 }
 
 const char *soft_trace_file_path(void)
 {
-	return file()->fd >= 0 && file()->pid == getpid() ? file()->path : NULL;
+	return soft_device.trace->file.fd >= 0 && soft_device.trace->file.pid == getpid()
+		       ? soft_device.trace->file.path
+		       : NULL;
 }

@@ -53,11 +53,11 @@ static void thread_ends(void)
 	OPEN(&side);
 	soft_lock();
 	soft_engine_schedule_step(); /* it wakes up, and waits for the lock */
-	while (!soft_counter_get(&engine()->waiting))
+	while (!soft_counter_get(&soft_device.engine->waiting))
 		sched_yield();
 	close_all();
 	soft_unlock();
-	while (LOCKED(engine()->running))
+	while (LOCKED(soft_device.engine->running))
 		sched_yield();
 	close_side(&side);
 	expect_no_device_thread();

@@ -452,14 +452,14 @@ static void acknowledged_behind_answers(struct stage *stage)
 static void set_ticking(bool ticking)
 {
 	soft_lock();
-	engine()->ticking = ticking;
+	soft_device.engine->ticking = ticking;
 	soft_unlock();
 }
 
 /* From now on what is posted second waits for the next step. */
 static void begin_to_delay(void)
 {
-	while (!LOCKED(engine()->asleep)) /* it does not end the tick */
+	while (!LOCKED(soft_device.engine->asleep)) /* it does not end the tick */
 		;
 	soft_hold_polling(1);
 	set_ticking(true);

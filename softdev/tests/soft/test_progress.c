@@ -313,12 +313,12 @@ static void delay_acknowledgement(struct side *side)
 	soft_lock();
 	struct soft_responder *responder = &soft_qp_of(side->qp)->responder;
 	struct soft_link *link = soft_link_of(soft_qp_of(side->qp));
-	bool ticking = engine()->ticking;
+	bool ticking = soft_device.engine->ticking;
 
 	link->replies = 100; /* its application is known to answer */
-	engine()->ticking = true;
+	soft_device.engine->ticking = true;
 	soft_ack_later(&link->base);
-	engine()->ticking = ticking;
+	soft_device.engine->ticking = ticking;
 	CHECK(!soft_list_empty(&link->delayed));
 	responder->acked = soft_psn_add(responder->acked, SOFT_PSN_MASK);
 	link->delayed_since = UINT64_MAX;

@@ -12,11 +12,6 @@ enum { HOP_LIMIT = 64 }; /* that receives are told, for the socket does not say 
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
-static struct soft_roce *roce(void)
-{
-	return soft_device.roce;
-}
-
 /* ---- addresses ------------------------------------------------------------------------------- */
 
 /* An address that is not usable yet, because its interface has just come up, is left out. */
@@ -49,7 +44,7 @@ static int hold_all(void)
 
 static void release_all(void)
 {
-	soft_list_each (struct soft_roce_address, address, &roce()->addresses, node) {
+	soft_list_each (struct soft_roce_address, address, &soft_device.roce->addresses, node) {
 		address->users -= address->held;
 		address->held = false;
 	}
@@ -59,19 +54,19 @@ static void release_all(void)
 int soft_roce_hold(void)
 {
 	soft_assert_locked();
-	int rc = roce()->holders ? 0 : hold_all();
+	int rc = soft_device.roce->holders ? 0 : hold_all();
 
 	if (rc)
 		release_all();
 	else
-		roce()->holders++;
+		soft_device.roce->holders++;
 	return rc;
 }
 
 void soft_roce_release(void)
 {
 	soft_assert_locked();
-	if (!--roce()->holders)
+	if (!--soft_device.roce->holders)
 		release_all();
 }
 
@@ -79,7 +74,7 @@ void soft_roce_release(void)
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;
-	if (change == SOFT_PORT_ADDRESSES && roce()->holders)
+	if (change == SOFT_PORT_ADDRESSES && soft_device.roce->holders)
 		(void)hold_all();
 }
 
@@ -123,7 +118,7 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 	}
 	memset(at, 0, SOFT_ROCE_PAD_MAX);
 	soft_roce_staged(&flow, (uint32_t)(at - staged) + soft_roce_pad(packet.length));
-	soft_defer(&roce()->paths[0].flush);
+	soft_defer(&soft_device.roce->paths[0].flush);
 	return true;
 }
 
@@ -174,12 +169,13 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	if (packet->opcode == (SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE))
 		datagram.flags |= SOFT_DATAGRAM_IMMEDIATE;
 	if (is_mad)
-		roce()->takers->mad(&datagram.source, &at->gid, packet->payload, packet->length);
+		soft_device.roce->takers->mad(&datagram.source, &at->gid, packet->payload,
+					      packet->length);
 	else
-		roce()->takers->datagram(&datagram, packet->payload, packet->length);
+		soft_device.roce->takers->datagram(&datagram, packet->payload, packet->length);
 }
 
 void soft_roce_use(const struct soft_roce_takers *takers)
 {
-	roce()->takers = takers;
+	soft_device.roce->takers = takers;
 }

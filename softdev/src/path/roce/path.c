@@ -20,11 +20,6 @@ enum {
 	NOTIFICATION_NS = 50000,
 };
 
-static struct soft_roce *roce(void)
-{
-	return soft_device.roce;
-}
-
 /* ---- the window ------------------------------------------------------------------------------ */
 
 static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
@@ -215,7 +210,7 @@ static void free_pair(struct soft_roce_pair *pair)
 
 static void end(struct soft_roce_pair *pair)
 {
-	soft_table_remove(&roce()->pairs, pair->qp->ibv.qp_num);
+	soft_table_remove(&soft_device.roce->pairs, pair->qp->ibv.qp_num);
 	pair->qp->window = NULL;
 	free_pair(pair);
 }
@@ -230,7 +225,7 @@ static ssize_t room(struct soft_path *path, size_t least)
 static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, uint32_t from,
 	       const struct iovec *iov, const struct soft_record_end *ends, int count)
 {
-	struct soft_roce_pair *pair = soft_table_find(&roce()->pairs, to);
+	struct soft_roce_pair *pair = soft_table_find(&soft_device.roce->pairs, to);
 	struct reader reader = {.iov = iov};
 	uint8_t header[SOFT_FRAME_HEADER];
 	struct soft_frame frame, acknowledging = {0};
@@ -300,7 +295,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		soft_roce_take_datagram(at, from, &packet, bytes, length, traffic_class);
 		return;
 	}
-	pair = soft_table_find(&roce()->pairs, packet.to);
+	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
 	if (!pair || !is_of(pair, at, from, &packet) || !soft_icrc_check(&pair->in, bytes, length))
 		return;
 	if (packet.opcode == SOFT_ROCE_CNP) {
@@ -317,7 +312,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
-	pair = soft_table_find(&roce()->pairs, packet.to);
+	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
 	if (!pair)
 		return;
 	/* In the middle of a message: the requester has a window. */
@@ -373,12 +368,12 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 	pair = create_pair(chan, qp, &own);
 	if (!pair)
 		return errno;
-	rc = soft_table_put(&roce()->pairs, qp->ibv.qp_num, pair);
+	rc = soft_table_put(&soft_device.roce->pairs, qp->ibv.qp_num, pair);
 	if (rc) {
 		free_pair(pair);
 		return rc;
 	}
-	rc = soft_chan_enter(chan, &roce()->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
+	rc = soft_chan_enter(chan, &soft_device.roce->paths[hca], qp->ibv.qp_num, qp->ibv.qp_num);
 	if (rc)
 		end(pair);
 	else if (soft_qp_is_requester(qp))
@@ -389,22 +384,22 @@ int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp)
 static void offer(void)
 {
 	for (int i = 0; i < SOFT_HCAS_MOST; i++)
-		if (soft_path_waits(&roce()->paths[i]))
-			soft_path_offer_room(&roce()->paths[i]);
+		if (soft_path_waits(&soft_device.roce->paths[i]))
+			soft_path_offer_room(&soft_device.roce->paths[i]);
 }
 
 void soft_roce_unblocked(void)
 {
-	roce()->blocked = false;
+	soft_device.roce->blocked = false;
 	soft_roce_flush();
-	if (!roce()->blocked)
+	if (!soft_device.roce->blocked)
 		offer();
 }
 
 static void again(struct soft_timer *timer)
 {
 	(void)timer;
-	if (!roce()->blocked)
+	if (!soft_device.roce->blocked)
 		offer();
 }
 
@@ -414,41 +409,41 @@ static void flush(struct soft_deferred *deferred)
 	struct soft_path *path = soft_container(deferred, struct soft_path, flush);
 
 	soft_roce_flush();
-	if (soft_path_waits(path) && !roce()->blocked)
-		soft_timer_start(&roce()->again, soft_now());
+	if (soft_path_waits(path) && !soft_device.roce->blocked)
+		soft_timer_start(&soft_device.roce->again, soft_now());
 }
 
 static void begin(void)
 {
-	roce()->again = (struct soft_timer){.expired = again};
+	soft_device.roce->again = (struct soft_timer){.expired = again};
 	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
-		roce()->paths[i] = (struct soft_path){.ports = 1u << i};
-		soft_path_init(&roce()->paths[i], &calls, flush);
+		soft_device.roce->paths[i] = (struct soft_path){.ports = 1u << i};
+		soft_path_init(&soft_device.roce->paths[i], &calls, flush);
 	}
 }
 
 static void create(void)
 {
 	soft_device.roce = soft_part(sizeof(struct soft_roce));
-	soft_list_init(&roce()->addresses);
+	soft_list_init(&soft_device.roce->addresses);
 	begin();
 }
 
 /* The links have ended, and with them the pairs; what they have sent last goes out. */
 static void stop(void)
 {
-	soft_timer_stop(&roce()->again);
+	soft_timer_stop(&soft_device.roce->again);
 	soft_roce_sockets_close(true);
 }
 
 static void forked(void)
 {
-	roce()->blocked =
+	soft_device.roce->blocked =
 		false; /* nothing of the parent's waits here, nor does the timer `again` */
 	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
-		soft_list_each (struct soft_chan, chan, &roce()->paths[i].chans, node)
-			end(soft_table_find(&roce()->pairs, chan->id));
-		soft_path_forget(&roce()->paths[i]);
+		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
+			end(soft_table_find(&soft_device.roce->pairs, chan->id));
+		soft_path_forget(&soft_device.roce->paths[i]);
 	}
 	soft_roce_sockets_close(false);
 	begin();

@@ -37,11 +37,6 @@ enum {
 	ECT0 = 2, /* RFC 3168, of the traffic class: routers may mark these packets */
 };
 
-static struct soft_roce *roce(void)
-{
-	return soft_device.roce;
-}
-
 /* ---- sending --------------------------------------------------------------------------------- */
 
 static void writable(struct soft_fd_watch *watch)
@@ -52,14 +47,15 @@ static void writable(struct soft_fd_watch *watch)
 
 static void forget_staged(void)
 {
-	roce()->staged_length = roce()->run_count = roce()->run_sent = 0;
+	soft_device.roce->staged_length = soft_device.roce->run_count = soft_device.roce->run_sent =
+		0;
 }
 
 static void tell_too_long(uint32_t length)
 {
-	if (roce()->too_long_told)
+	if (soft_device.roce->too_long_told)
 		return;
-	roce()->too_long_told = true;
+	soft_device.roce->too_long_told = true;
 	fprintf(stderr,
 		"aiordma: a packet of RoCE with %u bytes is longer than the network allows: give "
 		"the queue pairs a smaller path_mtu, or the network interface a larger MTU\n",
@@ -104,10 +100,10 @@ static void send_run(const struct soft_network *network, const struct soft_roce_
 	soft_gid_from(&to, (const struct sockaddr *)&run->to);
 	for (uint32_t at = 0; at < run->length; at += part) {
 		part = run->length - at < run->segment ? run->length - at : run->segment;
-		network->send(&run->from, run->sender->port, &to, roce()->staged + run->offset + at,
-			      part);
+		network->send(&run->from, run->sender->port, &to,
+			      soft_device.roce->staged + run->offset + at, part);
 	}
-	roce()->run_sent++;
+	soft_device.roce->run_sent++;
 }
 
 static void send_runs(const struct soft_roce_run *runs, unsigned count)
@@ -123,7 +119,7 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	for (unsigned i = 0; i < count; i++) {
 		struct msghdr *message = &messages[i].msg_hdr;
 
-		iov[i] = (struct iovec){roce()->staged + runs[i].offset, runs[i].length};
+		iov[i] = (struct iovec){soft_device.roce->staged + runs[i].offset, runs[i].length};
 		message->msg_name = (void *)&runs[i].to;
 		message->msg_namelen = runs[i].to_length;
 		message->msg_iov = &iov[i];
@@ -143,19 +139,21 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 				MSG_DONTWAIT | MSG_NOSIGNAL);
 	while (sent < 0 && errno == EINTR);
 	if (sent > 0)
-		roce()->run_sent += (uint32_t)sent;
+		soft_device.roce->run_sent += (uint32_t)sent;
 	else if (must_wait(runs, errno))
-		roce()->blocked = true;
+		soft_device.roce->blocked = true;
 	else
-		roce()->run_sent++;
+		soft_device.roce->run_sent++;
 }
 
 void soft_roce_flush(void)
 {
 	soft_assert_locked();
-	while (!roce()->blocked && roce()->run_sent < roce()->run_count) {
-		const struct soft_roce_run *runs = &roce()->runs[roce()->run_sent];
-		const uint32_t left = roce()->run_count - roce()->run_sent;
+	while (!soft_device.roce->blocked &&
+	       soft_device.roce->run_sent < soft_device.roce->run_count) {
+		const struct soft_roce_run *runs =
+			&soft_device.roce->runs[soft_device.roce->run_sent];
+		const uint32_t left = soft_device.roce->run_count - soft_device.roce->run_sent;
 		unsigned count = 1;
 
 		if (soft_device.platform->network) {
@@ -166,23 +164,23 @@ void soft_roce_flush(void)
 			count++;
 		send_runs(runs, count);
 	}
-	if (!roce()->blocked)
+	if (!soft_device.roce->blocked)
 		forget_staged();
 }
 
 size_t soft_roce_room(void)
 {
-	if (roce()->staged_length > STAGED_MOST - ROOM_MOST - SLACK ||
-	    roce()->run_count > RUNS_MOST - RUNS_SLACK)
+	if (soft_device.roce->staged_length > STAGED_MOST - ROOM_MOST - SLACK ||
+	    soft_device.roce->run_count > RUNS_MOST - RUNS_SLACK)
 		soft_roce_flush();
-	return roce()->blocked ? 0 : ROOM_MOST;
+	return soft_device.roce->blocked ? 0 : ROOM_MOST;
 }
 
 uint8_t *soft_roce_stage(void)
 {
-	return roce()->staged_length + SOFT_ROCE_PACKET_MAX <= STAGED_MOST &&
-			       roce()->run_count < RUNS_MOST
-		       ? roce()->staged + roce()->staged_length
+	return soft_device.roce->staged_length + SOFT_ROCE_PACKET_MAX <= STAGED_MOST &&
+			       soft_device.roce->run_count < RUNS_MOST
+		       ? soft_device.roce->staged + soft_device.roce->staged_length
 		       : NULL;
 }
 
@@ -190,9 +188,12 @@ uint8_t *soft_roce_stage(void)
 static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t length)
 {
 	struct soft_roce_run *run =
-		roce()->run_count > roce()->run_sent ? &roce()->runs[roce()->run_count - 1] : NULL;
+		soft_device.roce->run_count > soft_device.roce->run_sent
+			? &soft_device.roce->runs[soft_device.roce->run_count - 1]
+			: NULL;
 
-	return run && !roce()->blocked && run->sender == flow->sender && !run->sender->one_by_one &&
+	return run && !soft_device.roce->blocked && run->sender == flow->sender &&
+			       !run->sender->one_by_one &&
 			       run->length == (uint32_t)run->segment * run->count &&
 			       run->traffic_class == flow->traffic_class &&
 			       length <= run->segment && run->count < SEGMENTS_MOST &&
@@ -204,19 +205,19 @@ static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t
 
 void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 {
-	uint8_t *at = roce()->staged + roce()->staged_length;
+	uint8_t *at = soft_device.roce->staged + soft_device.roce->staged_length;
 	const uint32_t whole = length + SOFT_ROCE_ICRC;
 	struct soft_roce_run *run = run_for(flow, whole);
 
 	if (!run) {
-		run = &roce()->runs[roce()->run_count++];
+		run = &soft_device.roce->runs[soft_device.roce->run_count++];
 		*run = (struct soft_roce_run){
 			.sender = flow->sender,
 			.from = flow->from,
 			.to = flow->to,
 			.to_length = flow->to_length,
 			.traffic_class = flow->traffic_class,
-			.offset = roce()->staged_length,
+			.offset = soft_device.roce->staged_length,
 			.segment = (uint16_t)whole,
 		};
 	}
@@ -224,7 +225,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
 	run->length += whole;
-	roce()->staged_length += whole;
+	soft_device.roce->staged_length += whole;
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
@@ -275,7 +276,7 @@ static size_t read_some(struct soft_roce_address *address)
 
 	for (int i = 0; i < READS_TOGETHER; i++) {
 		iov[i][0] = (struct iovec){&from[i], SOFT_ROCE_FROM};
-		iov[i][1] = (struct iovec){roce()->input + (size_t)i * INPUT + HEADROOM,
+		iov[i][1] = (struct iovec){soft_device.roce->input + (size_t)i * INPUT + HEADROOM,
 					   INPUT - HEADROOM};
 		messages[i].msg_hdr = (struct msghdr){
 			.msg_name = guest ? NULL : &from[i],
@@ -314,9 +315,9 @@ static size_t read_some(struct soft_roce_address *address)
 static void close_address(struct soft_roce_address *address)
 {
 	forget_staged();
-	if (roce()->blocked)
-		soft_timer_start(&roce()->again, soft_now());
-	roce()->blocked = false;
+	if (soft_device.roce->blocked)
+		soft_timer_start(&soft_device.roce->again, soft_now());
+	soft_device.roce->blocked = false;
 	for (int i = 0; i < SOFT_ROCE_SENDERS; i++)
 		if (address->senders[i].port)
 			soft_watch_close(&address->senders[i].watch);
@@ -451,14 +452,14 @@ static int receive_at(struct soft_roce_address *address)
 
 static bool allocate(void)
 {
-	if (!roce()->input)
-		roce()->input = malloc((size_t)READS_TOGETHER * INPUT);
-	if (!roce()->staged)
-		roce()->staged = malloc(STAGED_MOST);
-	if (!roce()->runs)
-		roce()->runs = malloc(RUNS_MOST * sizeof(*roce()->runs));
+	if (!soft_device.roce->input)
+		soft_device.roce->input = malloc((size_t)READS_TOGETHER * INPUT);
+	if (!soft_device.roce->staged)
+		soft_device.roce->staged = malloc(STAGED_MOST);
+	if (!soft_device.roce->runs)
+		soft_device.roce->runs = malloc(RUNS_MOST * sizeof(*soft_device.roce->runs));
 	errno = ENOMEM;
-	return roce()->input && roce()->staged && roce()->runs;
+	return soft_device.roce->input && soft_device.roce->staged && soft_device.roce->runs;
 }
 
 struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
@@ -482,7 +483,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 
 	if (error)
 		return soft_made(error, address);
-	soft_list_append(&roce()->addresses, &address->node);
+	soft_list_append(&soft_device.roce->addresses, &address->node);
 	return address;
 }
 
@@ -492,7 +493,7 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	soft_assert_locked();
 	if (address)
 		address->users--;
-	soft_list_each_safe (struct soft_roce_address, it, &roce()->addresses, node) {
+	soft_list_each_safe (struct soft_roce_address, it, &soft_device.roce->addresses, node) {
 		if (it->users || it->busy)
 			continue;
 		soft_roce_flush();
@@ -570,14 +571,14 @@ void soft_roce_sockets_close(bool flush)
 	soft_assert_locked();
 	if (flush)
 		soft_roce_flush();
-	soft_list_drain (struct soft_roce_address, address, &roce()->addresses, node)
+	soft_list_drain (struct soft_roce_address, address, &soft_device.roce->addresses, node)
 		close_address(address);
 	forget_staged();
-	roce()->blocked = false;
-	roce()->holders = 0;
-	free(roce()->input);
-	free(roce()->staged);
-	free(roce()->runs);
-	roce()->input = roce()->staged = NULL;
-	roce()->runs = NULL;
+	soft_device.roce->blocked = false;
+	soft_device.roce->holders = 0;
+	free(soft_device.roce->input);
+	free(soft_device.roce->staged);
+	free(soft_device.roce->runs);
+	soft_device.roce->input = soft_device.roce->staged = NULL;
+	soft_device.roce->runs = NULL;
 }
