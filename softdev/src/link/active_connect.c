@@ -37,7 +37,7 @@ void soft_connect_later(struct soft_link *link)
 
 	if (link->attempts < LONGEST_PAUSE)
 		link->attempts++;
-	soft_link_close_wires(link);
+	soft_link_detach(link);
 	link->base.state = SOFT_LINK_CONNECTING;
 	link->timer.expired = try_again;
 	soft_timer_start(&link->timer, soft_now() + delay);

@@ -338,7 +338,7 @@ bool soft_delay_outlives(struct soft_link *link, int error)
 	queue->ended = true;
 	queue->error = error;
 	link->base.blocked = true; /* the peer would not get it */
-	soft_link_close_wires(link);
+	soft_link_detach(link);
 	return true;
 }
 

@@ -198,10 +198,9 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp) ||
 	    !leads_there(link->from_path, qp))
 		return false;
-	return qp->stream_from_cm
-		       ? is_beside(link->from_path, soft_link_of(qp)) &&
-				 (!qp->link || soft_wire_selection_is_open(soft_link_of(qp)))
-		       : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
+	return qp->stream_from_cm ? is_beside(link->from_path, soft_link_of(qp)) &&
+					    (!qp->link || soft_selection_is_open(soft_link_of(qp)))
+				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
 
 /* With the CM, not before the queue pair has got its stream; else not while an attempt of its own is
@@ -220,7 +219,7 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 
 	soft_place_release(&link->pending);
 	if (qp->stream_from_cm) {
-		soft_wire_selection_use_chan(own, link);
+		soft_selection_use_chan(own, link);
 		soft_link_finish(link, 0);
 		return;
 	}

@@ -94,7 +94,7 @@ int soft_link_up(struct soft_link *link, struct soft_qp *qp)
 	return 0;
 }
 
-void soft_link_close_wires(struct soft_link *link)
+void soft_link_detach(struct soft_link *link)
 {
 	soft_watch_close(&link->watch);
 	soft_chan_end(&link->chan);
@@ -131,7 +131,7 @@ void soft_link_finish(struct soft_link *link, int error)
 	soft_list_remove(&link->node);
 	soft_delay_detach(link);
 	soft_cma_forget_link(link);
-	soft_link_close_wires(link);
+	soft_link_detach(link);
 	if (qp) {
 		link->qp = NULL;
 		qp->link = NULL;
@@ -149,7 +149,7 @@ static void close_orderly(struct soft_qp *qp)
 	struct soft_link *link = soft_link_of(qp);
 
 	if (link && link->base.state == SOFT_LINK_SELECTING) {
-		soft_wire_selection_use_tcp(link, false);
+		soft_selection_use_tcp(link, false);
 		link = soft_link_of(qp);
 	}
 	if (!link || link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
@@ -284,7 +284,7 @@ int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint1
 		return rc;
 	link->path_port = path_port;
 	link->opens = opens;
-	rc = soft_wire_selection_begin(link, qp, fd, shm_port);
+	rc = soft_selection_begin(link, qp, fd, shm_port);
 	if (rc)
 		soft_link_finish(link, rc);
 	return rc;

@@ -21,7 +21,7 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 	if (!link->hello_valid)
 		link->peer_hello.kind = 0; /* matches no peer */
 	if (link->base.state == SOFT_LINK_SELECTING)
-		soft_wire_selection_answered(link);
+		soft_selection_answered(link);
 	else
 		soft_connect_answered(link);
 }
@@ -113,7 +113,7 @@ static void gone(struct soft_chan *chan, int error)
 
 	switch (link->base.state) {
 	case SOFT_LINK_SELECTING:
-		soft_wire_selection_use_tcp(link, true);
+		soft_selection_use_tcp(link, true);
 		break;
 	case SOFT_LINK_HANDSHAKE:
 		link->refused = !link->over_tcp && error == ECONNREFUSED;
@@ -149,7 +149,7 @@ static void silent(struct soft_chan *chan)
 	if (link->base.state == SOFT_LINK_HANDSHAKE)
 		soft_connect_later(link);
 	else if (link->base.state == SOFT_LINK_SELECTING)
-		soft_wire_selection_use_tcp(link, true);
+		soft_selection_use_tcp(link, true);
 	else
 		soft_link_finish(link, ETIMEDOUT);
 }

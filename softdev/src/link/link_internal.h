@@ -3,7 +3,7 @@
  * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c), in a channel of a
  * path (link_chan.c): of rings, a TCP stream or RoCE v2.  Which side
  * connects, and over which path, is in active_connect.c and handshake.c, with the CM in
- * wire_selection.c.
+ * selection.c.
  */
 #pragma once
 
@@ -110,7 +110,7 @@ void soft_links_fault_spec_changed(void);
 void soft_link_lost(struct soft_link *link, int error);
 /* Close what carries it now, tell the queue pair, free (when it is busy, soft_link_release does that). */
 void soft_link_finish(struct soft_link *link, int error);
-void soft_link_close_wires(struct soft_link *link);
+void soft_link_detach(struct soft_link *link);
 /* The queue pair goes without its link; that closes orderly. */
 void soft_link_leave(struct soft_qp *qp);
 /* Its input may get lost from now on; LOSES tells the other side (req_retransmit.c). */
@@ -167,14 +167,13 @@ int soft_link_over_stream(struct soft_link *link, int fd);
 /* Between the queue pair's device and its peer's, in the process at that port; or NULL. */
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port);
 
-/* wire_selection.c: with the CM */
+/* selection.c: with the CM */
 /* 0 or an errno value; the link is the queue pair's. */
-int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd,
-			      uint16_t shm_port);
-bool soft_wire_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
-void soft_wire_selection_answered(struct soft_link *link); /* `peer_hello` is the answer */
-void soft_wire_selection_use_tcp(struct soft_link *link, bool tell);
-void soft_wire_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
+int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port);
+bool soft_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
+void soft_selection_answered(struct soft_link *link); /* `peer_hello` is the answer */
+void soft_selection_use_tcp(struct soft_link *link, bool tell);
+void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
 /* peer_exit.c: the other process has ended, and this is what it had not read; after that, complete
  * what it had.  The link is `busy`, and may be finished. */

@@ -154,7 +154,7 @@ struct soft_frame {
 enum soft_hello_kind {
 	SOFT_HELLO = 1,
 	SOFT_HELLO_ACK,
-	SOFT_HELLO_STREAM, /* of a path (tcp_path.c): the rest is zeros */
+	SOFT_HELLO_STREAM, /* of a path (path/tcp/path.c): the rest is zeros */
 };
 enum soft_hello_flag {
 	SOFT_HELLO_SENDS = 1 << 0,

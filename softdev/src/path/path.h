@@ -172,7 +172,7 @@ struct soft_paths {
 	/* Of tests in virtual time: the path to the process with that port. */
 	struct soft_path *(*simulated)(uint16_t port);
 
-	/* path/tcp/tcp_path.c */
+	/* path/tcp/path.c */
 	struct soft_node streams;
 	struct soft_places silent; /* of those that have come and have no channel */
 	struct soft_node delayed; /* whose output is */

@@ -182,7 +182,7 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 	if (!soft_qp_is_requester(qp) || (!data && frame->length))
 		return SOFT_SINK_BROKEN;
 	/* Before RTS the first PSN is not known, and an acknowledgement is one of nothing: the peer says
-	 * so that the stream is chosen (wire_selection.c). */
+	 * so that the stream is chosen (selection.c). */
 	if (frame->opcode == SOFT_ACK && qp->ibv.state == IBV_QPS_RTR)
 		return SOFT_SINK_NONE;
 	if (!soft_acknowledged(qp, done))

@@ -1,4 +1,4 @@
-/* The other end of an adopted stream, in the hands of a test: frames in records (tcp_path.c). */
+/* The other end of an adopted stream, in the hands of a test: frames in records (path/tcp/path.c). */
 #pragma once
 
 #include <poll.h>

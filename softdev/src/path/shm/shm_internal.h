@@ -1,4 +1,4 @@
-/* The inside of a peer: peer.c (the path), segment.c (the shared memory), attach.c (how
+/* The inside of a peer: path.c (the path), segment.c (the shared memory), attach.c (how
  * two processes come to share it, and how they part), wakeup.c (which rings are polled, which peers
  * notify). */
 #pragma once
@@ -34,7 +34,7 @@ struct soft_shm_peer {
 	struct soft_cma *cma; /* cma.c; NULL if there was no memory for it */
 	struct soft_ring in, out;
 
-	/* peer.c */
+	/* path.c */
 	unsigned turn; /* of the lock, ourselves: */
 	size_t allowance; /* what may still be taken in during it */
 
@@ -45,7 +45,7 @@ struct soft_shm_peer {
 };
 
 struct soft_shm {
-	/* peer.c */
+	/* path.c */
 	struct soft_node peers;
 
 	/* attach.c */
@@ -75,7 +75,7 @@ int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
 int soft_segment_private(struct soft_shm_peer *peer);
 void soft_segment_unmap(struct soft_shm_peer *peer);
 
-/* ---- peer.c --------------------------------------------------------------------------- */
+/* ---- path.c --------------------------------------------------------------------------- */
 
 /* One more, without rings; NULL: out of memory, or too many. */
 struct soft_shm_peer *soft_shm_peer_create(void);

@@ -1,4 +1,4 @@
-/* Path selection with the CM: a path that is there, or the stream of the handshake, which becomes one.
+/* Selection of a path with the CM: a path that is there, or the stream of the handshake, which becomes one.
  *
  * The side that asked for the connection tries to open a channel: through shared memory where both
  * sides have named their ports in the handshake; else of a path that an earlier stream to the same
@@ -12,7 +12,7 @@
 
 #include "link_internal.h"
 
-bool soft_wire_selection_is_open(const struct soft_link *link)
+bool soft_selection_is_open(const struct soft_link *link)
 {
 	return link->base.state == SOFT_LINK_SELECTING && !link->chan.path;
 }
@@ -27,7 +27,7 @@ static void received(struct soft_fd_watch *watch)
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
 		return;
 	if (n > 0)
-		soft_wire_selection_use_tcp(link, false);
+		soft_selection_use_tcp(link, false);
 	else if (link->chan.path)
 		soft_unwatch(watch); /* HELLO_ACK may be on its way; else the channel ends too */
 	else
@@ -45,7 +45,7 @@ static struct soft_path *path_to(const struct soft_link *link, const struct soft
 	return tcp ? &tcp->path : NULL;
 }
 
-int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port)
+int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port)
 {
 	link->watch =
 		(struct soft_fd_watch){.fd = fd, .ready = received, .ports = soft_qp_hca(qp)->port};
@@ -59,7 +59,7 @@ int soft_wire_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd
 	if (!link->opens)
 		soft_handshake_find_pending(qp);
 	else if (!soft_link_open_chan(link, qp, path_to(link, qp, shm_port)))
-		soft_wire_selection_use_tcp(link, true);
+		soft_selection_use_tcp(link, true);
 	else
 		soft_link_watch(link);
 	return 0;
@@ -73,7 +73,7 @@ static void up(struct soft_link *link)
 		soft_link_finish(link, rc);
 }
 
-void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
+void soft_selection_use_tcp(struct soft_link *link, bool tell)
 {
 	int fd = link->watch.fd, rc;
 
@@ -92,18 +92,18 @@ void soft_wire_selection_use_tcp(struct soft_link *link, bool tell)
 	up(link);
 }
 
-void soft_wire_selection_answered(struct soft_link *link)
+void soft_selection_answered(struct soft_link *link)
 {
 	if (link->peer_hello.kind != SOFT_HELLO_ACK ||
 	    !soft_hello_matches(&link->peer_hello, link->qp)) {
-		soft_wire_selection_use_tcp(link, true);
+		soft_selection_use_tcp(link, true);
 		return;
 	}
 	soft_watch_close(&link->watch);
 	up(link);
 }
 
-void soft_wire_selection_use_chan(struct soft_link *link, struct soft_link *pending_link)
+void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link)
 {
 	if (!soft_link_accept_chan(link, pending_link, link->qp))
 		return; /* it will fall back to the stream */
