@@ -3,7 +3,7 @@
 
 /* IBTA table 75 (static rates).  A lane's signalling is 2.5 Gb/s times something at first; from FDR
  * on it is not, and the faster ones (with 64b/66b coding) give their data rate.  0: no multiple. */
-static const struct {
+static const struct rate {
 	enum ibv_rate rate;
 	int mult;
 	int mbps;
@@ -22,36 +22,29 @@ static const struct {
 	{IBV_RATE_1200_GBPS, 480, 1275000},
 };
 
-enum { RATES = sizeof(rates) / sizeof(rates[0]) };
+/* The first rate that is like that. */
+#define FIND(condition, found, otherwise)                                                          \
+	for (const struct rate *it = rates; it < rates + sizeof(rates) / sizeof(*rates); it++)     \
+		if (condition)                                                                     \
+			return found;                                                              \
+	return otherwise
 
 int soft_ibv_rate_to_mult(enum ibv_rate rate)
 {
-	for (int i = 0; i < RATES; i++)
-		if (rates[i].rate == rate)
-			return rates[i].mult ? rates[i].mult : -1;
-	return -1;
+	FIND(it->rate == rate && it->mult, it->mult, -1);
 }
 
 enum ibv_rate soft_mult_to_ibv_rate(int mult)
 {
-	for (int i = 0; i < RATES; i++)
-		if (mult && rates[i].mult == mult)
-			return rates[i].rate;
-	return IBV_RATE_MAX;
+	FIND(mult && it->mult == mult, it->rate, IBV_RATE_MAX);
 }
 
 int soft_ibv_rate_to_mbps(enum ibv_rate rate)
 {
-	for (int i = 0; i < RATES; i++)
-		if (rates[i].rate == rate)
-			return rates[i].mbps;
-	return -1;
+	FIND(it->rate == rate, it->mbps, -1);
 }
 
 enum ibv_rate soft_mbps_to_ibv_rate(int mbps)
 {
-	for (int i = 0; i < RATES; i++)
-		if (rates[i].mbps == mbps)
-			return rates[i].rate;
-	return IBV_RATE_MAX;
+	FIND(it->mbps == mbps, it->rate, IBV_RATE_MAX);
 }
