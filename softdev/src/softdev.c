@@ -7,6 +7,7 @@
 #include "rc/rc.h"
 #include "path/roce/roce.h"
 #include "path/shm/shm.h"
+#include "path/tcp/tcp.h"
 #include "trace/trace.h"
 #include "ud/ud.h"
 #include "link/link.h"
@@ -43,6 +44,7 @@ static const struct soft_subsystem carriers = {.start = choose_carriers};
 static const struct soft_subsystem *const subsystems[] = {
 	&soft_cm_subsystem,
 	&soft_links_subsystem,
+	&soft_tcp_subsystem,
 	&soft_shm_subsystem,
 	&soft_roce_subsystem,
 	&soft_ud_subsystem,

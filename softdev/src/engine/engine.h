@@ -133,6 +133,7 @@ struct soft_device {
 	struct soft_objects *objects;
 	struct soft_paths *paths;
 	struct soft_shm *shm;
+	struct soft_tcp *tcp;
 	struct soft_roce *roce;
 	struct soft_ud *ud;
 	struct soft_links_state *links;

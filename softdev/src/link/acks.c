@@ -41,7 +41,7 @@ void soft_ack_settled(struct soft_link *link)
 	soft_assert_locked();
 	soft_list_remove(&link->delayed);
 	soft_engine_set_delayed(!soft_list_empty(&soft_device.links->delayed) ||
-				!soft_list_empty(&soft_device.paths->delayed));
+				!soft_list_empty(&soft_device.tcp->delayed));
 }
 
 void soft_ack_replied(struct soft_link *link)

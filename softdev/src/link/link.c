@@ -214,7 +214,6 @@ static void resume(void)
 			soft_link_output(link);
 		}
 	}
-	soft_tcp_paths_resume();
 }
 
 /* It has no other end that would have to know. */
@@ -358,7 +357,7 @@ static int start(void)
 	soft_device.links->may_use_shm = !wish || !*wish || !strcmp(wish, "shared");
 	soft_device.links->roce = wish && !strcmp(wish, "roce");
 	if (soft_device.links->may_use_shm || soft_device.links->roce || !strcmp(wish, "tcp"))
-		return soft_liveness_configure();
+		return 0;
 	return soft_misconfigured(EINVAL, VARIABLE, wish, "it can be 'shared', 'tcp' or 'roce'");
 }
 
@@ -369,7 +368,6 @@ static void stop(void)
 	soft_places_init(&soft_device.links->held);
 	soft_list_drain (struct soft_link, link, &soft_device.links->links, node)
 		soft_link_finish(link, 0);
-	soft_tcp_paths_stop();
 	soft_delay_stop();
 }
 
@@ -381,7 +379,6 @@ static void forked(void)
 	soft_list_clear(&soft_device.links->delayed);
 	soft_engine_set_delayed(false);
 	soft_listener_stop();
-	soft_tcp_paths_forget();
 	soft_delay_stop();
 }
 

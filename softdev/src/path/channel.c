@@ -22,11 +22,7 @@ struct soft_ctrl_record {
 
 static void create(void)
 {
-	struct soft_paths *paths = soft_device.paths = soft_part(sizeof(*paths));
-
-	soft_list_init(&paths->streams);
-	soft_list_init(&paths->delayed);
-	soft_places_init(&paths->silent);
+	soft_device.paths = soft_part(sizeof(struct soft_paths));
 }
 
 const struct soft_subsystem soft_paths_subsystem = {.create = create};

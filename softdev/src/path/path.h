@@ -171,16 +171,14 @@ struct soft_paths {
 	const struct soft_path_acceptor *acceptor;
 	/* Of tests in virtual time: the path to the process with that port. */
 	struct soft_path *(*simulated)(uint16_t port);
-
-	/* path/tcp/path.c */
-	struct soft_node streams;
-	struct soft_places silent; /* of those that have come and have no channel */
-	struct soft_node delayed; /* whose output is */
-	uint64_t liveness_seconds; /* how long one may be silent */
-	bool version_told; /* a peer has another one */
 };
 
 extern const struct soft_subsystem soft_paths_subsystem;
+
+static inline bool soft_path_is_local(const struct soft_path *path)
+{
+	return path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
+}
 
 /* ---- for what is a path -------------------------------------------------------------------- */
 

@@ -104,11 +104,6 @@ void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 	soft_shm_peer_release(peer);
 }
 
-bool soft_path_is_local(const struct soft_path *path)
-{
-	return path->calls->name == AIORDMA_WIRE_SHARED_MEMORY;
-}
-
 bool soft_shm_path_is_self(const struct soft_path *path)
 {
 	return soft_path_is_local(path) && peer_of(path)->self;

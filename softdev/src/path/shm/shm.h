@@ -20,7 +20,6 @@ struct soft_shm_peer;
  * there is none, or it is of another user, or has no shared memory: there is only TCP. */
 struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_number);
 /* Is it the rings of a process of this host and user? */
-bool soft_path_is_local(const struct soft_path *path);
 bool soft_shm_path_is_self(const struct soft_path *path);
 
 /* NULL if there was no memory for it: then everything goes through the rings; and of other paths. */

@@ -43,14 +43,14 @@ int soft_liveness_configure(void)
 	const char *text = getenv(VARIABLE);
 	char *end;
 
-	soft_device.paths->liveness_seconds = DEFAULT;
+	soft_device.tcp->liveness_seconds = DEFAULT;
 	if (!text || !*text)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
 	/* strtoul would take a sign. */
 	if (*text >= '0' && *text <= '9' && !*end && value >= 1 && value <= MAX) {
-		soft_device.paths->liveness_seconds = value;
+		soft_device.tcp->liveness_seconds = value;
 		return 0;
 	}
 	return soft_misconfigured(EINVAL, VARIABLE, text, "it is a number of seconds, 1 to %d",
@@ -59,12 +59,12 @@ int soft_liveness_configure(void)
 
 uint64_t soft_liveness_limit(void)
 {
-	return soft_device.paths->liveness_seconds * SECOND_NS;
+	return soft_device.tcp->liveness_seconds * SECOND_NS;
 }
 
 static void keep_alive(int fd, int on)
 {
-	const int limit = (int)soft_device.paths->liveness_seconds;
+	const int limit = (int)soft_device.tcp->liveness_seconds;
 	const int idle = (limit + 1) / 2, interval = (idle + PROBES - 1) / PROBES;
 	const int probes = limit > idle + interval ? (limit - idle) / interval : 1;
 

@@ -288,7 +288,7 @@ static void flush(struct soft_deferred *deferred)
 		return;
 	if (!tcp->due && may_delay(tcp)) {
 		if (soft_list_empty(&tcp->delayed))
-			soft_list_append(&soft_device.paths->delayed, &tcp->delayed);
+			soft_list_append(&soft_device.tcp->delayed, &tcp->delayed);
 		soft_engine_set_delayed(true);
 		return;
 	}
@@ -306,7 +306,7 @@ static void flush(struct soft_deferred *deferred)
 
 void soft_tcp_paths_send_delayed(void)
 {
-	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.paths->delayed, delayed) {
+	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->delayed, delayed) {
 		soft_list_remove(&tcp->delayed);
 		tcp->due = true;
 		soft_defer(&tcp->path.flush);
@@ -489,9 +489,9 @@ static void up(struct soft_tcp_path *tcp)
 
 static void other_version(uint32_t version)
 {
-	if (soft_device.paths->version_told)
+	if (soft_device.tcp->version_told)
 		return;
-	soft_device.paths->version_told = true;
+	soft_device.tcp->version_told = true;
 	fprintf(stderr,
 		"aiordma: a peer's embedded device has version %u of the stream, this one %d: both "
 		"sides need the same version of aiordma\n",
@@ -599,7 +599,7 @@ static struct soft_tcp_path *create(int fd, enum soft_tcp_state state, uint32_t 
 	tcp->liveness_timer.expired = soft_liveness_check;
 	soft_list_init(&tcp->place.node);
 	soft_list_init(&tcp->delayed);
-	soft_list_append(&soft_device.paths->streams, &tcp->node);
+	soft_list_append(&soft_device.tcp->streams, &tcp->node);
 	if (soft_watch(&tcp->watch, events)) {
 		finish(tcp, ENOMEM, -1);
 		return NULL;
@@ -614,11 +614,11 @@ void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer)
 
 	if (!tcp)
 		return;
-	soft_places_add(&soft_device.paths->silent, &tcp->place, peer);
+	soft_places_add(&soft_device.tcp->silent, &tcp->place, peer);
 	tcp->guessed_until = soft_now();
 	soft_timer_start(&tcp->timer, tcp->guessed_until + FIRST_BYTES_NS);
 	struct soft_place *evicted =
-		soft_places_evicted(&soft_device.paths->silent, soft_places_limit(MAX_SILENT));
+		soft_places_evicted(&soft_device.tcp->silent, soft_places_limit(MAX_SILENT));
 
 	if (evicted)
 		finish(soft_container(evicted, struct soft_tcp_path, place), ECONNRESET, -1);
@@ -642,7 +642,7 @@ struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port)
 
 	if (!path_port || !names_of(fd, &names))
 		return NULL;
-	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node)
+	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->path_port == path_port && tcp->state == SOFT_TCP_UP && !tcp->stale &&
 		    !memcmp(&tcp->names, &names, sizeof(names)))
 			return tcp;
@@ -663,7 +663,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	struct sockaddr_storage address;
 	socklen_t length;
 
-	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node)
+	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node)
 		if (tcp->connects && tcp->state <= SOFT_TCP_UP && !tcp->stale &&
 		    !memcmp(&tcp->ends, ends, sizeof(*ends)))
 			return tcp;
@@ -685,30 +685,48 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 }
 
 /* What has been written is given to the kernel, as far as that takes it. */
-void soft_tcp_paths_stop(void)
+static void stop(void)
 {
-	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.paths->streams, node) {
+	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {
 		send_gathered(tcp);
 		finish(tcp, 0, -1);
 	}
 }
 
-void soft_tcp_paths_resume(void)
+static void port_changed(enum soft_port_change change, uint32_t ports)
 {
-	soft_list_each (struct soft_tcp_path, tcp, &soft_device.paths->streams, node) {
+	(void)ports;
+	if (change != SOFT_PORT_UP)
+		return;
+	soft_list_each (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {
 		tcp->blocked = false;
 		soft_defer(&tcp->path.flush);
 	}
 }
-
-void soft_tcp_paths_forget(void)
+static void forget(void)
 {
-	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.paths->streams, node) {
+	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {
 		soft_list_remove(&tcp->node);
 		soft_path_forget(&tcp->path);
 		soft_list_remove(&tcp->delayed);
 		free(tcp->output);
 		free(tcp);
 	}
-	soft_places_init(&soft_device.paths->silent);
+	soft_places_init(&soft_device.tcp->silent);
 }
+
+static void make(void)
+{
+	soft_device.tcp = soft_part(sizeof(struct soft_tcp));
+	soft_list_init(&soft_device.tcp->streams);
+	soft_list_init(&soft_device.tcp->delayed);
+	soft_places_init(&soft_device.tcp->silent);
+}
+
+const struct soft_subsystem soft_tcp_subsystem = {
+	.create = make,
+	.start = soft_liveness_configure,
+	.stop = stop,
+	.forked = forget,
+	.port_changed = port_changed,
+};

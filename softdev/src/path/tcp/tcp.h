@@ -58,6 +58,16 @@ struct soft_tcp_path {
 	uint32_t liveness_probes; /* of the kernel's, unanswered at the latest check */
 };
 
+struct soft_tcp {
+	struct soft_node streams;
+	struct soft_places silent; /* of those that have come and have no channel */
+	struct soft_node delayed; /* whose output is */
+	uint64_t liveness_seconds; /* how long one may be silent */
+	bool version_told; /* a peer has another one */
+};
+
+extern const struct soft_subsystem soft_tcp_subsystem;
+
 /* NULL: it is another path. */
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
 /* To that port; NULL: it cannot be reached now. */
@@ -73,14 +83,11 @@ struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port);
 bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
 /* What has been read of it already. */
 void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
-void soft_tcp_paths_stop(void);
 void soft_tcp_paths_send_delayed(void);
-void soft_tcp_paths_resume(void); /* the port is up */
-void soft_tcp_paths_forget(void); /* in the child of a fork */
 
 /* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
 
-int soft_liveness_configure(void); /* 0 or an errno value */
+int soft_liveness_configure(void); /* of soft_subsystem */
 /* How long a path may be silent, in ns. */
 uint64_t soft_liveness_limit(void);
 void soft_liveness_watch(struct soft_path *path); /* of soft_path_calls */
