@@ -13,43 +13,6 @@ def new_frame() -> Frame:
     return Frame(1, 2, 0, 8, 0)
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_it_has_what_the_peer_may_not_have(seed: int) -> None:
-    chance = random.Random(seed)
-    journal = Journal()
-    journal.keeps = True
-    sent: list[Frame] = []
-    handled = 0  # by the peer, of all
-    taken = {False: 0, True: 0}  # by kind, what it owes credits for
-    kinds: list[bool] = []
-    kept: dict[bool, deque[Frame]] = {False: deque(), True: deque()}
-    for _ in range(60):
-        match chance.randrange(3):
-            case 0:
-                frame, is_data = new_frame(), chance.random() < 0.5
-                journal.send(frame, is_data)
-                sent.append(frame)
-                kinds.append(is_data)
-                kept[is_data].append(frame)
-            case 1 if handled < len(sent):
-                taken[kinds[handled]] += 1
-                handled += 1
-            case 2:
-                control = chance.randint(0, taken[False])
-                data = chance.randint(0, taken[True])
-                taken[False] -= control
-                taken[True] -= data
-                journal.credit(control, data)
-                for is_data, count in ((False, control), (True, data)):
-                    for _ in range(count):
-                        kept[is_data].popleft()
-        assert [frame.kept for frame in sent] == [
-            any(frame is it for queue in kept.values() for it in queue) for frame in sent
-        ]
-        assert journal.sent == len(sent)
-        assert journal.missing(handled) == sent[handled:]
-
-
 def test_numbers_that_cannot_be() -> None:
     journal = Journal()
     journal.keeps = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,10 +14,10 @@ from typing import Any, Literal
 
 import aiordma
 from aiordma import testing
-from tests.soak.pattern import STARTS, Patterns
-from tests.soak.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
-from tests.soak.session import as_planned, causes, talk
-from tests.soak.tally import Tally
+
+from .plans.pattern import Patterns
+from .plans.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
+from .plans.session import as_planned, causes, talk
 
 PORT = 7471
 KEY = b"sixteen or more random bytes"
