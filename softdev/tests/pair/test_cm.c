@@ -601,7 +601,7 @@ static void check_words(const struct party *party, const struct rdma_cm_event *e
 
 static enum phase phase_after(const struct party *party, const struct rdma_cm_event *event)
 {
-	for (size_t i = 0; i < COUNT_OF(allowed); i++)
+	FOR_EACH (i, allowed)
 		if (allowed[i].before == party->phase && allowed[i].event == event->event)
 			return allowed[i].after;
 	fprintf(stderr, "phase %d: %s %d\n", party->phase, verbs->rdma_event_str(event->event),
@@ -803,15 +803,15 @@ static void random_run(void)
 
 /* ---- one thing at a time ----------------------------------------------------------------------- */
 
-/* Nothing gets lost, no one waits; a client of host 0, at another port than the other one's unless that is 0. */
-static struct party *begin(uint16_t port)
+/* Nothing gets lost, no one waits; a client of host 0. */
+static struct party *begin(void)
 {
 	plan.delay = MS;
 	plan.cut_at = plan.heals_at = plan.closes_at = plan.dies_at = NEVER;
 	plan.quick = true;
 	for (int i = 0; i < SIDES; i++)
 		open_host(i, 0);
-	start_client(0, 0, port);
+	start_client(0, 0, 0);
 	return &parties[0];
 }
 
@@ -849,7 +849,7 @@ static void gives_up_after(const struct party *party, uint32_t milliseconds)
 /* Not a word; or the first one, after which the application has time. */
 static void silent_server(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	bool heard = chance(500);
 
 	client->acts_at = NEVER;
@@ -867,7 +867,7 @@ static void silent_server(void)
 /* IBTA 12.6.6: after MRA a REQ is not repeated for the time that it names; then the answer that was lost comes. */
 static void told_to_wait(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	uint64_t told;
 	int asked;
 
@@ -891,48 +891,13 @@ static void told_to_wait(void)
 	close_all();
 }
 
-/* Of a datagram service, whose application may need as long: there is no MRA. */
-static void silent_service(void)
-{
-	struct party *client = &parties[SIDR];
-
-	begin(0);
-	start_client(SIDR, 0, 0);
-	plan.cut_at = fuzz_now_ns;
-	wait_until(client, ASKED, false);
-	gives_up_after(client, soft_device.cm->limits.service_ms);
-	close_all();
-}
-
-/* The answer is lost, and the id gone that has said it: the same again, and no other request. */
-static void lost_answer(void)
-{
-	struct party *client = &parties[SIDR], *server = parties + CLIENTS;
-
-	plan.v6 = chance(500);
-	begin(0);
-	destroy(&parties[0]);
-	start_client(SIDR, 0, 0);
-	wait_until(server, REQUESTED, false);
-	plan.cut_at = fuzz_now_ns;
-	plan.heals_at = fuzz_now_ns + 2 * SECOND;
-	enter(1);
-	answer_request(server);
-	if (server->id)
-		destroy(server);
-	wait_until(client, GONE, false);
-	CHECK(mad_counts[8] > 1);
-	CHECK_EQUAL(server[1].phase, NONE);
-	close_all();
-}
-
 /* A port without a service: one datagram says so each time, since the service may be between two listeners
  * (perftest's), and nothing is kept. */
 static void no_service(void)
 {
 	struct party *client = &parties[SIDR];
 
-	begin(0);
+	begin();
 	destroy(&parties[0]);
 	start_client(SIDR, 0, applications[1].port); /* where connections are made */
 	plan.dead = true; /* so that "no service" is allowed */
@@ -944,45 +909,16 @@ static void no_service(void)
 }
 
 /* A socket of this test's, at a port of its own. */
-static int plain_socket(int type, uint16_t *port)
+static int plain_socket(uint16_t *port)
 {
 	struct sockaddr_in address = local_address(0);
 	socklen_t length = sizeof(address);
-	int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	CHECK_OK(bind(fd, (struct sockaddr *)&address, length));
 	CHECK_OK(getsockname(fd, (struct sockaddr *)&address, &length));
 	*port = ntohs(address.sin_port);
 	return fd;
-}
-
-/* The same over a stream. */
-static void silent_stream(void)
-{
-	const struct soft_cm_message wait = {.type = SOFT_CM_MRA};
-	uint8_t bytes[SOFT_MAD_SIZE];
-	bool heard = chance(500);
-	uint16_t port;
-	int fd = plain_socket(SOCK_STREAM, &port), stream;
-
-	soft_cm_encode(&wait, bytes);
-	CHECK_OK(listen(fd, 1));
-	plan.tcp = true;
-	struct party *client = begin(port);
-
-	wait_until(client, ASKED, false);
-	CHECK((stream = accept(fd, NULL, NULL)) >= 0);
-	client->acts_at = NEVER;
-	if (heard)
-		CHECK(send(stream, bytes, sizeof(bytes), 0) > 0);
-	while (heard && soft_cm_id_of(client->id)->link->heard != SOFT_CM_MRA)
-		take_events();
-	gives_up_after(client, heard ? soft_device.cm->limits.service_ms
-				     : soft_device.cm->limits.response_ms);
-	close(stream);
-	close(fd);
-	close_all();
-	wire.trace_hash = 0;
 }
 
 /* A datagram service that answers with nonsense, as fast as it can: some of it in each step. */
@@ -998,7 +934,7 @@ static void flood_of_answers(void)
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 	uint16_t port;
-	int fd = plain_socket(SOCK_DGRAM, &port);
+	int fd = plain_socket(&port);
 
 	plan.tcp = true;
 	open_host(0, 0);
@@ -1031,7 +967,7 @@ static void flood_of_answers(void)
 /* Accepted, and no RTU comes: REP is repeated as often as REQ allows (IBTA 12.7.27). */
 static void silent_client(void)
 {
-	begin(0);
+	begin();
 	wait_until(server(), REQUESTED, false);
 	enter(server()->host);
 	answer_request(server());
@@ -1045,7 +981,7 @@ static void silent_client(void)
  * request comes once more, late. */
 static void withdrawn_early(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	struct mad request;
 
 	plan.delay = 1;
@@ -1081,7 +1017,7 @@ static void connected(struct party *client)
 /* A request that comes once more, when its connection has ended. */
 static void late_request(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	struct mad request;
 
 	wait_until(client, ASKED, false);
@@ -1098,7 +1034,7 @@ static void late_request(void)
 /* A host that knows nothing of a connection confirms its end, at once. */
 static void end_after_death(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 
 	connected(client);
 	begin_anew();
@@ -1118,7 +1054,7 @@ static void end_after_death(void)
  * ends, and the request is rejected: the next one is not. */
 static void stale_connection(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	const int host = (int)draw(SIDES); /* that has begun anew, they say */
 	const struct party *old = host ? server() : client, *peer = host ? client : server();
 
@@ -1191,7 +1127,7 @@ static void as_found(struct soft_cm_mad *mad)
 /* Requests that are refused, have no queue pair, or the ID of another: they leave what is under way alone. */
 static void odd_requests(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	struct mad request;
 
 	wait_until(client, ASKED, false);
@@ -1216,7 +1152,7 @@ static void odd_requests(void)
 /* IBTA 12.6.7: the client has a REP, so the REJ that takes it back answers neither that nor the REQ. */
 static void taken_back(void)
 {
-	struct party *client = begin(0);
+	struct party *client = begin();
 	struct soft_cm_mad said;
 
 	wait_until(server(), REQUESTED, false);
@@ -1237,7 +1173,7 @@ static void few_linger(void)
 {
 	enum { FEW = 2 };
 
-	begin(0);
+	begin();
 	enter(0);
 	soft_device.cm->limits.half_open = FEW;
 	for (int i = 1; i < CLIENTS; i++)
@@ -1258,7 +1194,7 @@ static void addresses_taken(void)
 	struct rdma_cm_id *ids[SIDES]; /* listens; connects */
 	struct sockaddr_in address = local_address(0);
 
-	begin(0);
+	begin();
 	enter(0);
 	for (int i = 0; i < SIDES; i++)
 		CHECK_OK(
@@ -1288,11 +1224,10 @@ static const struct {
 	void (*run)(void);
 	uint32_t weight;
 } tests[] = {
-	TEST(random_run, 100),     TEST(silent_server, 2),   TEST(silent_stream, 2),
-	TEST(flood_of_answers, 2), TEST(few_linger, 2),      TEST(silent_client, 2),
-	TEST(withdrawn_early, 2),  TEST(end_after_death, 2), TEST(stale_connection, 2),
-	TEST(late_request, 2),     TEST(addresses_taken, 2), TEST(silent_service, 2),
-	TEST(lost_answer, 2),      TEST(no_service, 2),      TEST(odd_requests, 2),
+	TEST(random_run, 92),      TEST(flood_of_answers, 2), TEST(few_linger, 2),
+	TEST(addresses_taken, 2),  TEST(no_service, 2),       TEST(silent_server, 2),
+	TEST(silent_client, 2),    TEST(withdrawn_early, 2),  TEST(end_after_death, 2),
+	TEST(stale_connection, 2), TEST(late_request, 2),     TEST(odd_requests, 2),
 	TEST(taken_back, 2),       TEST(told_to_wait, 2),
 };
 
@@ -1300,7 +1235,7 @@ static void run(void)
 {
 	uint32_t test = 0, total = 0, at;
 
-	for (size_t i = 0; i < COUNT_OF(tests); i++)
+	FOR_EACH (i, tests)
 		total += tests[i].weight;
 	at = draw(total);
 	while (at >= tests[test].weight)
