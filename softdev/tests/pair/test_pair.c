@@ -826,7 +826,7 @@ static void begin_life(bool loses)
 		end->window_is = UNBOUND;
 		memset(end->readers, 0, sizeof(end->readers));
 		if (end->window)
-			CHECK_EQUAL(on(end)->context->ops.dealloc_mw(end->window), 0);
+			CHECK_OK(on(end)->context->ops.dealloc_mw(end->window));
 		for (int area = 0; area < AREAS; area++)
 			if (!end->mrs[area])
 				share(end, (enum area_name)area);
@@ -880,7 +880,7 @@ static void make_queue(struct home *home, struct queue *queue, bool xrc)
 	}
 	CHECK(queue->srq = context->create_srq_ex(home->side.context, &attr));
 	if (xrc)
-		CHECK_EQUAL(context->get_srq_num(queue->srq, &queue->number), 0);
+		CHECK_OK(context->get_srq_num(queue->srq, &queue->number));
 }
 
 /* Its kinds of queue are those of before, if there was a host. */

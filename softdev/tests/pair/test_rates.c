@@ -307,7 +307,7 @@ static struct rates measure(void)
 static struct rates rates_of(const struct scenario *which)
 {
 	struct rates rates;
-	int fds[2], status;
+	int fds[2];
 
 	CHECK_OK(pipe(fds));
 	fflush(NULL);
@@ -322,8 +322,7 @@ static struct rates rates_of(const struct scenario *which)
 		CHECK_EQUAL(write(fds[1], &rates, sizeof(rates)), sizeof(rates));
 		_exit(0);
 	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK_EQUAL(status, 0);
+	expect_ended_well(child);
 	CHECK_EQUAL(read(fds[0], &rates, sizeof(rates)), sizeof(rates));
 	close(fds[0]);
 	close(fds[1]);
@@ -336,7 +335,7 @@ static void run_seed(void)
 	limit_seconds(400);
 	wire.carry = carry;
 	wire.window = 1;
-	for (size_t i = 0; i < COUNT_OF(scenarios); i++) {
+	FOR_EACH (i, scenarios) {
 		const struct scenario *at = &scenarios[i];
 		struct scenario whole = *at;
 		const struct rates rates = rates_of(at);

@@ -50,7 +50,7 @@ static void garbage_clients(void)
 	struct side listener = listen_at(host, 0);
 	int fd;
 
-	for (size_t i = 0; i < COUNT_OF(cases); i++) {
+	FOR_EACH (i, cases) {
 		fd = tcp_to(port_of(listener.id));
 		write_all(fd, cases[i].bytes, cases[i].length);
 		is_closed(fd);
@@ -102,7 +102,7 @@ static void refused_requests(void)
 	};
 	struct side listener = listen_at(host, 0);
 
-	for (size_t i = 0; i < COUNT_OF(cases); i++) {
+	FOR_EACH (i, cases) {
 		uint8_t bytes[SOFT_MAD_SIZE];
 		int fd = tcp_to(port_of(listener.id));
 

@@ -109,7 +109,7 @@ static const struct {
 
 static void known_bytes(void)
 {
-	for (size_t i = 0; i < COUNT_OF(layouts); i++) {
+	FOR_EACH (i, layouts) {
 		struct soft_cm_mad mad = example(layouts[i].type);
 		uint8_t bytes[SOFT_MAD_SIZE],
 			expected[SOFT_MAD_SIZE] = {1,    0x07, 2,    0x03, [8] = 0x11, 0x22,
@@ -144,7 +144,7 @@ static void refused(void)
 	struct soft_cm_mad mad = example(SOFT_CM_REQ), got;
 	uint8_t bytes[SOFT_MAD_SIZE];
 
-	for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+	FOR_EACH (i, wrong) {
 		soft_cm_mad_encode(&mad, bytes);
 		bytes[wrong[i].at] = wrong[i].value;
 		CHECK(!soft_cm_mad_decode(bytes, sizeof(bytes), &got));

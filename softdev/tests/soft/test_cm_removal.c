@@ -41,7 +41,7 @@ static void removal(void)
 	asking = ask(host, port_of(it.listener.id));
 	asked = take_request(&it.listener);
 	raise_event(IBV_EVENT_DEVICE_FATAL);
-	for (size_t i = 0; i < COUNT_OF(removed); i++)
+	FOR_EACH (i, removed)
 		told(removed[i], RDMA_CM_EVENT_DEVICE_REMOVAL);
 	expect_nothing(it.listener.channel); /* of `asked`, which is not accepted */
 	expect_nothing(it.client.channel);

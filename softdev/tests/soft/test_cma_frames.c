@@ -100,7 +100,7 @@ static void post_receive(struct side *side, struct ibv_sge *sges, int count)
 {
 	struct ibv_recv_wr wr = {.wr_id = 2, .sg_list = sges, .num_sge = count}, *bad;
 
-	CHECK_EQUAL(side->context->ops.post_recv(side->qp, &wr, &bad), 0);
+	CHECK_OK(side->context->ops.post_recv(side->qp, &wr, &bad));
 }
 
 static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct ibv_sge *sges,
@@ -115,7 +115,7 @@ static void post_pieces(struct scene *scene, enum ibv_wr_opcode opcode, struct i
 			.wr.rdma = {.remote_addr = remote, .rkey = scene->peer.rkey},
 		};
 
-	CHECK_EQUAL(scene->side.context->ops.post_send(scene->side.qp, &wr, &bad), 0);
+	CHECK_OK(scene->side.context->ops.post_send(scene->side.qp, &wr, &bad));
 }
 
 /* Memory changes hands: what the other process asks for is read by the device's thread, under its

@@ -157,7 +157,7 @@ static void reading(struct side *a, struct side *b)
 		send_with_number(a, i, 0x01020300 + i);
 		expect_done(a, i);
 	}
-	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_OK(start_waiting(cq));
 	CHECK_EQUAL(cq->start_poll(cq, &attr), EDEADLK); /* twice is a mistake, not a deadlock */
 	for (unsigned i = 1; i <= 3; i++) {
 		CHECK_EQUAL(cq->wr_id, 100 + i);
@@ -176,7 +176,7 @@ static void reading(struct side *a, struct side *b)
 		/* Between start and end the application may post, and the device may complete. */
 		receive_at(b, 200 + i, 0, 4096);
 		POST(b, IBV_WR_RDMA_WRITE, .wr_id = 7, REMOTE(a, 0));
-		CHECK_EQUAL(next_waiting(cq), 0);
+		CHECK_OK(next_waiting(cq));
 	}
 	/* The writes come after the receives. */
 	for (unsigned i = 1; i <= 3; i++) {
@@ -198,7 +198,7 @@ static void as_plain_cq(struct side *a, struct side *b)
 
 	struct ibv_cq_ex *cq = as_extended(b->cq);
 
-	CHECK_EQUAL(b->context->ops.req_notify_cq(b->cq, 0), 0);
+	CHECK_OK(b->context->ops.req_notify_cq(b->cq, 0));
 	for (unsigned i = 1; i <= 4; i++) {
 		receive_at(b, i, 0, 64);
 		send_with_number(a, i, 0);
@@ -211,13 +211,13 @@ static void as_plain_cq(struct side *a, struct side *b)
 	CHECK_OK(verbs->ibv_resize_cq(b->cq, 100));
 	CHECK_EQUAL(cq->cqe, 100);
 	expect_done(b, 1);
-	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_OK(start_waiting(cq));
 	CHECK_EQUAL(cq->wr_id, 2);
 	uint64_t second = cq->read_completion_ts(cq);
 
 	CHECK(second > 0); /* the resize has kept the times */
 	expect_done(b, 3);
-	CHECK_EQUAL(cq->next_poll(cq), 0);
+	CHECK_OK(cq->next_poll(cq));
 	CHECK_EQUAL(cq->wr_id, 4);
 	CHECK(cq->read_completion_ts(cq) >= second);
 	cq->end_poll(cq);
@@ -239,9 +239,9 @@ static void overrunning(void)
 	}
 	struct ibv_cq_ex *cq = as_extended(b.cq);
 
-	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_OK(start_waiting(cq));
 	CHECK_EQUAL(cq->wr_id, 4);
-	CHECK_EQUAL(cq->next_poll(cq), 0);
+	CHECK_OK(cq->next_poll(cq));
 	CHECK_EQUAL(cq->wr_id, 5);
 	CHECK_EQUAL(cq->next_poll(cq), ENOENT);
 	cq->end_poll(cq);
@@ -257,7 +257,7 @@ static void overrunning(void)
 	send_with_number(&a, 2, 0);
 	expect_event(&b, IBV_EVENT_CQ_ERR);
 	cq = as_extended(b.cq);
-	CHECK_EQUAL(start_waiting(cq), 0);
+	CHECK_OK(start_waiting(cq));
 	CHECK_EQUAL(cq->wr_id, 1);
 	cq->end_poll(cq);
 	CHECK_EQUAL(start_waiting(cq), EIO);
@@ -289,7 +289,7 @@ static void take_event(struct side *side)
 
 	CHECK_OK(verbs->ibv_get_cq_event(side->channel, &cq, &context));
 	verbs->ibv_ack_cq_events(cq, 1);
-	CHECK_EQUAL(side->context->ops.req_notify_cq(side->cq, 0), 0);
+	CHECK_OK(side->context->ops.req_notify_cq(side->cq, 0));
 }
 
 /* One message arrives, and is not looked at. */

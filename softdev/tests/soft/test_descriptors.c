@@ -148,10 +148,7 @@ static void refused_before_a_fork(void)
 				_exit(1 + fd);
 		_exit(0);
 	}
-	int status;
-
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK_EQUAL(status, 0);
+	expect_ended_well(child);
 }
 
 int main(void)

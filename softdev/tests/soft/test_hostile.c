@@ -85,7 +85,7 @@ static void await_reading(const struct scene *scene)
 
 	while (unread) {
 		soft_progress();
-		CHECK_EQUAL(ioctl(scene->fd, SIOCOUTQ, &unread), 0);
+		CHECK_OK(ioctl(scene->fd, SIOCOUTQ, &unread));
 	}
 }
 
@@ -122,7 +122,7 @@ static void payload_elsewhere(void)
 			};
 			size_t length = RECORD_HEADER + SOFT_FRAME_HEADER + lengths[i], at = 0;
 
-			CHECK_EQUAL(side->context->ops.post_recv(side->qp, &receive, &bad), 0);
+			CHECK_OK(side->context->ops.post_recv(side->qp, &receive, &bad));
 			record_header(bytes, SOFT_RECORD_DATA, SOFT_FRAME_HEADER + lengths[i],
 				      STREAM_CHAN, 0);
 			soft_frame_encode(bytes + RECORD_HEADER, &frame);

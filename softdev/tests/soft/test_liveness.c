@@ -134,7 +134,7 @@ static void lose_path(bool stops)
 	write_bytes(&a, 8);
 	if (stops) { /* as in a process that is stopped, the engine does not run */
 		soft_lock();
-		CHECK_EQUAL(usleep(LIMIT_US * 3 / 2), 0);
+		CHECK_OK(usleep(LIMIT_US * 3 / 2));
 		start = soft_now();
 		soft_unlock();
 	}

@@ -20,7 +20,7 @@ static bool resident(uint8_t *page)
 {
 	unsigned char is = 0;
 
-	CHECK_EQUAL(mincore(page, PAGE, &is), 0);
+	CHECK_OK(mincore(page, PAGE, &is));
 	return is & 1;
 }
 
@@ -101,7 +101,7 @@ static void on_demand(struct side *a, struct side *b)
 	    .remote = (uintptr_t)memory + 2 * PAGE,
 	    .rkey = bind.bind_mw.rkey); /* that page cannot be written */
 	connect_again(a, b);
-	CHECK_EQUAL(b->context->ops.dealloc_mw(mw), 0);
+	CHECK_OK(b->context->ops.dealloc_mw(mw));
 	/* As the source and the target of one's own requests. */
 	CHECK_OK(munmap(memory + PAGE, PAGE));
 	struct request local = {.opcode = IBV_WR_SEND, .wr_id = 2, .length = 64, .lkey = mr->lkey};
@@ -612,7 +612,7 @@ static void *allocate(struct ibv_pd *pd, void *context, size_t size, size_t alig
 		allocator->declined++;
 		return (void *)-1;
 	}
-	CHECK_EQUAL(posix_memalign(&memory, alignment, size), 0);
+	CHECK_OK(posix_memalign(&memory, alignment, size));
 	memset(memory, 0xee, size);
 	allocator->live++;
 	return memory;

@@ -121,7 +121,7 @@ static void regions(void)
 		{8192, 4096, IBV_ACCESS_LOCAL_WRITE, EFAULT},
 	};
 
-	for (size_t i = 0; i < COUNT_OF(refused); i++)
+	FOR_EACH (i, refused)
 		REFUSED(verbs->ibv_reg_mr(pd, memory + refused[i].offset, refused[i].length,
 					  refused[i].access),
 			refused[i].error);
@@ -164,11 +164,11 @@ static void creating(struct side *a)
 		{IBV_QPT_DRIVER, a->cq, {1, 1, 1, 1, 0}, EOPNOTSUPP},
 	};
 
-	for (size_t i = 0; i < COUNT_OF(no_cqs); i++)
+	FOR_EACH (i, no_cqs)
 		REFUSED(verbs->ibv_create_cq(a->context, no_cqs[i].cqe, NULL, NULL,
 					     no_cqs[i].vector),
 			EINVAL);
-	for (size_t i = 0; i < COUNT_OF(no_qps); i++) {
+	FOR_EACH (i, no_qps) {
 		init = (struct ibv_qp_init_attr){
 			.send_cq = no_qps[i].cq,
 			.recv_cq = no_qps[i].cq,
@@ -227,7 +227,7 @@ static void transitions(struct side *a)
 	};
 	struct ibv_qp_attr no_rtr[8];
 
-	for (size_t i = 0; i < COUNT_OF(no_init); i++) {
+	FOR_EACH (i, no_init) {
 		attr = no_init[i];
 		attr.qp_state = IBV_QPS_INIT;
 		CHECK_EQUAL(modify(a, attr, init_mask), EINVAL);
@@ -259,7 +259,7 @@ static void transitions(struct side *a)
 	CHECK_EQUAL(state_of(a), IBV_QPS_INIT);
 	CHECK_OK(modify(a, rtr, rtr_mask));
 
-	for (size_t i = 0; i < COUNT_OF(no_rts); i++) {
+	FOR_EACH (i, no_rts) {
 		a->options = no_rts[i];
 		CHECK_EQUAL(to_rts(a), EINVAL);
 	}
@@ -326,8 +326,6 @@ static void in_the_child_of_a_fork(void)
 					    .fd = -1,
 					    .oflags = O_CREAT};
 	struct side side;
-	int status;
-
 	OPEN(&side);
 	struct ibv_context *context = side.context;
 	struct ibv_qp_init_attr queue_pair = {.send_cq = side.cq,
@@ -368,8 +366,7 @@ static void in_the_child_of_a_fork(void)
 #endif
 		exit(0);
 	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK_EQUAL(status, 0);
+	expect_ended_well(child);
 	close_side(&side);
 }
 

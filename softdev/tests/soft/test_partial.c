@@ -385,7 +385,7 @@ static void peer_ends(struct stage *stage)
 	get(stage, 0, 0, 8);
 	CHECK(hear_bytes(stage->fd, payload, SOFT_FRAME_HEADER + 100));
 	CHECK(is_partial(stage));
-	CHECK_EQUAL(shutdown(stage->fd, SHUT_WR), 0);
+	CHECK_OK(shutdown(stage->fd, SHUT_WR));
 	expect_wc(&stage->side, 1, IBV_WC_SUCCESS);
 	expect_wc(&stage->side, 2, IBV_WC_RETRY_EXC_ERR);
 	limit_sending(SIZE_MAX, SIZE_MAX);
@@ -553,8 +553,6 @@ static void delayed_port_down(struct stage *stage)
 /* The child of a fork sends nothing of what it has inherited. */
 static void forked(struct stage *stage)
 {
-	int status;
-
 	limit_sending(SIZE_MAX, RECORD_HEADER);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 1, .length = 2000);
 	CHECK(is_partial(stage));
@@ -567,8 +565,7 @@ static void forked(struct stage *stage)
 		destroy_qp(&stage->side);
 		_exit(0);
 	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	expect_ended_well(child);
 	limit_sending(SIZE_MAX, SIZE_MAX);
 	get(stage, 0, 0, 2000);
 	POST(&stage->side, IBV_WR_SEND, .wr_id = 2, .length = 8);

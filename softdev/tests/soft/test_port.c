@@ -210,11 +210,11 @@ static void only_told(void)
 
 	CHECK_OK(aiordma_embedded_raise(IBV_EVENT_SM_CHANGE)); /* to no context */
 	OPEN(&a);
-	for (size_t i = 0; i < COUNT_OF(told); i++) {
+	FOR_EACH (i, told) {
 		CHECK_OK(aiordma_embedded_raise(told[i]));
 		expect_port_event(&a, told[i]);
 	}
-	for (size_t i = 0; i < COUNT_OF(refused); i++)
+	FOR_EACH (i, refused)
 		CHECK_EQUAL(aiordma_embedded_raise(refused[i]), EINVAL);
 	CHECK(!event_is_there(&a));
 	close_side(&a);

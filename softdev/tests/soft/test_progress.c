@@ -537,10 +537,10 @@ static long sleeps_in_polls(struct side *side, int polls)
 	struct rusage before, after;
 	struct ibv_wc wc;
 
-	CHECK_EQUAL(getrusage(RUSAGE_THREAD, &before), 0);
+	CHECK_OK(getrusage(RUSAGE_THREAD, &before));
 	for (int i = 0; i < polls; i++)
 		CHECK_EQUAL(poll_cq(side, 1, &wc), 0);
-	CHECK_EQUAL(getrusage(RUSAGE_THREAD, &after), 0);
+	CHECK_OK(getrusage(RUSAGE_THREAD, &after));
 	return after.ru_nvcsw - before.ru_nvcsw;
 }
 

@@ -52,7 +52,7 @@ static void creating(void)
 	open_extended_side(&a, (struct options){0}, (struct extras){.operations = RC_OPERATIONS});
 	CHECK((void *)verbs->ibv_qp_to_qp_ex(a.qp) == a.qp);
 	CHECK(!extended(a.context)->open_qp);
-	for (size_t i = 0; i < COUNT_OF(cases); i++) {
+	FOR_EACH (i, cases) {
 		struct ibv_qp_init_attr_ex attr = qp_attr_ex(
 			&a, (struct extras){.operations = cases[i].operations ? cases[i].operations
 									      : IBV_QP_EX_WITH_SEND,

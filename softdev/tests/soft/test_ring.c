@@ -69,7 +69,7 @@ static void copying(void)
 
 	for (size_t i = 0; i < sizeof(from); i++)
 		from[i] = (uint8_t)(1 + i % 251);
-	for (size_t i = 0; i < COUNT_OF(lengths); i++)
+	FOR_EACH (i, lengths)
 		for (int way = 0; way < 3; way++)
 			for (size_t at = 0; at < BESIDE; at += 7) {
 				size_t length = lengths[i];

@@ -16,7 +16,7 @@ static void received(struct stage *stage)
 	request(stage, SOFT_ROCE_SEND_ONLY, 7);
 	CHECK_EQUAL(answer(stage, PEER_PSN, DONE).msn, 1);
 	CHECK_EQUAL(expect_wc(&stage->side, 1, IBV_WC_SUCCESS).byte_len, 7);
-	CHECK_EQUAL(memcmp(stage->side.memory, payload, 7), 0);
+	CHECK(!memcmp(stage->side.memory, payload, 7));
 	request(stage, SOFT_ROCE_SEND_FIRST, MTU);
 	request(stage, SOFT_ROCE_SEND_MIDDLE, MTU);
 	request(stage, SOFT_ROCE_SEND_LAST_IMMEDIATE, 3);
@@ -24,7 +24,7 @@ static void received(struct stage *stage)
 
 	CHECK_EQUAL(wc.byte_len, 2 * MTU + 3);
 	CHECK_EQUAL(wc.imm_data, htonl(78));
-	CHECK_EQUAL(memcmp(stage->side.memory + 1000 + MTU, payload, MTU), 0);
+	CHECK(!memcmp(stage->side.memory + 1000 + MTU, payload, MTU));
 	while (next_packet(stage, SOFT_ROCE_ACKNOWLEDGE).psn != ((PEER_PSN + 3) & 0xffffff))
 		;
 	no_answer(stage);
@@ -76,7 +76,7 @@ static void dropped(void)
 
 	open_stage(&stage, (struct options){0});
 	receive_at(&stage.side, 1, 0, 1000);
-	for (size_t i = 0; i < COUNT_OF(impossible); i++)
+	FOR_EACH (i, impossible)
 		throw(&stage, packet_of(&stage, impossible[i].opcode, impossible[i].length));
 	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
 	packet.to ^= 1;
@@ -243,7 +243,7 @@ static void expect_empty(const struct stage *stage, uint32_t number, uint32_t ms
 
 	CHECK(comes(stage->peer, WAIT_MS));
 	CHECK_EQUAL(recv(stage->peer, bytes, sizeof(bytes), MSG_PEEK), sizeof(right) + 4);
-	CHECK_EQUAL(memcmp(bytes, right, sizeof(right)), 0);
+	CHECK(!memcmp(bytes, right, sizeof(right)));
 	next_packet(stage, SOFT_ROCE_READ_RESPONSE_ONLY);
 }
 
@@ -262,7 +262,7 @@ static void answers_as_read(void)
 	request(&stage, SOFT_ROCE_SEND_ONLY, 0);
 	CHECK_EQUAL(answer(&stage, PEER_PSN + 2, DONE).msn, 3);
 	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
-	CHECK_EQUAL(memcmp(stage.side.memory, payload, 8), 0);
+	CHECK(!memcmp(stage.side.memory, payload, 8));
 	memset(stage.side.memory, 0, 8);
 	throw(&stage, remote(&stage, SOFT_ROCE_ATOMIC_WRITE, 0));
 	expect_empty(&stage, 0, 3);

@@ -213,7 +213,7 @@ static void malformed(void)
 		{SOFT_ROCE_CNP, 0, 28, SOFT_ROCE_BAD_PAYLOAD},
 	};
 
-	for (size_t i = 0; i < COUNT_OF(cases); i++) {
+	FOR_EACH (i, cases) {
 		uint8_t *bytes = calloc(1, cases[i].length + 1); /* its end is a sanitizer's */
 		struct soft_roce_packet packet;
 

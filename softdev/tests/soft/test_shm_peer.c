@@ -93,7 +93,7 @@ static void own_flood(void)
 {
 	static const uint32_t sizes[] = {1, 40, 4096, 32768 + 17, SOFT_CHAN_LEAST};
 
-	for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+	FOR_EACH (i, sizes) {
 		struct end a, b;
 		uint64_t amount = sizes[i] < 100 ? 1000000 : 3000000;
 

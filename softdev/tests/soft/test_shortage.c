@@ -400,7 +400,7 @@ int main(void)
 	};
 
 	limit_seconds(60);
-	for (size_t i = 0; i < COUNT_OF(without_device); i++)
+	FOR_EACH (i, without_device)
 		try_with_shortages(&without_device[i]);
 	OPEN(&own);
 	STEP(listens_again(&soft_device.links->listening[0].acceptor));
@@ -408,7 +408,7 @@ int main(void)
 	destroy_qp(&own);
 	kept_memory = device_memory();
 	CHECK(kept_memory);
-	for (size_t i = 0; i < COUNT_OF(with_device); i++)
+	FOR_EACH (i, with_device)
 		try_with_shortages(&with_device[i]);
 	free_device_memory(kept_memory);
 	close_side(&own);

@@ -159,9 +159,9 @@ static void compare_completion(const char *line, const struct ibv_wc *wc)
 static void compare_completions(void)
 {
 	int next_of_cq[64] = {0}, seen = 0;
-	size_t line_at = 0;
 
-	for (const char *line; (line = next_of("completion", &line_at)); seen++) {
+	EACH_LINE ("completion") {
+		seen++;
 		uint64_t cq = number(line, "cq");
 
 		CHECK(cq < 64);
@@ -302,7 +302,6 @@ static void failures(void)
 {
 	struct side a, b;
 	int errors = 0, events = 0;
-	const char *line;
 
 	OPEN_PAIR(&a, &b, .signal_none = true, .sends = 8);
 	wrap(&a);
@@ -332,11 +331,11 @@ static void failures(void)
 	drain(&a);
 	drain(&b);
 	compare();
-	for (size_t at = 0; (line = next_of("refused", &at));)
+	EACH_LINE ("refused")
 		CHECK_EQUAL(number(line, "errno"), number(line, "wr_id") == 64 ? ENOMEM : EINVAL);
-	for (size_t at = 0; (line = next_of("qp_state", &at));)
+	EACH_LINE ("qp_state")
 		errors += is(line, "cur_qp_state", "RTS") && is(line, "qp_state", "ERR");
-	for (size_t at = 0; (line = next_of("async_event", &at));)
+	EACH_LINE ("async_event")
 		events += is(line, "event_type", "QP_ACCESS_ERR") &&
 			  number(line, "qp_num") == b.qp->qp_num;
 	CHECK_EQUAL(errors, 2);
@@ -348,12 +347,11 @@ static void failures(void)
 static void expect_refusal(struct side *a, struct side *b, struct request request,
 			   enum ibv_wc_status status, const char *reason)
 {
-	const char *line;
 	int found = 0;
 
 	carry_out(a, status, request);
 	read_trace(path);
-	for (size_t at = 0; (line = next_of("access_refused", &at));) {
+	EACH_LINE ("access_refused") {
 		if (number(line, "qp_num") != b->qp->qp_num)
 			continue;
 		found++;
@@ -499,7 +497,6 @@ static void shared(void)
 static void datagrams(void)
 {
 	struct side a, b;
-	const char *line;
 	int lines = 0;
 
 	open_two(&a, &b);
@@ -520,9 +517,9 @@ static void datagrams(void)
 		CHECK_EQUAL(expect_wc(&b, i, IBV_WC_SUCCESS).byte_len, GRH + i);
 	}
 	compare();
-	for (size_t at = 0; (line = next_of("post_send", &at));)
+	EACH_LINE ("post_send")
 		CHECK_EQUAL(number(line, "remote_qpn"), b.qp->qp_num);
-	for (size_t at = 0; (line = next_of("completion", &at));) {
+	EACH_LINE ("completion") {
 		if (!is(line, "opcode", "RECV"))
 			continue;
 		CHECK_EQUAL(number(line, "src_qp"), a.qp->qp_num);
@@ -609,12 +606,11 @@ static void extended_calls(void)
 	model.refused += 4;
 	compare();
 	static const char *const expected[] = {"FLAGS", "UNSUPPORTED", "INLINE", "SETTER"};
-	const char *line;
 	unsigned seen = 0;
 
-	for (size_t at = 0; (line = next_of("refused", &at)); seen++) {
+	EACH_LINE ("refused") {
 		CHECK(is(line, "reason", expected[seen]));
-		CHECK_EQUAL(number(line, "wr_id"), 91 + seen);
+		CHECK_EQUAL(number(line, "wr_id"), 91 + seen++);
 	}
 	close_pair(&a, &b);
 }
@@ -624,10 +620,10 @@ static void extended_calls(void)
 /* The latest line of the type has that reason. */
 static void expect_reason(const char *type, const char *reason)
 {
-	const char *line, *last = NULL;
+	const char *last = NULL;
 
 	read_trace(path);
-	for (size_t at = 0; (line = next_of(type, &at));)
+	EACH_LINE (type)
 		last = line;
 	CHECK(last);
 	CHECK(is(last, "reason", reason));
@@ -737,9 +733,9 @@ static void refuse_memory(const char *reason, bool receive)
 		    REMOTE(&b, 0), .lkey = sge.lkey);
 	}
 	read_trace(path);
-	const char *line, *found = NULL, *registered = NULL;
+	const char *found = NULL, *registered = NULL;
 
-	for (size_t at = 0; (line = next_of("completion", &at));)
+	EACH_LINE ("completion")
 		if (is(line, "status", "LOC_PROT_ERR") &&
 		    number(line, "qp_num") == side->qp->qp_num)
 			found = line;
@@ -748,16 +744,16 @@ static void refuse_memory(const char *reason, bool receive)
 	CHECK(found && is(found, "reason", reason));
 	CHECK_EQUAL(number(found, "lkey"), sge.lkey);
 	/* The trace has the region, its end, and which domain each is of. */
-	for (size_t at = 0; (line = next_of("reg_mr", &at));)
+	EACH_LINE ("reg_mr")
 		if (number(line, "key") == sge.lkey)
 			registered = line;
 	CHECK_EQUAL(!registered, !strcmp(reason, "WINDOW"));
-	for (size_t at = 0; registered && (line = next_of("create_qp", &at));)
-		if (number(line, "qp_num") == side->qp->qp_num)
+	EACH_LINE ("create_qp")
+		if (registered && number(line, "qp_num") == side->qp->qp_num)
 			CHECK_EQUAL(number(line, "pd") != number(registered, "pd"), other);
 	size_t ends = 0;
 
-	for (size_t at = 0; (line = next_of("key_ended", &at));)
+	EACH_LINE ("key_ended")
 		ends += number(line, "key") == sge.lkey;
 	CHECK_EQUAL(ends, !strcmp(reason, "KEY"));
 	CHECK_OK(side->context->ops.dealloc_mw(mw));
@@ -772,7 +768,7 @@ static void refused_memory(void)
 {
 	static const char *const all[] = {"KEY", "DOMAIN", "RIGHT", "RANGE", "WINDOW"};
 
-	for (size_t i = 0; i < COUNT_OF(all); i++) {
+	FOR_EACH (i, all) {
 		refuse_memory(all[i], false);
 		refuse_memory(all[i], true);
 	}
@@ -783,18 +779,17 @@ static void overrun(void)
 {
 	struct side a, b;
 	int kept = 0, lost = 0, events = 0;
-	const char *line;
 
 	OPEN_PAIR(&a, &b, .cqe = 4);
 	for (unsigned i = 0; i < 6; i++)
 		POST(&a, IBV_WR_RDMA_WRITE, .wr_id = i, .length = 8, REMOTE(&b, 0));
 	expect_event(&a, IBV_EVENT_CQ_ERR);
 	read_trace(path);
-	for (size_t at = 0; (line = next_of("completion", &at));) {
+	EACH_LINE ("completion") {
 		kept += !field(line, "lost");
 		lost += field(line, "lost") != NULL;
 	}
-	for (size_t at = 0; (line = next_of("async_event", &at));)
+	EACH_LINE ("async_event")
 		events += is(line, "event_type", "CQ_ERR") && number(line, "cq") == a.cq->handle;
 	CHECK_EQUAL(kept, 4);
 	CHECK_EQUAL(lost, 2);
@@ -815,7 +810,6 @@ static void send_rounds(struct side *a, struct side *b, unsigned rounds)
 static void faults(void)
 {
 	struct side a, b, lonely;
-	const char *line;
 
 	OPEN_PAIR(&a, &b, .timeout = 8);
 	spec("seed=7,loss=0.1,duplicate=0.2,rnr=0.2");
@@ -847,9 +841,9 @@ static void faults(void)
 	CHECK(cuts.cut > 0);
 	CHECK_EQUAL(count_of("fault", "fault", "CUT"), cuts.cut);
 	CHECK_EQUAL(count_of("fault", "fault", "OVERRUN"), 1);
-	for (size_t at = 0; (line = next_of("retry", &at));)
+	EACH_LINE ("retry")
 		CHECK_EQUAL(number(line, "qp_num"), a.qp->qp_num);
-	for (size_t at = 0; (line = next_of("fault", &at));) {
+	EACH_LINE ("fault") {
 		if (is(line, "fault", "RNR"))
 			CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
 		if (is(line, "fault", "OVERRUN"))
@@ -863,7 +857,6 @@ static void faults(void)
 static void lost_datagrams(void)
 {
 	struct side a, b;
-	const char *line;
 
 	open_two(&a, &b);
 	struct ibv_ah *ah = path_to(&a, &b);
@@ -874,7 +867,7 @@ static void lost_datagrams(void)
 	no_faults();
 	read_trace(path);
 	CHECK_EQUAL(count_of("fault", "fault", "LOSS"), 3);
-	for (size_t at = 0; (line = next_of("fault", &at));)
+	EACH_LINE ("fault")
 		CHECK_EQUAL(number(line, "qp_num"), b.qp->qp_num);
 	CHECK_OK(verbs->ibv_destroy_ah(ah));
 	close_pair(&a, &b);
@@ -884,7 +877,6 @@ static void lost_datagrams(void)
 static void late(void)
 {
 	struct side a, b;
-	const char *line;
 
 	aiordma_trace_stop();
 	OPEN_PAIR(&a, &b);
@@ -896,7 +888,7 @@ static void late(void)
 	close_pair(&a, &b);
 	aiordma_trace_stop();
 	read_trace(path);
-	for (size_t at = 0; (line = next_of("completion", &at));)
+	EACH_LINE ("completion")
 		CHECK_EQUAL(!number(line, "request"), number(line, "wr_id") == 1);
 	CHECK_EQUAL(count_type("completion"), 2);
 	CHECK(ends_well());

@@ -52,7 +52,7 @@ static void started_and_stopped(void)
 	CHECK_EQUAL(count_type("post_send"), 3);
 	CHECK_EQUAL(count_type("completion"), 3);
 	CHECK(ends_well());
-	CHECK_EQUAL(stat(path, &status), 0);
+	CHECK_OK(stat(path, &status));
 	CHECK_EQUAL(status.st_mode & 0777, 0600); /* readable by its owner only */
 	/* Another one goes behind it. */
 	start_trace(path);
@@ -99,7 +99,7 @@ static void behind_what_is_there(void)
 		{"", 0},
 	};
 
-	for (size_t i = 0; i < COUNT_OF(befores); i++) {
+	FOR_EACH (i, befores) {
 		write_file(befores[i].text, strlen(befores[i].text));
 		start_trace(path);
 		one_run(2);

@@ -124,7 +124,7 @@ static void hostile(void)
 		{.opcode = SOFT_SEND, .psn = PEER_PSN, .flags = SOFT_FRAME_ACK, .ack = 5},
 	};
 
-	for (size_t i = 0; i < COUNT_OF(frames); i++) {
+	FOR_EACH (i, frames) {
 		struct side side;
 		uint8_t byte;
 

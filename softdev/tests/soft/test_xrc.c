@@ -26,7 +26,6 @@ static struct ibv_xrcd *open_domain(struct ibv_context *context, int fd, int ofl
 		.oflags = oflags,
 	};
 
-	errno = 0;
 	return extended(context)->open_xrcd(context, &attr);
 }
 
@@ -104,6 +103,10 @@ static void open_target(struct end *end, struct options options, int fd)
 	CHECK(end->side.qp = make_target(end->xrcd));
 }
 
+#define OPEN_SOURCE(end, ...) open_source(end, (struct options){__VA_ARGS__})
+#define OPEN_TARGET(end, ...) open_target(end, (struct options){__VA_ARGS__}, -1)
+#define OPEN_ENDS(source, target, ...) open_ends(source, target, (struct options){__VA_ARGS__})
+
 static void close_end(struct end *end)
 {
 	if (end->side.qp)
@@ -158,10 +161,8 @@ static void domains(void)
 		{1 << 20, O_CREAT, EBADF}, {one, O_CREAT | O_APPEND, EINVAL},
 	};
 
-	for (size_t i = 0; i < COUNT_OF(refused); i++) {
-		CHECK(!open_domain(context, refused[i].fd, refused[i].oflags));
-		CHECK_EQUAL(errno, refused[i].error);
-	}
+	FOR_EACH (i, refused)
+		REFUSED(open_domain(context, refused[i].fd, refused[i].oflags), refused[i].error);
 	struct ibv_xrcd_init_attr part = {.comp_mask = IBV_XRCD_INIT_ATTR_FD, .fd = one};
 
 	REFUSED(extended(context)->open_xrcd(context, &part), EINVAL);
@@ -200,7 +201,7 @@ static void domains(void)
 static void after_a_fork(void)
 {
 	struct ibv_context *context = open_device();
-	int fd = file(), status;
+	int fd = file();
 	struct ibv_xrcd *xrcd = open_domain(context, fd, O_CREAT);
 
 	CHECK(xrcd);
@@ -218,8 +219,7 @@ static void after_a_fork(void)
 #endif
 		_exit(0);
 	}
-	CHECK_EQUAL(waitpid(child, &status, 0), child);
-	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	expect_ended_well(child);
 	CHECK_OK(close_domain(xrcd));
 	CHECK_OK(close(fd));
 	CHECK_OK(verbs->ibv_close_device(context));
@@ -234,9 +234,9 @@ static void refusals(void)
 	struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send;
 	struct ibv_recv_wr receive = {0}, *bad_receive;
 
-	open_target(&a, (struct options){0}, -1);
-	open_target(&b, (struct options){0}, -1);
-	open_source(&source, (struct options){0});
+	OPEN_TARGET(&a);
+	OPEN_TARGET(&b);
+	OPEN_SOURCE(&source);
 	struct verbs_context *calls = extended(a.side.context);
 
 	const struct ibv_device_attr_ex device = device_of(a.side.context);
@@ -318,7 +318,7 @@ static void several_queues(void)
 	struct end source, target, second;
 	int fd = file();
 
-	open_source(&source, (struct options){0});
+	OPEN_SOURCE(&source);
 	open_target(&target, (struct options){0}, fd);
 	open_target(&second, (struct options){0}, fd);
 	CHECK(target.srqn != second.srqn);
@@ -362,9 +362,9 @@ static void several_connections(void)
 	struct end sources[COUNT], target;
 	struct side targets[COUNT];
 
-	open_target(&target, (struct options){0}, -1);
+	OPEN_TARGET(&target);
 	for (int i = 0; i < COUNT; i++) {
-		open_source(&sources[i], (struct options){0});
+		OPEN_SOURCE(&sources[i]);
 		targets[i] = target.side;
 		targets[i].qp = i ? make_target(target.xrcd) : target.side.qp;
 		connect_pair(&sources[i].side, &targets[i]);
@@ -404,7 +404,7 @@ static void builders(void)
 
 	attr.qp_type = IBV_QPT_XRC_SEND;
 	CHECK(a->qp = extended(a->context)->create_qp_ex(a->context, &attr));
-	open_target(&target, (struct options){0}, -1);
+	OPEN_TARGET(&target);
 	connect_pair(a, &target.side);
 	receive_at(&target.side, 4, 0, 64);
 	struct ibv_qp_ex *qp = verbs->ibv_qp_to_qp_ex(a->qp);
@@ -438,8 +438,8 @@ static void unknown_number(void)
 	for (int way = 0; way < 3; way++) {
 		struct end source, target, stranger;
 
-		open_ends(&source, &target, (struct options){0});
-		open_target(&stranger, (struct options){0}, -1);
+		OPEN_ENDS(&source, &target);
+		OPEN_TARGET(&stranger);
 		receive_at(&target.side, 1, 0, 64);
 		receive_at(&stranger.side, 1, 0, 64);
 		if (way == 2) {
@@ -465,7 +465,7 @@ static void overrun(void)
 	struct end source, target;
 	const struct request send = {.opcode = IBV_WR_SEND, .length = 8};
 
-	open_ends(&source, &target, (struct options){.cqe = 1});
+	OPEN_ENDS(&source, &target, .cqe = 1);
 	struct request request = send;
 
 	request.srqn = target.srqn;
@@ -484,7 +484,7 @@ static void bad_receives(void)
 	for (int way = 0; way < 2; way++) {
 		struct end source, target;
 
-		open_ends(&source, &target, (struct options){0});
+		OPEN_ENDS(&source, &target);
 		receive_at(&target.side, 6, 0, 64);
 		if (way) {
 			CHECK_OK(verbs->ibv_dereg_mr(target.side.mr));
@@ -503,15 +503,15 @@ static void other_types(void)
 	for (int way = 0; way < 3; way++) {
 		struct end a, b;
 
-		open_source(&a, (struct options){.timeout = 1, .retry_cnt = 1});
+		OPEN_SOURCE(&a, .timeout = 1, .retry_cnt = 1);
 		if (way == 2) {
 			CHECK_OK(verbs->ibv_destroy_qp(a.side.qp));
 			a.side.qp = create_qp(&a.side);
 		}
 		if (way == 0)
-			open_source(&b, (struct options){0});
+			OPEN_SOURCE(&b);
 		else
-			open_target(&b, (struct options){0}, -1);
+			OPEN_TARGET(&b);
 		if (way == 1) {
 			CHECK_OK(verbs->ibv_destroy_qp(b.side.qp));
 			b.side.qp = create_qp(&(struct side){.pd = b.side.pd, .cq = b.side.cq});
@@ -532,9 +532,9 @@ static void nonsense(void)
 		struct soft_frame frame = {.opcode = SOFT_SEND, .psn = PEER_PSN};
 
 		if (way < 3)
-			open_target(&end, (struct options){0}, -1);
+			OPEN_TARGET(&end);
 		else
-			open_source(&end, (struct options){0});
+			OPEN_SOURCE(&end);
 		if (way == 5) {
 			CHECK_OK(verbs->ibv_destroy_qp(end.side.qp));
 			end.side.qp = create_qp(&end.side); /* RC, which is told a queue */
@@ -586,7 +586,7 @@ static void destroyed_meanwhile(void)
 	struct end end;
 	struct side *side = &end.side;
 
-	open_target(&end, (struct options){.mtu = IBV_MTU_256}, -1);
+	OPEN_TARGET(&end, .mtu = IBV_MTU_256);
 	int fd = adopt(side);
 
 	memset(side->memory, 0x5a, 512);
@@ -614,7 +614,7 @@ static void flushed_meanwhile(void)
 {
 	struct end end;
 
-	open_target(&end, (struct options){.mtu = IBV_MTU_256}, -1);
+	OPEN_TARGET(&end, .mtu = IBV_MTU_256);
 	int fd = adopt(&end.side);
 
 	post_recvs(&end.side, 1, 2, 256);
@@ -635,7 +635,7 @@ static void completions_stay(void)
 		struct end source, target;
 		struct side *a = &source.side, *b = &target.side;
 
-		open_ends(&source, &target, (struct options){0});
+		OPEN_ENDS(&source, &target);
 		for (uint64_t i = 0; i < 2; i++) {
 			receive_at(b, i, i * 64, 64);
 			RUN(a, IBV_WC_SUCCESS, IBV_WR_SEND, .wr_id = i, .length = 8,
@@ -709,9 +709,7 @@ static void not_by_cm(void)
 	struct ibv_pd *pd = verbs->ibv_alloc_pd(id->verbs);
 	struct ibv_qp_init_attr init = {.cap = {1, 1, 1, 1, 0}, .qp_type = IBV_QPT_XRC_SEND};
 
-	errno = 0;
-	CHECK_EQUAL(verbs->rdma_create_qp(id, pd, &init), -1);
-	CHECK_EQUAL(errno, EOPNOTSUPP);
+	CHECK_FAILS(verbs->rdma_create_qp(id, pd, &init), EOPNOTSUPP);
 	CHECK_OK(verbs->ibv_dealloc_pd(pd));
 	CHECK_OK(verbs->rdma_destroy_id(id));
 	verbs->rdma_destroy_event_channel(channel);

@@ -98,6 +98,11 @@ static inline const char *next_of(const char *type, size_t *at)
 	return NULL;
 }
 
+/* For each line of the type. */
+#define EACH_LINE(type)                                                                            \
+	for (size_t at_ = 0; at_ < trace.count;)                                                   \
+		for (const char *line = next_of(type, &at_); line; line = NULL)
+
 static inline bool ends_well(void)
 {
 	const char *last = trace.lines[trace.count - 1];
