@@ -25,9 +25,8 @@ from aiordma.errors import (
     WorkRequestFlushedError,
     WrongLoopError,
 )
-from aiordma.verbs import QPCapabilities, QPState, ScatterGatherElement, WCOpcode
+from aiordma.verbs import QPCapabilities, ScatterGatherElement, WCOpcode
 from conftest import EMBEDDED
-from tests.docs.names import members
 
 ROOM = QPCapabilities(max_send_wr=8, max_recv_wr=8)
 
@@ -103,18 +102,6 @@ async def connected(device_name: str, host: str) -> AsyncIterator[tuple[End, End
             await request.accept(cm.ConnectionParameters(b"answer"))
             assert (await connecting).private_data[:6] == b"answer"
             yield one, two
-
-
-async def test_both_ends_send_and_receive(device_name: str, host: str) -> None:
-    async with connected(device_name, host) as (one, two):
-        for sender, receiver in ((one, two), (two, one)):
-            for number in range(20):  # more than there are receives
-                await sender.send(b"%d" % number, imm=number)
-                completion, data = await receiver.receives.get()
-                assert (completion.imm_data, bytes(data)) == (number, b"%d" % number)
-        assert one.id.id.peer_address == two.id.id.local_address
-        assert one.queue.qp.state is QPState.RTS
-        assert one.id.pd is one.queue.qp.pd
 
 
 async def test_a_write_with_immediate_takes_a_receive_without_bytes(
@@ -248,14 +235,6 @@ async def test_a_request_that_was_answered_is_not_accepted(device_name: str, hos
             await connecting
 
 
-async def test_no_listener(device_name: str, host: str) -> None:
-    async with listening(device_name, host) as (_, address):
-        pass
-    async with asking(device_name, address) as (_, connecting):
-        with pytest.raises(ConnectionManagerError):
-            await connecting
-
-
 async def test_requests_beyond_the_backlog_are_rejected(device_name: str, host: str) -> None:
     async with listening(device_name, host, backlog=2) as (listener, address):
 
@@ -375,13 +354,6 @@ async def test_failures_that_events_report(device_name: str, host: str) -> None:
         listener._on_event(removal)
         with pytest.raises(ConnectionManagerError, match="the device is being removed"):
             await waiting
-
-
-def test_what_is_for_the_library_is_not_offered() -> None:
-    for offered in (AsyncConnectionId, aiordma.AsyncQueuePair):
-        names = {member.name for member in members(offered, set())}
-        assert "close" in names
-        assert not names & {"open", "release"}
 
 
 async def test_mistakes(device_name: str, host: str) -> None:

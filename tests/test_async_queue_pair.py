@@ -429,17 +429,6 @@ async def test_closing_ends_every_wait(pd: verbs.ProtectionDomain) -> None:
         assert one.queue.qp.closed
 
 
-@pytest.mark.parametrize("qp_type", [QPType.RC, QPType.UC], ids=lambda qp_type: qp_type.name)
-async def test_many_messages(pd: verbs.ProtectionDomain, qp_type: QPType) -> None:
-    capabilities = QPCapabilities(max_send_wr=8, max_recv_wr=64)
-    async with connected(pd, capabilities, qp_type) as (one, two):
-        for round in range(8):
-            receives = [two.queue.recv_nowait([two.piece(8 * i)]) for i in range(64)]
-            await asyncio.gather(*(one.queue.send(imm=64 * round + i) for i in range(64)))
-            arrived = [(await receive).imm_data for receive in receives]
-            assert arrived == list(range(64 * round, 64 * round + 64))
-
-
 async def test_a_queue_pair_that_cannot_be_made_leaves_nothing(pd: verbs.ProtectionDomain) -> None:
     with pytest.raises(UnsupportedError):
         AsyncQueuePair(pd, max_tso_header=64)

@@ -7,27 +7,16 @@ import functools
 import math
 import os
 import re
-import select
 import socket
-import time
 from contextlib import ExitStack
 
 import pytest
 
 from aiordma import cm, verbs
-from aiordma.cm import ConnectionId, ConnectionParameters, EventType, Option
+from aiordma.cm import ConnectionId, EventType, Option
 from aiordma.errors import AddressError, BufferStateError, RouteError, VerbsError, host_port
 from aiordma.verbs import QPState, SendFlags, WROpcode
-from tests.cm.conftest import (
-    Connected,
-    address_of,
-    expect,
-    expect_all,
-    next_event,
-    refused,
-    resolved,
-    with_qp,
-)
+from tests.cm.conftest import Connected, address_of, expect, next_event, refused, resolved, with_qp
 
 
 def test_channel_does_not_block(events: cm.EventChannel) -> None:
@@ -73,14 +62,6 @@ def test_the_end_of_a_connection(events: cm.EventChannel, connected: Connected) 
         assert kinds == [EventType.DISCONNECTED, EventType.TIMEWAIT_EXIT]
         assert id.qp is not None
         assert id.qp.query().qp_state is QPState.ERR
-
-
-def test_closing_one_end_disconnects_the_other(
-    events: cm.EventChannel, connected: Connected
-) -> None:
-    connected.active.close()
-    event = expect(events, EventType.DISCONNECTED)
-    assert event.id is connected.passive
 
 
 def test_destroy_qp(connected: Connected) -> None:
@@ -162,16 +143,6 @@ def test_an_address_of_another_machine(events: cm.EventChannel) -> None:
         assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
 
 
-def test_listener_on_all_addresses(events: cm.EventChannel, host: str) -> None:
-    with events.create_id() as id:
-        id.bind_addr(("0.0.0.0", 0))
-        id.listen()
-        assert id.context is None
-        connected = Connected(events, (host, address_of(id)[1]))
-        assert connected.request.listen_id is id
-        connected.close()
-
-
 def test_several_listeners_on_one_channel(events: cm.EventChannel, context: verbs.Context) -> None:
     """Each request names the listener that it reached, for both address families."""
     hosts = {str(entry.gid.ip) for entry in context.query_gid_table()}
@@ -206,30 +177,6 @@ def test_afonly_leaves_the_other_family(events: cm.EventChannel) -> None:
             return
 
 
-def test_backlog(device: verbs.Device, events: cm.EventChannel, host: str) -> None:
-    """Requests beyond the backlog wait or are rejected: each gets an answer."""
-    with ExitStack() as stack:
-        door = stack.enter_context(cm.EventChannel(device.library))
-        listener = stack.enter_context(door.create_id())
-        listener.bind_addr((host, 0))
-        listener.listen(1)
-        asking = {stack.enter_context(resolved(events, address_of(listener))) for _ in range(3)}
-        for id in asking:
-            id.connect(ConnectionParameters(qp_num=1))
-        rejected: set[ConnectionId] = set()
-        requests = 0
-        while rejected != asking:
-            select.select([door.fd, events.fd], [], [], 30)
-            while request := door.get_event():
-                requests += 1
-                request.id.reject()
-                request.id.close()
-            while answer := events.get_event():
-                assert answer.type is EventType.REJECTED
-                rejected.add(answer.id)
-        assert 1 <= requests <= 3
-
-
 def test_options(events: cm.EventChannel, host: str) -> None:
     with events.create_id() as id:
         id.set_tos(0x20)
@@ -258,16 +205,6 @@ def test_ack_timeout_of_the_queue_pair(
     assert connected.active.qp is not None
     assert connected.active.qp.query().timeout == seconds
     connected.close()
-
-
-def test_reuseaddr(events: cm.EventChannel, connected: Connected, listener: ConnectionId) -> None:
-    """As with SO_REUSEADDR: not beside a listener, but beside its connections."""
-    address = address_of(listener)
-    listener.close()
-    with events.create_id() as id:
-        id.set_reuseaddr(True)
-        id.bind_addr(address)
-        id.listen()
 
 
 # --- order of calls ---------------------------------------------------------------------------
@@ -342,18 +279,6 @@ def test_closing_the_channel_closes_its_ids(device: verbs.Device, host: str) -> 
     assert verbs.live() == before
 
 
-def test_an_id_is_closed_with_events_pending(
-    events: cm.EventChannel, listener: ConnectionId, host: str
-) -> None:
-    """rdma_destroy_id waits for unacknowledged events, of which there are none."""
-    address = address_of(listener)
-    with events.create_id() as id:
-        id.resolve_addr(address)
-    with events.create_id() as id:
-        id.resolve_addr(address)
-        expect_all(events, EventType.ADDR_RESOLVED)
-
-
 def test_events_of_a_dropped_id_are_passed_over(
     events: cm.EventChannel, listener: ConnectionId
 ) -> None:
@@ -379,23 +304,6 @@ def test_closed_says_so(events: cm.EventChannel, device: verbs.Device) -> None:
         channel.get_event()
     with pytest.raises(BufferStateError, match="EventChannel is closed"):
         channel.create_id()
-
-
-def test_many_connections(events: cm.EventChannel, listener: ConnectionId) -> None:
-    Connected(
-        events, address_of(listener)
-    ).close()  # the first connection makes the device allocate
-    while events.get_event() is not None:
-        pass
-    files = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        Connected(events, address_of(listener)).close()
-        while events.get_event() is not None:
-            pass
-    deadline = time.monotonic() + 60  # the device closes the last one when its peer has ended it
-    while len(os.listdir("/proc/self/fd")) > files:  # fewer, if the first one had not ended yet
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def test_a_tcp_port_of_another_program(events: cm.EventChannel, host: str) -> None:

@@ -396,22 +396,6 @@ async def test_room_in_completion_queues(
         assert not first.closed  # kept for the next
 
 
-async def test_closing_one_completion_queue_keeps_the_events_of_another(
-    device: verbs.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aiordma._loop.driver.CQ_ENTRIES", 128)
-    async with the_driver(device) as driver, two_ends(driver) as (first, _):
-        for _ in range(10):
-            other = driver.reserve_cq(128)
-            seen = len(first.sink.completed)
-            first.send()
-            readable, _, _ = select.select([driver.channel.fd], [], [], 60)
-            assert readable
-            driver.release_cq(other, 128)
-            assert other.closed
-            await first.sink.wait(seen + 1)
-
-
 # ---- asynchronous events -------------------------------------------------------------------------
 
 

@@ -321,27 +321,6 @@ def test_invalidating_what_is_not_there(scene: Scene, deviations: frozenset[str]
 # --- order and batches -------------------------------------------------------------------------
 
 
-@TYPE_2
-def test_the_key_may_be_sent_at_once(scene: Scene) -> None:
-    """Bind, tell the peer, and let the bind be told by the message's completion alone."""
-    for turn in range(20):
-        scene.peer.qp.post_recv_one(turn, scene.peer.mr.addr, 64, scene.peer.mr.lkey)
-        key = inc_rkey(scene.window.rkey)
-        scene.owner.mr.buf[:4] = key.to_bytes(4, "big")
-        sge = verbs.ScatterGatherElement(scene.owner.mr.addr, 4, scene.owner.mr.lkey)
-        bind = verbs.BindInfo(scene.window, scene.region, key, scene.region.addr, 64, WRITE | READ)
-        with scene.owner.qp.batch() as batch:
-            batch.bind(bind, signaled=False)
-            batch.send([sge], wr_id=turn)
-        scene.window.pointer.rkey = key
-        assert scene.peer.completion().wr_id == turn
-        told = int.from_bytes(scene.peer.mr.buf[:4], "big")
-        assert scene.access(WROpcode.RDMA_WRITE, told) is WCStatus.SUCCESS
-        with scene.owner.qp.batch() as batch:
-            batch.invalidate(told, wr_id=99)
-        assert [wc.wr_id for wc in scene.owner.completions(2)] == [turn, 99]
-
-
 def test_a_full_send_queue(
     pd: verbs.ProtectionDomain, connected_pair: ConnectedPair, mw_type: MWType
 ) -> None:

@@ -82,20 +82,6 @@ def test_an_older_library_knows_a_port_as_well(
     assert context.query_port() == port._replace(port_cap_flags2=0)
 
 
-def test_a_port_that_is_not_active(
-    context: verbs.Context, pd: verbs.ProtectionDomain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    down = context.ask_port(1)
-    down.state = verbs.PortState.DOWN
-    monkeypatch.setattr(context, "ask_port", lambda port_num: down)
-    text = f"port 1 of {context.name} is DOWN, not ACTIVE"
-    with context.create_cq(16) as cq:
-        qp = pd.create_qp(cq)
-        with pytest.raises(VerbsError, match=text) as caught:
-            qp.endpoint()
-        assert caught.value.errno == errno.ENETDOWN
-
-
 # --- choosing a GID ----------------------------------------------------------------------------
 
 
