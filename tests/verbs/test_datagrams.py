@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -164,31 +162,6 @@ def test_the_way_back_from_a_completion(
         answered = one.completion()
         assert (answered.wr_id, one.payload(answered)) == (2, b"answer")
         assert two.completion().ok
-
-
-def test_another_process_answers(peers: tuple[Peer, Peer], device_name: str) -> None:
-    one, _ = peers
-    one.receive(1)
-    one.mr.buf[:5] = b"hello"
-    words = [sys.executable, "-W", "error", "-m", "tests.verbs.answering", device_name]
-    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert child.stdout is not None
-        there = Endpoint.unpack(bytes.fromhex(child.stdout.readline().decode()))
-        destination = one.qp.destination(one.endpoint, there)
-        with destination.ah, one.qp.batch() as batch:
-            batch.send([one.sge(0, 5)], to=destination, wr_id=2, imm=one.endpoint.qkey)
-        found = {wc.wr_id: wc for wc in one.completions(2)}
-        assert sorted(found) == [1, 2], found
-        received = found[1]
-        assert one.payload(received) == b"olleh"
-        assert received.src_qp == there.qp_num
-        assert received.slid in (0, there.lid)  # RoCE has none
-        child.communicate(timeout=100)
-        assert child.returncode == 0
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_an_address_handle_with_every_knob(pd: verbs.ProtectionDomain) -> None:
