@@ -15,6 +15,12 @@ from aiordma._core.connection_states import (
 )
 
 OVER = {ConnectionState.ENDED, ConnectionState.CLOSED}
+OF_ONE_STATE = {
+    LifecycleEvent.ESTABLISHED,
+    LifecycleEvent.KEY_REQUIRED,
+    LifecycleEvent.PROVED,
+    LifecycleEvent.RELEASED,
+}
 
 
 def test_each_pair_is_in_one_table_at_most() -> None:
@@ -58,3 +64,11 @@ def test_only_limited_states_can_finish() -> None:
     for (state, _), row in TRANSITIONS.items():
         if state in LIMITED:  # the timer that was started runs until the end
             assert row.next in LIMITED | {ConnectionState.ENDED}
+
+
+def test_what_could_come_may_come_late() -> None:
+    """Behind another event: it is no bug then."""
+    known = TRANSITIONS.keys() | IGNORED
+    for (before, first), row in TRANSITIONS.items():
+        for late in {*LifecycleEvent} - OF_ONE_STATE - {first}:
+            assert (before, late) not in known or (row.next, late) in known
