@@ -125,6 +125,7 @@ GOODBYE = protocol.encode(protocol.Goodbye(0, 0, ""))
 # Control messages that cannot be decoded, and hellos, are in tests/core.
 LIES: dict[str, Callable[[], list[bytes]]] = {
     "empty frame": lambda: [b""],
+    "part of a header": lambda: [frame(DATA)[:7]],
     "unknown kind": lambda: [frame(0x55, b"x")],
     "empty bundle": lambda: [frame(BUNDLE, b"")],
     "bundle beyond its end": lambda: [frame(BUNDLE, b"\xff\xff\xff\x7f" + bytes(12))],
