@@ -11,15 +11,26 @@ from aiordma._core.frames import HEADER_SIZE
 
 from .connection_factory import SMALL, ConnectionFactory, check_alive, exchange, pattern, yield_loop
 from .inside import Begun, figures
-from .marks import on_pair
+from .marks import on_device, on_pair
 
 pytestmark = on_pair
 
 EAGER = Config().eager_size - HEADER_SIZE  # the longest message that fits a receive
 READ_SIZE = 8 << 20  # the longest single RDMA read of an offered message
+SIZES = [0, 1, EAGER - 1, EAGER, EAGER + 1, 64 << 10]
+LARGE_SIZES = [(1 << 20) + 1, READ_SIZE, READ_SIZE + 1]
 
 
 # ---- one message ---------------------------------------------------------------------------------
+
+
+@on_device
+@pytest.mark.parametrize("sizes", [SIZES, LARGE_SIZES], ids=["short", "long"])
+async def test_sizes(factory: ConnectionFactory, sizes: list[int]) -> None:
+    async with factory.pair(Config()) as (client, server):
+        for size in sizes:
+            await exchange(client, server, pattern(size))
+            await exchange(server, client, pattern(size, 1))
 
 
 async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) -> None:
