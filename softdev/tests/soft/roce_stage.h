@@ -75,16 +75,6 @@ static inline void close_stage(struct stage *stage)
 	close(stage->stranger);
 }
 
-/* A step that has a stage to itself. */
-#define STAGE(test, ...)                                                                           \
-	do {                                                                                       \
-		struct stage stage;                                                                \
-		current_step = #test;                                                              \
-		open_stage(&stage, (struct options){__VA_ARGS__});                                 \
-		test(&stage);                                                                      \
-		close_stage(&stage);                                                               \
-	} while (0)
-
 /* ---- packets --------------------------------------------------------------------------------- */
 
 static inline size_t build(uint8_t *bytes, const uint8_t source[16],

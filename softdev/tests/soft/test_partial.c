@@ -92,16 +92,6 @@ static void close_stage(struct stage *stage)
 	close_side(&stage->side);
 }
 
-/* A step that has a stage to itself. */
-#define STAGE(test, ...)                                                                           \
-	do {                                                                                       \
-		struct stage stage;                                                                \
-		current_step = #test;                                                              \
-		open_stage(&stage, (struct options){__VA_ARGS__});                                 \
-		test(&stage);                                                                      \
-		close_stage(&stage);                                                               \
-	} while (0)
-
 static void put(const struct stage *stage, struct soft_frame frame)
 {
 	uint8_t bytes[SOFT_FRAME_HEADER];

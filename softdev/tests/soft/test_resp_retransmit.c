@@ -60,16 +60,6 @@ static void close_stage(struct stage *stage)
 	close_side(&stage->side);
 }
 
-/* A step that has a stage to itself. */
-#define STAGE(test, ...)                                                                           \
-	do {                                                                                       \
-		struct stage stage;                                                                \
-		current_step = #test;                                                              \
-		open_stage(&stage, (struct options){__VA_ARGS__});                                 \
-		test(&stage);                                                                      \
-		close_stage(&stage);                                                               \
-	} while (0)
-
 static struct soft_frame remote(const struct stage *stage, uint8_t opcode, uint32_t psn,
 				uint32_t length, uint32_t dma_length)
 {

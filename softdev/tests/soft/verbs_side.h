@@ -419,6 +419,16 @@ static inline void close_pair(struct side *a, struct side *b)
 		close_side(&side);                                                                 \
 	} while (0)
 
+/* A step that has a `struct stage` of its program's to itself. */
+#define STAGE(test, ...)                                                                           \
+	do {                                                                                       \
+		struct stage stage;                                                                \
+		current_step = #test;                                                              \
+		open_stage(&stage, (struct options){__VA_ARGS__});                                 \
+		test(&stage);                                                                      \
+		close_stage(&stage);                                                               \
+	} while (0)
+
 /* ---- two processes ------------------------------------------------------------------------- */
 
 struct process {
