@@ -460,7 +460,7 @@ cdef class RendezvousRead(WorkRequest):
         self.lane = None
         if lane is not None:
             self.fetcher.read_failed(self.pending, lane, self.start, self.length)
-        else:
+        elif self.fetcher.outbox.journal.keeps:  # else no other rail can
             self.fetcher.read_again(self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
