@@ -30,8 +30,9 @@ from . import verbs
 from ._core.arguments import instance, integer, real, seconds
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
+from ._simulation.faults import FaultPlan, Link
 from ._simulation.sockets import NotSimulatedError
-from ._simulation.world import FaultPlan, Host, KilledError, Link, TimeLimitError, World, simulate
+from ._simulation.world import Host, KilledError, TimeLimitError, World, simulate
 from .async_queue_pair import AsyncQueuePair
 from .config import Config
 from .errors import BusyError
