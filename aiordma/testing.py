@@ -30,7 +30,7 @@ from . import verbs
 from ._core.arguments import instance, integer, real, seconds
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
-from ._simulation.faults import FaultPlan, Link
+from ._simulation.faults import Fault, FaultPlan, Link
 from ._simulation.sockets import NotSimulatedError
 from ._simulation.world import Host, KilledError, TimeLimitError, World, simulate
 from .async_queue_pair import AsyncQueuePair
@@ -41,6 +41,7 @@ from .verbs import FaultCounts
 from .verbs._device.device import name_or_variable
 
 __all__ = [
+    "Fault",
     "FaultCounts",
     "FaultPlan",
     "Faults",

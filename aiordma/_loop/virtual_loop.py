@@ -76,7 +76,7 @@ def waiting(loop: asyncio.AbstractEventLoop) -> str:
     """The tasks of a loop, and where each of them waits, for the text of a StalledError."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
-        lines.append(f"{task.get_name()}: {task.get_coro()!r}")
+        lines.append(task.get_name())
         lines += [f"    {frame}" for frame in _frames(task.get_coro())]
     return "\n".join(lines)
 

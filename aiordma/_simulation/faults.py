@@ -1,19 +1,30 @@
-"""What goes wrong in a simulation: the ways of datagrams, and plans of faults."""
+"""The faults of a simulation: the ways of datagrams, and plans of what breaks when."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from .._core.arguments import instance, real, seconds
+from .._core.arguments import instance, integer, real, seconds
 
 MAIN = "main"
 # Of what a Link and a FaultPlan say: seconds, and times per second.
 MOST = 1e9
 
 
-def _check(record: Link | FaultPlan, names: str, most: float, least: float = 0) -> None:
+# Kinds of faults: the rate of a plan that draws them, and what is said of a host.
+KINDS = {
+    "partition": ("partitions", "is cut off from all others"),
+    "cable": ("cables", "is cut off on network {}"),
+    "pause": ("pauses", "stands still"),
+    "kill": ("kills", "is killed, and boots again at the end"),
+}
+
+
+def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: float = 0) -> None:
     """Each of these fields is 0, or a number from `least` to `most`."""
     for name in names.split():
         value = real(name, getattr(record, name))
@@ -53,6 +64,32 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A fault of a plan: its kind, the host, and from when to when, in seconds of the simulation.
+
+    The kinds are "partition", "cable", "pause" and "kill"; `network` is that of a cable.  Its text
+    is a line of a timeline.
+    """
+
+    kind: str
+    host: str
+    begin: float
+    end: float
+    network: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"the kind of a Fault is one of {', '.join(KINDS)}, not {self.kind!r}")
+        instance("host", self.host, str, "the name of a host")
+        _check(self, "begin end", math.inf)
+        integer("network", self.network)
+
+    def __str__(self) -> str:
+        what = KINDS[self.kind][1].format(self.network)
+        return f"{self.begin:.2f}-{self.end:.2f} s: {self.host} {what}"
+
+
+@dataclass(frozen=True)
 class FaultPlan:
     """Faults that come by themselves, as the seed draws them.
 
@@ -78,6 +115,10 @@ class FaultPlan:
 
     A name that never boots is an error.
     """
+    at_least: int = 0
+    """AssertionError when fewer faults than this have begun at the end: the run shows nothing."""
+    exactly: Collection[Fault] | None = None
+    """These faults, such as the `World.faults` of another run, and none that the seed draws."""
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
@@ -89,9 +130,51 @@ class FaultPlan:
         several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(f"hosts are names of hosts other than {MAIN!r}, not {self.hosts!r}")
+        integer("at_least", self.at_least)
+        for fault in self.exactly or ():
+            instance("each of exactly", fault, Fault, "a Fault")
 
     @property
     def _rates(self) -> list[float]:
-        """Of partitions, cables, pauses and kills; empty: there are none."""
-        rates = [self.partitions, self.cables, self.pauses, self.kills]
+        """Of each kind of faults; empty: there are none."""
+        rates = [getattr(self, rate) for rate, _ in KINDS.values()]
         return rates if any(rates) else []
+
+    def _counts(self, faults: Iterable[Fault], now: float) -> str:
+        """How many of each kind there were, and about how many the rates let expect."""
+        begun = Counter(fault.kind for fault in faults)
+        if self.exactly is not None:
+            return f"{begun.total()} of the {len(self.exactly)} given"
+        return ", ".join(
+            f"{begun[kind]} of about {getattr(self, rate) * min(now, self.until):.1f} {rate}"
+            for kind, (rate, _) in KINDS.items()
+            if getattr(self, rate)
+        )
+
+
+Begin = tuple[float, Callable[[list[str]], Fault | None]]
+
+
+def begins(plan: FaultPlan, seed: int, networks: int) -> Iterator[Begin]:
+    """When each fault begins, and which it is, by the names of the hosts that are alive then.
+
+    They are drawn by a source of their own: given as `exactly`, the same ones are the same run.
+    """
+    for fault in sorted(plan.exactly or (), key=lambda fault: fault.begin):
+        yield fault.begin, lambda alive, it=fault: it if it.host in alive else None  # type: ignore[misc]
+    draw, begin = random.Random(f"faults {seed}"), 0.0
+
+    def take(alive: list[str]) -> Fault | None:
+        victims = [name for name in alive if name in (plan.hosts or alive)]
+        if not victims:
+            return None
+        [kind] = draw.choices([*KINDS], rates)
+        end = begin + draw.uniform(0, plan.duration)
+        network = draw.randrange(networks) if kind == "cable" else 0
+        return Fault(kind, draw.choice(victims), begin, end, network)
+
+    while plan.exactly is None and (rates := plan._rates):
+        begin += draw.expovariate(sum(rates))
+        if begin > plan.until:
+            return
+        yield begin, take

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import math
 import os
 import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import product
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -23,7 +25,7 @@ from .._loop.virtual_loop import StalledError, waiting
 from .._native import softdev
 from ..errors import BusyError
 from . import process
-from .faults import MAIN, MOST, FaultPlan, Link
+from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
 from .loop import NEVER
 from .machine import Machine
 from .sockets import is_loopback
@@ -35,6 +37,10 @@ Program = Callable[..., Coroutine[Any, Any, T]]
 TURNS_PER_COLLECTION = 2000
 # Seconds that programs have to end when the main one has.
 GRACE = 120.0
+# Of a timeline, and of what waits, in the note of an error.
+MOST_LINES = 40
+
+
 class KilledError(RuntimeError):
     """The host of a program was killed."""
 
@@ -111,10 +117,13 @@ class Host:
         """Ends the host at once: nothing of it runs any more, and no peer is told."""
         if self.name == MAIN:
             raise ValueError("the host of the main program is not to be killed")
+        self._machine.boots_again = False
+        if self._machine.alive:
+            self.world._note(f"{self.name} is killed by the program")
+            self._kill()
+
+    def _kill(self) -> None:
         machine = self._machine
-        machine.boots_again = False
-        if not machine.alive:
-            return
         machine.kill()
         for done in machine.awaited:
             done.get_loop().call_soon(settle, done, None, KilledError(f"{self!r} was killed"))
@@ -123,6 +132,10 @@ class Host:
         """Starts a killed host again, with its address, and what `serve` was given."""
         if self.alive:
             raise RuntimeError(f"{self!r} is running")
+        self.world._note(f"{self.name} boots")
+        self._boot()
+
+    def _boot(self) -> None:
         self.world._old_machines.append(self._machine)
         self._machine = self.world._elsewhere(lambda: Machine(self))
         for service in self._services:
@@ -130,10 +143,12 @@ class Host:
 
     def pause(self) -> None:
         """The host stands still until `resume`; what comes for it waits."""
+        self.world._note(f"{self.name} is paused")
         self._machine.pause(self)
 
     def resume(self) -> None:
         """After `pause`."""
+        self.world._note(f"{self.name} goes on")
         self._machine.resume(self)
 
 
@@ -156,6 +171,11 @@ class World:
         """Hosts that are cut off also from those that are yet to boot."""
         self._planned: Counter[tuple[int, str]] = Counter()
         """Cuts of the plan: networks, and hosts that are cut off there from all others."""
+        self._begins = begins(plan, seed, devices)
+        self._due_fault = next(self._begins, None)
+        self._ends: list[tuple[float, int, Callable[[], object]]] = []
+        """What ends faults that have begun: a heap, by time."""
+        self._timeline: list[tuple[float, Fault | str]] = []
         self._failure: BaseException | None = None
         self._entered = -1
         self._begun: int = softdev.sim_now()
@@ -221,6 +241,7 @@ class World:
         if self.hosts.keys() <= {*names}:
             raise ValueError("a partition of all hosts cuts off none: name fewer of them")
         numbers = self._numbers_of(network)
+        self._note(f"{', '.join(names)}: cut off{self._on(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
                 self._cut |= {(number, one, other) for number in numbers}
@@ -234,6 +255,7 @@ class World:
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
+        self._note(f"{', '.join(names or ['all'])}: cut off no more{self._on(network)}")
         self._cut = {
             (number, one, other)
             for number, one, other in self._cut
@@ -247,6 +269,9 @@ class World:
             if instance("each name", name, str, "the name of a host") not in self.hosts:
                 there = ", ".join(self.hosts)
                 raise ValueError(f"there is no host {name!r}; there are {there}: ask host() first")
+
+    def _on(self, network: int | None) -> str:
+        return "" if network is None else f" on network {network}"
 
     def _numbers_of(self, network: int | None) -> range:
         if network is None:
@@ -309,16 +334,19 @@ class World:
                 raise self._failure
             machines = [host._machine for host in self.hosts.values()]
             due = [machine.due() for machine in machines]
-            first, event = min(due), softdev.sim_next()
-            if first == event == NEVER:
+            first, event, breaks = min(due), softdev.sim_next(), self._next_break()
+            if first == event == breaks == NEVER:
                 raise StalledError(
                     "nothing will ever happen; other threads and processes are not waited for:\n"
                     f"{self._waiting()}"
                 )
-            if min(first, event) > end:
+            if min(first, event, breaks) > end:
                 raise TimeLimitError(f"not done after {limit} s:\n{self._waiting()}")
-            softdev.sim_run(first)
+            softdev.sim_run(min(first, breaks))
             now = softdev.sim_now()
+            if breaks <= now:
+                self._break()
+                continue
             ready = [
                 machine
                 for machine, when in zip(machines, due, strict=True)
@@ -340,56 +368,84 @@ class World:
 
     # ---- faults, and the end -------------------------------------------------------------
 
-    async def _break_things(self) -> None:
-        """By the plan, until its end."""
-        plan, draw = self._plan, self.random
-        kinds = self._cut_off, self._cut_cable, self._pause, self._kill
-        while rates := plan._rates:
-            await asyncio.sleep(draw.expovariate(sum(rates)))
-            if self.now > plan.until:
-                return
-            among = plan.hosts or self.hosts.keys() - {MAIN}
-            victims = [host for host in self.hosts.values() if host.name in among and host.alive]
-            if victims:
-                [begin] = draw.choices(kinds, rates)
-                victim = draw.choice(victims)
-                after = draw.uniform(0, plan.duration)
-                asyncio.get_running_loop().call_later(after, begin(victim))
+    def _break(self) -> None:
+        """Ends and begins the faults of the plan that are due."""
+        while self._ends and self._ends[0][0] <= self.now:
+            heappop(self._ends)[-1]()
+        while (due := self._due_fault) and due[0] <= self.now:
+            alive = [name for name, host in self.hosts.items() if host.alive and name != MAIN]
+            if fault := due[1](alive):
+                end = self._begin(fault)
+                self._note(fault)
+                heappush(self._ends, (fault.end, self._next_number(), end))
+            self._due_fault = next(self._begins, None)
 
-    def _cut_off(self, host: Host) -> Callable[[], None]:
-        return self._cut_on(self._networks, host)
+    def _next_break(self) -> int:
+        times = [entry[0] for entry in (*self._ends[:1], self._due_fault) if entry]
+        return self._begun + math.ceil(min(times) * 1e9) if times else NEVER
 
-    def _cut_cable(self, host: Host) -> Callable[[], None]:
-        return self._cut_on([self.random.choice(self._networks)], host)
+    def _begin(self, fault: Fault) -> Callable[[], object]:
+        """Begins it, and returns what ends it."""
+        host = self.hosts[fault.host]
+        machine = host._machine
+        match fault.kind:
+            case "pause":
+                machine.pause(fault)
+                return lambda: machine.resume(fault)
+            case "kill":
+                host._kill()
+                machine.boots_again = True
 
-    def _cut_on(self, networks: Iterable[int], host: Host) -> Callable[[], None]:
+                def boot() -> None:
+                    if machine.boots_again and host._machine is machine:
+                        host._boot()
+
+                return boot
+        cut = [fault.network] if fault.kind == "cable" else self._networks
+
         def change(count: int) -> None:
-            for network in networks:
+            for network in cut:
                 self._planned[network, host.name] += count
             self._set_ways()
 
         change(1)
         return lambda: change(-1)
 
-    def _pause(self, host: Host) -> Callable[[], None]:
-        machine, whose = host._machine, object()
-        machine.pause(whose)
-        return lambda: machine.resume(whose)
+    def _note(self, what: Fault | str) -> None:
+        self._timeline.append((self.now, what))
 
-    def _kill(self, host: Host) -> Callable[[], None]:
-        machine = host._machine
-        host.kill()
-        machine.boots_again = True
-        return lambda: host.boot() if machine.boots_again and host._machine is machine else None
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults of the plan that have begun, in this order."""
+        return [it for _, it in self._timeline if isinstance(it, Fault)]
+
+    def _explain(self, error: BaseException) -> None:
+        """Adds notes: what happened to the hosts, and what each of them waits for."""
+        note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
+        plan = self._plan
+        if plan.exactly is not None or plan._rates:
+            note += f"\nfaults: {plan._counts(self.faults, self.now)}"
+        left_out = max(0, len(self._timeline) - MOST_LINES)
+        lines = [
+            f"{it}" if isinstance(it, Fault) else f"{when:.2f} s: {it}"
+            for when, it in self._timeline
+        ]
+        lines[:left_out] = [f"{left_out} earlier ones: World.faults"] * (left_out > 0)
+        note += "".join(f"\n  {line}" for line in lines)
+        if not isinstance(error, StalledError | TimeLimitError):  # which say it themselves
+            waits = self._waiting().splitlines()
+            waits[MOST_LINES:] = ["..."] * (len(waits) > MOST_LINES)
+            note += "\nwhat waits:" + "".join(f"\n  {line}" for line in waits)
+        error.add_note(note)
 
     def _end(self) -> None:
         """As `asyncio.run` ends, on all hosts that are alive."""
-        self._failure = None
+        self._failure = self._due_fault = None
         ends = []
         for host in self.hosts.values():
             host._services.clear()
             host._machine.pauses.clear()
-            host.resume()
+            host._machine.resume(host)
             if host.alive:
                 ends.append(host._machine.loop.create_task(host._machine.loop.end()))
         self._run(lambda: all(task.done() for task in ends), self.now + GRACE)
@@ -463,9 +519,6 @@ def simulate(
             world = World(seed, faults, devices)
             try:
                 return _simulate(world, main, hosts or {}, limit)
-            except BaseException as error:
-                error.add_note(f"simulate(seed={seed}), at {world.now:.6f} s, trace {world.trace}")
-                raise
             finally:
                 world._close()
     finally:
@@ -484,7 +537,6 @@ def _simulate(
         world.host(name)
     for name, program in hosts.items():
         world.host(name).serve(program)
-    here.start(world._break_things, ())
     task = here.start(main, (world,))
     try:
         world._run(task.done, limit)
@@ -494,9 +546,16 @@ def _simulate(
             raise ValueError(f"FaultPlan.hosts names {names}, never a host; there were {there}")
         if world._plan._rates and len(world.hosts) == 1:
             raise ValueError(f"a FaultPlan spares {MAIN!r}, and there never was another host")
-    except Exception:
-        with suppress(Exception):
-            world._end()
+        if (begun := len(world.faults)) < world._plan.at_least:
+            counts = world._plan._counts(world.faults, world.now)
+            raise AssertionError(
+                f"{begun} faults of the plan began, and at_least={world._plan.at_least}: {counts}"
+            )
+    except BaseException as error:
+        world._explain(error)
+        if isinstance(error, Exception):
+            with suppress(Exception):
+                world._end()
         raise
     world._end()
     return result

@@ -629,14 +629,17 @@ def test_a_plan_ends_no_cut_and_no_kill_of_a_program() -> None:
             assert world._is_cut(here, apart)
             assert not dead.alive
         world.heal()
-        ends = world._cut_off(apart), world._cut_cable(apart)
-        for end in ends:
-            assert world._is_cut(here, apart)
-            end()
-        assert not world._is_cut(here, apart)
+        for cut in (True, True, False):  # by one, by two, by none
+            await asyncio.sleep(10)
+            assert world._is_cut(here, apart) is cut
 
-    plan = testing.FaultPlan(partitions=1, kills=1, until=20)
-    testing.simulate(main, seed=1, faults=plan)
+    exactly = [
+        testing.Fault("partition", "apart", 1, 2),
+        testing.Fault("kill", "dead", 2, 3),
+        testing.Fault("partition", "apart", 25, 45),
+        testing.Fault("cable", "apart", 35, 55, network=0),
+    ]
+    testing.simulate(main, seed=1, faults=testing.FaultPlan(exactly=exactly))
 
 
 def test_a_plan_ends_no_pause_of_a_program() -> None:
