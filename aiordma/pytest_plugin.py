@@ -15,7 +15,11 @@ It is there wherever aiordma is installed, and imports nothing until a test uses
         assert server.stdout.readline() == "ready\\n"
         assert "PASS" in rdma_programs.run("./client", "7471").stdout
 
-softdev/docs/ci-without-hardware.md has more.
+    @pytest.mark.rdma_seeds(20)  # pytest --rdma-seeds=10000 for more
+    def test_on_simulated_hosts():
+        aiordma.testing.simulate(main, faults=PLAN)
+
+softdev/docs/ci-without-hardware.md has more, and docs/testing.md of simulations.
 """
 
 from __future__ import annotations
@@ -37,8 +41,18 @@ _STACK: pytest.StashKey[ExitStack] = pytest.StashKey()
 _FAULTS: pytest.StashKey[Faults] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Programs] = pytest.StashKey()
 _VARIABLE = "AIORDMA_EMBEDDED_FAULTS"
+_SEEDS = "AIORDMA_SIMULATION_SEEDS"
 _LINES = 200
 """Of the trace of a failed test, in its report."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("aiordma").addoption(
+        "--rdma-seeds",
+        metavar="SEEDS",
+        help="of simulations in tests with the marker rdma_seeds: how many (1000), or which "
+        "(500:1000), in a process for each core",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,12 +61,22 @@ def pytest_configure(config: pytest.Config) -> None:
         "rdma(**faults): run on aiordma's embedded device, with the faults of "
         "aiordma.testing.faults: loss=0.01, seed=7 ...",
     )
+    config.addinivalue_line(
+        "markers",
+        "rdma_seeds(count=20): what the test gives to aiordma.testing.simulate without a seed runs "
+        "with so many seeds, or those of --rdma-seeds; the first that fails ends it",
+    )
 
 
 # Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
 # markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The device and the faults of a marked test; a nearer marker's keywords replace others."""
+    if (marker := item.get_closest_marker("rdma_seeds")) and not os.environ.get(_SEEDS):
+        wanted = str(item.config.getoption("--rdma-seeds") or [*marker.args, 20][0])
+        stack = item.stash.setdefault(_STACK, ExitStack())
+        environment = stack.enter_context(pytest.MonkeyPatch.context())
+        environment.setenv(_SEEDS, wanted if ":" in wanted else f"0:{wanted}")
     if not (markers := list(item.iter_markers("rdma"))):
         return
     faults: dict[str, Any] = {}
@@ -63,7 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytrace=False,
             )
         faults |= marker.kwargs
-    item.stash[_STACK] = stack = ExitStack()
+    stack = item.stash.setdefault(_STACK, ExitStack())
     environment = stack.enter_context(pytest.MonkeyPatch.context())
     environment.setenv("AIORDMA_DEVICE", "embedded0")
     if not faults:

@@ -31,6 +31,7 @@ from ._core.arguments import instance, integer, real, seconds
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
 from ._simulation.faults import Fault, FaultPlan, Link
+from ._simulation.seeds import Seeds
 from ._simulation.sockets import NotSimulatedError
 from ._simulation.world import Host, KilledError, TimeLimitError, World, simulate
 from .async_queue_pair import AsyncQueuePair
@@ -50,6 +51,7 @@ __all__ = [
     "KilledError",
     "Link",
     "NotSimulatedError",
+    "Seeds",
     "StalledError",
     "TimeLimitError",
     "When",

@@ -19,6 +19,8 @@ import sys
 import pytest
 from aiordma import VerbsError, testing, verbs
 
+RAN = []
+
 DEVICE = '''
 import ctypes
 verbs = ctypes.CDLL(None)
@@ -46,6 +48,16 @@ def test_that_fails():
 @pytest.fixture(scope="class")
 def device():
     return os.environ.get("AIORDMA_DEVICE")
+
+
+@pytest.mark.rdma_seeds(1)
+def test_seeds():
+    async def main(world):
+        RAN.append(world.seed)
+
+    testing.simulate(main)
+    testing.simulate(main, seed=9)
+    assert {*RAN} == {5, 9}
 
 
 @pytest.mark.rdma
@@ -181,7 +193,7 @@ def report(
     (folder / "test_project.py").write_text(PROJECT)
     options = ["-p", "no:cacheprovider", "-p", request.param, "--strict-markers", "-rA"]
     options += ["-n2", "--dist=loadscope"] if request.param == "xdist" else []
-    options += ["-o", "asyncio_mode=auto"]
+    options += ["-o", "asyncio_mode=auto", "--rdma-seeds=5:6"]
     environment = {"PYTEST_ADDOPTS": "", "AIORDMA_DEVICE": "", "COLUMNS": "200"}
     return run_python("-m", "pytest", *options, folder, cwd=folder, **environment)
 
@@ -194,6 +206,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
     )
     assert {name: (verdict, error) for verdict, name, error in found} == {
         "test_faults": ("PASSED", ""),
+        "test_seeds": ("PASSED", ""),
         "test_without_faults": ("PASSED", ""),
         "test_both": ("PASSED", ""),
         "test_no_device": ("FAILED", "Failed"),

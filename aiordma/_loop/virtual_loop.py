@@ -73,7 +73,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """The tasks of a loop, and where each of them waits, for the text of a StalledError."""
+    """The tasks of a loop, and where each of them waits, for the text of an error."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
         lines.append(task.get_name())

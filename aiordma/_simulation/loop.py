@@ -37,9 +37,13 @@ class Future(asyncio.Future[Any]):
 
 class Task(asyncio.Task[Any]):
     number: int
+    host: str
 
     def __hash__(self) -> int:
         return self.number
+
+    def set_name(self, value: object) -> None:
+        super().set_name(f"{self.host}: {value}")
 
 
 class HostLoop(VirtualLoop):
@@ -66,8 +70,12 @@ class HostLoop(VirtualLoop):
     ) -> asyncio.Task[Any]:
         task = Task.__new__(Task)
         task.number = self.machine.world._next_number()
-        options["name"] = options.get("name") or f"Task-{task.number}"  # not of all the process
+        task.host = self.machine.host.name
+        given = options.pop("name", None)
         Task.__init__(task, work, loop=self, **options)
+        task.set_name(
+            given or f"{getattr(work, '__qualname__', type(work).__name__)}-{task.number}"
+        )
         return task
 
     def run_in_executor(  # type: ignore[override]

@@ -75,7 +75,7 @@ class Machine:
         if not asyncio.iscoroutine(work):
             hint = "write it with async def"
             raise TypeError(refusal(f"what {name} of {where} returns", "a coroutine", work, hint))
-        task = self.loop.create_task(work, name=f"{self.host.name}: {name}")
+        task = self.loop.create_task(work, name=name)
         self._programs[task] = None
         task.add_done_callback(self._programs.pop)
         return task

@@ -6,6 +6,7 @@ import _posixsubprocess
 import _thread
 import asyncio
 import gc
+import logging
 import os
 import platform
 import random
@@ -43,6 +44,8 @@ SIGNALS = "signals", "call loop.add_signal_handler"
 PROCESSES = "processes", "World.host starts a program on a host of its own"
 SOCKETS = "sockets of the machine", "make it in the program of the host"
 RESOLVER = "resolver", "await loop.getaddrinfo"
+LOG = "AIORDMA_SIMULATION_LOG"
+LOG_LINE = "%(simulated_time)12.6f %(simulated_host)s %(levelname)s %(name)s: %(message)s"
 NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
 
 
@@ -238,6 +241,45 @@ def taken() -> list[Row]:
     ]
 
 
+def record_of_host(
+    begun: int, make: Callable[..., logging.LogRecord]
+) -> Callable[..., logging.LogRecord]:
+    """Of a log, which has the host and the seconds of the simulation too."""
+
+    def with_host(*args: Any, **options: Any) -> logging.LogRecord:
+        record, machine = make(*args, **options), here()
+        record.simulated_host = machine.host.name if machine else "-"
+        record.simulated_time = (softdev.sim_now() - begun) / SECOND
+        return record
+
+    return with_host
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """Records of logs have `simulated_host` and `simulated_time`, and go where the variable says.
+
+    That is a file, or standard error: "-".
+    """
+    before, root = logging.getLogRecordFactory(), logging.getLogger()
+    level = root.level
+    logging.setLogRecordFactory(record_of_host(softdev.sim_now(), before))
+    handler: logging.Handler | None = None
+    if name := os.environ.get(LOG):
+        handler = logging.StreamHandler() if name == "-" else logging.FileHandler(name, "w")
+        handler.setFormatter(logging.Formatter(LOG_LINE))
+        root.addHandler(handler)
+        root.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+        if handler:
+            root.setLevel(level)
+            root.removeHandler(handler)
+            handler.close()
+
+
 @contextmanager
 def simulated(seed: int, devices: int) -> Iterator[None]:
     """The simulation answers programs, and this package, in place of the machine."""
@@ -268,7 +310,7 @@ def simulated(seed: int, devices: int) -> Iterator[None]:
     before = [(place, name, getattr(place, name)) for place, name, _ in replaced]
     collects = gc.isenabled()
     try:
-        with patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
+        with logged(), patch.dict(os.environ, ENVIRONMENT, AIORDMA_EMBEDDED_DEVICES=str(devices)):
             os.environ.pop("AIORDMA_TRACE", None)
             for place, name, value in replaced:
                 setattr(place, name, value)

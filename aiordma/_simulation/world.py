@@ -11,12 +11,13 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from unittest.mock import patch
 
 from .._core.arguments import instance, integer, real, refusal, seconds
@@ -28,10 +29,12 @@ from . import process
 from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
 from .loop import NEVER
 from .machine import Machine
+from .seeds import VARIABLE, Seeds, command, enough, given_seeds, run_seeds
 from .sockets import is_loopback
 
 T = TypeVar("T")
 Program = Callable[..., Coroutine[Any, Any, T]]
+Hosts = Mapping[str, Callable[[], Coroutine[Any, Any, Any]]]
 
 # Turns between two collections of garbage.
 TURNS_PER_COLLECTION = 2000
@@ -464,15 +467,31 @@ class World:
         softdev.sim_enter(-1)
 
 
+@overload
 def simulate(
-    main: Callable[[World], Coroutine[Any, Any, T]],
+    main: Program[T], *, seed: int | None = None, hosts: Hosts | None = None,
+    faults: FaultPlan | None = None, devices: int = 1, limit: float = 86_400,
+) -> T: ...  # fmt: skip
+
+
+@overload
+def simulate(
+    main: Program[Any], *, seeds: Iterable[int], stop: bool = True, hosts: Hosts | None = None,
+    faults: FaultPlan | None = None, devices: int = 1, limit: float = 86_400,
+) -> Seeds: ...  # fmt: skip
+
+
+def simulate(
+    main: Program[T],
     *,
     seed: int | None = None,
-    hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]] | None = None,
+    seeds: Iterable[int] | None = None,
+    stop: bool = True,
+    hosts: Hosts | None = None,
     faults: FaultPlan | None = None,
     devices: int = 1,
     limit: float = 86_400,
-) -> T:
+) -> T | Seeds:
     """Runs programs on simulated hosts, in virtual time; returns what `main` does.
 
     Each host has an event loop, an address of its own and an embedded device, which speaks RoCE v2
@@ -483,7 +502,13 @@ def simulate(
     first ones are on one network, the second ones on another one, and so on: see `World.partition`.
 
     The `seed` draws the order of what happens, all times and all `faults`: the same seed gives the
-    same run (`World.trace`).  None draws one.  An exception gets a note with it.
+    same run (`World.trace`).  None draws one.  An exception gets notes: the seed, what the plan
+    did when, what each host waits for, and the command that repeats the run.
+
+    `seeds` are run one after the other, in a process for each core, with a bar on a terminal, and
+    `Seeds` are returned.  With `stop`, the first one that fails is run again here: what it raises
+    has a note with the faults that are enough for it, found by leaving others out.  The variable
+    AIORDMA_SIMULATION_SEEDS ("61", "0:1000") replaces `seeds`, and a `seed` of None.
 
     StalledError when every program waits for ever, TimeLimitError when `main` has not ended after
     `limit` seconds of the simulation: both say where each task waits.  An error of a program of
@@ -492,21 +517,83 @@ def simulate(
     inside of a simulation or of `testing.faults`, with AIORDMA_EMBEDDED_FAULTS, and while this
     process uses its own embedded device.
     """
-    seed = random.SystemRandom().getrandbits(32) if seed is None else integer("seed", seed)
     if hosts is not None and not isinstance(hosts, Mapping):
         raise TypeError(refusal("hosts", "a mapping of names to programs", hosts))
     if hosts and MAIN in hosts:
         raise ValueError(f"the host {MAIN!r} is that of the main program")
-    faults = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
+    plan = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
     integer("devices", devices, 1, softdev.SIM_NETWORKS)
-    if faults.cables and devices == 1:
+    if plan.cables and devices == 1:
         raise ValueError("FaultPlan.cables cuts one of several cables: simulate(devices=2)")
-    if plan := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
+    if injected := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
         raise BusyError(
-            f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({plan}) has no effect on simulated hosts: "
-            "end that first, and use World.link or a FaultPlan"
+            f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({injected}) has no effect on simulated "
+            "hosts: end that first, and use World.link or a FaultPlan"
         )
+    run = partial(_run, main, hosts or {}, devices, limit)
+    if seed is not None:
+        if seeds is not None:
+            raise TypeError("simulate has a seed or seeds, not both")
+        return run(plan, integer("seed", seed), command())
+    given = None if seeds is None else [integer("each seed", it) for it in seeds]
+    if given == []:
+        raise ValueError("seeds is empty: give some, as range(1000)")
+    if several := given_seeds() or given:
+        done = _search(run, plan, several, stop)
+        return run(plan, several[0]) if seeds is None else done
+    drawn = random.SystemRandom().getrandbits(32)
+    return run(plan, drawn, _again(drawn))
+
+
+def _again(seed: int) -> str:
+    return f"{VARIABLE}={seed} {command()}" if command() else ""
+
+
+def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
+    """Runs them; the first one that fails is run again here, and its error raised, with `stop`."""
+
+    def attempt(seed: int, plan: FaultPlan = plan) -> Exception | None:
+        with patch.dict(os.environ, {process.LOG: ""}):  # of the run whose error is shown
+            try:
+                run(plan, seed)
+            except Exception as error:
+                return error.with_traceback(None)
+        return None
+
+    done = run_seeds(attempt, seeds, stop)
+    if not (stop and done.failed):
+        return done
+    [(seed, text)] = done.failed.items()
+    had: list[Fault] = []
+    try:
+        run(plan, seed, _again(seed), had)
+    except Exception as error:
+        kind, plan = type(error), replace(plan, at_least=0)
+        kept = enough(lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had)
+        if had:
+            error.add_note(
+                f"{len(kept)} of the {len(had)} faults are enough, with simulate(..., seed={seed}, "
+                f"faults=dataclasses.replace(plan, exactly={kept}))"
+            )
+        raise
+    raise RuntimeError(
+        f"seed {seed} failed in a process of its own ({text}), and not again in this one: "
+        "the programs ask for something that is not simulated"
+    )
+
+
+def _run(
+    main: Program[T],
+    hosts: Hosts,
+    devices: int,
+    limit: float,
+    plan: FaultPlan,
+    seed: int,
+    again: str = "",
+    had: list[Fault] | None = None,
+) -> T:
+    """One simulation; `again` is the command that repeats it, `had` gets its faults."""
     if code := softdev.sim_begin(seed & NEVER):
         raise BusyError(
             "this process is in a simulation already"
@@ -516,22 +603,23 @@ def simulate(
         )
     try:
         with process.simulated(seed, devices):
-            world = World(seed, faults, devices)
+            world = World(seed, plan, devices)
             try:
-                return _simulate(world, main, hosts or {}, limit)
+                return _simulate(world, main, hosts, limit)
+            except Exception as error:
+                if again:
+                    error.add_note(f"again: {again}")
+                raise
             finally:
+                if had is not None:
+                    had += world.faults
                 world._close()
     finally:
         if softdev.sim_end():
             warnings.warn("a simulated host did not close its device", ResourceWarning, 1)
 
 
-def _simulate(
-    world: World,
-    main: Callable[[World], Coroutine[Any, Any, T]],
-    hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]],
-    limit: float,
-) -> T:
+def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
     here = world.host(MAIN)._machine
     for name in hosts:
         world.host(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import gc
 import logging
@@ -10,10 +11,12 @@ import math
 import os
 import platform
 import random
+import re
 import secrets
 import signal
 import socket
 import ssl
+import sys
 import tempfile
 import time
 import uuid
@@ -22,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from time import time as taken_before
 from typing import Any, Literal
 
@@ -231,11 +235,11 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         with pytest.raises(ValueError, match=r"is a (finite )?number"):
             wrong()
     with pytest.raises(TypeError, match="faults is a FaultPlan, not Link"):
-        testing.simulate(fails, faults=testing.Link())  # type: ignore[arg-type]
+        testing.simulate(fails, faults=testing.Link())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="hosts is a mapping of names to programs, not list"):
-        testing.simulate(fails, hosts=["server"])  # type: ignore[arg-type]
+        testing.simulate(fails, hosts=["server"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="program of host 'main' is an async function, not None"):
-        testing.simulate(None)  # type: ignore[arg-type]
+        testing.simulate(None)  # type: ignore[call-overload]
     names: Any
     for names in "server", ["main"], [1], 5:
         with pytest.raises(ValueError, match="hosts are names of hosts other than 'main', not"):
@@ -616,6 +620,136 @@ def test_a_plan_spares_hosts_and_cuts_cables() -> None:
     hosts = {"server": partial(echo, **BY_ALL)}
     testing.simulate(main, seed=2, devices=2, hosts=hosts, faults=plan)
     assert cuts
+
+
+async def counts_twice(world: testing.World) -> None:
+    """Fails when the client is cut off at 5 s."""
+    server = world.host("server")
+    server.serve(echo)
+    world.host("other")
+    await world.host("client").run(asyncio.sleep, 4)
+    asyncio.get_running_loop().create_task(asyncio.sleep(9))
+    await asyncio.sleep(1)
+    logging.getLogger("of a program").warning("counted")
+    if world._is_cut(world.host("client"), server):
+        raise AssertionError("21")
+
+
+CUTS = testing.FaultPlan(partitions=1, pauses=0.001, duration=5, hosts=["client", "other"])
+
+
+def failure(**options: Any) -> str:
+    with pytest.raises(AssertionError, match=r"^21\n") as caught:
+        testing.simulate(counts_twice, **options)
+    return "\n".join(caught.value.__notes__)
+
+
+def test_a_failure_says_what_happened_and_who_waits() -> None:
+    faults = [
+        testing.Fault("partition", "client", 0.5, 0.9),
+        testing.Fault("kill", "other", 2, 3),
+        testing.Fault("partition", "client", 4.5, 6),
+    ]
+    note = failure(seed=7, faults=testing.FaultPlan(exactly=faults))
+    lines = [
+        r"simulate\(seed=7\), at 5\.0\d+ s, trace \w{16}",
+        r"faults: 3 of the 3 given",
+        r"  0\.50-0\.90 s: client is cut off from all others",
+        r"  2\.00-3\.00 s: other is killed, and boots again at the end",
+        r"  4\.50-6\.00 s: client is cut off from all others",
+        r"what waits:",
+        r"  main: sleep-\d+",
+        r"      sleep at .*",
+        r"(?s:.*)  server: echo",
+        r"      echo at .*/test_simulate\.py:\d+",
+    ]
+    assert re.match("\n".join(lines), note)
+    assert re.search(r"\nagain: pytest tests/simulation/test_simulate\.py::test_a_fail\w+$", note)
+    assert "0x" not in note
+
+
+def test_what_never_happened_is_said_and_an_error_if_wanted() -> None:
+    async def main(world: testing.World) -> None:
+        world.host("server")
+        await asyncio.sleep(3)
+        assert not world.faults
+
+    plan = testing.FaultPlan(kills=0.001, pauses=0.5, until=1e-6, at_least=1)
+    with pytest.raises(
+        AssertionError, match=r"^0 faults .* 0 of about 0\.0 pauses, 0 of about"
+    ) as it:
+        testing.simulate(main, seed=1, faults=plan)
+    assert "\nfaults: 0 of about 0.0 pauses, 0 of about 0.0 kills" in it.value.__notes__[0]
+
+
+def test_the_faults_of_a_run_given_exactly_are_the_same_run() -> None:
+    async def main(world: testing.World) -> tuple[str, list[testing.Fault]]:
+        with contextlib.suppress(aiordma.RDMAError, OSError):
+            await world.host("client").run(ask, 64, 1 << 20)
+        await asyncio.sleep(9)
+        return world.trace, world.faults
+
+    plan = testing.FaultPlan(partitions=1, pauses=1, kills=1)
+    run = partial(testing.simulate, main, hosts={"server": echo})
+    trace, faults = run(seed=1, faults=plan)
+    assert len({fault.kind for fault in faults}) == 3
+    assert run(seed=1, faults=testing.FaultPlan(exactly=faults)) == (trace, faults)
+
+
+def test_of_many_seeds_the_first_that_fails_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the faults that are enough for it."""
+    run = partial(testing.simulate, counts_twice, faults=CUTS, seeds=range(40))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    seeds = run(stop=False)
+    assert seeds.ran == 40
+    assert 3 < len(seeds.failed) < 37
+    assert {*seeds.failed.values()} == {"AssertionError: 21"}
+    bar = f"[{'#' * 30}] 40 of 40 seeds, {len(seeds.failed)} failed\n"
+    assert capsys.readouterr().err.endswith(bar)
+
+    note = failure(faults=CUTS, seeds=seeds.failed)
+    again = re.search(r"\nagain: AIORDMA_SIMULATION_SEEDS=(\d+) pytest ", note)
+    assert again
+    assert int(again[1]) in seeds.failed
+    assert re.search(r"\n1 of the \d+ faults are enough, .*exactly=\[Fault\([^)]*'client'", note)
+    monkeypatch.setenv("AIORDMA_SIMULATION_SEEDS", again[1])
+    assert failure(faults=CUTS) == note
+    with pytest.raises(AssertionError):
+        run()
+
+
+@pytest.mark.parametrize("text", ["one", "3:", "5:5"])
+def test_seeds_that_are_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORDMA_SIMULATION_SEEDS", text)
+    with pytest.raises(ValueError, match=f"a seed such as 61, or a range .*, not '{text}'"):
+        testing.simulate(counts_twice)
+
+
+def test_a_failure_that_is_not_repeated_is_said() -> None:
+    """The programs have asked for something of the machine."""
+    here = os.getpid()
+
+    async def main(_: testing.World) -> None:
+        assert os.getpid() == here
+
+    with pytest.raises(RuntimeError, match=r"^seed [01] failed .*AssertionError.*not simulated$"):
+        testing.simulate(main, seeds=range(2))
+
+
+def test_records_of_logs_have_the_host_and_its_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIORDMA_SIMULATION_LOG", str(tmp_path / "log"))
+    testing.simulate(counts_twice, seed=1)
+    [record] = [record for record in caplog.records if record.name == "of a program"]
+    assert vars(record)["simulated_host"] == "main"
+    assert 5 < vars(record)["simulated_time"] < 5.01
+    assert "    5.000" in (log := (tmp_path / "log").read_text())
+    assert " main WARNING of a program: counted\n" in log
+    logging.getLogger().warning("later")
+    assert "later" not in (tmp_path / "log").read_text()
 
 
 def test_a_plan_ends_no_cut_and_no_kill_of_a_program() -> None:
