@@ -1,8 +1,9 @@
 """Shows the state of this process to `aiordma top`, if AIORDMA_MONITOR is set when aiordma is
 imported.
 
-A thread answers each connection to a Unix socket with one `snapshot` as JSON, and reads nothing. It
-calls no event loop, so it answers when a loop is stuck.
+A thread answers each connection to a Unix socket with one `snapshot` as JSON, or sets the state of a
+port of an embedded device, for `aiordma port`. It calls no event loop, so it answers when a loop is
+stuck.
 
 Only processes of the same user get an answer: the directory belongs to the user and is closed to
 others, the socket has mode 0600, and the kernel names the user of each peer (SO_PEERCRED, unix(7)).
@@ -25,9 +26,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ._native import fork
+from ._native import fork, lib
 from ._native.service_thread import ServiceThread
 from .monitoring import open_connections, refresh_wires, snapshot
+from .verbs import EventType
 
 logger: logging.Logger = logging.getLogger("aiordma.monitoring")
 
@@ -41,6 +43,7 @@ WIRE_TIMEOUT = 0.1
 PAUSE = 1.0
 # Bytes of an answer that a client reads at most: about 200,000 connections.
 MOST_BYTES = 100 << 20
+MOST_ASKED = 256
 
 # For a process whose user has no runtime directory: each user may make directories here, and only
 # the owner of one may rename or remove it.
@@ -178,17 +181,27 @@ class _Server:
                 logger.exception("no snapshot for `aiordma top`")
 
 
+def set_port(device: str, state: str) -> str:
+    """What is wrong; empty: the port of that embedded device is "down" or "up" now."""
+    event = {"down": EventType.PORT_ERR, "up": EventType.PORT_ACTIVE}[state]
+    code = lib.aiordma_embedded_raise_on(device.encode(), event)
+    return f"{device} is no embedded device of this process that is in use" if code else ""
+
+
 def answer(peer: socket.socket) -> None:
-    """Sends a snapshot to a process of the same user; nothing to another one."""
+    """Does what a process of the same user asks for; nothing of another one's."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
         logger.warning("user %d asked for the state of this process, and got nothing", uid)
         return
-    refresh_wires(open_connections(), WIRE_TIMEOUT)
-    text = json.dumps(snapshot())
     peer.settimeout(ANSWER_TIMEOUT)
-    peer.sendall(text.encode())
+    asked = peer.recv(MOST_ASKED).decode(errors="replace").split()
+    if asked[:1] == ["port"]:
+        peer.sendall(set_port(*asked[1:3]).encode())
+        return
+    refresh_wires(open_connections(), WIRE_TIMEOUT)
+    peer.sendall(json.dumps(snapshot()).encode())
 
 
 _server: _Server | None = None
@@ -219,8 +232,9 @@ def _restart_after_fork() -> None:
 fork.reset_in_child(_restart_after_fork)
 
 
-def ask(path: Path, seconds: float) -> bytes:
-    """The answer of the process that listens there, as JSON.
+def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
+    """The answer of the process that listens there: JSON, or with `what` as "port embedded1 down"
+    why it cannot.
 
     OSError when it gives none in that time, ConnectionRefusedError when it has ended.
     """
@@ -230,6 +244,7 @@ def ask(path: Path, seconds: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(seconds)
         asking.connect(str(path))
+        asking.sendall(what.encode())
         while part := asking.recv(1 << 16):
             parts.append(part)
             size += len(part)

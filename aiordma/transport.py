@@ -79,7 +79,7 @@ from ._transport.shares import Share
 from .cm.address import Address
 from .config import Config
 from .errors import AddressError, ConnectionClosedError, DeviceEventError, RDMAError, host_port
-from .verbs._device.device import ALL, SYSTEM, active_devices, name_or_variable
+from .verbs._device.device import ALL, SYSTEM, active_devices, names_or_variable
 
 __all__ = [
     "Address",
@@ -129,21 +129,30 @@ def warn_of_software(why: str) -> None:
 
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
     """The devices, and their names if connections may use no other ones."""
-    name = device_names(named) if isinstance(named, list | tuple) else name_or_variable(named)
-    if name == ALL and named is None:  # from the environment: one device, as everywhere
-        verbs.find_device(name)
+    name = _name_or_names(named)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
     now = loop.time()
     until, devices = choices.get(name, (now, ()))
     if not devices or now >= until:
-        devices = _find_devices(name)
+        devices = find_devices(name)
         choices[name] = now + CHOICE_LASTS, devices
     any_will_do = name in (None, SYSTEM)
     return devices, None if any_will_do else tuple(device.name for device in devices)
 
 
-def _find_devices(name: str | tuple[str, ...] | None) -> tuple[verbs.Device, ...]:
+def _name_or_names(named: Devices) -> str | tuple[str, ...] | None:
+    if not isinstance(named, list | tuple):
+        text = names_or_variable(named)
+        if "," not in (text or ""):
+            return text
+        named = str(text).split(",")
+    return device_names(named)
+
+
+def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
+    """The devices of that name, or those names; of AIORDMA_DEVICE, or the default one."""
+    name = _name_or_names(named)
     if isinstance(name, tuple):
         devices = tuple(map(verbs.find_device, name))
         if len({device.library.name for device in devices}) > 1:
@@ -205,7 +214,7 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
     there is no route, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
     `source` is a local (host, port) to connect from.
 
-    `device` is a name, a list of names, or "all": of several devices one is the lead, and each of
+    `device` is a name, several in a list or with commas, or "all": of several devices one is the lead, and each of
     the others gets a queue pair once the connection is open (`Connection.rails`), if the listener
     can answer.  ValueError for names that are no list for a connection: none, one twice, cards
     beside software.

@@ -9,7 +9,7 @@ import click
 
 import aiordma
 
-COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "run", "top", "trace")
+COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "port", "run", "top", "trace")
 
 
 class Group(click.Group):

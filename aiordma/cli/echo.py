@@ -12,12 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import aiordma
 from aiordma import verbs
+from aiordma.perf.ends import devices_of
 
 from .child import ChildError, listening_child
 from .options import (
     NO_MEMORY,
     FiniteRange,
     Via,
+    chosen_devices,
     connection_options,
     loop_factory,
     own_address,
@@ -64,10 +66,10 @@ def echo(
     """
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
-            chosen = verbs.find_device(device)
+            chosen, names = chosen_devices(device)
             host = host or own_address(chosen)
             rows = plans(sizes, None if file is None else file.read_bytes())
-            report = runner.run(both_ends(chosen, via, host, loop, rows, count, time_limit))
+            report = runner.run(both_ends(chosen, names, via, host, loop, rows, count, time_limit))
         except MemoryError as error:
             raise click.ClickException(NO_MEMORY) from error
         except (aiordma.RDMAError, ChildError, OSError) as error:
@@ -82,6 +84,7 @@ def echo(
 
 async def both_ends(
     device: verbs.Device,
+    names: str,
     via: Via,
     host: str,
     loop: str,
@@ -89,12 +92,12 @@ async def both_ends(
     count: int | None,
     time_limit: float,
 ) -> Report:
-    options = ["--device", device.name, "--via", via, "--host", host, "--loop", loop]
+    options = ["--device", names, "--via", via, "--host", host, "--loop", loop]
     async with listening_child([*SERVER, *options]) as server:
-        connecting = aiordma.connect(server.host, server.port, device=device.name, via=via)
+        connecting = aiordma.connect(server.host, server.port, device=names, via=via)
         async with await server.guard(connecting) as conn:
             return Report(
-                device=conn.device,
+                device=await devices_of(conn),
                 library=device.library.name,
                 via=via,
                 loop=loop,

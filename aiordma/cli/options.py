@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from aiordma import verbs
+from aiordma.transport import find_devices
 
 Via = Literal["cm", "tcp"]
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -84,8 +85,9 @@ def transport_options(command: Command) -> Command:
             show_default=True, help="Event loop."),
         click.option("--via", type=click.Choice(["cm", "tcp"]), default="cm", show_default=True,
             help="How to connect: through the RDMA connection manager, or with a TCP bootstrap."),
-        click.option("--device", metavar="NAME", envvar="AIORDMA_DEVICE", show_envvar=True,
-            help="RDMA device [default: one with an active port, else the embedded one]."),
+        click.option("--device", metavar="NAME,...", envvar="AIORDMA_DEVICE", show_envvar=True,
+            help="RDMA device, several with commas, or all [default: one with an active port, else "
+            "the embedded one]."),
     ):  # fmt: skip
         command = option(command)
     return command
@@ -94,6 +96,12 @@ def transport_options(command: Command) -> Command:
 def connection_options(command: Command) -> Command:
     told = "Address to listen on [default: the device's own]."
     return transport_options(click.option("--host", metavar="ADDRESS", help=told)(command))
+
+
+def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
+    """The first of the devices that are named, and the names of all."""
+    devices = find_devices(named)
+    return devices[0], ",".join(device.name for device in devices)
 
 
 def own_address(device: verbs.Device) -> str:

@@ -41,6 +41,7 @@ from .options import (
     NO_MEMORY,
     SizeType,
     Via,
+    chosen_devices,
     connection_options,
     loop_factory,
     own_address,
@@ -195,12 +196,12 @@ def local(host: str | None, receives: int, **given: Any) -> None:
     asked = MeasurementOptions.of(**given)
 
     async def run() -> Record:
-        chosen = verbs.find_device(asked.device)
+        chosen, names = chosen_devices(asked.device)
         at = host or own_address(chosen)
-        options = ["--device", chosen.name, "--via", asked.via, "--host", at, "--loop", asked.loop]
+        options = ["--device", names, "--via", asked.via, "--host", at, "--loop", asked.loop]
         options += ["--polling", str(asked.polling), "--receives", str(receives)]
         async with listening_child([*SERVER, *options]) as server:
-            return await server.guard(measure(asked, chosen, server.host, server.port))
+            return await server.guard(measure(asked, chosen, names, server.host, server.port))
 
     finish(run, asked)
 
@@ -235,12 +236,14 @@ def draw(records: list[Record], target: Path) -> None:
         raise click.ClickException(str(error)) from error
 
 
-async def measure(asked: MeasurementOptions, device: verbs.Device, host: str, port: int) -> Record:
+async def measure(
+    asked: MeasurementOptions, device: verbs.Device, names: str, host: str, port: int
+) -> Record:
     settings = asked.settings
     results: list[Result] = []
     config = Config(polling=asked.polling / 1e6)
     async with PerfClient.connect(
-        settings, host, port, device=device.name, via=asked.via, config=config
+        settings, host, port, device=names, via=asked.via, config=config
     ) as client:
         with stopped_by_ctrl_c(client), progress_bar(settings) as progress:
             for number, size in enumerate(settings.sizes):
@@ -319,7 +322,7 @@ def client(server_host: str, port: int, **given: Any) -> None:
     asked = MeasurementOptions.of(**given)
 
     async def run() -> Record:
-        return await measure(asked, verbs.find_device(asked.device), server_host, port)
+        return await measure(asked, *chosen_devices(asked.device), server_host, port)
 
     finish(run, asked)
 

@@ -18,7 +18,7 @@ from aiordma.errors import ProtocolError
 from aiordma.transport import Via
 
 from . import memory, wire
-from .ends import ENDLESS, End, Load, Run, together
+from .ends import ENDLESS, End, Load, Run, devices_of, together
 from .gpu import GPU, GPUMemory
 from .machine import quiet
 from .messages import STREAM_LIMIT, Sends, Streams, close, send_over
@@ -98,7 +98,8 @@ class PerfClient:
         self._runs: list[Run] = []
         self.stopped: bool = False
         self.server = server
-        self.device: str = control.device
+        self.device: str = ""
+        """Of the control connection, or of all its rails."""
 
     @classmethod
     @asynccontextmanager
@@ -128,7 +129,9 @@ class PerfClient:
         how: dict[str, Any] = {"device": device, "via": via, "config": config, **security}
 
         async def connection() -> aiordma.Connection:
-            return await stack.enter_async_context(await aiordma.connect(host, port, **how))
+            conn = await stack.enter_async_context(await aiordma.connect(host, port, **how))
+            await devices_of(conn)
+            return conn
 
         async with AsyncExitStack() as stack:
             end_of = ENDS.get(settings.operation)
@@ -165,8 +168,10 @@ class PerfClient:
                     await conn.send(wire.pack(first))
                     qp = settings.qp
                     ends.append(QueuePair(conn.device, asked) if qp else end_of(conn))
+            client = cls(settings, control, asked, ends, opened)
+            client.device = await devices_of(control)
             with quiet():
-                yield cls(settings, control, asked, ends, opened)
+                yield client
 
     def stop(self) -> None:
         """End the run when the outstanding operations are done; keep what was measured."""

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import aiordma
+
 from . import wire
 from .contents import SERVER, contents
 
@@ -42,6 +44,13 @@ class Load:
         # The peer's program notices a write by its immediate data alone.
         numbered = opened.imm or (way != "flood" and opened.operation == "write")
         return cls(*((server, client) if serving else (client, server)), numbered)
+
+
+async def devices_of(conn: aiordma.Connection) -> str:
+    """The devices of its rails, once none is being connected any more."""
+    while any(rail.state == "connecting" for rail in conn.rails):
+        await asyncio.sleep(0.01)
+    return ", ".join(rail.device for rail in conn.rails)
 
 
 def misnumbered(imm: int | None, wanted: int | None) -> str:

@@ -34,16 +34,25 @@ VARIABLE = "AIORDMA_DEVICE"
 """The environment variable with the name of the device for programs that name none."""
 
 
-def name_or_variable(name: str | None) -> str | None:
-    """The name, else that in the environment; None for the default device."""
+def names_or_variable(name: str | None) -> str | None:
+    """The name, else what the environment has: several with commas, or "all"; None for neither."""
     if name is not None:
         instance("device", name, str, "the name of a device, as 'mlx5_0' (aiordma devinfo)")
     return name or os.environ.get(VARIABLE) or None
 
 
+def name_or_variable(name: str | None) -> str | None:
+    """Of one device: the first of several that the environment has; None for the default one."""
+    if name:
+        return names_or_variable(name)
+    first = (names_or_variable(name) or "").partition(",")[0]
+    return None if first == ALL else first or None
+
+
 def _by_variable(name: str | None) -> str:
     """For an error about that name: that the environment has it."""
-    return f"; {VARIABLE} is {name!r}" if name and name == os.environ.get(VARIABLE) else ""
+    value = os.environ.get(VARIABLE, "")
+    return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
 
 
 def only_device(name: str | None) -> str | None:

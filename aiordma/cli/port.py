@@ -1,0 +1,33 @@
+"""`aiordma port`: breaks a port of an embedded device of another process, and mends it."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
+
+from .top import TIMEOUT
+
+
+@click.command()
+@click.argument("pid", type=int)
+@click.argument("device")
+@click.argument("state", type=click.Choice(["down", "up"]))
+def port(pid: int, device: str, state: str) -> None:
+    """Take the port of an embedded DEVICE of process PID down or up, as if a cable were pulled.
+
+    To see what a program does when a device breaks. The process is one of this user that had
+    AIORDMA_MONITOR=1 in its environment; `aiordma top` lists them.
+    """
+    try:
+        where = directories(os.environ.get(VARIABLE) or "1")
+        found = [path for each in where for path in sockets(each, pid)]
+        if not found:
+            raise click.ClickException(f"no process {pid} with {VARIABLE}=1 in its environment")
+        failure = ask(found[0], TIMEOUT, f"port {device} {state}").decode()
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"process {pid} cannot be asked: {error}") from None
+    if failure:
+        raise click.ClickException(failure)
