@@ -448,7 +448,9 @@ class DeviceEventError(RDMAError):
 # What the end of the peer mostly means, as this side notices it. For the texts of this package.
 PEER_GONE = "the peer does not answer: its process, machine or network has failed, or is overloaded"
 ON_LOOPBACK = "one on 127.0.0.1 is reached from its own host alone"
-UNANNOUNCED = "the peer left without a goodbye: its process failed, aborted, or gave this side up"
+UNANNOUNCED = (
+    "the peer left without a goodbye: its device or process failed, or it gave this side up"
+)
 
 
 def in_short(error: BaseException) -> str:

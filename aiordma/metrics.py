@@ -87,10 +87,6 @@ def _rail_states(taken: Snapshot) -> Rows:
     return [((rail["device"], rail["state"]), 1) for rail in _rails(taken)]
 
 
-def _rail_bytes(taken: Snapshot) -> Rows:
-    return [((rail["device"],), rail["bytes_received"]) for rail in _rails(taken)]
-
-
 def _latencies(taken: Snapshot) -> Rows:
     for operation, measured in taken["latencies"].items():
         for bound, count in measured["up_to"].items():
@@ -122,6 +118,11 @@ METRICS: tuple[Metric, ...] = (
         ("for",), _keys("waits", "count")),
     Metric("aiordma_wait_seconds", "counter", "s", "How long they waited", ("for",),
         _keys("waits", "seconds")),
+    Metric("aiordma_rail_failures", "counter", "1", "Rails that broke", ("device",),
+        _keys("rail_failures")),
+    Metric("aiordma_leads_moved", "counter", "1",
+        "Leads that broke and moved to another device, by that which they left", ("device",),
+        _keys("leads_moved")),
     Metric("aiordma_latency_seconds", "histogram", "s",
         "From a post until its completion was taken, of every 17th", ("operation", "le"),
         _latencies),
@@ -130,9 +131,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"), _states),
     Metric("aiordma_rails", "gauge", "1", "Rails of open connections", ("device", "state"),
         _rail_states),
+    Metric("aiordma_rail_sent_bytes", "gauge", "By",
+        "Bytes of messages that were sent while rails of open connections were the lead",
+        ("device",), lambda taken: [((it["device"],), it["bytes_sent"]) for it in _rails(taken)]),
     Metric("aiordma_rail_received_bytes", "gauge", "By",
         "Bytes of messages that the rails of open connections have brought", ("device",),
-        _rail_bytes),
+        lambda taken: [((it["device"],), it["bytes_received"]) for it in _rails(taken)]),
     *_by_device(
         "listeners",
         ("handshakes", "handshakes", "Handshakes of peers under way"),

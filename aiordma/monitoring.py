@@ -95,6 +95,8 @@ def snapshot() -> Snapshot:
             {name: counts.events[name] for name in ConnectionEvents.__annotations__},
         ),
         "errors": dict(sorted(counts.errors.items())),
+        "rail_failures": dict(sorted(counts.rail_failures.items())),
+        "leads_moved": dict(sorted(counts.leads_moved.items())),
         "objects": verbs.live(),
         "devices": devices,
         "listeners": [

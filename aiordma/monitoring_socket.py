@@ -1,9 +1,9 @@
 """Shows the state of this process to `aiordma top`, if AIORDMA_MONITOR is set when aiordma is
 imported.
 
-A thread answers each connection to a Unix socket with one `snapshot` as JSON, or sets the state of a
-port of an embedded device, for `aiordma port`. It calls no event loop, so it answers when a loop is
-stuck.
+A thread answers each connection to a Unix socket with one `snapshot` as JSON, or sets the state of
+a port of an embedded device, for `aiordma port`. It calls no event loop, so it answers when a loop
+is stuck.
 
 Only processes of the same user get an answer: the directory belongs to the user and is closed to
 others, the socket has mode 0600, and the kernel names the user of each peer (SO_PEERCRED, unix(7)).

@@ -214,10 +214,10 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
     there is no route, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
     `source` is a local (host, port) to connect from.
 
-    `device` is a name, several in a list or with commas, or "all": of several devices one is the lead, and each of
-    the others gets a queue pair once the connection is open (`Connection.rails`), if the listener
-    can answer.  ValueError for names that are no list for a connection: none, one twice, cards
-    beside software.
+    `device` is a name, several in a list or with commas, or "all": of several devices one is the
+    lead, and each of the others gets a queue pair once the connection is open (`Connection.rails`),
+    if the listener can answer.  ValueError for names that are no list for a connection: none, one
+    twice, cards beside software.
 
     `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
     has it, without sending it, before anything else is sent; AuthenticationError otherwise.

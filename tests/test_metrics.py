@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import aiordma
 from aiordma import Connection, testing
+from aiordma._transport import observation
 from aiordma.errors import RejectedError
 from aiordma.metrics import METRICS
 from aiordma.monitoring import snapshot
@@ -202,6 +203,8 @@ async def test_the_dashboard_and_the_alerts(device_name: str) -> None:
     ):
         with pytest.raises(RejectedError):
             await aiordma.connect("127.0.0.1", 1, **where)
+        observation.rail_broke("embedded0")
+        observation.lead_moved("embedded0")
         text = generate_latest(registry).decode()
     scraped = text_string_to_metric_families(text)
     there = {each.name: {*each.labels, "instance"} for it in scraped for each in it.samples}
@@ -214,7 +217,7 @@ async def test_the_dashboard_and_the_alerts(device_name: str) -> None:
     targets = [target for panel in panels for target in panel["targets"]]
     shown = {it["expr"]: re.findall(r"{{(\w+)}}", it["legendFormat"]) for it in targets}
     alerts = re.findall(r"^ +expr: (.+)$", PAGE, re.MULTILINE)
-    assert len(alerts) == 3
+    assert len(alerts) == 4
     queried = set()
     for query in (*shown, *alerts):
         names = re.findall(r"\baiordma_\w+", query)

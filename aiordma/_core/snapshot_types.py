@@ -109,6 +109,7 @@ class RailState(TypedDict):
     age: float
     """Seconds since it came into that state."""
     error: str | None
+    """With its date and time, in UTC."""
     bytes_sent: int
     bytes_received: int
 
@@ -192,6 +193,10 @@ class Snapshot(TypedDict):
     errors: dict[str, int]
     """Connections that broke and attempts that failed since the process began, by the class of the
     error."""
+    rail_failures: dict[str, int]
+    """Rails that broke since the process began, by this side's device."""
+    leads_moved: dict[str, int]
+    """Leads that broke and moved to another device, by that which they left."""
     objects: dict[str, int]
     """Open objects of the verbs by class, on any device, also those that were dropped unclosed."""
     devices: list[DeviceState]

@@ -497,11 +497,14 @@ cdef class Outbox(Sender):
         return works
 
     cdef int resumed(self, uint64_t frames) except -1:
-        """So many frames have arrived at the peer, and with them the writes before each."""
+        """So many frames have arrived at the peer, and with them the writes before each.
+
+        Returns how many frames and requests have not, and go once more.
+        """
         cdef WRChain chain
         cdef Frame frame
         cdef list works = self.moved, missing = self.journal.after(frames)
-        cdef Py_ssize_t i, arrived = -1
+        cdef Py_ssize_t i, count, arrived = -1
         for i, work in enumerate(works):
             if isinstance(work, Frame) and (<Frame> work).number < frames:
                 arrived = i
@@ -523,7 +526,9 @@ cdef class Outbox(Sender):
             else:  # it must not be written again
                 chain.drop_writes()
                 self.moved.append(chain)
-        return self.post_again()
+        count = len(self.moved)
+        self.post_again()
+        return count
 
     cdef int post_again(self) except -1:
         """Posts it once more, as there is room; then what is new may follow."""

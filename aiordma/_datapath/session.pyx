@@ -311,13 +311,18 @@ cdef class Session(FrameHandler):
         self.receives.move(rail, outbox.pool)
         self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
 
-    def resumed(self, frames: int):
-        """The peer goes on by the lead, and has got so many frames; ProtocolError if that cannot be."""
+    def resumed(self, frames: int) -> int:
+        """The peer goes on by the lead, and has got so many frames; ProtocolError if that cannot be.
+
+        Returns how many frames and requests go once more.
+        """
+        cdef int again
         cdef Outbox outbox = self.outbox
         outbox.lead.frame_handler = self
         outbox.offers.left = list(outbox.offers.messages.values())
-        outbox.resumed(frames)
+        again = outbox.resumed(frames)
         self.inbox.fetcher.fetch_ahead()
+        return again
 
     # ---- sending ----
 

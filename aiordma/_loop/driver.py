@@ -60,6 +60,9 @@ DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 # Asynchronous events after which nothing works.
 ENDING = FATAL_EVENTS | REFUSALS
 
+# What is logged as a warning.
+BREAKING = (verbs.EventType.PORT_ERR, verbs.EventType.DEVICE_FATAL)
+
 # Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
 CQ_ENTRIES = 4096
 
@@ -288,10 +291,13 @@ class Driver(PerLoopResource):
         if isinstance(event.element, verbs.QueuePair):
             qps = [event.element] if event.element in self._sinks else []
         concerned = [self._sinks[qp] for qp in qps if concerns(event, qp)]
+        if event.port_num is not None or event.type is verbs.EventType.DEVICE_FATAL:
+            # First: what follows has this cause.
+            level = logging.WARNING if event.type in BREAKING else logging.INFO
+            port = f", port {event.port_num}" if event.port_num is not None else ""
+            logger.log(level, "%s of %s%s", event.type.name, self.context.name, port)
         for sink in concerned:
             sink.device_event(event)
-        if event.port_num is not None:
-            logger.info("port %d of %s: %s", event.port_num, self.context.name, event.type.name)
 
     def _idle(self) -> None:
         self.registrations.close()

@@ -182,7 +182,7 @@ class Failover:
     def _repeat(self) -> None:
         assert self.resume is not None
         (_, frames), self.resume = self.resume, None
-        self.rails.messages.resumed(frames)
+        self.rails.lead_moved(self.rails.messages.resumed(frames))
 
     def _look_again(self) -> None:
         self.rails.owner.broken(self._cause)

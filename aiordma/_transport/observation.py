@@ -51,10 +51,9 @@ _hooks: list[ConnectionHook] = []
 
 @dataclass(frozen=True)
 class _Event:
-    """Something that is counted once."""
+    """Something that is counted once: in which parts of ProcessCounts, and by which name."""
 
-    event: str
-    error: str | None
+    names: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,13 @@ def remove_connection_hook(hook: ConnectionHook) -> None:
         raise ValueError(f"{hook!r} is not a connection hook") from None
 
 
-def _count(event: str, error: BaseException | None = None) -> None:
-    it = _Event(event, type(error).__name__ if error is not None else None)
+def _count_end(event: str, error: BaseException | None) -> None:
+    errors = {} if error is None else {"errors": type(error).__name__}
+    _count(events=event, **errors)
+
+
+def _count(**names: str) -> None:
+    it = _Event(names)
     _counted[id(it)] = it
     finalized(it)
 
@@ -112,7 +116,7 @@ def _call_hooks(change: ConnectionChange) -> None:
 
 def begun(connection: Connection, peer: str, *, accepted: bool) -> None:
     """The connection is about to be given to the user."""
-    _count("begun")
+    _count(events="begun")
     if _hooks:
         _call_hooks(ConnectionChange("begin", accepted, peer or None, connection, None))
 
@@ -120,7 +124,7 @@ def begun(connection: Connection, peer: str, *, accepted: bool) -> None:
 def ended(connection: Connection, peer: str, error: BaseException, *, accepted: bool) -> None:
     """The resources of a connection that had begun have been given back."""
     in_order = isinstance(error, ConnectionClosedError)
-    _count("ended" if in_order else "broken", None if in_order else error)
+    _count_end("ended" if in_order else "broken", None if in_order else error)
     if _hooks:
         kind: Literal["end", "failure"] = "end" if in_order else "failure"
         _call_hooks(ConnectionChange(kind, accepted, peer or None, connection, error))
@@ -132,9 +136,19 @@ def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
     Cancellations and mistakes in arguments are no failures.
     """
     if isinstance(error, RDMAError | OSError):
-        _count("failed", error)
+        _count_end("failed", error)
         if _hooks:
             _call_hooks(ConnectionChange("failure", accepted, peer, None, error))
+
+
+def rail_broke(device: str) -> None:
+    """Here, or as the peer has said."""
+    _count(rail_failures=device)
+
+
+def lead_moved(device: str) -> None:
+    """From there to another device."""
+    _count(leads_moved=device)
 
 
 def register(statistics: Statistics) -> None:
@@ -175,14 +189,17 @@ class ProcessCounts:
     """Connections "begun", "ended" and "broken"; attempts that "failed"."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failures by the class of the error."""
+    rail_failures: Counter[str] = field(default_factory=Counter)
+    """By the device."""
+    leads_moved: Counter[str] = field(default_factory=Counter)
+    """By the device that broke."""
 
     def plus(self, counted: Iterable[Statistics | _Event]) -> ProcessCounts:
-        sums = ProcessCounts(self.traffic.copy(), self.events.copy(), self.errors.copy())
+        sums = ProcessCounts(*(getattr(self, part.name).copy() for part in fields(self)))
         for one in counted:
             if isinstance(one, _Event):
-                sums.events[one.event] += 1
-                if one.error is not None:
-                    sums.errors[one.error] += 1
+                for part, name in one.names.items():
+                    getattr(sums, part)[name] += 1
             else:
                 for each in fields(one):
                     sums.traffic[each.name] += getattr(one, each.name)

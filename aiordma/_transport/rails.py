@@ -21,9 +21,11 @@ import asyncio
 import errno
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
@@ -47,6 +49,7 @@ from ..errors import (
     cause_text,
     host_port,
 )
+from . import observation
 from .admission_control import Bucket
 from .auth import Security
 from .endpoint import AddressedEndpoint, driver_at, host_part, most_rails
@@ -128,6 +131,12 @@ AWAITED: Mapping[RailState, str] = MappingProxyType(
 STOPPED has nothing any more, and ends the connection if writes wait for that word."""
 
 
+def date_and_time(when: float) -> str:
+    """Of a time of `time.monotonic`, in UTC."""
+    at = datetime.fromtimestamp(time.time() - time.monotonic() + when, UTC)
+    return at.isoformat(" ", "milliseconds").removesuffix("+00:00")
+
+
 @dataclass(frozen=True, slots=True)
 class RailStatus:
     """A rail as it was when `Connection.rails` was asked for."""
@@ -145,6 +154,19 @@ class RailStatus:
     ones, and by which rails is known there alone (`bytes_received`)."""
     bytes_received: int
     """Bytes of messages from the peer that rails on this device have carried."""
+    error_at: float = 0.0
+    """The time of the error, by `time.monotonic`."""
+
+    @property
+    def since_text(self) -> str:
+        """`since` as a date and time, in UTC."""
+        return date_and_time(self.since)
+
+    @property
+    def error_text(self) -> str:
+        """The error with its date and time, in UTC; empty: there was none."""
+        error = self.error
+        return "" if error is None else f"{date_and_time(self.error_at)}: {cause_text(error)}"
 
     def figures(self, now: float) -> RailFigures:
         """Its part of `aiordma.snapshot`."""
@@ -152,7 +174,7 @@ class RailStatus:
             "device": self.device,
             "state": self.state,
             "age": now - self.since,
-            "error": cause_text(self.error) if self.error is not None else None,
+            "error": self.error_text or None,
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
         }
@@ -174,6 +196,9 @@ class Rail:
     offer_id: int = 0
     """The request id of the offer of this side."""
     error: BaseException | None = None
+    error_at: float = 0.0
+    broke_at: float = 0.0
+    """The time of the first error since it was up."""
     bytes_received: int = 0
     bytes_sent: int = 0
     """While it was the lead, of one that was."""
@@ -302,6 +327,8 @@ class Rails:
     """Of these, those that the peer has no room for, until another rail is over."""
     lead: Rail = field(init=False)
     """First that of the handshake, rail 0."""
+    left: Rail = field(init=False)
+    """The latest lead that broke."""
     on_up: Callable[[], object] = lambda: None
     """Called for a rail that has come up while there is no lead."""
 
@@ -313,6 +340,7 @@ class Rails:
         lead = self.messages.lead
         self.lead = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
         self.rails.append(self.lead)
+        self.left = self.lead
 
     # ---- both sides ----------------------------------------------------------------------
 
@@ -338,7 +366,11 @@ class Rails:
             )
         if following.shown != rail.state.shown:
             rail.since = self.clock()
-            self._log(rail, f"is {following.shown}", logging.INFO)
+            if following is not _S.UP or rail.error is None:
+                self._log(rail, f"is {following.shown}", logging.INFO)
+            else:
+                gone = rail.since - rail.broke_at
+                self._log(rail, f"is back, {gone:.3g} s after it broke", logging.WARNING)
         if following is not rail.state:
             rail.state = following
             self._limit(rail)
@@ -354,6 +386,16 @@ class Rails:
         """A warning, but for what follows on that: attempts, until a rail is up again."""
         known = rail.error is not None and rail.state is not _S.UP
         self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
+
+    def _failed(self, rail: Rail, what: str, error: BaseException) -> None:
+        """It broke, or an attempt to make another one after that has failed."""
+        self._log_trouble(rail, what, error)
+        rail.error_at = self.clock()
+        if rail.error is None or rail.state is _S.UP:
+            rail.broke_at = rail.error_at
+        rail.error = error.with_traceback(None)  # whose frames have this
+        if rail.state in (_S.CONNECTING, _S.UP):
+            observation.rail_broke(rail.device)
 
     def _limit(self, rail: Rail) -> None:
         """It has come into its state, for no longer than the peer may take."""
@@ -391,7 +433,7 @@ class Rails:
         """Takes it in, in place of one that is over on the same device: error and bytes stay."""
         for i, it in enumerate(self.rails):
             if it.device == rail.device and it.state is _S.DOWN:
-                rail.error = it.error
+                rail.error, rail.error_at, rail.broke_at = it.error, it.error_at, it.broke_at
                 rail.bytes_sent, rail.bytes_received = it.bytes_sent, it.bytes_received
                 self.rails[i] = rail
                 return
@@ -452,8 +494,7 @@ class Rails:
             self._broke(rail, queue.error)
 
     def _broke(self, rail: Rail, error: BaseException) -> None:
-        self._log_trouble(rail, "broke", error)
-        rail.error = error.with_traceback(None)  # whose frames have this
+        self._failed(rail, "broke", error)
         self._advance(rail, _E.BROKE)
         self._release(rail)
         if rail.state is _S.STOPPED:
@@ -482,21 +523,27 @@ class Rails:
 
     def lead_on(self, rail: Rail) -> None:
         """The rail is the lead from now on."""
-        self._log(rail, "is the lead now", logging.WARNING)
         if rail.state is _S.CONNECTING:  # the peer has found that it works
             self._advance(rail, _E.READY)
             rail.ready_comes = True
-        self.lead, rail.since = rail, self.clock()
+        observation.lead_moved(self.lead.device)
+        self.left, self.lead, rail.since = self.lead, rail, self.clock()
         for it in self.rails:
             self._limit(it)  # the peer could say nothing meanwhile
+
+    def lead_moved(self, again: int) -> None:
+        """The peer goes on by the lead as well; so many frames and requests are posted again."""
+        took = 1e3 * (self.clock() - self.left.broke_at)
+        what = f"is the lead in place of {self.left.device}, {took:.3g} ms after that broke; "
+        self._log(self.lead, f"{what}{again} frames and requests go again", logging.WARNING)
 
     def _told_down(self, rail: Rail) -> None:
         if rail is self.lead and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the rail of its messages")
         answers = rail.state is _S.STOPPED
-        self._advance(rail, _E.TOLD_DOWN)
         if not answers:
-            rail.error = ConnectionBrokenError("the peer has stopped this rail")
+            self._failed(rail, "is down", ConnectionBrokenError("the peer has stopped this rail"))
+        self._advance(rail, _E.TOLD_DOWN)
         self._loop.call_soon(self._gone, rail, not answers)
 
     def _gone(self, rail: Rail, tells: bool) -> None:
@@ -534,6 +581,7 @@ class Rails:
         for rail in self.rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
+                rail.error_at = rail.since
             rail.state = _S.DOWN
             self._limit(rail)
             if rail.queue is not None:
@@ -573,6 +621,7 @@ class Rails:
                 rail.since,
                 rail.error,
                 *(of_lead if rail is lead else (rail.bytes_sent, rail.all_received)),
+                rail.error_at,
             )
             for rail in list(self.rails)
         ]
@@ -610,8 +659,7 @@ class Rails:
         rail = next((rail for rail in self.rails if rail.device == device), None)
         if rail is None:
             self._new(rail := Rail(device, _S.DOWN, self.clock()))
-        self._log_trouble(rail, "cannot be made", error)
-        rail.error = error.with_traceback(None)
+        self._failed(rail, "cannot be made", error)
 
     def _answered(self, answer: protocol.RailAnswer) -> None:
         rail = self._rail(answer.rail)
@@ -650,8 +698,7 @@ class Rails:
                 if rail.state is _S.OFFERED:
                     peer = host_port(self.peer) if self.peer is not None else ""
                     refusal = RequestRefusedError(error.code, error.text, peer=peer)
-                    self._log_trouble(rail, "is refused", refusal)
-                    rail.error = refusal
+                    self._failed(rail, "is refused", refusal)
                 self._advance(rail, _E.REFUSED)
                 self._loop.call_soon(self._gone, rail, False)
                 return True

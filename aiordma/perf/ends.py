@@ -48,7 +48,7 @@ class Load:
 
 async def devices_of(conn: aiordma.Connection) -> str:
     """The devices of its rails, once none is being connected any more."""
-    while any(rail.state == "connecting" for rail in conn.rails):
+    while any(rail.state == "connecting" for rail in conn.rails):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     return ", ".join(rail.device for rail in conn.rails)
 

@@ -116,6 +116,34 @@ def test_what_is_shown(program: Process, device_name: str) -> None:
     assert told()[0]["traffic"]["messages_sent"] == 7
 
 
+WITH_A_PORT = """
+import sys
+from aiordma import verbs
+with verbs.open_device("embedded0") as context:
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(context.query_port(1).state.name, flush=True)
+"""
+
+
+def test_a_port_is_taken_down_and_up(sockets: Path) -> None:
+    def port(pid: int, device: str, state: str) -> str:
+        return CliRunner().invoke(app, ["port", str(pid), device, state]).output
+
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", WITH_A_PORT]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        expect(process, "ready")
+        for state, shown in (("down", "DOWN"), ("up", "ACTIVE")):
+            assert port(process.pid, "embedded0", state) == ""
+            enter(process)
+            expect(process, shown)
+        no_device = "Error: embedded9 is no embedded device of this process that is in use\n"
+        assert port(process.pid, "embedded9", "up") == no_device
+        assert port(1, "embedded0", "up").startswith("Error: no process 1 with AIORDMA_MONITOR=1")
+        process.kill()
+
+
 HEADINGS = [
     "pid connections listeners messages sent received memory waited p99 broken failed",
     "pid peer side device wire state age messages sent received queue unread",
@@ -262,6 +290,7 @@ def answering(path: Path, *, parts: Iterable[bytes]) -> Iterator[None]:
                 while True:
                     peer, _ = listener.accept()
                     with peer, suppress(OSError):
+                        peer.recv(100)
                         for part in parts:
                             peer.sendall(part)
 

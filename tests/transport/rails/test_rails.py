@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from aiordma import (
+    Config,
     Connection,
     ConnectionBrokenError,
     ProtocolError,
@@ -20,12 +21,13 @@ from aiordma import (
     open_connection,
     start_server,
     start_stream_server,
+    verbs,
 )
 from aiordma._core import protocol
 from aiordma._native import lib
 from aiordma._options import Devices
 from aiordma._transport.rails import Rail, Rails, RailState
-from aiordma.errors import ConnectionManagerError, DeviceNotFoundError, RejectedError, RouteError
+from aiordma.errors import ConnectionManagerError, RejectedError, RouteError
 from aiordma.verbs import EventType
 from tests.transport.connection_factory import (
     KEY,
@@ -97,10 +99,19 @@ async def test_a_side_with_fewer_devices_uses_them_again(way: str) -> None:
         await check_alive(*conns)
 
 
-async def test_all_is_no_name_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    await (await listen(HOST, device="all")).close()  # what it chose is kept for a while
-    monkeypatch.setenv("AIORDMA_DEVICE", "all")
-    await ends(listen(HOST), DeviceNotFoundError)
+@pytest.mark.parametrize("names", ["all", "embedded0,embedded1"])
+async def test_the_environment_names_several(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a program needs no change; where one device is wanted, it is the first."""
+    monkeypatch.setenv("AIORDMA_DEVICE", names)
+    options = Config(max_rails=2)
+    async with (
+        await listen(HOST, config=options) as listener,
+        await connect(HOST, listener.port, config=options) as conn,
+        await listener.accept(),
+    ):
+        assert [rail.device for rail in conn.rails] == ["embedded0", "embedded1"]
+    with verbs.open_device() as context:
+        assert context.name == "embedded0"
 
 
 async def test_the_listeners_application_comes_first() -> None:

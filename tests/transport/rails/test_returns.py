@@ -218,6 +218,34 @@ async def test_a_port_that_is_down_from_the_beginning(
 
 
 @one_loop
+async def test_the_log_has_the_cause_first(
+    factory: ConnectionFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line when the lead moves, with the time that it took, and one when a rail is back."""
+    caplog.set_level(logging.WARNING, "aiordma")
+    before = snapshot()["leads_moved"].get("embedded0", 0)
+    async with joined(factory.via) as conns:
+        await until_rails(conns)
+        with port_down(b"embedded0"):
+            await until_rails(conns, ("down", "lead"))
+            await check_alive(*conns)
+        await until_rails(conns, ("up", "lead"))
+    assert snapshot()["leads_moved"]["embedded0"] == before + 2
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "PORT_ERR of embedded0, port 1"
+    assert re.fullmatch(r"rail 0 to .* on embedded0 broke: device 'embedded0' .*PORT_ERR", told[1])
+    [moved, _] = [text for text in told if "lead" in text]
+    assert re.search(
+        r"^rail 1 to .* on embedded1 is the lead in place of embedded0, [\d.e+]+ ms after that "
+        r"broke; \d+ frames and requests go again$",
+        moved,
+    )
+    back = [text for text in told if "is back" in text]
+    assert len(back) == 2
+    assert re.search(r"rail 2 to .* on embedded0 is back, [\d.]+ s after it broke$", back[0])
+
+
+@one_loop
 async def test_a_device_that_has_failed_is_opened_anew(
     factory: ConnectionFactory, later: Later
 ) -> None:
@@ -449,12 +477,18 @@ async def test_snapshots_metrics_and_tables(later: Later) -> None:
         (shown,) = [each["rails"] for each in taken["connections"] if each["accepted"]]
         assert shown[0]["bytes_received"] == lead.bytes_received
         assert shown[1]["bytes_received"] == other.bytes_received > 0
-        assert [(rail["state"], rail["error"]) for rail in shown] == [
-            ("lead", None), ("down", "its cable"),
-        ]  # fmt: skip
+        assert [rail["state"] for rail in shown] == ["lead", "down"]
+        assert shown[0]["error"] is None
+        assert re.fullmatch(
+            r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}: its cable", shown[1]["error"] or ""
+        )
         assert shown[0]["age"] > shown[1]["age"] >= 0
         metrics = {metric.name: metric.values(taken) for metric in METRICS}
         assert metrics["aiordma_rails"] == {("embedded0", "lead"): 2, ("embedded1", "down"): 2}
+        assert metrics["aiordma_rail_sent_bytes"]["embedded0",] == conns[0].rails[0].bytes_sent
+        broke = (taken["rail_failures"]["embedded1"], before["rail_failures"].get("embedded1", 0))
+        assert broke[0] - broke[1] == 2
+        assert metrics["aiordma_rail_failures"]["embedded1",] == broke[0]
         assert metrics["aiordma_rail_received_bytes"] == {
             ("embedded0",): lead.bytes_received, ("embedded1",): other.bytes_received,
         }  # fmt: skip
@@ -462,5 +496,5 @@ async def test_snapshots_metrics_and_tables(later: Later) -> None:
         console = Console(file=(text := io.StringIO()), width=200)
         console.print(tables({"1": taken}, {"1": before}, 0, 200))
         read = f"{amount(other.bytes_received)} ({amount(other.bytes_received / 2)}/s)"
-        pattern_of_row = rf"embedded1 +down +0 s +{re.escape(read)} +its cable"
+        pattern_of_row = rf"embedded1 +down +0 s +{re.escape(read)} +20[-\d]+ [:.\d]+: its cable"
         assert re.search(pattern_of_row, text.getvalue()), text.getvalue()
