@@ -10,7 +10,18 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import cost, imports, instructions, messages, one_sided, peers, perftest, roce, styles
+from . import (
+    arrays,
+    cost,
+    imports,
+    instructions,
+    messages,
+    one_sided,
+    peers,
+    perftest,
+    roce,
+    styles,
+)
 from .lanes import TURNS, Comparison, Options
 from .machine import facts
 from .plots import draw
@@ -28,6 +39,7 @@ COMPARISONS: dict[str, Comparison] = {
     "styles": styles.COMPARISON,
     "one_sided": one_sided.COMPARISON,
     "connections": messages.CONNECTIONS,
+    "arrays": arrays.COMPARISON,
     "encryption": messages.ENCRYPTION,
     "over_tcp": messages.OVER_TCP,
     "perftest": perftest.COMPARISON,

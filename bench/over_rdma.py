@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, Literal
 
 import aiordma
+from aiordma import arrays
 from aiordma.perf.client import PerfClient, Result
 from aiordma.perf.server import PerfServer
 from aiordma.perf.settings import Settings
@@ -47,7 +48,27 @@ async def stay_awake() -> None:
         await asyncio.sleep(0)
 
 
-SERVICES = {"echo": answer, "echo_many": answer, "sink": sink, "styles": streaming.serve}
+async def take_arrays(conn: aiordma.Connection) -> None:
+    with suppress(aiordma.ConnectionClosedError):
+        while True:
+            await arrays.recv(conn)
+            await conn.send(ENOUGH)
+
+
+async def take_arrays_into(conn: aiordma.Connection) -> None:
+    """Memory that is there; the next ones take the place of these."""
+    memory = bytearray(b"\xff") * (1 << 27)
+    with suppress(aiordma.ConnectionClosedError):
+        while True:
+            length, _ = await conn.recv_into(memory)
+            arrays.unpack(memoryview(memory)[:length])
+            await conn.send(ENOUGH)
+
+
+SERVICES = {
+    **{"echo": answer, "echo_many": answer, "sink": sink, "styles": streaming.serve},
+    **{"arrays": take_arrays, "arrays into": take_arrays_into},
+}
 
 
 class RDMAClient:
@@ -78,6 +99,10 @@ class RDMAClient:
                 await self.echo(data)
 
         await asyncio.gather(*(talk() for _ in range(window)))
+
+    async def arrays(self, named: dict[str, Any]) -> None:
+        await arrays.send(self.conn, named)
+        (await self.conn.recv()).release()
 
     async def stream(self, **style: Any) -> float:
         return await streaming.stream(self.conn, **style)

@@ -27,7 +27,15 @@ bars, or points on a logarithmic axis where the figures lie far apart.
 
 SUMMARY = (
     ("64 B echo", "latency", "64 B", "uvloop TCP protocol"),
+    ("64 KiB echo", "latency", "64 KiB", "uvloop TCP protocol"),
     ("1 MiB echo", "latency", "1 MiB", "uvloop TCP protocol"),
+    ("64 MiB of 8 numpy arrays, and an answer", "arrays", "8 arrays, 64 MiB", "blocking sockets"),
+    (
+        "the same, both cores used by others too",
+        "arrays",
+        "8 arrays, 64 MiB, cores used by others too",
+        "blocking sockets",
+    ),
     ("64 B echoes by 64 tasks", "rate", "64 B, 64 tasks", "uvloop TCP protocol"),
     ("64 B echoes on 256 connections", "connections", "256 connections", "uvloop TCP protocol"),
     ("connections made and closed", "connections", "connect and close", "uvloop TCP protocol"),

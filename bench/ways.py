@@ -44,6 +44,9 @@ class Client(Protocol):
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
         """`count` messages there and back by `window` tasks, each with one under way."""
 
+    async def arrays(self, arrays: dict[str, Any]) -> None:
+        """All of them, and the answer of a peer that has them as arrays."""
+
 
 class Way(Protocol):
     """`serve` gives the places of its services, by name, and serves until it is left.
@@ -132,6 +135,18 @@ class Measuring:
         (client,) = await self._connected(service)
         measure: Callable[..., Awaitable[float]] = getattr(client, do)
         return await measure(**numbers)
+
+    async def arrays(self, parts: int, size: int, count: int, into: int) -> float:
+        """Seconds for that many numpy arrays, of a size together, and the answer to them."""
+        import numpy as np  # noqa: PLC0415 - only this needs it
+
+        (client,) = await self._connected("arrays into" if into else "arrays")
+        arrays = {f"{i}": np.full(size // parts // 4, i, np.float32) for i in range(parts)}
+        await client.arrays(arrays)
+        start = perf_counter()
+        for _ in range(count):
+            await client.arrays(arrays)
+        return (perf_counter() - start) / count
 
     async def echo_together(self, size: int, count: int, connections: int) -> float:
         """Messages there and back on many connections, one under way on each."""

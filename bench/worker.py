@@ -31,6 +31,7 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma exchange over TCP": ("over_rdma", "OverRDMA", {"via": "tcp", "links": "tcp"}),
     "aiordma exchange": ("over_rdma", "OverRDMA", {"via": "tcp"}),
     "aiordma exchange, a socket each": ("over_rdma", "OverRDMA", {"via": "tcp", "in_band": False}),
+    "blocking sockets": ("over_blocking", "OverBlocking", {}),
     "TCP protocol": ("over_sockets", "OverProtocol", {}),
     "TCP streams": ("over_sockets", "OverStreams", {}),
     "Unix protocol": ("over_sockets", "OverProtocol", {"unix": True}),

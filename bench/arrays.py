@@ -1,0 +1,68 @@
+"""A dict of numpy arrays to another process, and an answer; also where both cores are busy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from .contender import on_core
+from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_least, size_name
+from .messages import OURS, faster
+
+PARTS, SIZE, COUNT = 8, 64 << 20, 10
+INTO, SOCKETS = "aiordma, into memory that is there", "blocking sockets"
+LOADED = ", cores used by others too"
+SPIN = [sys.executable, "-c", "while True: pass"]
+
+
+@contextmanager
+def others() -> Iterator[None]:
+    """A process that computes on each core."""
+    with ExitStack() as stack:
+        for core in sorted(os.sched_getaffinity(0))[:2]:
+            with on_core(core):
+                process = stack.enter_context(subprocess.Popen(SPIN))
+            stack.callback(process.kill)
+        yield
+
+
+def beside_others(do: Callable[[], float]) -> float:
+    with others():
+        return do()
+
+
+def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
+    size = min(SIZE, options.most)
+    numbers = {"parts": PARTS, "size": size, "count": options.count(COUNT)}
+    ours, theirs = contenders.python(OURS), contenders.python(SOCKETS)
+    for loaded in "", LOADED:
+        for who, contender, into in (OURS, ours, 0), (INTO, ours, 1), (SOCKETS, theirs, 0):
+            do = partial(contender.do, "arrays", into=into, **numbers)
+            work = f"{PARTS} arrays, {size_name(size)}{loaded}"
+            yield Lane(work, who, partial(beside_others, do) if loaded else do)
+
+
+def requirements(data: Data) -> Iterator[Requirement]:
+    for work in dict.fromkeys(entry["work"] for entry in data):
+        least = 1.5 if work.endswith(LOADED) else 3
+        yield at_least(
+            f"{work}: times the speed of {SOCKETS}", least, faster(data, work, OURS, SOCKETS)
+        )
+
+
+COMPARISON = Comparison(
+    "Arrays",
+    f"A dict of {PARTS} numpy arrays to another process, which answers when it has them as arrays. "
+    "*aiordma* sends them by `arrays.send` and receives them by `arrays.recv`; into memory that is "
+    "there, by `conn.recv_into` and `arrays.unpack`. Blocking sockets have a header of names, "
+    "types and shapes before them, and receive each array into its own new memory. Where the cores "
+    "are used by others too, a process on each computes without end.",
+    lanes,
+    requirements,
+    unit="GB/s",
+    figure=lambda work, seconds: SIZE / seconds / 1e9,
+)
