@@ -15,6 +15,7 @@ import struct
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Never, NoReturn, Self, Unpack
@@ -157,6 +158,17 @@ def _check_functions(functions: Mapping[str, Function]) -> None:
             raise TypeError(refusal(name, "a coroutine function of one argument", function))
 
 
+_caller: ContextVar[Connection] = ContextVar("caller")
+
+
+def caller() -> Connection:
+    """In a function that is called: the connection of its caller, to share memory over it.
+
+    LookupError elsewhere.
+    """
+    return _caller.get()
+
+
 async def serve(
     conn: Connection,
     functions: Mapping[str, Function],
@@ -180,6 +192,7 @@ async def serve(
     at_end = False
 
     async def answer(number: int, name: str, data: memoryview) -> None:
+        _caller.set(conn)
         try:
             try:
                 called = functions[name](loads(data))

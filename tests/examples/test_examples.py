@@ -134,6 +134,10 @@ def test_rpc(environment: dict[str, str], host: str) -> None:
         assert server.output.readline() == "the server has given up waiting\n"
 
 
+def test_key_value(environment: dict[str, str]) -> None:
+    assert run_example(environment, "key_value") == "short 7\nlong 1048576\n"
+
+
 def test_cache(environment: dict[str, str], host: str) -> None:
     with serving(environment, "cache", "serve", host, "0") as server:
         at = host, server.port
