@@ -152,14 +152,14 @@ DASK := build/dask/venv
 $(DASK)/.made: integrations/dask/pyproject.toml | .venv/.dev
 	rm -rf $(DASK)
 	$(BIN)/python -m venv $(DASK)
-	$(DASK)/bin/pip install --quiet 'dask[array,dataframe]' distributed
+	$(DASK)/bin/pip install --quiet 'dask[array,dataframe]$(DASK_RELEASE:%===%)' 'distributed$(DASK_RELEASE:%===%)'
 	$(DASK)/bin/pip install --quiet --no-deps --editable integrations/dask
 	@cd $$(echo $(DASK)/lib/python*/site-packages) && \
 		echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" >zz_aiordma.pth && \
 		echo "import os, sys; os.environ.get('DASK_RDMA_AS_TCP') and (sys.path.append('$(CURDIR)/integrations/dask/tests/referee'), __import__('dask_rdma_as_tcp'))" >zz_referee.pth
 	@touch $@
 
-dask: build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=-
+dask: build $(DASK)/.made ## rdma:// for Dask: its tests, and distributed's own with tcp:// carried by RDMA (Debian); REFEREE=- DASK_RELEASE=2024.12.1
 	$(DASK)/bin/python -m mypy --config-file integrations/dask/pyproject.toml
 	cd integrations/dask && ../../$(DASK)/bin/python -m pytest -p no:xdist -p no:cacheprovider $(ARGS)
 	$(if $(REFEREE),,cd integrations/dask/tests && ../../../$(DASK)/bin/python -m referee $(CURDIR)/build/dask/referee)
@@ -168,13 +168,13 @@ RAY := build/ray/venv
 $(RAY)/.made: integrations/ray/pyproject.toml | .venv/.dev
 	rm -rf $(RAY)
 	$(BIN)/python -m venv $(RAY)
-	$(RAY)/bin/pip install --quiet 'ray>=2.60,<2.61' 'torch==2.13.0' numpy
+	$(RAY)/bin/pip install --quiet 'ray$(or $(RAY_RELEASE:%===%),>=2.60)' 'torch==2.13.0' numpy
 	$(RAY)/bin/pip install --quiet --no-deps --editable integrations/ray
 	@cd $$(echo $(RAY)/lib/python*/site-packages) && \
 		echo "import site; site.addsitedir('$$(echo $(CURDIR)/.venv/lib/python*/site-packages)')" >zz_aiordma.pth
 	@touch $@
 
-ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here, and aiordma's with torch; ARGS=--quick as CI does
+ray: build $(RAY)/.made ## Ray's direct transport: its tests on a cluster here, and aiordma's with torch; ARGS=--quick as CI does; RAY_RELEASE=2.60.0
 	$(RAY)/bin/python -m mypy --config-file integrations/ray/pyproject.toml
 	cd integrations/ray && ../../$(RAY)/bin/python -m pytest $(ARGS:--quick=-m 'not long')
 	$(RAY)/bin/python -m pytest -p no:xdist tests/transport/test_arrays.py -k torch

@@ -122,8 +122,8 @@ def test_the_version_of_ray() -> None:
     (asked,) = re.findall(r'"(ray>=.*?)"', (folder / "pyproject.toml").read_text())
     transport = (folder / "ray_aiordma/transport.py").read_text()
     (tried,) = re.findall('^TRIED = "(.*)"', transport, re.MULTILINE)
-    assert f"install --quiet '{asked}' " in (ROOT / "Makefile").read_text()
-    assert asked.startswith(f"ray>={tried},<")
+    assert asked.removeprefix("ray") in (ROOT / "Makefile").read_text()
+    assert asked == f"ray>={tried.removesuffix('.0')}"
 
 
 def test_only_a_tag_is_published_and_without_a_password() -> None:

@@ -24,8 +24,8 @@ from .endpoint import Address, Endpoint
 
 logger: logging.Logger = logging.getLogger("ray_aiordma")
 
-TRIED = "2.60"
-"""The version of Ray that the tests run with."""
+TRIED = "2.60.0"
+"""The releases of Ray that the tests have run with: all from this one on."""
 
 try:
     from ray.exceptions import RayDirectTransportError
@@ -39,7 +39,7 @@ try:
 except ImportError as error:
     raise ImportError(
         f"ray {ray.__version__} has no direct transport of the form that ray_aiordma needs "
-        f"({error}): install ray {TRIED}"
+        f"({error}); it was tried with {TRIED}"
     ) from error
 
 _endpoint = Endpoint()
@@ -222,7 +222,7 @@ if inspect.isabstract(Transport) or len(_parameters) != 4:
     raise ImportError(
         f"the direct transport of ray {ray.__version__} has another form: a transport has "
         f"{sorted(Transport.__abstractmethods__)} as well, and is registered with {_parameters}; "
-        f"install ray {TRIED}"
+        f"it was tried with {TRIED}"
     )
 
 
