@@ -249,7 +249,7 @@ async def serve(
             await asyncio.wait(tasks.values())
     except ProtocolError as error:
         if not conn.closed:
-            conn._protocol_error(error)  # which tells the client
+            conn._blame(error)  # which tells the client
         raise
     finally:
         at_end = True
@@ -315,7 +315,7 @@ class _Calls:
             connection = conn()
             if connection and not connection.closed:
                 if isinstance(error, ProtocolError):
-                    connection._protocol_error(error)  # which tells the server
+                    connection._blame(error)  # which tells the server
                 else:  # such as QuotaError: no answer is read any more
                     connection.abort()
         finally:

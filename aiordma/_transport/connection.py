@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from .._core import connection_states, protocol
 from .._core.arguments import I32_MAX, choice, integer, truth
@@ -32,7 +32,7 @@ from . import observation
 from .arguments import remote_memory
 from .batch import Batch, MovingBatch, add_numbers, number, swap_numbers
 from .lease_thread import Lease, lease_seconds
-from .lifecycle import Begun, ConnectionLifecycle
+from .lifecycle import ConnectionLifecycle
 from .memory import UserMemory
 from .rails import RailStatus
 from .remote_memory import Remote, RemoteMemory, RemoteRegion
@@ -56,6 +56,13 @@ class Statistics(Counts):
     atomics: int = field(default_factory=int)
 
 
+class Begun(NamedTuple):
+    """The facts of a connection from the moment when its user gets it."""
+
+    since: float
+    accepted: bool
+
+
 class Connection(ConnectionLifecycle, MessageMethods):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
@@ -76,6 +83,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
         super().__init__(endpoint, hello)
+        self._begun: Begun | None = None
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.count_in(self._statistics)
@@ -235,10 +243,8 @@ class Connection(ConnectionLifecycle, MessageMethods):
         with suppress(RDMAError, OSError):  # its device has failed
             self._wire_seen = self.wire
 
-    # ---- messages ------------------------------------------------------------------------
-
     def _lease(self, lease: Lease) -> float | None:
-        return lease_seconds(lease, self._config.lease)
+        return lease_seconds(lease, self._endpoint.config.lease)
 
     # ---- memory --------------------------------------------------------------------------
 
@@ -437,7 +443,7 @@ class Connection(ConnectionLifecycle, MessageMethods):
     def batch(self) -> Batch:
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
-        if self._failover is not None:
+        if self._rails is not None:
             return MovingBatch(self._messages, self._memory, self._check, self._statistics)
         return Batch(self._queue, self._memory, self._check, self._statistics)
 

@@ -16,7 +16,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .. import verbs
 from .._core import protocol
@@ -102,14 +102,22 @@ class NoLink:
         """Nothing to give back."""
 
 
-def rejected_by_application(text: str) -> RejectedError:
-    """The error for a refusal by the listener's `on_request`; `text` is its reason."""
-    return RejectedError(
-        f"the listener's application refused the connection: {text}",
-        reason=REJECTED_BY_APPLICATION,
-        event="",
-        by_application=True,
-    )
+def meaning(goodbye: protocol.Goodbye) -> RDMAError:
+    """The end of this side that the peer's goodbye brings."""
+    codes, text = protocol.GoodbyeCode, goodbye.text
+    match goodbye.code:
+        case codes.NORMAL:
+            why = ": its server is shutting down" if goodbye == protocol.GOING_AWAY else ""
+            return ConnectionClosedError(f"the peer has closed the connection{why}", by_peer=True)
+        case codes.FAILED:
+            return ConnectionBrokenError(protocol.failure(goodbye))
+        case codes.NOT_AUTHENTICATED:
+            return AuthenticationError(NOT_THE_SAME_KEY)
+        case codes.REJECTED:
+            why = f"the listener's application refused the connection: {text}"
+            reason = REJECTED_BY_APPLICATION
+            return RejectedError(why, reason=reason, event="", by_application=True)
+    return ConnectionBrokenError(f"the peer gave up (code {goodbye.code}): {text}")
 
 
 class InbandHandler(Protocol):
@@ -120,13 +128,6 @@ class InbandHandler(Protocol):
 
     def end(self) -> None:
         """The connection has ended.  Never raises."""
-
-
-class Begun(NamedTuple):
-    """The facts of a connection from the moment when its user gets it."""
-
-    since: float
-    accepted: bool
 
 
 class ControlChannel:
@@ -193,20 +194,17 @@ class ConnectionLifecycle:
         assert endpoint.qp is not None
         self._handshake = HandshakeParts(endpoint.security, hello, endpoint.qp.qp_num)
         self._keep_alive: KeepAlive | None = None
-        self._config = config
         self._affinity = LoopAffinity()
         self._loop = self._affinity.loop
         self._loop_shutdown = shutdown.of_running_loop()
         self._link: Link | None = None
         self._inband: InbandHandler | None = None
         self._rails: Rails | None = None
-        self._failover: Failover | None = None
         self._state = ConnectionState.CONNECTING
         self._close_cause: BaseException | None = None
         self._peer_close_error: RDMAError | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
-        self._begun: Begun | None = None
         self._on_closed: Callable[[], None] | None = None
         # The device refers to the parts, and the parts refer to this only weakly: a connection that
         # the user drops is finalized (`__del__`).
@@ -244,7 +242,7 @@ class ConnectionLifecycle:
             self._fail_waiters(error)
         elif row.next in LIMITED and before not in LIMITED:
             self._close_timer = self._loop.call_later(
-                self._config.close_timeout, shutdown.weakly(self._finish)
+                self._endpoint.config.close_timeout, shutdown.weakly(self._finish)
             )
         return True
 
@@ -256,47 +254,45 @@ class ConnectionLifecycle:
         Raises when one side cannot, and when the queue pair has failed meanwhile.
         """
         self._hear()
-        if self._close_cause is not None:
-            raise self._owner.error_for(self._close_cause)
+        self._check_end()
         self._link = link
         self._owner.peer = link.peer_address
         self._handshake.peer = peer
+        config, security = self._endpoint.config, self._endpoint.security
         if peer.rails and self._handshake.hello.rails:
             self._rails = Rails(
                 self._owner,
                 self._messages,
                 self._sharing,
-                self._config,
-                self._endpoint.security,
+                config,
+                security,
                 devices,
                 link.peer_address,
                 client,
                 self._loop.call_later,
             )
-            self._failover = Failover(
+            self._messages.failover = Failover(
                 self._rails, shutdown.weakly(self._moved), shutdown.weakly(self._end)
             )
-            self._messages.failover = self._failover
-        if peer.inspects if client else self._endpoint.security.inspects:
+        if peer.inspects if client else security.inspects:
             self._handshake.inspection = Inspection(client=client)
             self._messages.awaiting_admission = not client
         assert self._endpoint.qp is not None
         here, there = self._endpoint.qp.qp_num, self._endpoint.qp.query().dest_qp_num
         sides = granter(here, there, client=client), granter(there, here, client=not client)
         self._sharing.regions.begin(*(sides if there else (0, 0)))  # iWARP tells no number
-        timers = self._endpoint.driver.timers
-        self._keep_alive = keep_alive_of(self._queue, timers, self._config)
-        if self._endpoint.security.auth is None or self._handshake.proof is not None:
+        self._keep_alive = keep_alive_of(self._queue, self._endpoint.driver.timers, config)
+        if security.auth is None or self._handshake.proof is not None:
             self._messages.awaiting_auth = False
             if self._messages.sealing is not None:
                 self._messages.sealing.seal_first()
             self._advance(LifecycleEvent.ESTABLISHED)
-            self._messages.start(peer, rails=self._failover is not None)
+            self._messages.start(peer, rails=self._rails is not None)
             return
         self._advance(LifecycleEvent.KEY_REQUIRED)
         proof = self._handshake.make_proof(shutdown.weakly(self._send_proof), client=client)
         self._handshake.bind_proof(peer, there)
-        self._messages.start(peer, rails=self._failover is not None)
+        self._messages.start(peer, rails=self._rails is not None)
         proof.begin()
         try:
             await proof.done
@@ -321,20 +317,17 @@ class ConnectionLifecycle:
             link.release()
         self._end(error)
 
-    def _check_loop(self) -> None:
-        self._affinity.check(self)
-
     def _check(self) -> None:
         if _get_running_loop() is not self._loop:
             self._affinity.check(self)
         if self._state is not OPEN:
-            self._check_state()
+            self._check_end()
+            if self._state in CLOSING:
+                raise ConnectionClosedError("the connection is being closed")
 
-    def _check_state(self) -> None:
+    def _check_end(self) -> None:
         if self._close_cause is not None:
             raise self._owner.error_for(self._close_cause)
-        if self._state in CLOSING:
-            raise ConnectionClosedError("the connection is being closed")
 
     @property
     def _is_ending(self) -> bool:
@@ -349,7 +342,7 @@ class ConnectionLifecycle:
             try:
                 proof.control(message)
             except AuthenticationError as error:
-                self._refuse(error)
+                self._blame(error)
             else:
                 # Now, not when `_start` goes on: the peer's next message may be here already.
                 # To send may have ended the connection.
@@ -359,25 +352,8 @@ class ConnectionLifecycle:
                     self._advance(LifecycleEvent.PROVED)
             return
         match message:
-            case protocol.GOING_AWAY:
-                self._peer_goodbye(
-                    ConnectionClosedError(
-                        "the peer has closed the connection: its server is shutting down",
-                        by_peer=True,
-                    )
-                )
-            case protocol.Goodbye(code=protocol.GoodbyeCode.NORMAL):
-                self._peer_goodbye(ConnectionClosedError(by_peer=True))
-            case protocol.Goodbye(code=protocol.GoodbyeCode.FAILED):
-                self._peer_goodbye(ConnectionBrokenError(protocol.failure(message)))
-            case protocol.Goodbye(code=protocol.GoodbyeCode.NOT_AUTHENTICATED):
-                self._peer_goodbye(AuthenticationError(NOT_THE_SAME_KEY))
-            case protocol.Goodbye(code=protocol.GoodbyeCode.REJECTED):
-                self._peer_goodbye(rejected_by_application(message.text))
             case protocol.Goodbye():
-                self._peer_goodbye(
-                    ConnectionBrokenError(f"the peer gave up (code {message.code}): {message.text}")
-                )
+                self._peer_goodbye(meaning(message))
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:
@@ -406,20 +382,15 @@ class ConnectionLifecycle:
         self._messages.peer_has_left = True
         self._queue.leave(error)
 
-    def _protocol_error(self, error: ProtocolError) -> None:
+    def _blame(self, error: ProtocolError | AuthenticationError) -> None:
+        """Sends a goodbye with the reason, and ends without waiting for its delivery."""
+        code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
             # Frames that are sealed with another key come from a peer that has another one.
-            self._refuse(AuthenticationError(f"the peer has not the key of auth= here, or {error}"))
-            return
+            error = AuthenticationError(f"the peer has not the key of auth= here, or {error}")
+        if isinstance(error, AuthenticationError):
+            code = protocol.GoodbyeCode.NOT_AUTHENTICATED
         logger.warning("%r: %s", self, error)
-        self._give_reason(protocol.GoodbyeCode.PROTOCOL_ERROR, error)
-
-    def _refuse(self, error: AuthenticationError) -> None:
-        logger.warning("%r: %s", self, error)
-        self._give_reason(protocol.GoodbyeCode.NOT_AUTHENTICATED, error)
-
-    def _give_reason(self, code: protocol.GoodbyeCode, error: RDMAError) -> None:
-        """Sends a goodbye with the reason, and ends without waiting for its delivery."""
         self._messages.controls.send(protocol.Goodbye(0, code, str(error)))
         self._end(error.with_traceback(None))  # whose frames have this connection
 
@@ -432,7 +403,7 @@ class ConnectionLifecycle:
             self._endpoint.driver.poll()
         error = ConnectionBrokenError(reason)
         # To a goodbye the end is the answer.
-        goes_on = self._failover is not None and self._state is not ConnectionState.GOODBYE_SENT
+        goes_on = self._rails is not None and self._state is not ConnectionState.GOODBYE_SENT
         if self._endpoint.has_link and goes_on:
             self._queue.rail_broke(error)
         else:
@@ -453,15 +424,14 @@ class ConnectionLifecycle:
 
     def _go_on(self) -> None:
         """The lead has broken; another rail is to take over."""
-        assert self._failover is not None
         link, leaves = self._link, self._endpoint.has_link
         assert link is not None
         if leaves:
             link.close()
         try:
-            self._failover.go_on(self._queue)
+            self._messages.failover.go_on(self._queue)
         except ProtocolError as error:
-            self._protocol_error(error)
+            self._blame(error)
         except (RDMAError, OSError, MemoryError) as error:  # memory could not be registered
             self._end(error)
         finally:
@@ -514,9 +484,8 @@ class ConnectionLifecycle:
         if self._inband is not None:
             self._inband.end()
         self._queue.fail(root)
-        if self._failover is not None:
-            self._failover.stop()
         if self._rails is not None:
+            self._messages.failover.stop()
             self._rails.end(root)
         self._memory.end(root)
         self._sharing.end(root)
@@ -603,7 +572,7 @@ class ConnectionOwner:
 
     def violated(self, error: ProtocolError) -> None:
         if (connection := self._connection()) is not None:
-            connection._protocol_error(error)
+            connection._blame(error)
 
     def broken(self, error: BaseException) -> None:
         connection = self._connection()
@@ -625,7 +594,7 @@ class ConnectionOwner:
 
     def check_loop(self) -> None:
         if (connection := self._connection()) is not None:
-            connection._check_loop()
+            connection._affinity.check(connection)
 
     def error_for(self, root: BaseException, operation: str = "") -> BaseException:
         """A fresh exception for one waiter of a connection that has ended; `operation` is what it

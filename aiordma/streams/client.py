@@ -95,7 +95,7 @@ async def attach(
     """A transport for a client's new connection, and its protocol, which has been told of it."""
     handshake, shutdown = tls.limits
     if handshake is None:
-        handshake = connection._config.handshake_timeout
+        handshake = connection._endpoint.config.handshake_timeout
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         protocol = protocol_factory()

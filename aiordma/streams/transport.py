@@ -549,7 +549,7 @@ class StreamTransport(_FlowControlMixin):
     async def _end_with_loop(self) -> None:
         self.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._connection._config.close_timeout):
+            async with asyncio.timeout(self._connection._endpoint.config.close_timeout):
                 await self._connection.wait_closed()
         self._force_close(None)
         await self._connection.wait_closed()

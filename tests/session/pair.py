@@ -176,7 +176,7 @@ class PairFactory(ConnectionFactory):
                 # Without another one its end is the end of all.  If only the acceptor found out, it
                 # would wait for the other side, which may have nothing to send.
                 for conn in (first, second):
-                    while not (conn._failover and conn._failover.may_go_on(elsewhere=False)):
+                    while not conn._messages.failover.may_go_on(elsewhere=False):
                         await yield_loop(1)
                 breaks = [replace(each, side=0) for each in breaks]
             provider().breaks = breaks
@@ -208,11 +208,11 @@ def check_credits(conn: Connection, other: Connection) -> None:
     data, control, *_ = conn._messages.outbox.credits.account()
     there = other._messages.outbox.credits.account()
     _, _, held_data, owed_data, held_control, owed_control = there
-    limit = other._config.data_receives
+    limit = other._endpoint.config.data_receives
     if conn._messages.outbox.journal.keeps:
-        limit = min(limit, conn._config.send_queue)
+        limit = min(limit, conn._endpoint.config.send_queue)
     assert data + held_data + owed_data == limit
-    assert control + held_control + owed_control == other._config.control_receives
+    assert control + held_control + owed_control == other._endpoint.config.control_receives
 
 
 def check_waits(conn: Connection, other: Connection) -> None:

@@ -231,7 +231,9 @@ class End:
         self.got_last = asyncio.Event()
         self.has_sent_all = False
         self.held: list[tuple[Message | memoryview, bytes]] = []
-        self.may_wait = conn._config.pool_limit == SMALL_POOL
+        config = conn._endpoint.config
+        self.is_leased = config.lease is not None
+        self.may_wait = config.pool_limit == SMALL_POOL
         """Operations wait for memory, and messages and writes pass them."""
         self.own: list[bytearray] = []
         """Memory of the user's, which nothing keeps in the end."""
@@ -357,7 +359,7 @@ class End:
             raise
 
     def _received(self, got: Got) -> None:
-        if self.conn._config.lease is None and not self.may_wait:  # else a write may be refused
+        if not self.is_leased and not self.may_wait:  # else a write may be refused
             behind = self.peer.behind.get((got.data, got.imm), 0)
             for cell in self.peer.cells[self.seen : behind]:
                 assert cell.is_in(self.arena) or not cell.is_wanted, "came before a write"
@@ -576,7 +578,7 @@ class End:
 
     def check_share(self) -> None:
         """What was granted without a lease is there as long as the connection."""
-        if self.conn._state is ConnectionState.OPEN and self.conn._config.lease is None:
+        if self.conn._state is ConnectionState.OPEN and not self.is_leased:
             assert self.share is not None
             assert not self.share.revoked, "a region has ended by itself"
 

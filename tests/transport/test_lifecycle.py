@@ -33,7 +33,7 @@ from aiordma._loop import per_loop_resource
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.connect_tcp import READY
 from aiordma._transport.keep_alive import Probe
-from aiordma._transport.lifecycle import ConnectionOwner, rejected_by_application
+from aiordma._transport.lifecycle import ConnectionOwner
 from aiordma._transport.tcp_link import TCPLink
 from aiordma.cm import EventType
 from aiordma.errors import (
@@ -369,7 +369,7 @@ def test_an_event_that_cannot_be() -> None:
         ConnectionBrokenError("the peer left"),
         ProtocolError("the peer sent something else"),
         AuthenticationError("the peer has another key"),
-        rejected_by_application("not today"),
+        RejectedError("not today"),
     ],
     ids=lambda root: type(root).__name__,
 )

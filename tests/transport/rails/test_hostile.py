@@ -260,8 +260,7 @@ async def test_it_resumes_by_a_rail_twice(factory: ConnectionFactory) -> None:
     async with joined(factory.via) as conns, AsyncExitStack() as stack:
         await until_rails(conns)
         victim, peer = conns
-        assert peer._failover is not None
-        peer._failover.go_on = lambda lead: None  # type: ignore[method-assign]
+        peer._messages.failover.go_on = lambda lead: None
         rail = further(peer)
         victim._queue.rail_broke(ConnectionBrokenError("its cable"))
         while victim._queue.number != rail.number:
@@ -283,8 +282,7 @@ async def test_no_key_for_a_message_that_was_being_read_as_the_lead_broke() -> N
         pool = conn._memory.pool
         assert others[1]._memory.pool is pool
         pool._stalled_reads.timeout = 0.01
-        assert peer._failover is not None
-        peer._failover.go_on = lambda lead: None  # type: ignore[method-assign]
+        peer._messages.failover.go_on = lambda lead: None
         sending = asyncio.ensure_future(peer.send(bytes(60_000)))
         while not conn._messages.figures()["read_ahead"]:
             await yield_loop(1)
