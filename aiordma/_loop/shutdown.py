@@ -83,6 +83,9 @@ class EndsWhenDropped:
     _affinity: LoopAffinity
     _loop_shutdown: LoopShutdown
 
+    def _is_open(self) -> bool:
+        return self._loop_shutdown.is_open(self)
+
     def _drop(self) -> None:
         """Ends it, in its loop."""
         raise NotImplementedError
@@ -96,7 +99,7 @@ class EndsWhenDropped:
     def __del__(self) -> None:
         """In any thread, at any time."""
         of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
-        if of_loop is None or not of_loop.is_open(self) or self._affinity.is_after_fork:
+        if of_loop is None or self._affinity.is_after_fork or not self._is_open():
             return
         text = f"{self!r}{self._affinity.made()} was not closed"
         of_loop.finalized(self)

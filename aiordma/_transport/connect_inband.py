@@ -153,7 +153,7 @@ class Initiator:
         """Whether a request can be sent now."""
         return (
             self._channel.is_open
-            and self._channel.can_send_now
+            and self._channel.controls.can_send_now
             and len(self._pending) < protocol.MAX_UNANSWERED
         )
 
@@ -161,12 +161,12 @@ class Initiator:
         self, group: ConnectionGroup, endpoint: AddressedEndpoint, hello: Hello
     ) -> PendingConnect:
         """FallbackToSocket when it cannot be sent now."""
-        request_id = self._channel.new_request_id()
+        request_id = self._channel.controls.new_request_id()
         pending = self._pending[request_id] = PendingConnect(group)
         request = protocol.ConnectRequest(
             request_id, pending.member.number, endpoint.endpoint.pack(), hello.pack()
         )
-        if not self._channel.send_now(request):
+        if not self._channel.controls.send_now(request):
             del self._pending[request_id]
             pending.member.end("it was not requested")
             pending.member.release()
@@ -372,7 +372,7 @@ class InbandRequest(Request):
 async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
     """Returns when the peer has sent something on the new queue pair, as it does when ready."""
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    channel.on_first_arrival(partial(settle, arrived))
+    channel.owner.on_early = partial(settle, arrived)
     member.established(lambda reason: settle(arrived, None, ConnectionBrokenError(reason)))
     await arrived
-    channel.on_first_arrival(None)
+    channel.owner.on_early = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import warnings
 import weakref
 from asyncio import _get_running_loop
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from .._core.connection_states import (
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._core.region import granter
+from .._datapath.controls import Controls
 from .._datapath.session import Session
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
@@ -135,7 +135,8 @@ class ControlChannel:
 
     def __init__(self, connection: ConnectionLifecycle) -> None:
         self._connection = weakref.ref(connection)
-        self._messages, self._owner = connection._messages, connection._owner
+        self._messages, self.owner = connection._messages, connection._owner
+        self.controls: Controls = self._messages.controls
 
     @property
     def handler(self) -> InbandHandler | None:
@@ -163,28 +164,13 @@ class ControlChannel:
     def ended(self) -> bool:
         return self._messages.ended
 
-    @property
-    def can_send_now(self) -> bool:
-        return self._messages.controls.can_send_now
-
-    def new_request_id(self) -> int:
-        return self._messages.controls.new_request_id()
-
-    def send_now(self, message: protocol.Message) -> bool:
-        """False if it cannot be sent without waiting for a credit or memory."""
-        return self._messages.controls.send_now(message)
-
     def send(self, message: protocol.Message) -> None:
         """As soon as there is a credit, unless the connection has ended."""
         if not self._messages.ended:
-            self._messages.controls.send(message)
-
-    def on_first_arrival(self, callback: Callable[[], object] | None) -> None:
-        """Calls it for what arrives before the handshake is done."""
-        self._owner.on_early = callback
+            self.controls.send(message)
 
 
-class ConnectionLifecycle:
+class ConnectionLifecycle(shutdown.EndsWhenDropped):
     """The parts of a connection and its state, from the handshake to the last resource."""
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
@@ -534,22 +520,18 @@ class ConnectionLifecycle:
             if self._on_closed is not None:
                 steps.callback(self._on_closed)
 
+    def _is_open(self) -> bool:
+        return self._close_cause is None
+
+    def _drop(self) -> None:
+        self._end(ConnectionClosedError("the connection was dropped"))
+
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
-        if getattr(self, "_loop_shutdown", None) is None or self._affinity.is_after_fork:
-            return  # its making failed, or it is the parent's
-        if self._close_cause is not None:
-            if self._loop.is_closed():  # before it came to the callback that gives all back
-                self._end_without_loop()
-            return
-        error = ConnectionClosedError("the connection was dropped")
-        self._loop_shutdown.finalized(self)
-        try:
-            self._loop.call_soon_threadsafe(self._end, error)
-        except RuntimeError:  # the loop has been closed
-            self._end_without_loop()
-        text = f"{self!r}{self._affinity.made()} was not closed"
-        warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
+        super().__del__()
+        ended = getattr(self, "_close_cause", None) is not None
+        if ended and self._loop.is_closed() and not self._affinity.is_after_fork:
+            self._end_without_loop()  # the loop has not come to the callback that gives all back
 
 
 class ConnectionOwner:
