@@ -70,9 +70,10 @@ from ._transport.auth import NO_SECURITY, Security
 from ._transport.batch import Batch
 from ._transport.connect_attempt import Target, unanswered
 from ._transport.connect_oob import PendingConnection
-from ._transport.connection import Connection, Statistics
+from ._transport.connection import Connection
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
 from ._transport.listening import Port, open_ports
+from ._transport.observation import Statistics
 from ._transport.rails import RailStatus
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share

@@ -16,14 +16,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
+from .._datapath.message import Counts
 from .._loop.shutdown import EXITS
 from .._native import fork
 from ..errors import ConnectionClosedError, RDMAError
 
 if TYPE_CHECKING:
-    from .connection import Connection, Statistics
+    from .connection import Connection
 
 logger = logging.getLogger("aiordma.connection")
+
+
+@dataclass
+class Statistics(Counts):
+    """Counts since the connection was made."""
+
+    # Each is a member of Counts: a plain default here would stand before it.
+    messages_sent: int = field(default_factory=int)
+    messages_received: int = field(default_factory=int)
+    bytes_sent: int = field(default_factory=int)
+    bytes_received: int = field(default_factory=int)
+    reads: int = field(default_factory=int)
+    writes: int = field(default_factory=int)
+    atomics: int = field(default_factory=int)
 
 
 @dataclass(frozen=True, slots=True)
