@@ -241,7 +241,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
                 Node("CompletionQueue", pointer, forget_and_destroy, [context.node, channel.node])
             )
             channel.queues[self.raw_handle] = self
-        context._route_events(self.raw_handle, self)
+        context._elements[self.raw_handle] = self
 
     # --- taking completions ----------------------------------------------------------------
 

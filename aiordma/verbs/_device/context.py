@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from .domains import ParentDomain, ThreadDomain
 from .enums import CQFlags, EventType, WCFields
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
+from .route_lookup import better_gid
 from .statistics import DeviceStatistics, count_open, failures_by_name
 
 if TYPE_CHECKING:
@@ -33,20 +34,19 @@ if TYPE_CHECKING:
     from .capabilities import ExtendedDeviceAttributes
 
 
-def _events(names: str) -> frozenset[EventType]:
-    return frozenset(EventType[name] for name in names.split())
-
-
 # Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
-_QP_EVENTS = _events(
-    "QP_FATAL QP_REQ_ERR QP_ACCESS_ERR COMM_EST SQ_DRAINED PATH_MIG PATH_MIG_ERR "
-    "QP_LAST_WQE_REACHED"
-)
-_SRQ_EVENTS = _events("SRQ_ERR SRQ_LIMIT_REACHED")
-_PORT_EVENTS = _events(
-    "PORT_ACTIVE PORT_ERR LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE"
-)
-
+_MEMBERS = {
+    EventType[name]: member
+    for member, names in {
+        "qp": "QP_FATAL QP_REQ_ERR QP_ACCESS_ERR COMM_EST SQ_DRAINED PATH_MIG PATH_MIG_ERR "
+        "QP_LAST_WQE_REACHED",
+        "cq": "CQ_ERR",
+        "srq": "SRQ_ERR SRQ_LIMIT_REACHED",
+        "port_num": "PORT_ACTIVE PORT_ERR LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER "
+        "GID_CHANGE",
+    }.items()
+    for name in names.split()
+}
 
 _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
@@ -295,11 +295,7 @@ class Context(Resource["h.ibv_context"]):
         problem = entry.problem(to)
         if not problem:
             return ""
-        return f"{entry} of {self.name} {problem}; {self._better(entry.port_num, to)}"
-
-    def _better(self, port_num: int, to: GID | None) -> str:
-        better = self.choose_gid(port_num, to)
-        return "there is no better one" if better.problem(to) else f"{better} would do"
+        return f"{entry} of {self.name} {problem}; {better_gid(self, entry.port_num, to)}"
 
     # --- P_Keys ----------------------------------------------------------------------------
 
@@ -433,26 +429,10 @@ class Context(Resource["h.ibv_context"]):
         raw = ffi.new("struct ibv_async_event *")
         events = []
         while calls.ibv_get_async_event(pointer, raw):
-            events.append(event := self._read_event(raw))
+            events.append(event := _read_event(raw, self._elements))
             self._event_counts[event.type.name] += 1
             calls.ibv_ack_async_event(raw)
         return events
-
-    def _read_event(self, raw: h.ibv_async_event) -> AsyncEvent:
-        kind = EventType(raw.event_type)
-        if kind in _PORT_EVENTS:
-            return AsyncEvent(kind, port_num=raw.element.port_num)
-        union = raw.element
-        pointer: object = None
-        if kind in _QP_EVENTS:
-            pointer = union.qp
-        elif kind is EventType.CQ_ERR:
-            pointer = union.cq
-        elif kind in _SRQ_EVENTS:
-            pointer = union.srq
-        address = int(ffi.cast("uintptr_t", pointer)) if pointer is not None else 0
-        element: Any = self._elements.get(address)
-        return AsyncEvent(kind, element)
 
     def statistics(self) -> DeviceStatistics:
         """Counts of what is open on this context, and of what has failed there."""
@@ -463,15 +443,22 @@ class Context(Resource["h.ibv_context"]):
             dict(sorted(self._event_counts.items())),
         )
 
-    def _route_events(self, address: int, element: Resource[Any]) -> None:
-        """Name ``element`` in events of the C structure at ``address``."""
-        self._elements[address] = element
-
     def _label(self) -> str:
         return f"Context {self.name}"
 
     def _details(self) -> str:
         return f"({self.library.name}){' borrowed' if self.borrowed else ''}"
+
+
+def _read_event(raw: h.ibv_async_event, elements: Mapping[int, Any]) -> AsyncEvent:
+    kind = EventType(raw.event_type)
+    member = _MEMBERS.get(kind)
+    if member is None:
+        return AsyncEvent(kind)
+    value = getattr(raw.element, member)
+    if member == "port_num":
+        return AsyncEvent(kind, port_num=value)
+    return AsyncEvent(kind, elements.get(int(ffi.cast("uintptr_t", value))))
 
 
 def _port(port_num: int) -> int:

@@ -23,6 +23,11 @@ NO_ROUTE = frozenset(
 )
 
 
+def better_gid(context: Context, port_num: int, to: GID | None) -> str:
+    better = context.choose_gid(port_num, to)
+    return "there is no better one" if better.problem(to) else f"{better} would do"
+
+
 def active_port(context: Context, port_num: int) -> h.ibv_port_attr:
     """The attributes of an ACTIVE port; else VerbsError (ENETDOWN) naming port and state."""
     port = context.ask_port(port_num)
@@ -65,5 +70,5 @@ def _describe(context: Context, vector: AddressVector) -> str:
             source, problem = str(entry), entry.problem(vector.dgid)
     text = f"to {vector.dgid} by {source} of {where}"
     if problem:
-        text += f", which {problem}; {context._better(vector.port_num, vector.dgid)}"
+        text += f", which {problem}; {better_gid(context, vector.port_num, vector.dgid)}"
     return text

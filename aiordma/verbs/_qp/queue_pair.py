@@ -93,7 +93,7 @@ class QueuePair(Posting):
             for cq in (send_cq, recv_cq):
                 if cq is not None:
                     cq._posted_work[self.qp_num] = self._posted
-        context._route_events(self._addresses[0], self)
+        context._elements[self._addresses[0]] = self
 
     @property
     def send_cq(self) -> CompletionQueue:

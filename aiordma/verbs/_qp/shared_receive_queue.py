@@ -72,7 +72,7 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         )
         # Not a method: what the node keeps must not keep this, which warns when it is dropped.
         node.at_end = partial(_give_back, self._completing_at)
-        self.context._route_events(self.raw_handle, self)
+        self.context._elements[self.raw_handle] = self
 
     # --- attributes ------------------------------------------------------------------------
 

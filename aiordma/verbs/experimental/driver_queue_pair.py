@@ -83,7 +83,7 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
         self.capabilities: QPCapabilities = QPCapabilities.read(attr)
         taken = self.capabilities
         hold_room(self.node, (send_cq, taken.max_send_wr), (recv_cq, taken.max_recv_wr))
-        self.context._route_events(self.raw_handle, self)
+        self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
         """Change attributes, most often with ``qp_state``; timers are seconds: ibv_modify_qp(3).
