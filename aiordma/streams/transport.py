@@ -27,13 +27,13 @@ from asyncio.streams import FlowControlMixin
 from asyncio.transports import _FlowControlMixin
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from .._core.arguments import refusal
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
+from .._loop.futures import settle
 from .._loop.shutdown import EXITS, background
 from ..errors import ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection, Message
@@ -53,7 +53,8 @@ EAGER_WRITES = 4
 # What operations end with when the connection has ended; ProtocolError is no ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
 
-T = TypeVar("T")
+NOT_READ = "{} closed before it had read everything"
+NOT_SENT = "the connection to {} ended before everything was sent"
 
 
 def take_buffered(protocol: object) -> bytes:
@@ -79,20 +80,41 @@ def refuse_drain(protocol: object) -> None:
         vars(protocol)["_connection_lost"] = True
 
 
-class _Outbox:
-    """Bytes that were written and not yet passed to the connection."""
+def reset(connection: Connection, text: str) -> ConnectionResetError:
+    address = connection.peer_address
+    peer = f"the peer {host_port(address)}" if address else "the peer"
+    return ConnectionResetError(text.format(peer))
 
-    def __init__(self) -> None:
-        self._chunks: deque[memoryview] = deque()
-        self.size = 0
+
+class _Outbox:
+    """Bytes that were written, until the connection has sent them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._piece = max(1, min(PIECE, connection.max_message))
+        self._chunks: deque[memoryview] = deque()  # not yet passed to the connection
+        self.size = 0  # their bytes
+        self.sends = 0  # messages in flight
+        self._sent_bytes = 0  # their bytes
+        self.undelivered = False  # some of the written bytes were not delivered
+        self.unsendable: BaseException | None = None  # why nothing more can be sent
+        self.eof_written = False
+        self.eof_owed = False  # write_eof was called, and the connection has not yet sent it
+        self._idle: asyncio.Future[None] | None = None  # `write_from` waits until all has been sent
 
     def append(self, data: bytes | memoryview) -> None:
         self._chunks.append(memoryview(data))
         self.size += len(data)
 
-    def take(self, most: int) -> memoryview:
-        """Take at least one and at most `most` bytes, without a copy if they are contiguous."""
-        first = self._chunks.popleft()
+    @property
+    def owed(self) -> bool:
+        """True if written data has not reached the connection, or could not be sent."""
+        return bool(self.undelivered or self.size)
+
+    def _take(self) -> memoryview:
+        """Take at most a piece, without a copy if its bytes are contiguous."""
+        most = self._piece
+        first = self._chunks.popleft() if self._chunks else memoryview(b"")
         if len(first) < most and self._chunks:
             joined = bytearray(first)
             while self._chunks and len(joined) + len(self._chunks[0]) <= most:
@@ -104,9 +126,96 @@ class _Outbox:
         self.size -= len(first)
         return first
 
-    def clear(self) -> None:
+    def flush(self, on_sent: Callable[[], object]) -> None:
+        """Pass queued bytes to the connection while the window allows.
+
+        Calls `on_sent` when one of its messages has been sent, or could not be.
+        """
+        while self.unsendable is None and (
+            self._sent_bytes < WINDOW if self.size else self.eof_owed
+        ):
+            if not self.size:
+                self.eof_owed = False
+            piece = self._take()
+            try:
+                future = self._connection.send_nowait(piece)
+            except Exception as error:
+                self._not_sent(len(piece), error)
+            else:
+                self.sends += 1
+                self._sent_bytes += len(piece)
+                future.add_done_callback(partial(self._sent, len(piece), on_sent))
+
+    def _sent(self, size: int, on_sent: Callable[[], object], future: asyncio.Future[None]) -> None:
+        self.sends -= 1
+        self._sent_bytes -= size
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self._not_sent(size, error)
+        on_sent()
+        if self.undelivered or not self.sends:
+            self._let_go()
+
+    def _not_sent(self, size: int, error: BaseException) -> None:
+        self.undelivered |= size > 0
+        self.unsendable = self.unsendable or error
+
+    async def wait(self) -> None:
+        """Until nothing is in flight any more; raises if not everything was sent."""
+        if self.undelivered:
+            raise reset(self._connection, NOT_SENT)
+        if self.size or self.sends:
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
+    def _let_go(self) -> None:
+        """Of those that wait: nothing is in flight any more, or nothing more is sent."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            settle(idle, None, reset(self._connection, NOT_SENT) if self.undelivered else None)
+
+    def drop(self) -> None:
+        """Nothing more is sent."""
         self._chunks.clear()
         self.size = 0
+        self.undelivered = True
+        self._let_go()
+
+
+class _Inbox:
+    """What has arrived, until the protocol has been given it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.messages = connection._read_alone("a stream")
+        self.message: Message | None = None  # its first `taken` bytes were given to the protocol
+        self.taken = 0
+        self.before_tls = b""  # what came before start_tls and belongs to TLS
+        self.is_buffered = False
+        self._figures = connection._messages.figures
+
+    @property
+    def has_unread(self) -> bool:
+        return self.message is not None or bool(self._figures().get("arrived"))
+
+    def drop(self) -> None:
+        if self.message is not None:
+            self.message.release()
+            self.message = None
+
+    def give(self, protocol: Any, data: memoryview) -> int:
+        """Give the protocol what it takes at once; return the length of that."""
+        count = len(data)
+        if self.is_buffered:
+            buffer = bytes_of(protocol.get_buffer(count))
+            count = min(len(buffer), count)
+            if not count:
+                raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
+            buffer[:count] = data[:count]
+            buffer.release()
+            protocol.buffer_updated(count)
+        else:
+            protocol.data_received(bytes(data))
+        return count
 
 
 class StreamTransport(_FlowControlMixin):
@@ -149,44 +258,26 @@ class StreamTransport(_FlowControlMixin):
         )
         self._affinity = LoopAffinity()
         self._connection = connection
-        self._messages = connection._read_alone("a stream")
+        self._inbox = _Inbox(connection)
         self._loop_shutdown = shutdown.of_running_loop()
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
-        self._piece = max(1, min(PIECE, connection.max_message))
-        self._outbox = _Outbox()
-        self._sends = 0  # messages in flight
-        self._sent_bytes = 0  # their bytes
-        self._undelivered = False  # some of the written bytes were not delivered
-        self._unsendable: BaseException | None = None  # why nothing more can be sent
-        self._eof_written = False
-        self._eof_owed = False  # write_eof was called, and the connection has not yet sent it
+        self._outbox = _Outbox(connection)
         self._eof_received = False
         self._paused = False
-        self._unread: Message | None = None  # its first `_taken` bytes were given to the protocol
-        self._taken = 0
-        self._before_tls = b""  # what came before start_tls and belongs to TLS
         self._closing = False
         self._lost = False
         self._end: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None  # while closing
-        self._idle: asyncio.Future[None] | None = None  # `write_from` waits until all has been sent
         self._protocol: Any = None  # has the methods, not necessarily the base classes
         self.set_protocol(protocol)
-        made = partial(protocol.connection_made, self)
-        self._loop.call_soon(self._call, "its connection was made", made)
+        self._loop.call_soon(self._call, "its connection was made", protocol.connection_made, self)
         self._reader: asyncio.Task[None] | None = None
         self._loop.call_soon(self._start_reading)
 
     def __repr__(self) -> str:
         state = "closed" if self._lost else "closing" if self._closing else "open"
         return f"<StreamTransport over {self._connection!r}, {state}>"
-
-    @property
-    def _peer(self) -> str:
-        """The peer, for the texts of errors."""
-        address = self._connection.peer_address
-        return f"the peer {host_port(address)}" if address else "the peer"
 
     # ---- protocol ------------------------------------------------------------------------
 
@@ -196,9 +287,9 @@ class StreamTransport(_FlowControlMixin):
         As with uvloop, one with `get_buffer` that is no `asyncio.Protocol` is a BufferedProtocol.
         """
         if isinstance(protocol, SSLProtocol):
-            self._before_tls += take_buffered(self._protocol)
+            self._inbox.before_tls += take_buffered(self._protocol)
         self._protocol = protocol
-        self._buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
+        self._inbox.is_buffered = isinstance(protocol, asyncio.BufferedProtocol) or (
             hasattr(protocol, "get_buffer") and not isinstance(protocol, asyncio.Protocol)
         )
 
@@ -209,88 +300,59 @@ class StreamTransport(_FlowControlMixin):
     # ---- reading -------------------------------------------------------------------------
 
     def _start_reading(self) -> None:
-        while self._before_tls and not self._paused and not self._closing:
-            taken = self._deliver(memoryview(self._before_tls))
-            self._before_tls = self._before_tls[taken:]
+        inbox = self._inbox
+        while inbox.before_tls and self.is_reading():
+            inbox.before_tls = inbox.before_tls[self._deliver(memoryview(inbox.before_tls)) :]
         if self._reader is None and not self._closing:
             self._reader = background(self._loop, self._read())
 
     async def _read(self) -> None:
+        inbox = self._inbox
         try:
             while True:
-                message = self._unread
+                message = inbox.message
                 if message is None:
-                    message = self._unread = await anext(self._messages)
-                    self._taken = 0
-                if not self._take_in(message):
+                    message = inbox.message = await anext(inbox.messages)
+                    inbox.taken = 0
+                if not self.is_reading():
                     self._reader = None  # `resume_reading` starts another one
                     return
+                if not len(message):
+                    self._take_eof()
+                elif self._eof_received:
+                    raise reset(self._connection, "{} wrote after the end of its stream")
+                else:
+                    inbox.taken += self._deliver(message.data[inbox.taken :])
+                if inbox.taken == len(message):
+                    inbox.drop()
         except StopAsyncIteration:
-            # A clean close completes every send of this side.  `sent` may be called back after this
-            # task, in the same iteration of the loop.
+            # A clean close completes every send of this side.  It may be told after this task, in
+            # the same iteration of the loop.
             await asyncio.sleep(0)
-            undelivered = self._undelivered or self._outbox.size
+            error = reset(self._connection, NOT_READ) if self._outbox.owed else None
             self._take_eof()
-            self._force_close(self._not_everything_read() if undelivered else None)
+            self._force_close(error)
         except Exception as error:
             self._force_close(error)
         finally:
             if self._closing:
-                self._drop_unread()
+                inbox.drop()
 
-    def _not_everything_read(self) -> ConnectionResetError:
-        return ConnectionResetError(f"{self._peer} closed before it had read everything")
+    def _deliver(self, data: memoryview) -> int:
+        """Give the protocol what it takes at once; return the length of that."""
+        taken = self._call("it was given data", self._inbox.give, self._protocol, data)
+        return taken or 0
 
-    def _take_in(self, message: Message) -> bool:
-        """Give the protocol the rest of the message; False when it has paused or closed."""
-        size = len(message)
-        while True:
-            if self._paused or self._closing:
-                return False
-            if not size:
-                self._take_eof()
-            elif self._eof_received:
-                raise ConnectionResetError(f"{self._peer} wrote after the end of its stream")
-            else:
-                self._taken += self._deliver(message.data[self._taken :])
-            if self._taken == size:
-                self._drop_unread()
-                return True
-
-    def _drop_unread(self) -> None:
-        message, self._unread = self._unread, None
-        if message is not None:
-            message.release()
-
-    def _call(self, when: str, callback: Callable[[], T]) -> T | None:
+    def _call(self, when: str, callback: Callable[..., Any], *args: object) -> Any:
         """Call the protocol.  What it raises is reported and ends the stream; None is returned."""
         try:
-            return callback()
+            return callback(*args)
         except EXITS:
             self._force_close(None)
             raise
         except BaseException as error:
             self._fatal(error, f"the protocol failed when {when}")
             return None
-
-    def _deliver(self, data: memoryview) -> int:
-        """Give the protocol what it takes at once; return the length of that."""
-        return self._call("it was given data", partial(self._hand_over, data)) or 0
-
-    def _hand_over(self, data: memoryview) -> int:
-        protocol = self._protocol
-        count = len(data)
-        if self._buffered:
-            buffer = bytes_of(protocol.get_buffer(count))
-            count = min(len(buffer), count)
-            if not count:
-                raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")
-            buffer[:count] = data[:count]
-            buffer.release()
-            protocol.buffer_updated(count)
-        else:
-            protocol.data_received(bytes(data))
-        return count
 
     def _take_eof(self) -> None:
         if self._eof_received or self._closing:
@@ -306,11 +368,11 @@ class StreamTransport(_FlowControlMixin):
     def pause_reading(self) -> None:
         """Deliver nothing until `resume_reading`; flow control slows the peer down."""
         self._affinity.check(self)
-        if not self._paused and not self._closing:
+        if self.is_reading():
             self._paused = True
             if self._protocol_paused:
                 # The task that waits to write may be the one that would resume reading.
-                self._report_unsendable()
+                self._flush()
 
     def resume_reading(self) -> None:
         """Deliver received data again."""
@@ -325,10 +387,8 @@ class StreamTransport(_FlowControlMixin):
         """Queue bytes for sending; never waits.  The buffer may be reused at once."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(
-                f"data must be bytes, bytearray or memoryview, not {type(data).__name__}"
-            )
-        if self._eof_written:
+            raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
+        if self._outbox.eof_written:
             raise RuntimeError(f"{self!r}: write() after write_eof()")
         # First of all: a view of several dimensions has a length, and perhaps no bytes.
         data = bytes(require_data(data))
@@ -338,7 +398,7 @@ class StreamTransport(_FlowControlMixin):
             logger.warning("%r: write after close is ignored", self)
             return
         self._outbox.append(data)
-        if self._sends < EAGER_WRITES:
+        if self._outbox.sends < EAGER_WRITES:
             self._flush()
         self._maybe_pause_protocol()
 
@@ -349,31 +409,12 @@ class StreamTransport(_FlowControlMixin):
         change.  Raises ConnectionError when the connection ends before that.
         """
         self._affinity.check(self)
-        if self._eof_written or self._closing:
-            raise ConnectionResetError(f"the stream to {self._peer} has been closed for writing")
+        if self._outbox.eof_written or self._closing:
+            raise reset(self._connection, "the stream to {} has been closed for writing")
         if len(data):
             self._outbox.append(data)
             self._flush()
-        if self._lost or self._undelivered:
-            raise self._not_everything_sent()
-        if self._outbox.size or self._sends:
-            self._idle = self._idle or self._loop.create_future()
-            await asyncio.shield(self._idle)
-
-    def _not_everything_sent(self) -> ConnectionResetError:
-        return ConnectionResetError(
-            f"the connection to {self._peer} ended before everything was sent"
-        )
-
-    def _no_longer_busy(self) -> None:
-        idle, self._idle = self._idle, None
-        if idle is None:
-            return
-        if self._lost or self._undelivered:
-            idle.set_exception(self._not_everything_sent())
-            idle.exception()  # retrieved, even if the waiter was cancelled
-        else:
-            idle.set_result(None)
+        await self._outbox.wait()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
         """Queue several pieces as one."""
@@ -385,67 +426,33 @@ class StreamTransport(_FlowControlMixin):
     def write_eof(self) -> None:
         """Close the write direction after everything written has been sent; reading continues."""
         self._affinity.check(self)
-        if self._eof_written or self._closing:
-            return
-        self._eof_written = self._eof_owed = True
-        self._flush()
+        if not self._outbox.eof_written and not self._closing:
+            self._outbox.eof_written = self._outbox.eof_owed = True
+            self._flush()
 
     def _flush(self) -> None:
-        """Pass queued bytes to the connection while the window allows."""
-        while self._outbox.size and self._sent_bytes < WINDOW and self._unsendable is None:
-            self._send(self._outbox.take(self._piece))
-        if self._eof_owed and not self._outbox.size and self._unsendable is None:
-            self._eof_owed = False
-            self._send(memoryview(b""))
-        self._report_unsendable()
-
-    def _not_sent(self, size: int, error: BaseException) -> None:
-        self._undelivered = self._undelivered or size > 0
-        self._unsendable = self._unsendable or error
-
-    def _report_unsendable(self) -> None:
-        """End the stream if nothing more can be sent, or leave that to the reading task."""
-        error = self._unsendable
+        """Send what can be sent; where nothing can, end the stream, or leave that to the reader."""
+        self._outbox.flush(self._sent)
+        error = self._outbox.unsendable
         if error is None or self._lost:
             return
         if not isinstance(error, ENDED):
             self._fatal(error, "what was written could not be sent")
         elif self._paused:
             closed = isinstance(error, ConnectionClosedError)
-            self._force_close(self._not_everything_read() if closed else error)
-        elif self._undelivered:
-            # The reading task reports it after earlier messages.  Until then what is written stays
-            # in the outbox: it counts for the water marks, and so its writer gives way.
-            self._no_longer_busy()
+            self._force_close(reset(self._connection, NOT_READ) if closed else error)
+        # Else the reading task reports it after earlier messages.  Until then what is written stays
+        # in the outbox: it counts for the water marks, and so its writer gives way.
 
-    def _send(self, piece: memoryview) -> None:
-        size = len(piece)
-        try:
-            future = self._connection.send_nowait(piece)
-        except Exception as error:
-            self._not_sent(size, error)
+    def _sent(self) -> None:
+        if self._lost:
             return
-        self._sends += 1
-        self._sent_bytes += size
-
-        def sent(future: asyncio.Future[None]) -> None:
-            self._sends -= 1
-            self._sent_bytes -= size
-            error = None if future.cancelled() else future.exception()
-            if error is not None:
-                self._not_sent(size, error)
-            if self._lost:
-                return
-            self._flush()
-            if self._unsendable is not None:
-                return
-            self._maybe_resume_protocol()
-            if not self._sends:
-                self._no_longer_busy()
-            if self._closing:
-                self._finish_if_flushed()
-
-        future.add_done_callback(sent)
+        self._flush()
+        if self._outbox.unsendable is not None:
+            return
+        self._maybe_resume_protocol()
+        if self._closing:
+            self._finish_if_flushed()
 
     def get_write_buffer_size(self) -> int:
         """Bytes that were written and not yet passed to the connection."""
@@ -465,34 +472,31 @@ class StreamTransport(_FlowControlMixin):
         self._closing = True
         self._loop_shutdown.closing(self)
         self._stop_reading()
-        self._watch = background(self._loop, self._until_broken())
+        # The end of the connection, now that nothing is read any more.
+        self._watch = background(self._loop, self._connection.wait_closed())
+        self._watch.add_done_callback(
+            lambda _: (
+                None
+                if self._end
+                else self._force_close(
+                    reset(self._connection, "{} ended before it had read everything")
+                )
+            )
+        )
         self._finish_if_flushed()
 
     def _stop_reading(self) -> None:
         reader = self._reader
         if reader is None or reader is not asyncio.current_task(self._loop):
-            self._drop_unread()
+            self._inbox.drop()
             if reader is not None:
                 reader.cancel()
 
-    async def _until_broken(self) -> None:
-        """Notice the end of the connection while closing, when nothing is read any more."""
-        await self._connection.wait_closed()
-        if self._end is None:
-            self._force_close(
-                ConnectionResetError(f"{self._peer} ended before it had read everything")
-            )
-
-    @property
-    def _owed(self) -> bool:
-        """True if written data has not reached the connection, or could not be sent."""
-        return bool(self._undelivered or self._outbox.size or self._eof_owed)
-
     def _finish_if_flushed(self) -> None:
-        if self._owed:
+        if self._outbox.owed:
             return
         self._loop.call_soon(refuse_drain, self._protocol)
-        if not self._sends and self._end is None:
+        if not self._outbox.sends and self._end is None:
             self._end = background(self._loop, self._connection.close())
             self._end.add_done_callback(lambda _: self._force_close(None))
 
@@ -508,58 +512,45 @@ class StreamTransport(_FlowControlMixin):
             self._force_close(None)
 
     def _fatal(self, error: BaseException, message: str) -> None:
-        self._report(error, message)
-        self._force_close(error)
-
-    def _report(self, error: BaseException, message: str) -> None:
         self._loop.call_exception_handler(
             {"message": message, "exception": error, "transport": self, "protocol": self._protocol}
         )
+        self._force_close(error)
 
     def _force_close(self, error: BaseException | None) -> None:
         if self._lost:
             return
-        in_order = error is None and not self._owed and (self._closing or not self._has_unread)
+        in_order = (
+            error is None
+            and not self._outbox.owed
+            and (self._closing or not self._inbox.has_unread)
+        )
         self._lost = self._closing = True
         self._socket.close()
-        self._outbox.clear()
-        self._eof_owed = False
+        self._outbox.drop()
         self._stop_reading()
-        watch = self._watch
-        if watch is not None and watch is not asyncio.current_task(self._loop):
-            watch.cancel()
-        self._no_longer_busy()
+        if self._watch is not None:
+            self._watch.cancel()
         if in_order and not self._connection.closed:
             self._loop_shutdown.closing(self._connection)
             self._end = self._end or background(self._loop, self._connection.close())
         else:
             self._connection.abort()
         self._loop_shutdown.remove(self)
-        self._loop.call_soon(self._tell_lost, error)
-
-    @property
-    def _has_unread(self) -> bool:
-        waiting = self._connection._messages.figures().get("arrived")
-        return self._unread is not None or bool(waiting)
+        self._loop.call_soon(self._protocol.connection_lost, error)
+        if self._on_lost is not None:
+            self._loop.call_soon(self._on_lost, self)
 
     def _is_readable(self) -> bool:
         """Whether a read of a socket would not wait: for data, or for the end."""
-        return self._has_unread or self._eof_received or self._connection._is_ending
+        return self._inbox.has_unread or self._eof_received or self._connection._is_ending
 
     async def _end_with_loop(self) -> None:
         self.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._connection._endpoint.config.close_timeout):
-                await self._connection.wait_closed()
+        closed = background(self._loop, self._connection.wait_closed())
+        await asyncio.wait((closed,), timeout=self._connection._endpoint.config.close_timeout)
         self._force_close(None)
-        await self._connection.wait_closed()
+        await closed
 
     def _end_without_loop(self) -> None:
         self._connection._end_without_loop()
-
-    def _tell_lost(self, error: BaseException | None) -> None:
-        try:
-            self._protocol.connection_lost(error)
-        finally:
-            if self._on_lost is not None:
-                self._on_lost(self)

@@ -413,13 +413,12 @@ async def test_what_is_unread_at_the_end_goes_back(
             await yield_loop(5)
             there = server.transport
             assert there is not None
-            message = there._unread
+            message = there._inbox.message
             assert message is not None
             if resumed:
                 there.resume_reading()
             end(there)
             await server.lost.wait()
-            assert there._unread is None
             assert "released" in repr(message)
 
 
@@ -487,7 +486,7 @@ async def test_a_message_that_cannot_be_received_ends_the_stream(
             yield
 
         # Waiting for a message has begun already: the next one is the last.
-        monkeypatch.setattr(there, "_messages", messages())
+        monkeypatch.setattr(there._inbox, "messages", messages())
         here.write(b"two")
         await server.lost.wait()
         assert server.data == b"onetwo"
