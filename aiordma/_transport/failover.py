@@ -102,9 +102,6 @@ class Failover:
     _limit: asyncio.Handle | None = None
     """The timer of such a state, or one that has run or is cancelled."""
 
-    def __post_init__(self) -> None:
-        self.rails.on_up = lambda: self._take(_E.ROSE)
-
     def _take(self, event: FailoverEvent, *what: Rail) -> None:
         following, step = TRANSITIONS.get((self.state, event), (self.state, ""))
         if following is not self.state:
@@ -157,6 +154,10 @@ class Failover:
         if not queue.failed:  # else the peer will find that, and come to this side's lead
             by_lead = queue is self.rails.lead.queue
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
+
+    def rose(self) -> None:
+        """A rail has come up while there is no lead."""
+        self._take(_E.ROSE)
 
     def stop(self) -> None:
         """The connection has ended."""

@@ -53,7 +53,7 @@ from .failover import Failover
 from .handshake_parts import HandshakeParts, Inspection
 from .keep_alive import KeepAlive, keep_alive_of
 from .memory import Memory
-from .rails import Rail, Rails
+from .rails import AnsweringRails, OfferingRails, Rail, Rails
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -246,7 +246,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._handshake.peer = peer
         config, security = self._endpoint.config, self._endpoint.security
         if peer.rails and self._handshake.hello.rails:
-            self._rails = Rails(
+            side = OfferingRails if client else AnsweringRails
+            self._rails = side(
                 self._owner,
                 self._messages,
                 self._sharing,
@@ -254,7 +255,6 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 security,
                 devices,
                 link.peer_address,
-                client,
                 self._loop.call_later,
             )
             self._messages.failover = Failover(

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from .. import verbs
 from .._core import protocol
@@ -47,7 +47,6 @@ from ..errors import (
     RequestRefusedError,
     RouteError,
     cause_text,
-    host_port,
 )
 from . import observation
 from .admission_control import Bucket
@@ -68,6 +67,9 @@ OFFER_BURST, OFFER_RATE = MAX_RAILS, 1.0
 
 # Seconds until a device without a rail is tried again, doubled each time.
 FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
+
+# A rail cannot be made here: the device, the route to the peer, or memory.
+UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 
 Shown = Literal["lead", "up", "connecting", "down"]
 
@@ -299,7 +301,7 @@ class Berth:
 
 @dataclass(eq=False)
 class Rails:
-    """The rails of a connection.  `control` takes what the peer says of them.
+    """The rails of a connection, what both sides have.  `control` takes what the peer says of them.
 
     It does not know the connection, which ends it by `end` and then `close`.
     """
@@ -311,8 +313,6 @@ class Rails:
     security: Security
     devices: tuple[verbs.Device, ...]
     peer: Address | None
-    client: bool
-    """Whether this side connects, and so offers."""
     later: Callable[[float, Callable[[], None]], asyncio.Handle]
     clock: Callable[[], float] = field(init=False)
     rails: list[Rail] = field(default_factory=list)
@@ -320,34 +320,23 @@ class Rails:
     """The number of the latest rail that was offered."""
     most: int = field(init=False)
     """Rails at a time, the lead among them."""
-    offers: Bucket = field(init=False)
-    berths: dict[str, Berth] = field(default_factory=dict)
-    """Of the connecting side, by the name of the device."""
-    crowded: list[Berth] = field(default_factory=list)
-    """Of these, those that the peer has no room for, until another rail is over."""
     lead: Rail = field(init=False)
     """First that of the handshake, rail 0."""
     left: Rail = field(init=False)
     """The latest lead that broke."""
-    on_up: Callable[[], object] = lambda: None
-    """Called for a rail that has come up while there is no lead."""
+    handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "told_down"}
+    """What takes a message of the peer."""
+    step_limit = "handshake_timeout"
+    """The member of Config that says how long the peer may take to bring up a rail."""
 
     def __post_init__(self) -> None:
         self.most = most_rails(self.config, self.devices)
         self.clock = self.sharing.clock.now
-        self.offers = Bucket(OFFER_BURST, OFFER_RATE, self.clock())
         self._loop = asyncio.get_running_loop()
         lead = self.messages.lead
         self.lead = Rail(lead.qp.context.name, _S.UP, self.clock(), 0, None, lead)
         self.rails.append(self.lead)
         self.left = self.lead
-
-    # ---- both sides ----------------------------------------------------------------------
-
-    @property
-    def lead_is_down(self) -> bool:
-        """It broke, and no other one has become the lead."""
-        return self.lead.state is not _S.UP
 
     @property
     def _over(self) -> bool:
@@ -379,19 +368,14 @@ class Rails:
 
     def _log(self, rail: Rail, what: str, level: int) -> None:
         name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
-        peer = host_port(self.peer) if self.peer is not None else "its peer"
-        logger.log(level, "%s to %s on %s %s", name, peer, rail.device, what)
+        logger.log(level, "%s to %s on %s %s", name, self.owner.peer_name, rail.device, what)
 
-    def _log_trouble(self, rail: Rail, what: str, error: BaseException) -> None:
+    def _trouble(self, rail: Rail, what: str, error: BaseException) -> None:
         """A warning, but for what follows on that: attempts, until a rail is up again."""
         known = rail.error is not None and rail.state is not _S.UP
         self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
-
-    def _failed(self, rail: Rail, what: str, error: BaseException) -> None:
-        """It broke, or an attempt to make another one after that has failed."""
-        self._log_trouble(rail, what, error)
         rail.error_at = self.clock()
-        if rail.error is None or rail.state is _S.UP:
+        if not known:
             rail.broke_at = rail.error_at
         rail.error = error.with_traceback(None)  # whose frames have this
         if rail.state in (_S.CONNECTING, _S.UP):
@@ -402,9 +386,7 @@ class Rails:
         if rail.limit is not None:
             rail.limit.cancel()
         if rail.state in AWAITED:
-            name = "connect_timeout" if self.client else "handshake_timeout"
-            if rail.state is _S.STOPPED:
-                name = "keep_alive_timeout"
+            name = "keep_alive_timeout" if rail.state is _S.STOPPED else self.step_limit
             seconds: float = getattr(self.config, name)
             error = ConnectionBrokenError(
                 f"the peer has not {AWAITED[rail.state]} within {seconds:g} seconds (Config.{name})"
@@ -426,8 +408,6 @@ class Rails:
         self.messages.add_rail(rail.queue)
         self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
-        if (berth := self.berths.get(rail.device)) is not None:
-            berth.up(self.clock())
 
     def _new(self, rail: Rail) -> None:
         """Takes it in, in place of one that is over on the same device: error and bytes stay."""
@@ -460,23 +440,8 @@ class Rails:
 
     def control(self, message: protocol.Message) -> bool:
         """False for a message about something else.  ProtocolError for a wrong one."""
-        match message:
-            case protocol.RailOffer() if not self.client:
-                self._offered(message)
-            case protocol.RailAnswer() if self.client:
-                self._answered(message)
-            case protocol.RailReady() if not self.client:
-                rail = self._rail(message.rail)
-                comes, rail.ready_comes = rail.ready_comes, False
-                if not comes:
-                    self._advance(rail, _E.READY)
-            case protocol.RailDown():
-                self._told_down(self._rail(message.rail))
-            case protocol.Error():
-                return self._refused(message)
-            case _:
-                return False
-        return True
+        handler = self.handlers.get(type(message))
+        return handler is not None and getattr(self, f"_{handler}")(message) is not False
 
     def _rail(self, number: int) -> Rail:
         for rail in self.rails:
@@ -494,7 +459,7 @@ class Rails:
             self._broke(rail, queue.error)
 
     def _broke(self, rail: Rail, error: BaseException) -> None:
-        self._failed(rail, "broke", error)
+        self._trouble(rail, "broke", error)
         self._advance(rail, _E.BROKE)
         self._release(rail)
         if rail.state is _S.STOPPED:
@@ -507,12 +472,6 @@ class Rails:
         assert lead.queue.error is not None
         lead.bytes_sent, received = self._of_lead()
         lead.bytes_received = received - lead.queue.bytes_read
-        if self.client and lead.device not in self.berths:
-            for device in self.devices:
-                if device.name == lead.device:
-                    self.berths[device.name] = berth = Berth(device, self._offer, self.later)
-                    with suppress(RDMAError, OSError):  # it is tried again
-                        berth.watch(self.config)
         self._broke(lead, lead.queue.error)
 
     def probe(self) -> None:
@@ -537,14 +496,15 @@ class Rails:
         what = f"is the lead in place of {self.left.device}, {took:.3g} ms after that broke; "
         self._log(self.lead, f"{what}{again} frames and requests go again", logging.WARNING)
 
-    def _told_down(self, rail: Rail) -> None:
+    def _told_down(self, message: protocol.RailDown) -> None:
+        rail = self._rail(message.rail)
         if rail is self.lead and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the rail of its messages")
-        answers = rail.state is _S.STOPPED
-        if not answers:
-            self._failed(rail, "is down", ConnectionBrokenError("the peer has stopped this rail"))
+        tells = rail.state is not _S.STOPPED
+        if tells:
+            self._trouble(rail, "is down", ConnectionBrokenError("the peer has stopped this rail"))
         self._advance(rail, _E.TOLD_DOWN)
-        self._loop.call_soon(self._gone, rail, not answers)
+        self._loop.call_soon(self._gone, rail, tells)
 
     def _gone(self, rail: Rail, tells: bool) -> None:
         """It is over at both sides."""
@@ -552,14 +512,6 @@ class Rails:
         self.messages.rail_over(rail.number)
         if tells:
             self._tell(protocol.RailDown(0, rail.number))
-        if self._over or (berth := self.berths.get(rail.device)) is None:
-            return
-        self.crowded.append(berth)
-        refusal = rail.error if isinstance(rail.error, RequestRefusedError) else None
-        if refusal is None or refusal.code != protocol.ErrorCode.QUOTA:
-            crowded, self.crowded = self.crowded, []
-            for it in crowded:
-                it.empty(self.clock())
 
     def _release(self, rail: Rail) -> None:
         """Gives it back, not from within a drain.
@@ -596,10 +548,7 @@ class Rails:
 
     def close(self) -> None:
         """Gives everything back."""
-        self.on_up = lambda: None  # which refers to this
         with ExitStack() as steps:
-            for each in self.berths.values():
-                steps.callback(each.close)
             for rail in self.rails:
                 steps.callback(rail.release)
 
@@ -626,16 +575,60 @@ class Rails:
             for rail in list(self.rails)
         ]
 
-    # ---- the connecting side -------------------------------------------------------------
+    def begin(self) -> None:
+        """The connection is open, and its user gets it."""
+
+
+@dataclass(eq=False)
+class OfferingRails(Rails):
+    """The rails of the connecting side."""
+
+    step_limit = "connect_timeout"
+    handlers = Rails.handlers | {protocol.RailAnswer: "answered", protocol.Error: "refused"}
+
+    berths: dict[str, Berth] = field(default_factory=dict)
+    """By the name of the device."""
+    crowded: list[Berth] = field(default_factory=list)
+    """Of these, those that the peer has no room for, until another rail is over."""
 
     def begin(self) -> None:
-        """The connection is open, and its user gets it: offers a rail for each further device."""
-        if not self.client:
-            return
+        """Offers a rail for each further device."""
         others = [device for device in self.devices if device.name != self.lead.device]
         for device in others[: self.most - 1]:
-            self.berths[device.name] = berth = Berth(device, self._offer, self.later)
-            self._offer(berth)
+            self._offer(self._berth(device))
+
+    def _berth(self, device: verbs.Device) -> Berth:
+        self.berths[device.name] = berth = Berth(device, self._offer, self.later)
+        return berth
+
+    def _up(self, rail: Rail) -> None:
+        super()._up(rail)
+        if (berth := self.berths.get(rail.device)) is not None:
+            berth.up(self.clock())
+
+    def lead_broke(self) -> None:
+        """The device is to have a rail from now on."""
+        for device in self.devices:
+            if device.name == self.lead.device and device.name not in self.berths:
+                with suppress(RDMAError, OSError):  # it is tried again
+                    self._berth(device).watch(self.config)
+        super().lead_broke()
+
+    def _gone(self, rail: Rail, tells: bool) -> None:
+        super()._gone(rail, tells)
+        if self._over or (berth := self.berths.get(rail.device)) is None:
+            return
+        self.crowded.append(berth)
+        error = rail.error
+        if not isinstance(error, RequestRefusedError) or error.code != protocol.ErrorCode.QUOTA:
+            while self.crowded:
+                self.crowded.pop(0).empty(self.clock())
+
+    def close(self) -> None:
+        with ExitStack() as steps:
+            for each in self.berths.values():
+                steps.callback(each.close)
+            steps.callback(super().close)
 
     def _offer(self, berth: Berth) -> None:
         if self._over:
@@ -645,21 +638,17 @@ class Rails:
             berth.watch(self.config)
             to = verbs.GID.from_ip(host_part(self.peer)) if self.peer is not None else None
             endpoint = self._make(berth.device, to)
-        except (RDMAError, OSError, ValueError, MemoryError) as error:
-            self._fruitless(name, error)
+        except UNMADE as error:
+            rail = next((rail for rail in self.rails if rail.device == name), None)
+            if rail is None:
+                self._new(rail := Rail(name, _S.DOWN, self.clock()))
+            self._trouble(rail, "cannot be made", error)  # one that was before is down for longer
             berth.empty(self.clock())
             return
         self.latest += 1
         offer_id = self.messages.controls.new_request_id()
         self._take_in(_S.OFFERED, self.latest, endpoint, offer_id)
         self._tell(protocol.RailOffer(offer_id, self.latest, endpoint.endpoint.pack()))
-
-    def _fruitless(self, device: str, error: Exception) -> None:
-        """No rail can be offered there: one that was before is down for longer."""
-        rail = next((rail for rail in self.rails if rail.device == device), None)
-        if rail is None:
-            self._new(rail := Rail(device, _S.DOWN, self.clock()))
-        self._failed(rail, "cannot be made", error)
 
     def _answered(self, answer: protocol.RailAnswer) -> None:
         rail = self._rail(answer.rail)
@@ -678,7 +667,7 @@ class Rails:
         try:
             self._connect(rail.endpoint, remote)
             self.messages.prepare_rail(rail.queue)
-        except (RDMAError, OSError, MemoryError) as error:
+        except UNMADE as error:
             self._broke(rail, error)
         else:
             rail.queue.post(Probe(partial(self._acknowledged, rail)))
@@ -689,22 +678,34 @@ class Rails:
             self._tell(protocol.RailReady(0, rail.number))
         if rail.state is _S.CONNECTING:  # else that has ended the connection
             self._advance(rail, _E.READY)
-            if self.lead_is_down:
-                self.on_up()
+            if self.lead.state is not _S.UP:  # it broke, and no other one has become the lead
+                self.messages.failover.rose()
 
     def _refused(self, error: protocol.Error) -> bool:
         for rail in self.rails:
             if rail.offer_id == error.request_id and rail.state in (_S.OFFERED, _S.ABANDONED):
                 if rail.state is _S.OFFERED:
-                    peer = host_port(self.peer) if self.peer is not None else ""
+                    peer = self.messages.lead.peer
                     refusal = RequestRefusedError(error.code, error.text, peer=peer)
-                    self._failed(rail, "is refused", refusal)
+                    self._trouble(rail, "is refused", refusal)
                 self._advance(rail, _E.REFUSED)
                 self._loop.call_soon(self._gone, rail, False)
                 return True
         return False
 
-    # ---- the other side ------------------------------------------------------------------
+
+@dataclass(eq=False)
+class AnsweringRails(Rails):
+    """The rails of the other side."""
+
+    handlers = Rails.handlers | {protocol.RailOffer: "offered", protocol.RailReady: "ready"}
+    offers: Bucket = field(default_factory=lambda: Bucket(OFFER_BURST, OFFER_RATE, 0))
+
+    def _ready(self, ready: protocol.RailReady) -> None:
+        rail = self._rail(ready.rail)
+        comes, rail.ready_comes = rail.ready_comes, False
+        if not comes:
+            self._advance(rail, _E.READY)
 
     def _offered(self, offer: protocol.RailOffer) -> None:
         if offer.rail != self.latest + 1:
@@ -732,7 +733,7 @@ class Rails:
         else:
             try:
                 endpoint = self._partner(remote, {rail.device for rail in alive})
-            except (RDMAError, OSError, ValueError, MemoryError) as error:
+            except UNMADE as error:
                 self._refuse(offer, protocol.ErrorCode.INTERNAL, cause_text(error))
                 return
             rail = self._take_in(_S.CONNECTING, offer.rail, endpoint)
@@ -740,7 +741,7 @@ class Rails:
             try:
                 assert rail.queue is not None
                 self.messages.prepare_rail(rail.queue)
-            except (RDMAError, OSError, MemoryError) as error:
+            except UNMADE as error:
                 failure = error
             self._tell(protocol.RailAnswer(offer.request_id, offer.rail, endpoint.endpoint.pack()))
             if failure is not None and rail.state is _S.CONNECTING:  # else that was the end
@@ -767,7 +768,7 @@ class Rails:
                 except BaseException:
                     endpoint.close()
                     raise
-            except (RDMAError, OSError, ValueError, MemoryError) as error:
+            except UNMADE as error:
                 errors.append(error)
                 port_is_down = isinstance(error, RouteError) and error.errno == errno.ENETDOWN
                 awaited = awaited or port_is_down or device.name in had_rail

@@ -33,7 +33,7 @@ from aiordma._datapath.rail import SendQueue
 from aiordma._native import lib
 from aiordma._transport import failover, lease_thread, rails, share_keys
 from aiordma._transport.connect_cm import CMLink
-from aiordma._transport.rails import Rail, Rails
+from aiordma._transport.rails import AnsweringRails, OfferingRails, Rail, Rails
 from aiordma._transport.shares import Share
 from aiordma._transport.sharing import Sharing
 from aiordma.errors import QuotaError
@@ -92,17 +92,17 @@ class HeldRails:
     """Rail 1 does not come up at the connecting side before it is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        acknowledged = Rails._acknowledged
+        acknowledged = OfferingRails._acknowledged
         self.held: list[Callable[[], None]] = []
 
-        def hold(rails: Rails, rail: Rail) -> None:
+        def hold(rails: OfferingRails, rail: Rail) -> None:
             come_up = partial(acknowledged, rails, rail)
             if rail.number == 1:
                 self.held.append(come_up)
             else:
                 come_up()
 
-        monkeypatch.setattr(Rails, "_acknowledged", hold)
+        monkeypatch.setattr(OfferingRails, "_acknowledged", hold)
 
     def __call__(self) -> None:
         for come_up in self.held:
@@ -237,7 +237,7 @@ async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
 @one_loop
 async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message of more pieces than it has entries cannot be opened to it."""
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.delattr(OfferingRails, "begin")
     config = replace(SMALL, fetch_ahead=0, eager_size=1024)
     async with joined("tcp", config=config) as conns, asyncio.timeout(20):
         client, server = conns
@@ -302,12 +302,12 @@ async def test_a_rail_without_memory_for_its_receive(
     """It breaks at the side that answers, and comes up when there is memory again; unless the
     answer is one that ends the connection."""
     monkeypatch.setattr(rails, "FIRST_DELAY", 0)
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.delattr(OfferingRails, "begin")
     if fails == "registration":  # a key to all memory would spare it
         monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     async with joined("tcp") as conns, asyncio.timeout(20):
         client, server = conns
-        take, answer, failing = server._memory.pool._block, Rails._answer, [""]
+        take, answer, failing = server._memory.pool._block, AnsweringRails._answer, [""]
 
         def refuse(what: str) -> None:
             if failing == [what]:
@@ -324,11 +324,11 @@ async def test_a_rail_without_memory_for_its_receive(
 
         def answer_once(*args: Any) -> None:
             failing[:] = [fails]
-            monkeypatch.setattr(Rails, "_answer", answer)
+            monkeypatch.setattr(AnsweringRails, "_answer", answer)
             answer(*args)
 
         monkeypatch.setattr(keys, "in_domain", register)
-        monkeypatch.setattr(Rails, "_answer", answer_once)
+        monkeypatch.setattr(AnsweringRails, "_answer", answer_once)
         monkeypatch.setattr(server._memory.pool, "_block", block)
         if ends:
             tell = Rails._tell
@@ -339,7 +339,7 @@ async def test_a_rail_without_memory_for_its_receive(
                     server.abort()
 
             monkeypatch.setattr(Rails, "_tell", tell_and_end)
-            assert client._rails is not None
+            assert isinstance(client._rails, OfferingRails)
             BEGIN(client._rails)
             while not client.closed:
                 await yield_loop(1)
@@ -603,7 +603,7 @@ async def test_grants_without_end() -> None:
 @one_loop
 async def test_keys_that_are_made_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of leases has not seen the key, which works no longer than the others."""
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.delattr(OfferingRails, "begin")
     no_thread = lambda clock, when, action: lease_thread.Deadline(when, action)  # noqa: E731
     monkeypatch.setattr(lease_thread, "at", no_thread)
     make_key, add, closed = share_keys.make_key, Share._add_rail, list[bool]()
@@ -630,7 +630,7 @@ async def test_keys_that_are_made_as_a_lease_ends(monkeypatch: pytest.MonkeyPatc
 @one_loop
 async def test_news_of_keys_of_a_rail_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not wait for ever for credits that the peer does not give."""
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.delattr(OfferingRails, "begin")
     async with joined("tcp") as conns, shared(conns[1], conns[0], 8):
         waiting: list[Message] = []
 
@@ -677,14 +677,14 @@ async def test_a_key_that_the_device_does_not_end_keeps_no_other(
             server._sharing.regions.forget(share)
 
 
-BEGIN = Rails.begin
+BEGIN = OfferingRails.begin
 
 
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """No rail comes up before `begin_rails`, nor is a key for it told before this is called."""
     late: list[tuple[Share, SendQueue]] = []
     tell = Share._tell_key
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.delattr(OfferingRails, "begin")
     monkeypatch.setattr(Share, "_tell_key", lambda share, rail: late.append((share, rail)))
 
     def tell_keys() -> None:
@@ -695,7 +695,7 @@ def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 async def begin_rails(conns: Sequence[Connection]) -> None:
-    assert conns[0]._rails is not None
+    assert isinstance(conns[0]._rails, OfferingRails)
     BEGIN(conns[0]._rails)
     await until_rails(conns)
 
@@ -747,7 +747,7 @@ async def test_memory_that_was_released_since_it_was_shared(
     kind: str, sliced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is pinned for the peer, and rails that come up later open it as well."""
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    monkeypatch.delattr(OfferingRails, "begin")
     async with joined("tcp") as conns:
         client, server = conns
         file = os.memfd_create("aiordma-test")

@@ -26,7 +26,7 @@ from aiordma import (
 from aiordma._core import protocol
 from aiordma._native import lib
 from aiordma._options import Devices
-from aiordma._transport.rails import Rail, Rails, RailState
+from aiordma._transport.rails import AnsweringRails, Rail, Rails, RailState
 from aiordma.errors import ConnectionManagerError, RejectedError, RouteError
 from aiordma.verbs import EventType
 from tests.transport.connection_factory import (
@@ -189,7 +189,7 @@ async def test_a_rail_that_breaks_before_the_answer(
 ) -> None:
     at_the_offer(monkeypatch, lambda rails, rail: rails._broke(rail, WITHOUT), lost=False)
     if refused:
-        monkeypatch.setattr(Rails, "_partner", no_partner)
+        monkeypatch.setattr(AnsweringRails, "_partner", no_partner)
     async with joined(factory.via) as conns:
         while further(conns[0]).state is not RailState.DOWN:
             assert further(conns[0]).state.shown == "down"
@@ -254,7 +254,7 @@ async def test_a_port_that_is_down(factory: ConnectionFactory) -> None:
 async def test_a_rail_that_is_refused(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rails, "_partner", no_partner)
+    monkeypatch.setattr(AnsweringRails, "_partner", no_partner)
     async with joined(factory.via) as conns:
         await until_rails(conns[:1], ("lead", "down"))
         assert isinstance(error := conns[0].rails[1].error, RequestRefusedError)

@@ -31,7 +31,7 @@ from aiordma._loop import device_failures
 from aiordma._native import lib
 from aiordma._transport import rails
 from aiordma._transport.keep_alive import Probe
-from aiordma._transport.rails import Berth, Rails
+from aiordma._transport.rails import AnsweringRails, Berth
 from aiordma.cli.tables import amount
 from aiordma.cli.top import tables
 from aiordma.metrics import METRICS
@@ -293,15 +293,15 @@ async def test_a_rail_comes_back_on_its_own_device(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other side's device is not there yet, and the lead's is no substitute."""
-    make = Rails._make
+    make = AnsweringRails._make
     gone = True
 
-    def make_elsewhere(self: Rails, device: Any, to: Any) -> Any:
-        if gone and not self.client and device.name == "embedded1":
+    def make_elsewhere(self: AnsweringRails, device: Any, to: Any) -> Any:
+        if gone and device.name == "embedded1":
             raise RDMAError("no address yet")
         return make(self, device, to)
 
-    monkeypatch.setattr(Rails, "_make", make_elsewhere)
+    monkeypatch.setattr(AnsweringRails, "_make", make_elsewhere)
     async with joined(factory.via) as conns:
         await until_rails(conns, ("lead", "up"))
         assert [rail.device for rail in conns[1].rails] == ["embedded0"] * 2

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,7 +14,7 @@ from aiordma import Config, Connection, ConnectionBrokenError, LeaseEndedError, 
 from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport import share_keys
-from aiordma._transport.rails import Rail, Rails
+from aiordma._transport.rails import OfferingRails, Rails
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
 from tests.transport.marks import by_tcp, one_loop
@@ -90,7 +90,7 @@ async def test_nothing_is_written_again_before_the_peer_has_stopped_the_rail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with sharing(8 * MB) as (client, server, there, remote):
-        told: list[tuple[Rails, Rail]] = []
+        told: list[Any] = []
         down = Rails._told_down
         other = await client.request_region(100)
         monkeypatch.setattr(Rails, "_told_down", lambda *args: told.append(args))
@@ -151,10 +151,10 @@ async def test_memory_that_was_shared_before_there_was_the_rail(
     """The peer gets keys behind RailReady: before that it does not know the rail."""
     if not windows:
         monkeypatch.setattr("aiordma.mr_pool.offers_windows", lambda *_: False)
-    begin = Rails.begin
-    monkeypatch.setattr(Rails, "begin", lambda _: None)
+    begin = OfferingRails.begin
+    monkeypatch.delattr(OfferingRails, "begin")
     async with joined("tcp") as conns, shared(*conns, MB) as (_, remote):
-        assert conns[0]._rails is not None
+        assert isinstance(conns[0]._rails, OfferingRails)
         begin(conns[0]._rails)
         await until_rails(conns)
         await yield_loop(20)
