@@ -85,6 +85,80 @@ def failure(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
+def check_blocking(sock: Socket) -> None:
+    if sock._blocks:
+        refuse(
+            "sockets that block",
+            "all hosts would stand still; use asyncio's, or setblocking(False)",
+        )
+
+
+def named(family: int, address: Address) -> Any:
+    host, port = address
+    if family == AF_INET:
+        return address
+    return host if ":" in host else f"::ffff:{host}", port, 0, 0
+
+
+def numeric(where: str, address: Any, sock: Socket) -> Address:
+    """IPv4 as such, also for a socket that takes both."""
+    host, port = address[:2]
+    [*_, (*_, (found, *_))] = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
+    return found.removeprefix("::ffff:"), check_port(where, port)
+
+
+def is_at(bound: Socket, host: str) -> bool:
+    """True if the socket gets connections to that address of its host."""
+    own = bound._local[0]
+    takes_both = not bound._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+    return own in (host, any_like(host)) or (own == "::" and takes_both)
+
+
+def exclude(one: Socket, two: Socket) -> bool:
+    """True if not both can be bound."""
+    (here, port), (there, other) = one._local, two._local
+    meet = port == other and (is_at(one, there) or is_at(two, here))
+    return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
+
+
+def ask(asking: Socket, there: Host, until: float) -> None:
+    """Again and again, as TCP does."""
+    machine = asking._machine
+    asking._asking = machine.loop.call_later(1, ask, asking, there, until)
+    if machine.now >= until:
+        asking._answered(errno.ETIMEDOUT)
+    elif not machine.world._is_cut(machine.host, there, asking._network):
+        delay = machine.world._latency(machine.host, there)
+        there._machine.loop.call_at(machine.now + delay, asked, asking, there._machine)
+
+
+def asked(asking: Socket, there: Machine) -> None:
+    """Answers the connection request that has arrived there; a full backlog drops it."""
+    if asking._asking is None or asking._other is not None or asking._peer is None:
+        return
+    host, port = asking._peer
+    there_is = [it for it in there.bound if it._backlog >= 0 and it._local[1] == port]
+    found = [it for it in there_is if is_at(it, host)]
+    # Hosts have no addresses of IPv6, by which their names would lead there.
+    found = found or [it for it in there_is if it._local[0] == "::"]
+    if found:
+        listening = there.random.choice(found)
+        if len(listening._waiting) > listening._backlog:
+            return
+        asking._other = accepted = Socket(listening.family)
+        accepted._local, accepted._peer, accepted._other = asking._peer, asking._local, asking
+        accepted._network = asking._network
+        if not listening._waiting:
+            listening._inner.send(b"1")
+        listening._waiting.append(accepted)
+    elif there_is:
+        only = ", ".join(it._local[0] for it in there_is)
+        asking.hint = f"; {there.host.name!r} listens on {only} alone, which no other host reaches"
+    code = 0 if found else errno.ECONNREFUSED
+    delay = there.world._latency(there.host, asking._machine.host)
+    asking._machine.loop.call_at(there.now + delay, asking._answered, code)
+
+
 class _Kind(type):
     def __instancecheck__(cls, it: object) -> bool:
         """For others `socket.socket` is still the class of all sockets."""
@@ -138,17 +212,10 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def setblocking(self, flag: bool) -> None:
         self._blocks = flag
-        self._check_blocking()
+        check_blocking(self)
 
     def settimeout(self, value: float | None) -> None:
         self.setblocking(value != 0)
-
-    def _check_blocking(self) -> None:
-        if self._blocks:
-            refuse(
-                "sockets that block",
-                "all hosts would stand still; use asyncio's, or setblocking(False)",
-            )
 
     def setsockopt(self, level: int, name: int, value: Any, *_: Any) -> None:
         self._options[level, name] = value
@@ -161,30 +228,18 @@ class Socket(RealSocket, metaclass=_Kind):
         code, self._error = self._error, 0
         return code
 
-    def _named(self, address: Address) -> Any:
-        host, port = address
-        if self.family == AF_INET:
-            return address
-        return host if ":" in host else f"::ffff:{host}", port, 0, 0
-
     def getsockname(self) -> Any:
-        return self._named(self._local)
+        return named(self.family, self._local)
 
     def getpeername(self) -> Any:
         if self._peer is None:
             raise failure(errno.ENOTCONN)
-        return self._named(self._peer)
-
-    def _numeric(self, where: str, address: Any) -> Address:
-        """IPv4 as such, also for a socket that takes both."""
-        host, port = address[:2]
-        [*_, (*_, (found, *_))] = getaddrinfo(host or self._local[0], 0, self.family, SOCK_STREAM)
-        return found.removeprefix("::ffff:"), check_port(where, port)
+        return named(self.family, self._peer)
 
     # ---- listening -----------------------------------------------------------------------
 
     def bind(self, address: Any) -> None:
-        host, port = self._numeric("bind", address)
+        host, port = numeric("bind", address, self)
         if self._local[1]:
             raise failure(errno.EINVAL)
         if not (host in ANY or is_loopback(host) or host in self._machine.host._addresses):
@@ -196,23 +251,12 @@ class Socket(RealSocket, metaclass=_Kind):
         machine, before = self._machine, self._local
         while True:
             self._local = host, port or machine.random.randint(*PORTS)
-            if not any(map(self._excludes, machine.bound)):
+            if not any(exclude(self, bound) for bound in machine.bound):
                 machine.bound.append(self)
                 return
             if port:
                 self._local = before
                 raise failure(errno.EADDRINUSE)
-
-    def _excludes(self, other: Socket) -> bool:
-        one, two = self._local, other._local
-        meet = one[1] == two[1] and (self._is_at(two[0]) or other._is_at(one[0]))
-        return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (self, other))
-
-    def _is_at(self, host: str) -> bool:
-        """True if this socket gets connections to that address of its host."""
-        own = self._local[0]
-        takes_both = not self._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
-        return own in (host, any_like(host)) or (own == "::" and takes_both)
 
     def listen(self, backlog: int = socket.SOMAXCONN) -> None:
         if not self._local[1]:
@@ -220,18 +264,13 @@ class Socket(RealSocket, metaclass=_Kind):
         self._backlog = max(backlog, 0)
 
     def accept(self) -> tuple[Socket, Any]:
-        self._check_blocking()
+        check_blocking(self)
         if self._backlog < 0 or not self._waiting:
             raise failure(errno.EINVAL if self._backlog < 0 else errno.EAGAIN)
         accepted = self._waiting.popleft()
         if not self._waiting:
             self.recv(1)
         return accepted, accepted.getpeername()
-
-    def _offer(self, accepted: Socket) -> None:
-        if not self._waiting:
-            self._inner.send(b"1")
-        self._waiting.append(accepted)
 
     # ---- connecting ----------------------------------------------------------------------
 
@@ -241,10 +280,10 @@ class Socket(RealSocket, metaclass=_Kind):
 
     def connect_ex(self, address: Any) -> int:
         """As with Linux, a silent host is asked for some time."""
-        self._check_blocking()
+        check_blocking(self)
         if self._asking is not None or self._other is not None:
             return errno.EISCONN if self._asking is None else errno.EALREADY
-        host, port = self._numeric("connect", address)
+        host, port = numeric("connect", address, self)
         host = ANY.get(host, host)
         machine = self._machine
         found = machine.world._host_at(host, machine.host)
@@ -262,44 +301,8 @@ class Socket(RealSocket, metaclass=_Kind):
             self._take_port(own, 0)
         self._local, self._peer = (own, self._local[1]), (host, port)
         self._fill()
-        self._ask(there, machine.now + CONNECT_TIMEOUT)
+        ask(self, there, machine.now + CONNECT_TIMEOUT)
         return errno.EINPROGRESS
-
-    def _ask(self, there: Host, until: float) -> None:
-        """Again and again, as TCP does."""
-        machine = self._machine
-        self._asking = machine.loop.call_later(1, self._ask, there, until)
-        if machine.now >= until:
-            self._answered(errno.ETIMEDOUT)
-        elif not machine.world._is_cut(machine.host, there, self._network):
-            delay = machine.world._latency(machine.host, there)
-            there._machine.loop.call_at(machine.now + delay, self._asked, there._machine)
-
-    def _asked(self, there: Machine) -> None:
-        """Answers the connection request that has arrived there; a full backlog drops it."""
-        if self._asking is None or self._other is not None or self._peer is None:
-            return
-        host, port = self._peer
-        there_is = [it for it in there.bound if it._backlog >= 0 and it._local[1] == port]
-        found = [it for it in there_is if it._is_at(host)]
-        # Hosts have no addresses of IPv6, by which their names would lead there.
-        found = found or [it for it in there_is if it._local[0] == "::"]
-        if found:
-            listening = there.random.choice(found)
-            if len(listening._waiting) > listening._backlog:
-                return
-            self._other = accepted = Socket(listening.family)
-            accepted._local, accepted._peer, accepted._other = self._peer, self._local, self
-            accepted._network = self._network
-            listening._offer(accepted)
-        elif there_is:
-            only = ", ".join(it._local[0] for it in there_is)
-            self.hint = (
-                f"; {there.host.name!r} listens on {only} alone, which no other host reaches"
-            )
-        code = 0 if found else errno.ECONNREFUSED
-        delay = there.world._latency(there.host, self._machine.host)
-        self._machine.loop.call_at(there.now + delay, self._answered, code)
 
     def _answered(self, code: int) -> None:
         if self._asking is not None:
