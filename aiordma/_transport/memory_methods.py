@@ -130,7 +130,7 @@ class MemoryMethods(ConnectionLifecycle):
     async def recv_region(self) -> RemoteRegion:
         """The next region that the peer has shown by `send_region`; cancelling loses nothing."""
         self._affinity.check(self)
-        return await self._sharing.receive()
+        return await self._sharing.next(self._sharing.arrived)
 
     async def request_region(
         self, size: int, *, access: Rights = Rights.READ | Rights.WRITE, lease: Lease = "default"
@@ -155,7 +155,8 @@ class MemoryMethods(ConnectionLifecycle):
         not get what has ended there meanwhile: with its lease, or with its only rail.
         """
         self._check()
-        await self._sharing.hand_over(region)
+        remote_memory(region, RemoteRegion)._check(self._owner)
+        await region._hand_over()
 
     async def recv_buffer(self) -> Buffer:
         """The next memory of this side that the peer had borrowed and has handed over.

@@ -136,9 +136,9 @@ class RemoteRegion(RemoteMemory):
         For borrowed memory.  The owner may grant less (`Config.max_lease`): `lease_left` says what
         it is.  LeaseEndedError when it has ended, RequestRefusedError when the owner refuses.
         """
-        lease = lease_seconds(lease)
+        lease_ms, region_id = milliseconds(lease_seconds(lease)), self.token.region_id
         self._check(self._sharing.owner)
-        await self._sharing.renew(self, milliseconds(lease))
+        await self._sharing.ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
         """Its lease of so long (0: without an end) began then."""
@@ -203,6 +203,13 @@ class RemoteRegion(RemoteMemory):
         if self._usable:
             self._give_up()
             await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
+
+    async def _hand_over(self) -> None:
+        """Gives it back as it is, to be a Buffer there."""
+        if not self._lent:
+            raise ValueError(f"{self!r} was not borrowed with request_region: it is the peer's")
+        self._give_up()
+        await self._sharing.tell(protocol.RegionReturn(0, self.token.region_id))
 
     async def __aenter__(self) -> Self:
         return self

@@ -43,7 +43,6 @@ from ..errors import (
     cause_text,
 )
 from ..mr_pool import Buffer, LocalMemory
-from .arguments import remote_memory
 from .lease_thread import milliseconds
 from .regions import Regions
 from .remote_memory import RemoteRegion
@@ -102,7 +101,7 @@ class Sharing:
         self._forks = fork.generation()
         self._sealed = messages.sealing is not None and not messages.sealing.memory_in_clear
         self._requests: dict[int, Request] = {}
-        self._arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
+        self.arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()
         self._requesters = WaitQueue()
         self._switches = WaitQueue()
@@ -149,7 +148,7 @@ class Sharing:
             share._open_rails()
             await share.ready()  # until then no peer can use it
             share._lease_from_now(lease)
-            told = self._tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
+            told = self.tell(protocol.RegionGrant(0, share.token, share._keys_of_rails()))
             self.regions.granted(share)
             await told
         except BaseException:
@@ -183,7 +182,7 @@ class Sharing:
         withdraws the message, if it waits."""
         if self.ended:
             return lambda: None
-        told = self._tell(message)
+        told = self.tell(message)
         told.add_done_callback(lambda told: told.cancelled() or told.exception())
         return partial(self._controls.withdraw, told)
 
@@ -256,17 +255,13 @@ class Sharing:
 
     async def request(self, length: int, rights: Rights, lease: float | None) -> RemoteRegion:
         self.check_allowed()
-        region: RemoteRegion = await self._ask(
+        region: RemoteRegion = await self.ask(
             lambda number: protocol.RegionRequest(number, length, rights, milliseconds(lease)),
             unwanted=RemoteRegion._drop,
         )
         return region
 
-    async def renew(self, region: RemoteRegion, lease_ms: int) -> None:
-        region_id = region.token.region_id
-        await self._ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
-
-    async def _ask(
+    async def ask(
         self,
         make: Callable[[int], protocol.Message],
         unwanted: Callable[[Any], None] = lambda _: None,
@@ -308,33 +303,20 @@ class Sharing:
         self.regions.end(region_id)
         self.notify(protocol.RegionRelease(0, region_id))
 
-    async def hand_over(self, region: RemoteRegion) -> None:
-        remote_memory(region, RemoteRegion)._check(self.owner)
-        if not region.lent:
-            raise ValueError(f"{region!r} was not borrowed with request_region: it is the peer's")
-        region._give_up()
-        await self.tell(protocol.RegionReturn(0, region.token.region_id))
-
-    async def receive(self) -> RemoteRegion:
-        return await self._next(self._arrived)
-
     async def receive_buffer(self) -> Buffer:
-        handed = await self._next(self._handed_over)
+        handed = await self.next(self._handed_over)
         self.regions.lent_bytes -= len(handed)
         return handed.take()
 
-    async def _next(self, arrivals: ArrivalQueue[A]) -> A:
+    async def next(self, arrivals: ArrivalQueue[A]) -> A:
         self.check_allowed()
         while not arrivals:
             self.check_end()
             await arrivals.waiters.wait()
         return arrivals.popleft()
 
-    async def tell(self, message: protocol.Message) -> None:
-        """Sends a control message and waits until the peer's device has it."""
-        await self._tell(message)
-
-    def _tell(self, message: protocol.Message) -> asyncio.Future[None]:
+    def tell(self, message: protocol.Message) -> asyncio.Future[None]:
+        """Sends a control message; its future is that the peer's device has it."""
         self.check_end()
         future: asyncio.Future[None] = self._loop.create_future()
         self._controls.send(message, future)
@@ -384,13 +366,13 @@ class Sharing:
 
     def _granted(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:
-            if len(self._arrived) + len(self.regions.keyless) >= self._config.max_regions:
+            if len(self.arrived) + len(self.regions.keyless) >= self._config.max_regions:
                 raise ProtocolError(
                     f"the peer has shown more than {self._config.max_regions} regions "
                     f"(Config.max_regions) before one was received"
                 )
             region = RemoteRegion(self, grant.token, lent=False)
-            self.regions.use_with_keys(region, grant.keys, self._arrived.add)
+            self.regions.use_with_keys(region, grant.keys, self.arrived.add)
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
@@ -443,7 +425,7 @@ class Sharing:
             settle(request.answered, None, self._waiter_error(error))
         self._requests.clear()
         self.regions.keyless.clear()
-        self._arrived.waiters.wake_all()
+        self.arrived.waiters.wake_all()
         self._handed_over.waiters.wake_all()
         self._requesters.wake_all()
         self._switches.wake_all()

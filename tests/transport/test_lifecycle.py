@@ -285,7 +285,7 @@ async def test_peer_disconnects_before_our_goodbye_is_acknowledged(
         tell = client._sharing.tell
 
         async def tell_and_lose(message: protocol.Message) -> None:
-            telling = asyncio.create_task(tell(message))
+            telling = tell(message)
             await yield_loop(1)
             client._disconnected("the peer is gone")
             await telling
