@@ -45,7 +45,7 @@ CLASS = re.compile(
 ATTRIBUTE = re.compile(
     r"^    cdef (public|readonly) (\w+) ([\w, ]+?) *(?:# type: (.+?)(?:;.*)?|#.*)?$", re.MULTILINE
 )
-DEF = re.compile(r"((?:^ *@(?!cython).*\n)?)^( *)def (\w+)\(", re.MULTILINE)
+DEF = re.compile(r"((?:^ *@(?!cython).*\n)?)^( *)(?:def|cpdef (.*)) (\w+)\(", re.MULTILINE)
 QUOTED = ("(", '"')
 PARAMETER = re.compile(r"(.*?) ?([\w*/]+)(?: not None)?(?:: (.*))?")
 CONSTANT = re.compile(r"^([A-Z_]+)(?:: (.+?))? = (.*)", re.MULTILINE)
@@ -83,11 +83,11 @@ def parameter(text: str) -> str:
 
 
 def definition(source: str, match: re.Match[str]) -> Iterator[str]:
-    decorator, indent, name = match.groups()
+    decorator, indent, kind, name = match.groups()
     end = end_of(source, match.end())
     parameters = [parameter(each) for each in split(source[match.end() : end - 1])]
     result = re.match(r" -> (.*?):\s*(?:#.*)?$", source[end:], re.MULTILINE)
-    returned = result[1] if result else "None"
+    returned = result[1] if result else FROM_C.get(kind, "None")
     if name == "__cinit__":
         if len(parameters) == 1:
             return
@@ -106,6 +106,10 @@ def attributes(body: str) -> Iterator[str]:
                 yield f"    {name}: {found}"
             else:
                 yield f"    @property\n    def {name}(self) -> {found}: ..."
+
+
+def declared_in(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def body_of(text: str, start: int) -> str:
@@ -135,7 +139,7 @@ def stub(source: str, declared: str) -> Iterator[str]:
 
 
 folder, modules = Path(sys.argv[1]), [Path(it) for it in sys.argv[2:]]
-texts = {it: (it.read_text(), it.with_suffix(".pxd").read_text()) for it in modules}
+texts = {it: (it.read_text(), declared_in(it.with_suffix(".pxd"))) for it in modules}
 classes = {it: [found[2] for found in CLASS.finditer(texts[it][0])] for it in modules}
 for path in modules:
     others = [f"from .{it.stem} import {', '.join(classes[it])}" for it in modules if it != path]

@@ -118,12 +118,12 @@ def test_memory_of_one_is_registered_with_the_other_when_that_needs_it() -> None
         cq = other.context.create_cq(16)
         with pool.alloc(64) as source, pool.alloc(64) as target:
             source.view[:] = bytes(range(64))
-            for lkey in (source.lkey, keys.lkey_of(source.pinned)):
+            for lkey in (source.lkey, keys.local_key(source.pinned)):
                 one, two = (other.create_qp(cq, cq) for _ in range(2))
                 ends = one.endpoint(), two.endpoint()
                 one.connect(*ends)
                 two.connect(*ends[::-1])
-                two.post_recv_one(1, target.address, 64, keys.lkey_of(target.pinned))
+                two.post_recv_one(1, target.address, 64, keys.local_key(target.pinned))
                 one.post_send_one(
                     2, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, source.address, 64, lkey
                 )

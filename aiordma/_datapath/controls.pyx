@@ -17,9 +17,8 @@ from .frames cimport (
     next_number,
 )
 from .futures cimport complete_waiter
-from .memory cimport PoolBlock
+from .memory cimport PoolBlock, release_all
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING
-from .receives cimport release_all
 from .sealing cimport Sealing
 from .sends cimport Frame, new_frame
 from .work_queue cimport IBV_WR_SEND_WITH_INV

@@ -65,7 +65,7 @@ cdef class Credits:
     cdef uint32_t data_threshold, held_data, held_control, owed_data, owed_control
     cdef bint may_send_control(self) noexcept
     cdef bint credit_frame_due(self) noexcept
-    cdef int received(self, int kind, uint32_t control, uint32_t data) except -1
+    cpdef int received(self, int kind, uint32_t control, uint32_t data) except -1
     cdef int reposted_data(self, uint32_t count) except -1
     cdef void reposted_control(self) noexcept
 

@@ -114,7 +114,7 @@ cdef class Credits:
             return self.control >= (1 if self.owed_control else 2)
         return False
 
-    cdef int received(self, int kind, uint32_t control, uint32_t data) except -1:
+    cpdef int received(self, int kind, uint32_t control, uint32_t data) except -1:
         if control > self.control_limit - self.control:
             raise ProtocolError(f"the peer gave back {control} control credits that it has not")
         if data > self.data_limit - self.data:
@@ -152,9 +152,6 @@ cdef class Credits:
         cdef FrameHeader header
         write_header(&header, self, kind, False, 0)
         return header.control, le16toh(header.data)
-
-    def arrived(self, int kind, uint32_t control, uint32_t data):
-        self.received(kind, control, data)
 
     def posted(self, uint32_t data, uint32_t control):
         self.reposted_data(data)

@@ -538,7 +538,7 @@ cdef class StripedRead(Striped):
             read.rkey = le32toh(pieces[i].rkey)
         read.pinned = self.pinned
         read.pinned.pins += 1
-        return rail.post_or_wait(read)
+        return rail.post(read)
 
     cdef int let_go(self) except -1:
         """No chunk of it is under way, or will be."""
@@ -847,7 +847,7 @@ cdef class Fetcher:
         if self.probing:
             return 0
         self.probing = True
-        return self.outbox.lead.post_or_wait(new_read(self, pending))
+        return self.outbox.lead.post(new_read(self, pending))
 
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
@@ -919,7 +919,7 @@ cdef class Fetcher:
                 pinned.pins += 1
                 offset += read.length
                 address += read.length
-                self.outbox.lead.post_or_wait(read)
+                self.outbox.lead.post(read)
         return 0
 
     cdef int read_striped(

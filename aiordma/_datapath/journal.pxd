@@ -15,9 +15,9 @@ cdef class Journal:
     cdef public uint64_t received      # frames of the peer that have been handled here
     cdef uint64_t first                # the peer has handled all frames before it
     cdef Fifo data, control            # those that no credit has come back for, in their order
-    cdef int add(self, Frame frame, bint carries_message) except -1
-    cdef int credited(self, uint32_t control, uint32_t data) except -1
+    cpdef int add(self, Frame frame, bint carries_message) except -1
+    cpdef int credited(self, uint32_t control, uint32_t data) except -1
     cdef int forget(self, Fifo queue, uint32_t count) except -1
-    cdef list after(self, uint64_t arrived)
+    cpdef list after(self, uint64_t arrived)
     cdef list all(self)
     cdef int close(self) except -1

@@ -28,7 +28,7 @@ cdef class Journal:
     def __len__(self) -> int:
         return self.data.size() + self.control.size()
 
-    cdef int add(self, Frame frame, bint carries_message) except -1:
+    cpdef int add(self, Frame frame, bint carries_message) except -1:
         """A frame is about to be posted for the first time."""
         if not self.keeps:
             return 0
@@ -36,7 +36,7 @@ cdef class Journal:
         self.sent += 1
         return (self.data if carries_message else self.control).append(frame)
 
-    cdef int credited(self, uint32_t control, uint32_t data) except -1:
+    cpdef int credited(self, uint32_t control, uint32_t data) except -1:
         """So many credits came back, which are not more than there were frames."""
         if not self.keeps:
             return 0
@@ -61,7 +61,7 @@ cdef class Journal:
     cdef list all(self):
         return sorted([*self.data.all(), *self.control.all()], key=number_of)
 
-    cdef list after(self, uint64_t arrived):
+    cpdef list after(self, uint64_t arrived):
         """The frames that the peer has not got, in their order, where so many have arrived there."""
         cdef Frame frame
         cdef list missing = []
@@ -84,14 +84,3 @@ cdef class Journal:
         for frame in [*self.data.take_all(), *self.control.take_all()]:
             frame.let_go()
         return 0
-
-    # For tests.
-
-    def send(self, Frame frame not None, bint carries_message):
-        self.add(frame, carries_message)
-
-    def credit(self, uint32_t control, uint32_t data):
-        self.credited(control, data)
-
-    def missing(self, uint64_t arrived) -> list[Frame]:
-        return self.after(arrived)

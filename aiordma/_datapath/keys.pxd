@@ -34,4 +34,4 @@ cdef class ReadKeys:
     cdef Window take_window(self)
     cdef int end_window(self, Key key, uint32_t invalidated_key) noexcept
     cdef int close(self, Key key, uint32_t invalidated_key) noexcept
-    cdef uint32_t local_key(self, Pinned memory) except? 0
+    cpdef uint32_t local_key(self, Pinned memory) except? 0

@@ -153,7 +153,7 @@ cdef class ReadKeys:
         while self.windows:
             self.windows.pop().close()
 
-    cdef uint32_t local_key(self, Pinned memory) except? 0:
+    cpdef uint32_t local_key(self, Pinned memory) except? 0:
         """The lkey of registered memory in this rail's domain, where it is registered when first needed.
 
         0: there can be none.
@@ -163,7 +163,3 @@ cdef class ReadKeys:
         region = getattr(memory, "region", None)  # memory that the first rail takes as it is has none
         return 0 if region is None else in_domain(region, self.pd).lkey
 
-    # For tests.
-
-    def lkey_of(self, Pinned memory not None) -> int:
-        return self.local_key(memory)

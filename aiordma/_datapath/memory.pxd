@@ -27,6 +27,9 @@ cdef class PoolBlock(Pinned):
     cdef object view_of(self, uint64_t start, uint64_t stop)
 
 
+cdef int release_all(list blocks) except -1
+
+
 cdef class BlockCache:
     cdef list free_blocks              # one list for each power of two
     # waiters for memory: the library's, the users'

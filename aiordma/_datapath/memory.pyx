@@ -117,6 +117,12 @@ cdef class PoolBlock(Pinned):
             PyErr_Restore(kind, value, traceback)
 
 
+cdef int release_all(list blocks) except -1:
+    while blocks:
+        (<PoolBlock> blocks.pop()).end_lease()
+    return 0
+
+
 cdef class BlockCache:
     """Free blocks by size.  The pool (mr_pool.py) makes blocks and keeps to the limit."""
 

@@ -573,7 +573,7 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
             before += 1
             continue
         if before:
-            queue.post_or_wait(next_part(chain, before))
+            queue.post(next_part(chain, before))
         part = chain if count == chain.entries else next_part(chain, count)
         striped = StripedTransfer.__new__(
             StripedTransfer, part.sges[count - 1].addr + part.sges[count - 1].length - part.sges[0].addr
@@ -616,11 +616,11 @@ cdef TransferFuture start_chain(
     ):
         return future
     while chain.entries > 1 and (progress is not None or sender is not None):
-        queue.post_or_wait(next_part(chain, 1 if progress is not None else chain.entries - 1))
+        queue.post(next_part(chain, 1 if progress is not None else chain.entries - 1))
     if sender is not None:
         sender.write(chain)
     else:
-        queue.post_or_wait(chain)
+        queue.post(chain)
     return future
 
 

@@ -27,8 +27,7 @@ cdef enum:  # what holds messages back, and what does not
     SWITCHING = 128  # from a lead that broke to another rail
     RESUMED = 256  # the peer has said what has arrived: `moved` is what is to be posted once more
     BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | OFFERS_FULL | SWITCHING
-    CLOSING = 32
-    COLLECTING = 64  # `collect` will be called
+    COLLECTING = 32  # `collect` will be called
 
 
 @cython.final
@@ -39,13 +38,14 @@ cdef class Outbox(Sender):
     cdef BlockCache pool
     cdef readonly Credits credits
     cdef PeerRoom room                 # None before the start, as the credits
-    cdef Sealing sealing               # None: frames travel in clear
+    cdef public Sealing sealing  # type: Sealing | None; None: frames travel in clear
     cdef readonly Offers offers
     cdef readonly Journal journal
     cdef list moved                    # work of leads that broke
-    cdef Stripes stripes
+    cdef readonly Stripes stripes
     cdef Fifo waiting                  # messages and writes, in their order
     cdef Wait wait
+    cdef public bint closing           # no message begins any more; those that wait go on
     cdef uint32_t flags
     cdef object ended_by
     cdef bint begin_sending(self) noexcept
@@ -53,7 +53,6 @@ cdef class Outbox(Sender):
     cdef int enqueue(self, SendFuture message) except -1
     cdef int append(self, object item) except -1
     cdef int note_wait(self) except -1
-    cdef int collect_soon(self) except -1
     cdef int go_on(self, uint32_t waited_for) except -1
     cdef bint send_alone(self, SendFuture message) except -1
     cdef bint send_eager(self, SendFuture message) except -1

@@ -104,7 +104,11 @@ cdef class Outbox(Sender):
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
-        if self.flags & (NOT_STARTED | ENDED | CLOSING) or not self.lead.table.wakeups.is_of_this_task():
+        if (
+            self.flags & (NOT_STARTED | ENDED)
+            or self.closing
+            or not self.lead.table.wakeups.is_of_this_task()
+        ):
             self.owner.check()  # says what is wrong
         message = SendFuture.__new__(SendFuture, self.lead.table.wakeups)
         message.open(data)
@@ -121,6 +125,7 @@ cdef class Outbox(Sender):
 
     cdef int enqueue(self, SendFuture message) except -1:
         cdef bint shares, sent
+        message.behind = self.lead.backlog.latest
         if self.waiting.size() or self.lead.backlog.waits or not self.begin_sending():
             return self.append(message)
         try:
@@ -131,21 +136,19 @@ cdef class Outbox(Sender):
         if not sent:
             message.behind = self.lead.backlog.latest
             self.waiting.appendleft(message)  # what was sent meanwhile goes after it
-        if self.waiting.size():
-            self.collect_soon()
+        if self.waiting.size() and not self.flags & COLLECTING:
+            self.lead.table.wakeups.loop.call_soon(self.collect)
+            self.flags |= COLLECTING
         return 0
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.ended_by is not None:
             return chain.refused(self.owner.error_for(self.ended_by))
+        (<WRChain> chain).behind = self.lead.backlog.latest
         self.append(chain)
         return self.session.flush() if self.waiting.size() == 1 else 0
 
     cdef int append(self, object item) except -1:
-        if type(item) is SendFuture:
-            (<SendFuture> item).behind = self.lead.backlog.latest
-        else:
-            (<WRChain> item).behind = self.lead.backlog.latest
         self.waiting.append(item)
         return self.note_wait()
 
@@ -158,12 +161,6 @@ cdef class Outbox(Sender):
             elif not (self.flags & AWAITS_MEMORY or self.lead.backlog.waits or self.lead.has_room()):
                 what = FOR_SEND_QUEUE
         self.wait.note(what)
-        return 0
-
-    cdef int collect_soon(self) except -1:
-        if not self.flags & COLLECTING:
-            self.lead.table.wakeups.loop.call_soon(self.collect)
-            self.flags |= COLLECTING
         return 0
 
     def collect(self):
@@ -184,7 +181,7 @@ cdef class Outbox(Sender):
         else:
             (<WRChain> item).free_memory()
         self.note_wait()
-        self.session.check_drained()
+        self.session.flush()
         return True
 
     # One step, also where every line is traced: nothing else is sent between the look and the mark.
@@ -491,7 +488,9 @@ cdef class Outbox(Sender):
 
     cdef list take_moved(self):
         """The work that no lead has done, in its order, once: that of leads before, and of this one."""
-        cdef list works = self.lead.take_works(self.moved)
+        cdef list works = self.moved
+        if self.lead.left is not None:
+            works = self.lead.left.take_works(works)
         self.moved = []
         self.flags &= ~RESUMED
         return works

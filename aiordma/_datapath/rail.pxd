@@ -35,22 +35,21 @@ cdef class SendQueue(WorkQueues):
     cdef bint stopped                  # this side has taken the queue pair to ERR
     cdef bint messages_first           # of the two that wait for entries
     cdef readonly Backlog backlog
-    cdef int post_or_wait(self, WorkRequest work) except -1
+    cpdef int post(self, WorkRequest work) except -1
     cdef int post_in_turn(self, WorkRequest work) except -1
     cdef bint keeps_works(self) noexcept
     cdef int post_now(self, WorkRequest work) except -1
-    cdef int post_checked(self, WorkRequest work) except -1
+    cpdef int post_checked(self, WorkRequest work) except -1
     cdef int post_backlog(self) except -1
     cdef int fail_work(self, WorkRequest work) except -1
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF
     cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,
                               uint32_t length) except? 0xFFFFFFFF
-    cdef int post_block(self, PoolBlock block, uint32_t length) except -1
+    cdef bint takes_receives(self) noexcept
     cdef bint suspend(self, object error, WorkRequest failed=*) except -1
     cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=*) except -1
     cdef int hold_back(self, bint holds_back) except -1
     cdef int take_back(self, PoolBlock block) except -1
-    cdef list take_works(self, list between)
     cdef list take_receives(self)
     cdef int drain_receives(self) except -1
     cdef uint32_t lkey_of(self, PoolBlock block) except? 0

@@ -45,7 +45,7 @@ cdef class SendQueue(WorkQueues):
     - `failed`: it takes no post any more.  `backlog.waits`: work waits for entries.
     - `post_checked`, `post_receives`: they post now, receives in this order.  The caller has looked at
       `free` and `failed`.
-    - `post_or_wait`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
+    - `post`, `withdraw`: one-sided work, in order, as there is room; what still waits can be
       taken back.
     - `backlog.latest`, `backlog.has_posted`: whether all work of before has been posted, for frames that
       come after writes.
@@ -97,10 +97,7 @@ cdef class SendQueue(WorkQueues):
     def outstanding(self) -> int:
         return self.capacity - self.free + len(self.backlog)
 
-    def post(self, WorkRequest work not None):
-        self.post_or_wait(work)
-
-    cdef int post_or_wait(self, WorkRequest work) except -1:
+    cpdef int post(self, WorkRequest work) except -1:
         """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
         if self.backlog.waits or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
@@ -118,11 +115,8 @@ cdef class SendQueue(WorkQueues):
         """True if this rail is suspended and keeps the work it is given for the next lead."""
         return self.left is not None and self.left.unposted is not None
 
-    def post_frame(self, WorkRequest work not None):
+    cpdef int post_checked(self, WorkRequest work) except -1:
         """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
-        self.post_checked(work)
-
-    cdef int post_checked(self, WorkRequest work) except -1:
         if self.error is None:
             return self.post_now(work)
         if self.keeps_works():
@@ -190,7 +184,7 @@ cdef class SendQueue(WorkQueues):
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
         """Posts at most CHAIN receives with one call, and returns how many the device has taken, or the
-        next lead will take.
+        next lead will take.  The caller keeps to the queue pair's `max_recv_wr`.
 
         The connection ends if this process has no memory for their slots, or if the blocks are of
         another rail's pool and cannot be registered with this rail's device.
@@ -202,14 +196,15 @@ cdef class SendQueue(WorkQueues):
         cdef PoolBlock block
         cdef int code = 0
         try:
-            for i in range(count):
+            for i in range(count if self.takes_receives() else 0):
                 block = <PoolBlock> blocks[i]
                 sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, self.lkey_of(block)
                 indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
                 taken += 1
                 receives[i].wr_id = self.table.wr_id(indices[i])
                 receives[i].first_sge, receives[i].num_sge = i, 1 if length else 0
-            code = post_recvs(self, receives, count, sges, &posted)
+            if taken:
+                code = post_recvs(self, receives, taken, sges, &posted)
         except (RDMAError, OSError, MemoryError) as error:
             self.connection_broke(error)
         for i in range(posted, taken):
@@ -233,7 +228,7 @@ cdef class SendQueue(WorkQueues):
         cdef uint32_t posted = 0
         cdef list blocks
         cdef PoolBlock block
-        while posted < most and not self.failed and self.native_qp != NULL:
+        while posted < most and self.takes_receives():
             blocks = []
             while len(blocks) < CHAIN and posted + len(blocks) < most:
                 block = pool.take_fast(length)
@@ -245,15 +240,8 @@ cdef class SendQueue(WorkQueues):
             posted += self.post_receives(blocks, length)
         return posted
 
-    cdef int post_block(self, PoolBlock block, uint32_t length) except -1:
-        """Posts a receive; the caller keeps to the queue pair's `max_recv_wr`."""
-        if self.left is not None:
-            self.left.late.append(block)
-        elif self.error is not None or self.native_qp == NULL:
-            block.end_lease()
-        else:
-            self.post_receives([block], length)
-        return 0
+    cdef bint takes_receives(self) noexcept:
+        return self.error is None and self.native_qp != NULL
 
     # ---- completions and events ----
 
@@ -283,11 +271,7 @@ cdef class SendQueue(WorkQueues):
                 detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
                 what=request.text(self.peer) if request is not None else "",
             )
-            if (
-                self.error is None
-                and wc.status in OF_THE_RAIL
-                and self.suspend(error, None if before_last else request)
-            ):
+            if wc.status in OF_THE_RAIL and self.suspend(error, None if before_last else request):
                 pass  # the request is set aside, or has got its error
             elif request is not None:
                 if self.error is not None:
@@ -365,9 +349,8 @@ cdef class SendQueue(WorkQueues):
 
     def rail_broke(self, error: BaseException):
         """This queue pair, its device or the way to the peer is gone: another one might do."""
-        if not self.failed and not self.suspend(error):
-            self.fail(error)
-            self.owner.broken(self.error)
+        if not self.suspend(error):
+            self.connection_broke(error)
 
     cdef bint suspend(self, object error, WorkRequest failed=None) except -1:
         """As `rail_broke`, if the session goes on by another rail; else False, and nothing is done.
@@ -402,14 +385,10 @@ cdef class SendQueue(WorkQueues):
             self.left.keep(work, was_posted, is_first)
         return 0 if was_posted else work.free_memory()
 
-    cdef list take_works(self, list between):
-        """`between`, and what a suspended rail has besides."""
-        return list(between) if self.left is None else self.left.take_works(between)
-
     cdef int hold_back(self, bint holds_back) except -1:
-        """Keeps work of `post_or_wait` in the backlog from now on; False: posts it again."""
+        """Keeps work of `post` in the backlog from now on; False: posts it again."""
         self.backlog.held = holds_back
-        return self.backlog.note() if holds_back else self.post_backlog()
+        return self.post_backlog()
 
     cdef list take_receives(self):
         """The blocks of the receives of a suspended rail that is closed, in their order."""

@@ -3,11 +3,9 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
+from .controls cimport Controls
 from .memory cimport BlockCache, PoolBlock
 from .rail cimport SendQueue
-from .work_queue cimport FrameHandler
-
-cdef int release_all(list blocks) except -1
 
 
 @cython.final
@@ -35,7 +33,7 @@ cdef class ReceiveSizes:
 
 @cython.final
 cdef class Receives:
-    cdef FrameHandler session          # None: it is closed
+    cdef Controls controls             # None: it is closed
     cdef SendQueue queue               # of the lead, or of the one that broke while there is none
     cdef ReceiveSizes sizes            # of the session
     cdef object pool, source

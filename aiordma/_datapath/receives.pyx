@@ -10,6 +10,9 @@
 
 cimport cython
 
+from .memory cimport release_all
+
+from aiordma._core import protocol
 from aiordma.errors import RDMAError
 
 
@@ -59,10 +62,10 @@ cdef class Receives:
     """Posts the receives of a rail, of the size that the session has chosen."""
 
     def __init__(
-        self, FrameHandler session not None, SendQueue queue not None, ReceiveSizes sizes not None,
+        self, Controls controls not None, SendQueue queue not None, ReceiveSizes sizes not None,
         memory: Memory, config: Config,
     ):
-        self.session, self.queue, self.sizes = session, queue, sizes
+        self.controls, self.queue, self.sizes = controls, queue, sizes
         self.pool = memory.pool
         self.source = memory.block_source(self.on_memory, internal=True, exempt=True)
         self.count = config.data_receives + config.control_receives
@@ -76,7 +79,8 @@ cdef class Receives:
 
     cdef int post(self, PoolBlock block) except -1:
         self.posted += 1
-        return self.queue.post_block(block, self.sizes.size)
+        self.queue.post_receives([block], self.sizes.size)
+        return 0
 
     cdef int repeat(self, PoolBlock block) except -1:
         """Posts a receive again whose contents have been handled."""
@@ -114,7 +118,8 @@ cdef class Receives:
             self.post(block)
             posted += 1
         self.to_repost -= posted
-        return self.session.reposted(posted)
+        self.controls.outbox.credits.reposted_data(posted)
+        return self.controls.session.flush()
 
     cdef int retry_later(self) except -1:
         if not self.retrying:
@@ -138,7 +143,7 @@ cdef class Receives:
                 self.sizes.use(self.sizes.size)  # until as many messages more
                 return 0
         # The peer hears of it before it gets a credit for one of them.
-        if not self.session.tell_size(self.posted, wanted):
+        if not self.controls.send_now(protocol.ReceiveSize(0, self.posted, wanted)):
             release_all(larger)
             return 0  # the next time, then
         self.sizes.use(wanted, len(larger))
@@ -154,7 +159,7 @@ cdef class Receives:
         try:
             while blocks:
                 block = blocks.pop(0)
-                rail.post_block(block, <uint32_t> block.size)
+                rail.post_receives([block], <uint32_t> block.size)
         finally:
             release_all(blocks)
         return 0
@@ -162,9 +167,3 @@ cdef class Receives:
     def end(self):
         self.ended = True
         release_all(self.larger)
-
-
-cdef int release_all(list blocks) except -1:
-    while blocks:
-        (<PoolBlock> blocks.pop()).end_lease()
-    return 0

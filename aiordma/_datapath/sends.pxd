@@ -25,7 +25,7 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 
 cdef class Sender:
     cdef uint32_t frames_under_way     # with messages
-    cdef Counts counts
+    cdef public Counts counts
     cdef SendFuture start_message(self, object data, object imm)
     cdef int write(self, WorkRequest chain) except -1
     cdef bint withdraw(self, object item) except -1

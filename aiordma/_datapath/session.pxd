@@ -16,7 +16,6 @@ from .work_queue cimport FrameHandler, WorkQueues
 @cython.final
 cdef class Session(FrameHandler):
     cdef object __weakref__
-    cdef readonly list rails           # type: list[SendQueue]; the lead, and others as they came up
     cdef readonly Outbox outbox
     cdef readonly Controls controls
     cdef readonly Inbox inbox
@@ -24,7 +23,7 @@ cdef class Session(FrameHandler):
     cdef Receives receives             # of the lead
     cdef object owner, config
     cdef list early_frames, drain_waiters
-    cdef set batches                   # WRChain objects that collect operations
+    cdef readonly set batches          # type: set[WRChain]; they collect operations, by the keys of the lead
     cdef public object failover  # type: Any
     cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
     cdef public bint awaiting_auth     # of the peer's key: it may send no message
@@ -38,6 +37,7 @@ cdef class Session(FrameHandler):
     cdef int take_written(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int tell_of_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int send_keys(self) except -1
+    cdef int check_drained(self) except -1
 
 
 cdef class RailFrames(FrameHandler):

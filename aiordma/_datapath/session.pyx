@@ -30,10 +30,10 @@ from .frames cimport (
     validate_bundle,
 )
 from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
-from .message cimport Counts, Message, new_message
+from .message cimport Message, new_message
 from .one_sided cimport WRChain
-from .outbox cimport CLOSING, ENDED, NOT_STARTED, SWITCHING
-from .receives cimport release_all
+from .outbox cimport ENDED, NOT_STARTED, SWITCHING
+from .memory cimport release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
 from .sends cimport SendOperation
@@ -178,22 +178,15 @@ cdef class Session(FrameHandler):
         self, *, SendQueue queue not None, memory: Memory, config: Config,
         owner: Owner,
     ):
-        self.rails, self.config, self.owner = [queue], config, owner
+        self.config, self.owner = config, owner
         self.outbox = Outbox(queue, self, memory, owner)
         self.controls = Controls(self.outbox, self)
         self.early_frames, self.drain_waiters, self.batches = [], [], set()
         self.sizes = ReceiveSizes(config.eager_size, config.max_eager_size)
-        self.receives = Receives(self, queue, self.sizes, memory, config)
+        self.receives = Receives(self.controls, queue, self.sizes, memory, config)
         self.inbox = Inbox(self.outbox, self.controls, self.receives, memory, config.fetch_ahead)
 
     # ---- bring-up ----
-
-    def seal_with(self, Sealing sealing not None):
-        self.outbox.sealing = sealing
-
-    @property
-    def sealing(self) -> Sealing | None:
-        return self.outbox.sealing
 
     def post_receives(self):
         """Posts every receive; before the peer can send, and so before the handshake ends."""
@@ -236,37 +229,16 @@ cdef class Session(FrameHandler):
         """Its queue pair is connected: posts the receive for the peer's Resume."""
         rail.keys.foreign = True
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
-        rail.post_block(self.outbox.pool._block(protocol.MIN_RECEIVE), protocol.MIN_RECEIVE)
-
-    def add_rail(self, SendQueue rail not None):
-        """Another rail is up, beside the lead: long messages are striped from now on."""
-        self.rails.append(rail)
-        self.outbox.stripes.add(rail)
+        rail.post_receives([self.outbox.pool._block(protocol.MIN_RECEIVE)], protocol.MIN_RECEIVE)
 
     def remove_rail(self, SendQueue rail not None):
         """A rail is gone, and its queue pair goes after this: others read what it has not.  Nothing
         happens for one that was not up."""
-        if rail not in self.rails:
-            return
-        self.rails.remove(rail)
-        self.outbox.stripes.remove(rail)
-        self.outbox.offers.rail_gone(rail)
-        self.inbox.fetcher.drop_keys(rail.number)
-
-    def rail_over(self, number: int):
-        """The peer has stopped a rail that is gone here: what was written by it is written again."""
-        self.outbox.stripes.over(number)
-
-    def rail_overdue(self, number: int, error: BaseException):
-        """As `rail_over`, but the peer has not said so in time: it cannot be written again."""
-        if self.outbox.stripes.holds(number):
-            self.outbox.lead.connection_broke(error)
+        if self.outbox.stripes.remove(rail):
+            self.outbox.offers.rail_gone(rail)
+            self.inbox.fetcher.drop_keys(rail.number)
 
     # ---- another lead ----
-
-    def begin_batch(self, WRChain chain not None):
-        """It collects operations by the keys of the lead, until `end_batch`."""
-        self.batches.add(chain)
 
     def end_batch(self, WRChain chain not None) -> Exception | None:
         """Why it must not be posted to the lead of now; None if it may."""
@@ -304,7 +276,6 @@ cdef class Session(FrameHandler):
             if not (<WRChain> chain).move(rail):
                 self.batches.remove(chain)
         rail.stripes = outbox.stripes
-        self.rails.sort(key=lambda other: other is not rail)
         outbox.stripes.lead(rail)
         self.controls.rail_gone()
         outbox.pool = self.inbox.fetcher.move(rail)
@@ -361,14 +332,7 @@ cdef class Session(FrameHandler):
             opening.told_to(most)
         return 0
 
-    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
-        return self.controls.send_now(protocol.ReceiveSize(0, first, size))
-
     # ---- receiving ----
-
-    cdef int reposted(self, uint32_t count) except -1:
-        self.outbox.credits.reposted_data(count)
-        return self.flush()
 
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
         """True if a frame may be handled now. An early one is kept for `start`, a late one is dropped."""
@@ -545,10 +509,10 @@ cdef class Session(FrameHandler):
         cdef Inbox inbox = self.inbox      # `close` lets go of them
         cdef Receives receives = self.receives
         cdef Outbox outbox = self.outbox
-        cdef SendQueue rail
+        cdef Lane lane
         outbox.wait.settle()
-        for rail in self.rails:
-            rail.backlog.wait.settle()
+        for lane in outbox.stripes.lanes:
+            (<SendQueue> lane.rail).backlog.wait.settle()
         figures = {
             "messages_waiting": outbox.waiting.size(),
             "controls_waiting": self.controls.waiting.size(),
@@ -572,23 +536,7 @@ cdef class Session(FrameHandler):
         if self.inbox is not None:  # it is not closed
             self.inbox.end_iteration()
 
-    @property
-    def counts(self) -> Counts:
-        return self.outbox.counts
-
-    def count_in(self, Counts counts not None):
-        self.outbox.counts = counts
-
     # ---- the end ----
-
-    @property
-    def closing(self) -> bool:
-        """No message begins any more; those that wait go on."""
-        return self.outbox.flags & CLOSING != 0
-
-    @closing.setter
-    def closing(self, closing: bool):
-        self.outbox.flags = self.outbox.flags & ~CLOSING | (CLOSING if closing else 0)
 
     @property
     def ended(self) -> bool:
@@ -602,7 +550,7 @@ cdef class Session(FrameHandler):
         return future
 
     cdef int check_drained(self) except -1:
-        cdef SendQueue rail
+        cdef Lane lane
         if not self.outbox.flags & ENDED:
             if (
                 self.outbox.waiting.size()
@@ -612,8 +560,8 @@ cdef class Session(FrameHandler):
                 or self.outbox.flags & SWITCHING
             ):
                 return 0
-            for rail in self.rails:
-                if rail.outstanding:
+            for lane in self.outbox.stripes.lanes:
+                if lane.rail.outstanding:
                     return 0
         waiters, self.drain_waiters = self.drain_waiters, []
         for waiter in waiters:
@@ -647,7 +595,7 @@ cdef class Session(FrameHandler):
         # The parts let go of each other, so that they need no cycle collector.
         self.owner.on_early = self.failover = None
         self.receives.source = self.inbox.fetcher.source = self.inbox.fetcher.inbox = None
-        self.receives.session = None
+        self.receives.controls = None
         self.receives = self.inbox = self.controls.session = None
         if code:
             raise failure("ibv_dereg_mr", code)
@@ -688,9 +636,6 @@ cdef class RailFrames(FrameHandler):
 
     cdef int flush(self) except -1:
         return self.session.flush()
-
-    cdef int check_drained(self) except -1:
-        return self.session.check_drained()
 
     cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
         return self.session.goes_on(rail, elsewhere)

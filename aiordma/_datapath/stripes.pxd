@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-cdef list order(list rails, uint64_t size)
+cpdef list order(list rails, uint64_t size)
 
 
 cdef class Lane:
@@ -29,11 +29,11 @@ cdef class Stripes:
     cdef uint64_t after                # the wr_id of what that had to do again when it became the lead
     cdef object ended                  # why the connection has
     cdef readonly list lost            # chunks that may still arrive: (lane, operation, start, length)
-    cdef int begin(self, Striped operation) except -1
-    cdef int finished(self, Lane lane, uint64_t length) except -1
-    cdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
+    cpdef int begin(self, Striped operation) except -1
+    cpdef int finished(self, Lane lane, uint64_t length) except -1
+    cpdef int give_back(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
     cdef int hold(self, Lane lane, Striped operation, uint64_t start, uint64_t length) except -1
-    cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
+    cpdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF
     cdef int serve(self) except -1
     cdef int close(self, object error) except -1
     cdef bint give(self, Lane lane, Striped operation) except -1

@@ -15,15 +15,10 @@ cdef enum:
     MEASURED = 64 << 20                # bytes of a rail, after which what was done before counts half
 
 
-cdef list order(list rails, uint64_t size):
+cpdef list order(list rails, uint64_t size):
     """The policy: the rails that take chunks of an operation of so many bytes, of those that are up, the
     lead before the others.  The first asked is the first that takes one."""
     return rails if size >= STRIPED_FROM else rails[:1]
-
-
-def policy(rails: list[Any], size: int) -> list[Any]:
-    """`order`, for Python."""
-    return order(rails, size)
 
 
 @cython.final
@@ -79,9 +74,10 @@ cdef class Stripes:
         self.lanes.append(Lane(rail, mean))
         self.serve()
 
-    def remove(self, rail: object):
-        """The rail takes nothing more."""
-        self.lanes = [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
+    def remove(self, rail: object) -> bool:
+        """The rail takes nothing more; False: it was not up."""
+        before, self.lanes = self.lanes, [lane for lane in self.lanes if (<Lane> lane).rail is not rail]
+        return len(self.lanes) < len(before)
 
     def lead(self, rail: object):
         """The rail is the first that is asked from now on."""
@@ -89,11 +85,11 @@ cdef class Stripes:
         self.lanes.sort(key=lambda lane: (<Lane> lane).rail is not rail)
         self.serve()
 
-    cdef int begin(self, Striped operation) except -1:
+    cpdef int begin(self, Striped operation) except -1:
         self.operations.append(operation)
         return self.serve()
 
-    cdef int finished(self, Lane lane, uint64_t length) except -1:
+    cpdef int finished(self, Lane lane, uint64_t length) except -1:
         cdef Lane each
         lane.under_way -= 1
         if self.operations:  # else not all rails are busy, and the bytes say nothing of their rates
@@ -103,7 +99,7 @@ cdef class Stripes:
                     each.done /= 2
         return self.serve()
 
-    cdef int give_back(
+    cpdef int give_back(
         self, Lane lane, Striped operation, uint64_t start, uint64_t length
     ) except -1:
         """The rail has broken and let go of the memory: others take the chunk."""
@@ -144,7 +140,7 @@ cdef class Stripes:
             else:
                 self.give_back(lane, operation, start, length)
 
-    cdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
+    cpdef uint64_t drop(self, Striped operation) except? 0xFFFFFFFFFFFFFFFF:
         """No rail takes anything more of it, and nothing is given back; returns the bytes that were left."""
         cdef uint64_t rest = operation.rest
         operation.dropped, operation.rest = True, 0
@@ -210,17 +206,3 @@ cdef class Stripes:
         cdef uint64_t half = <uint64_t> (rest * (lane.done / self.all_done()) / 2)
         half &= ~<uint64_t> (UNIT - 1)
         return max(<uint64_t> SHORTEST, min(<uint64_t> LONGEST, half))
-
-    # For tests.
-
-    def start(self, Striped operation not None):
-        self.begin(operation)
-
-    def end(self, Lane lane not None, uint64_t length):
-        self.finished(lane, length)
-
-    def returned(self, Lane lane not None, Striped operation not None, uint64_t start, uint64_t length):
-        self.give_back(lane, operation, start, length)
-
-    def cancel(self, Striped operation not None) -> int:
-        return self.drop(operation)

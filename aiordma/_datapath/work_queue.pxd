@@ -151,9 +151,6 @@ cdef class FrameHandler:
     cdef int received(self, PoolBlock block, uint32_t length) except -1
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1
     cdef int flush(self) except -1
-    cdef int reposted(self, uint32_t count) except -1
-    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1
-    cdef int check_drained(self) except -1
     cdef bint goes_on(self, WorkQueues rail, bint elsewhere=*) except -1
 
 

@@ -224,18 +224,6 @@ cdef class FrameHandler:
     cdef int flush(self) except -1:
         raise NotImplementedError
 
-    cdef int reposted(self, uint32_t count) except -1:
-        """So many receives for messages are there again."""
-        raise NotImplementedError
-
-    cdef bint tell_size(self, uint64_t first, uint32_t size) except -1:
-        """Tells the peer of the size of receives from that one on; False: it cannot be told now."""
-        raise NotImplementedError
-
-    cdef int check_drained(self) except -1:
-        """Less waits to be sent than before."""
-        raise NotImplementedError
-
     cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
         """The rail has broken: whether another one, `elsewhere` on another device, takes over what it
         had, and its receives."""

@@ -143,7 +143,7 @@ class MovingBatch(Batch):
         self._queue = self._session.lead
         await super().__aenter__()
         assert self._chain is not None
-        self._session.begin_batch(self._chain)
+        self._session.batches.add(self._chain)
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:

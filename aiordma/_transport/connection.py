@@ -55,7 +55,7 @@ class Connection(MemoryMethods, MessageMethods):
         self._begun: Begun | None = None
         self._statistics = Statistics()
         self._request_data = b""
-        self._messages.count_in(self._statistics)
+        self._messages.outbox.counts = self._statistics
         self._set_session(self._messages)
         observation.register(self._statistics)
         self._wire_seen: str | None = None
@@ -229,7 +229,7 @@ class Connection(MemoryMethods, MessageMethods):
             return
         self._affinity.check(self)
         if self._advance(LifecycleEvent.CLOSE):
-            self._messages.closing = True
+            self._messages.outbox.closing = True
             try:
                 await self._messages.drained()
                 if self._advance(LifecycleEvent.DRAINED):

@@ -140,7 +140,8 @@ class Failover:
         resumed = [rail for rail in alive if self.resume and rail.number == self.resume[0]]
         # In the order of coming up, not of their numbers: if the lead lost a RailReady, the sides
         # would choose differently.
-        up = [rail for queue in self.rails.messages.rails for rail in alive if rail.queue is queue]
+        lanes = self.rails.messages.outbox.stripes.lanes
+        up = [rail for lane in lanes for rail in alive if rail.queue is lane.rail]
         if candidates := resumed + up:
             self._take(_E.CHOSEN, candidates[0])
         else:

@@ -59,7 +59,7 @@ class KeepAlive:
             self._timer = self._timers.call_later(self._interval, self._look)
             return
         if queue.free:
-            queue.post_frame(Probe(self._answered))
+            queue.post_checked(Probe(self._answered))
         # Else the send queue is full of unanswered work, which serves as a probe.
         self._timer = self._timers.call_later(self._timeout, self._give_up)
 

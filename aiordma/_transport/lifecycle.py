@@ -203,7 +203,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         )
         self._messages.awaiting_auth = endpoint.security.auth is not None
         if endpoint.security.encrypt:
-            self._messages.seal_with(self._handshake.new_sealing())
+            self._messages.outbox.sealing = self._handshake.new_sealing()
         self._queue.frame_handler = self._messages
         self._sharing = Sharing(driver, config, self._messages, self._owner)
         self._loop_shutdown.add(self)
@@ -270,8 +270,8 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._keep_alive = keep_alive_of(self._queue, self._endpoint.driver.timers, config)
         if security.auth is None or self._handshake.proof is not None:
             self._messages.awaiting_auth = False
-            if self._messages.sealing is not None:
-                self._messages.sealing.seal_first()
+            if (sealing := self._messages.outbox.sealing) is not None:
+                sealing.seal_first()
             self._advance(LifecycleEvent.ESTABLISHED)
             self._messages.start(peer, rails=self._rails is not None)
             return

@@ -340,7 +340,7 @@ class Rails:
 
     @property
     def _over(self) -> bool:
-        return self.messages.closing or self.messages.ended or self.messages.peer_has_left
+        return self.messages.outbox.closing or self.messages.ended or self.messages.peer_has_left
 
     def _tell(self, message: protocol.Message) -> None:
         if not self.messages.ended and not self.messages.peer_has_left:
@@ -398,14 +398,15 @@ class Rails:
         if rail.state is not state:
             return
         if state is _S.STOPPED:
-            self.messages.rail_overdue(rail.number, error)
+            if self.messages.outbox.stripes.holds(rail.number):  # it cannot be written again
+                self.messages.lead.connection_broke(error)
         else:
             self._broke(rail, error)
 
     def _up(self, rail: Rail) -> None:
         assert rail.queue is not None
         assert rail.endpoint is not None
-        self.messages.add_rail(rail.queue)
+        self.messages.outbox.stripes.add(rail.queue)
         self.sharing.regions.add_rail(rail.queue, rail.endpoint.driver.pool)
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
 
@@ -478,7 +479,7 @@ class Rails:
         """Has those that are up show whether they have broken as well: the peer may be gone."""
         for rail in self.rails:
             if rail.state is _S.UP and rail.queue is not None and rail.queue.free:
-                rail.queue.post_frame(Probe(lambda: None))
+                rail.queue.post_checked(Probe(lambda: None))
 
     def lead_on(self, rail: Rail) -> None:
         """The rail is the lead from now on."""
@@ -509,7 +510,7 @@ class Rails:
     def _gone(self, rail: Rail, tells: bool) -> None:
         """It is over at both sides."""
         self._release(rail)
-        self.messages.rail_over(rail.number)
+        self.messages.outbox.stripes.over(rail.number)
         if tells:
             self._tell(protocol.RailDown(0, rail.number))
 
@@ -554,7 +555,8 @@ class Rails:
 
     def _of_lead(self) -> tuple[int, int]:
         """Bytes of messages that the lead has carried: all but those of others."""
-        counts, others = self.messages.counts, [it for it in self.rails if it is not self.lead]
+        counts = self.messages.outbox.counts
+        others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
         # They count when they are taken.
         received = counts.bytes_received - sum(rail.all_received for rail in others)

@@ -173,7 +173,7 @@ class WindowKey(ShareKey):
         if self._under_way and not self._queue.failed and self._queue.free:
             invalidation = Invalidation(self, self._window.rkey)
             self._under_way.add(invalidation)
-            self._queue.post_frame(invalidation)
+            self._queue.post_checked(invalidation)
         elif not self._under_way or self._queue.failed:
             self._free()
 

@@ -99,7 +99,8 @@ class Sharing:
         self._waiter_error = owner.error_for
         self._loop = asyncio.get_running_loop()
         self._forks = fork.generation()
-        self._sealed = messages.sealing is not None and not messages.sealing.memory_in_clear
+        sealing = messages.outbox.sealing
+        self._sealed = sealing is not None and not sealing.memory_in_clear
         self._requests: dict[int, Request] = {}
         self.arrived: ArrivalQueue[RemoteRegion] = ArrivalQueue()
         self._handed_over: ArrivalQueue[HandedOver] = ArrivalQueue()

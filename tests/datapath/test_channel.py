@@ -36,7 +36,7 @@ def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
     kind, control, data, imm = unpack_header(content)
     Credits(
         HERE.data_receives, HERE.control_receives, THERE.data_receives, THERE.control_receives
-    ).arrived(kind, control, data)
+    ).received(kind, control, data)
     behind = content[HEADER_SIZE:]
     if kind is FrameKind.DATA:
         return [(behind, imm)], [], 0

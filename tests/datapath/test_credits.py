@@ -20,7 +20,7 @@ def same(data: int, control: int) -> Credits:
 
 def take(credits: Credits, kind: FrameKind) -> None:
     """A frame of that kind arrives, is dealt with, and its receive is posted again."""
-    credits.arrived(kind, 0, 0)
+    credits.received(kind, 0, 0)
     credits.posted(*((1, 0) if kind is DATA else (0, 1)))
 
 
@@ -70,9 +70,9 @@ def test_the_largest_sizes(kind: FrameKind) -> None:
     """All that may be owed goes into one header."""
     account = Credits(65535, 255, 65535, 255)
     for _ in range(65535):
-        account.arrived(DATA, 0, 0)
+        account.received(DATA, 0, 0)
     for _ in range(255):
-        account.arrived(CONTROL, 0, 0)
+        account.received(CONTROL, 0, 0)
     account.posted(65535, 255)
     assert account.sent(kind) == (255, 65535)
     assert account.sent(kind) == (0, 0)
@@ -87,27 +87,27 @@ def test_a_peer_that_sends_without_a_credit(kind: FrameKind) -> None:
     for _ in range(8):
         credits.sent(DATA)  # so that there are credits to give back
     for n in range(8 if message else 4):
-        credits.arrived(kind, 0, back)
+        credits.received(kind, 0, back)
         if n % 2:  # posted again, which the peer has not been told
             credits.posted(int(message), int(not message))
     with pytest.raises(ProtocolError, match=f"{kind.name} frame without a credit"):
-        credits.arrived(kind, 0, back)
+        credits.received(kind, 0, back)
 
 
 @pytest.mark.parametrize(("control", "data"), [(1, 0), (0, 1), (255, 0), (0, 65535), (3, 3)])
 def test_a_peer_that_gives_back_what_was_not_used(control: int, data: int) -> None:
     with pytest.raises(ProtocolError, match="that it has not"):
-        same(2, 4).arrived(DATA, control, data)
+        same(2, 4).received(DATA, control, data)
     used = same(2, 4)
     used.sent(DATA)
     used.sent(CONTROL)
     with pytest.raises(ProtocolError, match="that it has not"):
-        used.arrived(DATA, control + 1, data + 1)
+        used.received(DATA, control + 1, data + 1)
 
 
 def test_a_peer_that_sends_an_empty_credit_frame() -> None:
     with pytest.raises(ProtocolError, match="gives nothing back"):
-        same(2, 4).arrived(CREDIT, 0, 0)
+        same(2, 4).received(CREDIT, 0, 0)
 
 
 def test_no_more_receives_are_posted_again_than_were_used() -> None:
@@ -148,7 +148,7 @@ class Explorer:
                 yield self.credits.account(), (int(DATA if kind is DATA else CONTROL), *back)
 
     def arrival(self, account: Account, frame: Frame) -> Account:
-        self.load(account).arrived(*frame)
+        self.load(account).received(*frame)
         if frame[0] != DATA:
             self.credits.posted(0, 1)
         return self.credits.account()

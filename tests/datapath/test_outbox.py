@@ -62,7 +62,7 @@ def test_no_message_begins_while_the_connection_is_being_closed(
     async def run() -> None:
         for _ in range(2):
             bare.send(b"")
-        bare.channel.closing = True
+        bare.channel.outbox.closing = True
         with pytest.raises(ConnectionClosedError):
             bare.send(b"")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._datapath.stripes import Lane, Striped, Stripes, policy
+from aiordma._datapath.stripes import Lane, Striped, Stripes, order
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -80,7 +80,7 @@ class Net:
     def begin(self, size: int, **named: Any) -> Operation:
         operation = Operation(size, self)
         operation.__dict__.update(named)
-        self.stripes.start(operation)
+        self.stripes.begin(operation)
         return operation
 
     def posted(self, chunk: Chunk) -> None:
@@ -108,7 +108,7 @@ class Net:
             chunk.operation.moved.append((chunk.start, chunk.length))
             if rail.chunks:
                 self._move(rail.chunks[0])
-            self.stripes.end(chunk.lane, chunk.length)
+            self.stripes.finished(chunk.lane, chunk.length)
             return True
         return False
 
@@ -120,7 +120,7 @@ class Net:
         rail.broken = True
         self.stripes.remove(rail)
         for chunk in rail.chunks:
-            self.stripes.returned(chunk.lane, chunk.operation, chunk.start, chunk.length)
+            self.stripes.give_back(chunk.lane, chunk.operation, chunk.start, chunk.length)
         rail.chunks.clear()
 
     def takes(self, size: int) -> float:
@@ -134,7 +134,7 @@ class Net:
 
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (512 * KB - 1, 1), (512 * KB, 3)])
 def test_short_operations_are_of_the_lead(size: int, count: int) -> None:
-    assert policy([1, 2, 3], size) == [1, 2, 3][:count]
+    assert order([1, 2, 3], size) == [1, 2, 3][:count]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
@@ -210,7 +210,7 @@ def test_chunks_end_with_the_memory_and_where_keys_end() -> None:
 def test_what_is_dropped_is_not_asked_for_any_more() -> None:
     net = Net(MB, MB)
     first, second = net.begin(64 * MB), net.begin(MB)
-    net.stripes.cancel(first)
+    net.stripes.drop(first)
     assert first.dropped
     net.run()
     assert second.is_done

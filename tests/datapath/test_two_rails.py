@@ -78,7 +78,7 @@ def rails(
     bare = BareChannel(lead, Room(eager_size=PEER.eager_size), PEER, rails=True)
     lead.pool.has_windows = other.pool.has_windows = lead.pool.has_windows and request.param
     other.queue.number = OTHER
-    bare.channel.add_rail(other.queue)
+    bare.channel.outbox.stripes.add(other.queue)
     yield Rails(lead, other, bare)
     if not bare.channel.ended:  # else by the test
         bare.close()

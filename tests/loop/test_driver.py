@@ -101,7 +101,7 @@ class End:
         self.sink = Sink(driver, self.qp)
 
     def send(self, number: int = 0) -> None:
-        self.sink.post_frame(Sent(self.sink, number))
+        self.sink.post_checked(Sent(self.sink, number))
 
     def close(self) -> None:
         self.sink.close()

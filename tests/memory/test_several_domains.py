@@ -41,7 +41,7 @@ def registered(pd: verbs.ProtectionDomain) -> int:
 
 
 def lkey(pool: MemoryPool, memory: LocalMemory) -> int:
-    return ReadKeys(pool).lkey_of(memory.root.pinned)
+    return ReadKeys(pool).local_key(memory.root.pinned)
 
 
 def test_blocks_of_a_slab_are_registered_once(pools: tuple[MemoryPool, MemoryPool]) -> None:
@@ -117,7 +117,7 @@ async def test_memory_of_the_user(pools: tuple[MemoryPool, MemoryPool]) -> None:
 def test_memory_of_another_device_has_no_address(pools: tuple[MemoryPool, MemoryPool]) -> None:
     home, other = pools
     memory = Registration(home.pd.reg_mr(bytearray(SIZE)), mapped=False)
-    assert ReadKeys(other).lkey_of(memory) == 0
+    assert ReadKeys(other).local_key(memory) == 0
     memory.release()
 
 

@@ -390,10 +390,10 @@ async def test_the_first_frame_is_sealed_where_the_socket_had_the_proof(
 ) -> None:
     encrypted = replace(factory, auth=KEY, encrypt=True)
     async with encrypted.pair() as (client, server):
-        for conn, peer in ((client, server), (server, client)):
-            ours, theirs = conn._messages.sealing, peer._messages.sealing
-            assert ours is not None
-            assert theirs is not None
+        ends = [conn._messages.outbox.sealing for conn in (client, server)]
+        for ours, theirs in (ends, ends[::-1]):
+            assert ours
+            assert theirs
             sealed = ours.sealed(b"the first frame")
             assert b"first" not in sealed
             assert theirs.opened(sealed) == b"the first frame"

@@ -286,8 +286,8 @@ async def test_a_request_without_its_seal(factory: ConnectionFactory) -> None:
 
 
 def rekey_after(conn: Connection, *, sent: int, received: int, by_bytes: bool) -> None:
-    sealing = conn._messages.sealing
-    assert sealing is not None
+    sealing = conn._messages.outbox.sealing
+    assert sealing
     for direction, bound in ((sealing.sending, sent), (sealing.receiving, received)):
         if by_bytes:
             direction.max_bytes = 1000 * bound
@@ -323,8 +323,8 @@ async def test_keys_are_changed(
 @one_loop
 async def test_the_model_changes_its_keys_as_well(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
-        sealing = conn._messages.sealing
-        assert sealing is not None
+        sealing = conn._messages.outbox.sealing
+        assert sealing
         sealing.receiving.max_frames = peer.sending.max_frames = 2
         for n in range(10):
             back, peer.raw.owed = peer.raw.owed, 0
@@ -515,7 +515,7 @@ async def test_on_a_channel_of_ones_own(factory: ConnectionFactory) -> None:
         second.accept(first.endpoint)
         one, other = await asyncio.gather(first.start(), second.start())
     async with one, other:
-        assert one._messages.sealing is not None
+        assert one._messages.outbox.sealing
         await check_alive(one, other)
 
 
@@ -528,7 +528,7 @@ async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None
     where, there = factory.where, factory.there
     async with await streams.start_stream_server(echo_stream, factory.host, **there) as server:
         reader, writer = await streams.open_connection(factory.host, server.address[1], **where)
-        assert writer.get_extra_info("connection")._messages.sealing is not None
+        assert writer.get_extra_info("connection")._messages.outbox.sealing
         writer.write(LONG)
         writer.write_eof()
         assert await reader.read() == LONG
@@ -538,7 +538,7 @@ async def test_streams_servers_and_reconnect(factory: ConnectionFactory) -> None
     async with await start_server(echo, factory.host, **there) as messages:
         rounds = 0
         async for conn in reconnect(factory.host, messages.port, **where):
-            assert conn._messages.sealing is not None
+            assert conn._messages.outbox.sealing
             await conn.send(LONG)
             with await conn.recv() as message:
                 assert message == LONG

@@ -98,15 +98,15 @@ async def _joined_out_of_band(
 
 def further(conn: Connection) -> Rail:
     """The latest rail."""
-    assert conn._rails is not None
+    assert conn._rails
     return conn._rails.rails[-1]
 
 
 def next_lead(conn: Connection) -> Rail:
     """The further rail that came up first."""
-    assert conn._rails is not None
-    [rail] = [it for it in conn._rails.rails if it.queue is conn._messages.rails[1]]
-    return rail
+    assert conn._rails
+    lane = conn._messages.outbox.stripes.lanes[1]
+    return next(it for it in conn._rails.rails if it.queue is lane.rail)
 
 
 def shown(conn: Connection) -> list[tuple[str, str]]:

@@ -250,7 +250,7 @@ def resume(rail: Rail, number: int, frames: int = 0) -> Iterator[None]:
     assert rail.endpoint is not None
     data = frame(FrameKind.CONTROL, protocol.encode(protocol.Resume(number, rail.number, frames)))
     with rail.endpoint.driver.pool.alloc(64) as memory:
-        rail.queue.post_frame(Sent(memory, data))
+        rail.queue.post_checked(Sent(memory, data))
         yield
 
 
