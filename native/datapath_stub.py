@@ -87,7 +87,7 @@ def definition(source: str, match: re.Match[str]) -> Iterator[str]:
     end = end_of(source, match.end())
     parameters = [parameter(each) for each in split(source[match.end() : end - 1])]
     result = re.match(r" -> (.*?):\s*(?:#.*)?$", source[end:], re.MULTILINE)
-    returned = result[1] if result else FROM_C.get(kind, "None")
+    returned = result[1] if result else "None" if kind in (None, "int") else FROM_C.get(kind, kind)
     if name == "__cinit__":
         if len(parameters) == 1:
             return

@@ -25,7 +25,6 @@ cdef class Controls:
     cdef int rail_gone(self) except -1
     cdef int resume(self, SendQueue rail, uint32_t number, uint64_t frames, Sealing sealing) except -1
     cdef int flush(self) except -1
-    cdef object first_answer(self)
     cdef bint send_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=*
     ) except -1

@@ -114,7 +114,7 @@ cdef class Controls:
         memcpy(block.bytes(), PyBytes_AS_STRING(content), len(content))
         frame.spare_blocks = self.spare_blocks
         try:
-            frame.lkey = rail.lkey_of(block)
+            frame.lkey = rail.keys.local_key(block)
         except BaseException:
             frame.give_back()
             raise
@@ -138,9 +138,10 @@ cdef class Controls:
             item = self.waiting.first()
             if item[3] and not self.outbox.lead.backlog.has_posted(item[3]):
                 # A write may wait for an answer of the peer's to one that stands behind this.
-                item = self.first_answer()
-                if item is None:
+                answers = [it for it in self.waiting.all() if it[2] is None]
+                if not answers:
                     break
+                item = answers[0]
             kind, content, future, _, key = item
             self.waiting.remove(item)
             if not self.send_frame(kind, content, future, key):
@@ -148,12 +149,6 @@ cdef class Controls:
                 break
             self.answers -= future is None
         return 0
-
-    cdef object first_answer(self):
-        for item in self.waiting.all():
-            if item[2] is None:
-                return item
-        return None
 
     cdef bint send_frame(
         self, int kind, bytes content, object waiter, uint32_t window_key=0

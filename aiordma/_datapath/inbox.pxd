@@ -89,7 +89,6 @@ cdef class RecvOperation:
     cdef ReceiveTarget target
     cdef RecvFuture waiter
     cdef bint returns_memory, ends_iteration, of_reader, begun, over
-    cdef int close_target(self) except -1
     cdef object advance(self)
     cdef object finish(self, object item)
     cdef int withdraw(self) except -1
@@ -117,8 +116,7 @@ cdef class Inbox:
     cdef list to_be_read(self)
     cdef Message take(self)
     cdef int take_landed(self, PendingRendezvous pending) except -1
-    cdef void count(self, uint64_t length) noexcept
-    cdef int after_dequeue(self, bint last) except -1
+    cdef int taken(self, uint64_t length, bint last) except -1
     cdef object next_for(self, RecvOperation operation, bint waited)
     cdef object refusal(self, object item, ReceiveTarget target)
     cdef int put_back(self, ReceiveTarget target) except -1
@@ -137,11 +135,10 @@ cdef class Fetcher:
     cdef uint32_t watched              # messages: `watch` has them
     cdef readonly uint64_t progress    # bytes of READs that have completed
     cdef bint reads_ahead              # the last receiver took memory of the pool
-    cdef int fetch_ahead(self) except -1
+    cpdef int fetch_ahead(self) except -1
     cdef BlockCache move(self, SendQueue rail)
     cdef int watch(self, PendingRendezvous pending) except -1
     cdef int end_stalling(self) except -1
-    cdef uint32_t rails(self) noexcept
     cdef bint fetch(self, PendingRendezvous pending) except -1
     cdef int probe(self, PendingRendezvous pending) except -1
     cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1
@@ -150,7 +147,6 @@ cdef class Fetcher:
     cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1
     cdef int read_failed(self, PendingRendezvous pending, Lane lane, uint64_t start,
                          uint64_t length) except -1
-    cdef int read_striped(self, PendingRendezvous pending, Pinned pinned, uint64_t address) except -1
     cdef StripedRead striped_read(self, PendingRendezvous pending, Pinned pinned, uint64_t address)
     cdef int read_again(self, RendezvousRead read) except -1
     cdef int take_keys(self, bytes content) except -1

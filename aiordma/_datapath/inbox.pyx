@@ -9,7 +9,7 @@
 # Why does a receive wait?  `next_for` asks in this order: another receiver is before it; no message is
 # here; the first is read into another receiver's memory; or the first is long, and `fetch_ahead` has
 # not read all of it.  That begins no READ while a receiver has been told and has not looked, while
-# `allocate` runs, while the pool has no block (`fetch`: `on_memory` comes), or while memory is scarce
+# `allocate` runs, while the pool has no block (`fetch`: `fetch_ahead` is called again), or while memory is scarce
 # and the peer's device has not answered a `probe`.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -234,13 +234,9 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
         if not self.over:
             self.over = True
-            self.close_target()
-        return 0
-
-    cdef int close_target(self) except -1:
-        if self.target is not None:
-            self.inbox.put_back(self.target)
-            self.target.close()
+            if self.target is not None:
+                inbox.put_back(self.target)
+                self.target.close()
         return 0
 
     cdef object advance(self):
@@ -549,8 +545,7 @@ cdef class StripedRead(Striped):
         return 0
 
     def __dealloc__(self):
-        if self.pinned is not None:
-            self.pinned.unpin_now()
+        self.let_go()
 
 
 cdef RendezvousRead new_read(Fetcher fetcher, PendingRendezvous pending):
@@ -680,24 +675,20 @@ cdef class Inbox:
 
     cdef Message take(self):
         cdef Message message = <Message> self.incoming.popleft()
-        self.count(message.length)
         if message.fetched:
             self.fetcher.bytes_ahead -= message.length
-        self.after_dequeue(message.last)
+        self.taken(message.length, message.last)
         return message
 
     cdef int take_landed(self, PendingRendezvous pending) except -1:
         self.incoming.popleft()
-        self.count(pending.length)
         self.fetcher.bytes_ahead -= pending.length
-        self.after_dequeue(True)
+        self.taken(pending.length, True)
         return self.fetcher.acknowledge(pending)
 
-    cdef void count(self, uint64_t length) noexcept:
+    cdef int taken(self, uint64_t length, bint last) except -1:
         self.outbox.counts.messages_received += 1
         self.outbox.counts.bytes_received += length
-
-    cdef int after_dequeue(self, bint last) except -1:
         if last and self.ended is None:
             self.receives.frame_taken()
         if self.fetcher.unread.size():
@@ -744,14 +735,11 @@ cdef class Fetcher:
     ):
         self.inbox, self.outbox, self.controls = inbox, inbox.outbox, controls
         self.memory, self.pool = memory, memory.pool
-        self.source = memory.block_source(self.on_memory, internal=False)
+        self.source = memory.block_source(self.fetch_ahead, internal=False)
         self.max_bytes_ahead, self.reads_ahead = max_bytes_ahead, True
         self.unread, self.stalling = Fifo(), set()
 
-    def on_memory(self):
-        self.fetch_ahead()
-
-    cdef int fetch_ahead(self) except -1:
+    cpdef int fetch_ahead(self) except -1:
         """Starts reading: the first if a receiver waits, others within `fetch_ahead`."""
         cdef PendingRendezvous pending
         cdef RecvFuture wanted
@@ -766,7 +754,8 @@ cdef class Fetcher:
                 # A receiver that brings memory has it filled directly, not from a copy.
                 if (
                     not self.reads_ahead
-                    or self.bytes_reading >= MAX_BYTES_READING * self.rails()
+                    or self.bytes_reading
+                    >= MAX_BYTES_READING * <uint64_t> len(self.outbox.stripes.lanes)
                     or self.bytes_ahead + pending.length > self.max_bytes_ahead
                 ):
                     return 0
@@ -806,9 +795,6 @@ cdef class Fetcher:
             stalled_reads.end(self)
         self.stalling.clear()
         return 0
-
-    cdef uint32_t rails(self) noexcept:
-        return <uint32_t> len(self.outbox.stripes.lanes)
 
     cdef bint fetch(self, PendingRendezvous pending) except -1:
         """Begins to read a message into the pool; False: this one and those behind it must wait."""
@@ -898,11 +884,12 @@ cdef class Fetcher:
         self.bytes_reading += pending.length
         pending.unread = pending.length
         if (
-            self.outbox.lead.keys.foreign
+            self.outbox.lead.number
             or pending.rail != self.outbox.lead.number
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):
-            return self.read_striped(pending, pinned, address)
+            # By each rail that the peer has given keys for, or gives later.
+            return self.outbox.stripes.begin(self.striped_read(pending, pinned, address))
         piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
         for i in range(count):
             offset = 0
@@ -921,12 +908,6 @@ cdef class Fetcher:
                 address += read.length
                 self.outbox.lead.post(read)
         return 0
-
-    cdef int read_striped(
-        self, PendingRendezvous pending, Pinned pinned, uint64_t address
-    ) except -1:
-        """As `read`, by each rail that the peer has given keys for, or gives later."""
-        return self.outbox.stripes.begin(self.striped_read(pending, pinned, address))
 
     cdef StripedRead striped_read(
         self, PendingRendezvous pending, Pinned pinned, uint64_t address

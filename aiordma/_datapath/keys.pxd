@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from .memory cimport BlockCache, Pinned, PoolBlock
+from .memory cimport BlockCache, Pinned
 from .windows cimport Window
 from .work_queue cimport ibv_mr
 
@@ -23,15 +23,12 @@ cdef class Key:
 cdef class ReadKeys:
     cdef BlockCache pool
     cdef object pd
-    cdef bint foreign                  # memory may be of another protection domain: on every rail but the first
     cdef list windows                  # that are not bound
     cdef int forks                     # of the process, when the rail was made
     cdef int (*deregister)(ibv_mr *) noexcept nogil
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length)
-    cdef uint64_t region_of(self, PoolBlock block) except 0
     cdef ibv_mr *register(self, object owner, const unsigned char *bytes, uint64_t length,
                           int access) except NULL
-    cdef Window take_window(self)
     cdef int end_window(self, Key key, uint32_t invalidated_key) noexcept
     cdef int close(self, Key key, uint32_t invalidated_key) noexcept
     cpdef uint32_t local_key(self, Pinned memory) except? 0

@@ -9,6 +9,7 @@ from libc.stdint cimport uintptr_t
 cimport cython
 
 from .frames cimport IS_WINDOW
+from .memory cimport PoolBlock
 from .work_queue cimport IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ
 
 import array
@@ -66,6 +67,7 @@ cdef class ReadKeys:
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length):
         """A window on a region that exists or is made for it, to be bound; or else a region."""
         cdef object owner = source
+        cdef PoolBlock block
         cdef Key key = Key.__new__(Key)
         key.keys = self
         if type(owner) is memoryview:
@@ -74,7 +76,12 @@ cdef class ReadKeys:
             if self.pool.local_dma_mr and has_no_holes(owner):
                 key.region = self.pool.local_dma_mr
             elif isinstance(owner, PoolBlock):
-                key.region = self.region_of(<PoolBlock> owner)
+                block = <PoolBlock> owner
+                key.region = (
+                    block.mr
+                    if block.pool is self.pool
+                    else address_of_mr(in_domain((<object> block).region, self.pd))
+                )
             else:
                 try:
                     key.mr = self.register(owner, bytes, length, IBV_ACCESS_MW_BIND)
@@ -85,18 +92,13 @@ cdef class ReadKeys:
                         raise
             if key.region:
                 try:
-                    key.window = self.take_window()
+                    key.window = self.windows.pop() if self.windows else Window(self.pd.alloc_mw())
                 except BaseException:
                     self.close(key, 0)
                     raise
                 return key
         key.mr = self.register(owner, bytes, length, IBV_ACCESS_REMOTE_READ)
         return key
-
-    cdef uint64_t region_of(self, PoolBlock block) except 0:
-        if block.pool is self.pool:
-            return block.mr
-        return address_of_mr(in_domain((<object> block).region, self.pd))
 
     cdef ibv_mr *register(
         self, object owner, const unsigned char *bytes, uint64_t length, int access
@@ -108,11 +110,6 @@ cdef class ReadKeys:
         )
         cdef uintptr_t address = int(ffi.cast("uintptr_t", pointer))
         return <ibv_mr *> address
-
-    cdef Window take_window(self):
-        if self.windows:
-            return <Window> self.windows.pop()
-        return Window(self.pd.alloc_mw())
 
     cdef int end_window(self, Key key, uint32_t invalidated_key) noexcept:
         """Keeps the window that the peer has ended for another message, or closes it: 0, or why not."""
@@ -158,6 +155,8 @@ cdef class ReadKeys:
 
         0: there can be none.
         """
+        if isinstance(memory, PoolBlock) and (<PoolBlock> memory).pool is self.pool:
+            return (<PoolBlock> memory).lkey
         if self.pool.local_dma_lkey:
             return self.pool.local_dma_lkey
         region = getattr(memory, "region", None)  # memory that the first rail takes as it is has none

@@ -28,8 +28,6 @@ cdef class WRChain(WorkRequest):
     cdef int reserve(self, uint32_t room) except -1
     cdef aiordma_send *append(self, Pinned pinned, uint64_t address, uint32_t length,
                               uint32_t lkey) except NULL
-    cdef int aim_at(self, Remote region) except -1
-    cdef bint must_fail(self, Remote region) noexcept
     cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0
     cdef int use_keys_of(self, SendQueue queue) except -1
     cdef bint move(self, SendQueue lead) except -1

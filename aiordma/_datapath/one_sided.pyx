@@ -54,9 +54,6 @@ cdef class WRChain(WorkRequest):
         self.entries = 0
         self.sends, self.sges, self.room = &self.one_send, &self.one_sge, 1
 
-    def __init__(self, SendQueue queue not None, kind: int):
-        self.user, self.kind = queue.owner, kind
-
     def __len__(self) -> int:
         return self.entries
 
@@ -103,16 +100,6 @@ cdef class WRChain(WorkRequest):
         self.entries += 1
         return send
 
-    cdef int aim_at(self, Remote region) except -1:
-        """Keeps the region: a chain that had to wait asks it once more before it is posted."""
-        if self.region is None:
-            self.region = region
-        elif self.region is not region:
-            if self.regions is None:
-                self.regions = []
-            self.regions.append(region)
-        return 0
-
     cdef aiordma_send *add(
         self, uint32_t opcode, Local local, Remote remote, uint32_t right
     ) except? NULL:
@@ -145,8 +132,13 @@ cdef class WRChain(WorkRequest):
                 break
             if opcode == IBV_WR_RDMA_WRITE_WITH_IMM:  # the last alone
                 send.opcode = IBV_WR_RDMA_WRITE
-        if send != NULL and self.region is not region:
-            self.aim_at(region)
+        # Kept: a chain that had to wait asks it once more before it is posted.
+        if send != NULL and self.region is None:
+            self.region = region
+        elif send != NULL and self.region is not region:
+            if self.regions is None:
+                self.regions = []
+            self.regions.append(region)
         return send
 
     cdef int use_keys_of(self, SendQueue queue) except -1:
@@ -204,12 +196,11 @@ cdef class WRChain(WorkRequest):
 
     cdef dict keys_for(self, uint32_t rkey):
         """The keys of other rails for the region with that of the lead."""
-        cdef Remote region = self.region
-        if region is not None and region.rkey != rkey and self.regions is not None:
-            for region in self.regions:
-                if region.rkey == rkey:
-                    break
-        return None if region is None or region.rkey != rkey else region._keys
+        cdef Remote region
+        for region in (self.region, *(self.regions or ())):
+            if region is not None and region.rkey == rkey:
+                return region._keys
+        return None
 
     cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0:
         """The requests from there on that are one operation, if other rails can carry it too; else 0."""
@@ -292,21 +283,14 @@ cdef class WRChain(WorkRequest):
         return code
 
     cdef object refusal(self):
-        cdef Remote region = self.region
-        if region is not None and self.must_fail(region):
-            return region._unusable()
-        if self.regions is not None:
-            for region in self.regions:
-                if self.must_fail(region):
-                    return region._unusable()
-        return None
-
-    cdef bint must_fail(self, Remote region) noexcept:
         # This side gives a region up behind what has begun, and so has a waiter, before; but for what
         # waits among the messages.
-        if not region._usable and (self.waiter is None or self.waiter.sender is not None):
-            return True
-        return region.lease_over()
+        cdef bint must_be_usable = self.waiter is None or self.waiter.sender is not None
+        cdef Remote region
+        for region in (self.region, *(self.regions or ())):
+            if region is not None and (region.lease_over() or must_be_usable and not region._usable):
+                return region._unusable()
+        return None
 
     cdef int take_turn(self) except -1:
         return TO_POST if self.striped is None else self.striped.take_turn()
@@ -604,7 +588,7 @@ cdef TransferFuture start_chain(
     if not chain.entries:
         future.settle(DONE, None)
         return future
-    if queue.keys.foreign and not queue.failed:  # else the next lead has its own
+    if queue.number and not queue.failed:  # else the next lead has its own
         chain.use_keys_of(queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
@@ -624,7 +608,7 @@ cdef TransferFuture start_chain(
     return future
 
 
-cdef WRChain new_chain(SendQueue queue, uint32_t kind):
+cpdef WRChain new_chain(SendQueue queue, uint32_t kind):
     cdef WRChain chain = WRChain.__new__(WRChain)
     chain.user, chain.kind = queue.owner, kind
     return chain

@@ -23,10 +23,9 @@ cdef enum:  # what holds messages back, and what does not
     # sends queue while this is set, behind the message that is being sent and counts on a credit.
     SENDING = 4
     AWAITS_MEMORY = 8  # `on_memory` will be called
-    OFFERS_FULL = 16
-    SWITCHING = 128  # from a lead that broke to another rail
-    RESUMED = 256  # the peer has said what has arrived: `moved` is what is to be posted once more
-    BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | OFFERS_FULL | SWITCHING
+    SWITCHING = 16  # from a lead that broke to another rail
+    RESUMED = 64  # the peer has said what has arrived: `moved` is what is to be posted once more
+    BLOCKED = NOT_STARTED | ENDED | SENDING | AWAITS_MEMORY | SWITCHING
     COLLECTING = 32  # `collect` will be called
 
 
@@ -51,14 +50,12 @@ cdef class Outbox(Sender):
     cdef bint begin_sending(self) noexcept
     cdef PoolBlock frame_block(self, uint64_t size)
     cdef int enqueue(self, SendFuture message) except -1
-    cdef int append(self, object item) except -1
     cdef int note_wait(self) except -1
     cdef int go_on(self, uint32_t waited_for) except -1
     cdef bint send_alone(self, SendFuture message) except -1
     cdef bint send_eager(self, SendFuture message) except -1
     cdef bint send_bundle(self, list messages, uint64_t size) except -1
     cdef bint send_rendezvous(self, SendFuture message) except -1
-    cdef object seal_message(self, SendFuture message)
     cdef int rendezvous_over(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1

@@ -127,7 +127,8 @@ cdef class Outbox(Sender):
         cdef bint shares, sent
         message.behind = self.lead.backlog.latest
         if self.waiting.size() or self.lead.backlog.waits or not self.begin_sending():
-            return self.append(message)
+            self.waiting.append(message)
+            return self.note_wait()
         try:
             shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.room.fits(message.length)
             sent = not shares and self.send_alone(message)
@@ -145,18 +146,15 @@ cdef class Outbox(Sender):
         if self.ended_by is not None:
             return chain.refused(self.owner.error_for(self.ended_by))
         (<WRChain> chain).behind = self.lead.backlog.latest
-        self.append(chain)
+        self.waiting.append(chain)
+        self.note_wait()
         return self.session.flush() if self.waiting.size() == 1 else 0
-
-    cdef int append(self, object item) except -1:
-        self.waiting.append(item)
-        return self.note_wait()
 
     cdef int note_wait(self) except -1:
         """Notes why the first of those that wait does; the pool and the backlog count their own."""
         cdef int what = FOR_NOTHING
         if not self.flags & (NOT_STARTED | ENDED) and self.waiting.size():
-            if self.credits.data == 0 or self.flags & OFFERS_FULL:
+            if self.credits.data == 0 or self.offers.full():
                 what = FOR_CREDITS
             elif not (self.flags & AWAITS_MEMORY or self.lead.backlog.waits or self.lead.has_room()):
                 what = FOR_SEND_QUEUE
@@ -192,6 +190,7 @@ cdef class Outbox(Sender):
         if (
             self.flags & BLOCKED
             or self.credits.data == 0
+            or self.offers.full()
             or not self.lead.has_room()
             or self.lead.failed
         ):
@@ -305,7 +304,7 @@ cdef class Outbox(Sender):
             return False
         try:
             if self.sealing is not None:
-                seal = self.seal_message(message)
+                seal = self.sealing.seal_message(message, self.pool)
             open_message(message, self.lead.keys)
             message.rail = self.lead.number
             if not self.lead.has_room_for(entries) and not self.lead.failed:
@@ -318,8 +317,6 @@ cdef class Outbox(Sender):
             block.end_lease()
             raise
         self.offers.add(message)
-        if self.offers.full():
-            self.flags |= OFFERS_FULL
         if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
             message.settle(FAILED, self.send_error(message))
         write_request(block.bytes() + HEADER, message, seal)
@@ -331,35 +328,12 @@ cdef class Outbox(Sender):
             self.offers.open_elsewhere(message, order(self.stripes.lanes, message.length)[1:])
         return True
 
-    cdef object seal_message(self, SendFuture message):
-        """Puts a sealed copy in the place of the message's bytes, and returns its key and tag.
-
-        The copy is in the pool where that has some to spare.  Were it to wait for the pool, the
-        sealed messages of two sides could keep each other from being read.
-        """
-        cdef Piece copy = Piece.__new__(Piece)
-        cdef PoolBlock block
-        try:
-            (<object> self.pool)._require_spare(message.length)
-            block = (<object> self.pool)._block(message.length)
-        except (RDMAError, OSError):
-            copy.open(bytearray(message.length))
-        else:
-            block.pins += 1
-            block.end_lease()
-            copy.source, copy.bytes, copy.length = block, block.bytes(), message.length
-        seal = self.sealing.seal_payload(message, <unsigned char *> copy.bytes)
-        message.close_payload()
-        message.first = copy
-        return seal
-
     cdef int rendezvous_over(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1:
         cdef SendFuture message = self.offers.messages.pop(request_id, None)
         if message is None:
             raise ProtocolError("the peer says it has read a message that was not offered")
-        self.flags &= ~OFFERS_FULL
         if message.openings and self.offers.end_elsewhere(message, status, invalidated_key):
             return 0
         return self.finish(message, status, invalidated_key)
@@ -472,8 +446,8 @@ cdef class Outbox(Sender):
                     chain.refused(before.error_of(chain))
             elif work not in before.backlog.works:
                 self.moved.append(work)
+        rail.backlog.held = True
         rail.backlog.take_over(before.backlog)
-        rail.hold_back(True)
         for item in self.waiting.all():
             if type(item) is not SendFuture and not (<WRChain> item).move(rail):
                 self.waiting.remove(item)
@@ -561,7 +535,8 @@ cdef class Outbox(Sender):
         if not self.moved and not self.lead.failed:
             self.flags &= ~(SWITCHING | RESUMED)
             self.stripes.after = self.lead.latest_posted()
-            self.lead.hold_back(False)
+            self.lead.backlog.held = False
+            self.lead.post_backlog()
             return self.session.flush()
         return 0
 
@@ -569,7 +544,7 @@ cdef class Outbox(Sender):
         """Gives it the key of its memory.  False: that cannot be registered with the lead's device, and
         the connection ends."""
         try:
-            frame.lkey = self.lead.lkey_of(frame.block)
+            frame.lkey = self.lead.keys.local_key(frame.block)
         except (RDMAError, OSError, MemoryError) as error:
             self.lead.connection_broke(error)
             return False
@@ -588,7 +563,7 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
-        if self.lead.keys.foreign and not self.has_key(frame):
+        if self.lead.number and not self.has_key(frame):
             frame.on_error(self.lead.error_of(frame))
             return frame.free_memory()
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)

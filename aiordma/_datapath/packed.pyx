@@ -26,6 +26,10 @@ cdef const char *SIZES = (
 cdef class Values:
     """Passes over values."""
 
+    cdef const unsigned char *at
+    cdef const unsigned char *end
+    cdef int64_t work                  # that is left
+
     cdef int spend(self, int64_t cost) except -1:
         self.work -= cost
         if self.work < 0:

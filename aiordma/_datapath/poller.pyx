@@ -2,11 +2,12 @@
 
 from asyncio import _get_running_loop as get_running_loop
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint32_t, uintptr_t
 
 cimport cython
 
 from .futures cimport Wakeups
+from .work_queue cimport WorkRequestTable, aiordma_drain
 
 cdef enum:
     FIRST_SLICE_US = 2  # of a spin, after one of no length
@@ -16,6 +17,14 @@ cdef enum:
 cdef class Poller:
     """Has the completions of one event loop drained: when their channel is readable, for a task that is
     about to wait, and after some were found once more before the loop sleeps."""
+
+    cdef readonly WorkRequestTable table
+    cdef public bint closed
+    cdef public bint polls_again       # the caller of the drain will poll again soon
+    cdef public bint spin_scheduled, spin_found
+    cdef public object spin  # type: Callable[[], object] | None
+    cdef public uint32_t spin_us
+    cdef uint32_t spun_us, slice_us    # of the spin that goes on
 
     def __cinit__(self, WorkRequestTable table not None):
         self.table = table

@@ -6,7 +6,7 @@ cimport cython
 
 from .backlog cimport Backlog, Leftovers
 from .keys cimport ReadKeys
-from .memory cimport BlockCache, PoolBlock
+from .memory cimport PoolBlock
 from .stripes cimport Stripes
 from .work_queue cimport (
     WorkQueues,
@@ -19,6 +19,7 @@ from .work_queue cimport (
 
 cdef enum:
     CONTROL_ENTRIES = 4  # of the send queue, for control frames alone
+    CHAIN = 32           # receives that are posted with one call
 
 
 cdef class SendQueue(WorkQueues):
@@ -43,16 +44,10 @@ cdef class SendQueue(WorkQueues):
     cdef int post_backlog(self) except -1
     cdef int fail_work(self, WorkRequest work) except -1
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF
-    cdef uint32_t post_cached(self, BlockCache pool, uint32_t most,
-                              uint32_t length) except? 0xFFFFFFFF
-    cdef bint takes_receives(self) noexcept
     cdef bint suspend(self, object error, WorkRequest failed=*) except -1
     cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=*) except -1
-    cdef int hold_back(self, bint holds_back) except -1
-    cdef int take_back(self, PoolBlock block) except -1
     cdef list take_receives(self)
     cdef int drain_receives(self) except -1
-    cdef uint32_t lkey_of(self, PoolBlock block) except? 0
     cdef object error_of(self, WorkRequest work)
     cdef object unknown_outcome(self, WorkRequest work)
     cdef int give_room_to_messages(self) except -1

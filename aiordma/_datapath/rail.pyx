@@ -4,6 +4,7 @@ from libc.stdint cimport uintptr_t
 
 cimport cython
 
+from .memory cimport release_all
 from .work_queue cimport (
     BEGUN,
     KIND_RECV,
@@ -28,9 +29,6 @@ from aiordma.errors import (
 from aiordma.verbs._device.context import event_error
 from aiordma.verbs._device.enums import EventType, WCStatus
 
-
-cdef enum:
-    CHAIN = 32  # receives that are posted with one call
 
 RESERVED_ENTRIES = CONTROL_ENTRIES
 
@@ -196,9 +194,11 @@ cdef class SendQueue(WorkQueues):
         cdef PoolBlock block
         cdef int code = 0
         try:
-            for i in range(count if self.takes_receives() else 0):
+            for i in range(count if self.error is None and self.native_qp != NULL else 0):
                 block = <PoolBlock> blocks[i]
-                sges[i].addr, sges[i].length, sges[i].lkey = block.address, length, self.lkey_of(block)
+                sges[i].addr, sges[i].length, sges[i].lkey = (
+                    block.address, length, self.keys.local_key(block)
+                )
                 indices[i] = self.table.take_slot(self, KIND_RECV, block, 0)
                 taken += 1
                 receives[i].wr_id = self.table.wr_id(indices[i])
@@ -217,31 +217,6 @@ cdef class SendQueue(WorkQueues):
         for i in range(posted, count):
             (<PoolBlock> blocks[i]).end_lease()
         return posted
-
-    cdef uint32_t lkey_of(self, PoolBlock block) except? 0:
-        return self.keys.local_key(block) if self.keys.foreign else block.lkey
-
-    cdef uint32_t post_cached(
-        self, BlockCache pool, uint32_t most, uint32_t length
-    ) except? 0xFFFFFFFF:
-        """Posts receives in free blocks, as many as there are."""
-        cdef uint32_t posted = 0
-        cdef list blocks
-        cdef PoolBlock block
-        while posted < most and self.takes_receives():
-            blocks = []
-            while len(blocks) < CHAIN and posted + len(blocks) < most:
-                block = pool.take_fast(length)
-                if block is None:
-                    break
-                blocks.append(block)
-            if not blocks:
-                break
-            posted += self.post_receives(blocks, length)
-        return posted
-
-    cdef bint takes_receives(self) noexcept:
-        return self.error is None and self.native_qp != NULL
 
     # ---- completions and events ----
 
@@ -288,14 +263,10 @@ cdef class SendQueue(WorkQueues):
             return 0
         if request is not None:
             return request.free_memory()
-        return self.take_back(<PoolBlock> work)
-
-    cdef int take_back(self, PoolBlock block) except -1:
-        """Gives the block of a receive back that was flushed, or brought no frame that counts."""
         if self.left is not None:
-            self.left.returned.append(block)
+            self.left.returned.append(work)
         else:
-            block.end_lease()
+            (<PoolBlock> work).end_lease()
         return 0
 
     cdef object error_of(self, WorkRequest work):
@@ -363,7 +334,7 @@ cdef class SendQueue(WorkQueues):
         if not self.frame_handler.goes_on(self):
             return False
         self.error, self.failed, self.left = error, True, Leftovers()
-        self.hold_back(True)
+        self.backlog.held = True
         if failed is not None:
             self.set_aside(failed, True)
         for work in self.under_way():
@@ -373,6 +344,7 @@ cdef class SendQueue(WorkQueues):
                 self.backlog.remove(work)
                 self.fail_work(work)
                 work.free_memory()
+        self.backlog.note()
         self.owner.broken(error)
         return True
 
@@ -384,11 +356,6 @@ cdef class SendQueue(WorkQueues):
         else:
             self.left.keep(work, was_posted, is_first)
         return 0 if was_posted else work.free_memory()
-
-    cdef int hold_back(self, bint holds_back) except -1:
-        """Keeps work of `post` in the backlog from now on; False: posts it again."""
-        self.backlog.held = holds_back
-        return self.post_backlog()
 
     cdef list take_receives(self):
         """The blocks of the receives of a suspended rail that is closed, in their order."""
@@ -456,6 +423,7 @@ cdef class SendQueue(WorkQueues):
 
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""
+        cdef list receives = []
         if self.native_qp == NULL:
             return
         self.fail(BufferStateError("the queue pair was closed"))
@@ -470,7 +438,11 @@ cdef class SendQueue(WorkQueues):
             while self.sends.first != NO_SLOT:
                 (<WorkRequest> self.take_first(&self.sends)).free_memory()
             while self.receives.first != NO_SLOT:
-                self.take_back(<PoolBlock> self.take_first(&self.receives))
+                receives.append(self.take_first(&self.receives))
+            if self.left is not None:
+                self.left.returned += receives
+            else:
+                release_all(receives)
             self.frame_handler = self.stripes = None
 
 

@@ -11,6 +11,7 @@
 cimport cython
 
 from .memory cimport release_all
+from .rail cimport CHAIN
 
 from aiordma._core import protocol
 from aiordma.errors import RDMAError
@@ -73,9 +74,28 @@ cdef class Receives:
         self.larger = []
 
     def post_all(self):
-        self.posted = self.queue.post_cached(self.pool, self.count, self.sizes.size)
+        self.post_cached(self.count)
         while self.posted < self.count:
             self.post(self.pool._block(self.sizes.size))
+
+    cdef uint32_t post_cached(self, uint32_t most) except? 0xFFFFFFFF:
+        """Posts receives in free blocks, as many as there are, and returns how many."""
+        cdef uint32_t posted = 0, count
+        cdef list blocks
+        cdef PoolBlock block
+        while posted < most:
+            blocks = []
+            while len(blocks) < CHAIN and posted + len(blocks) < most:
+                block = (<BlockCache> self.pool).take_fast(self.sizes.size)
+                if block is None:
+                    break
+                blocks.append(block)
+            count = self.queue.post_receives(blocks, self.sizes.size)
+            posted += count
+            if count < CHAIN:
+                break
+        self.posted += posted
+        return posted
 
     cdef int post(self, PoolBlock block) except -1:
         self.posted += 1
@@ -101,8 +121,7 @@ cdef class Receives:
             return 0
         self.change_if_due()
         if not self.larger:
-            posted = self.queue.post_cached(self.pool, self.to_repost, self.sizes.size)
-            self.posted += posted
+            posted = self.post_cached(self.to_repost)
         while posted < self.to_repost:
             if len(self.larger) > <Py_ssize_t> self.sizes.too_small():
                 block = self.larger.pop()

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 
+from .memory cimport BlockCache
 from .sends cimport SendFuture
 
 cdef enum:
@@ -28,5 +29,5 @@ cdef class Sealing:
     cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0
     cdef bytes seal_resume(self, uint32_t rail, bytes frame)
     cdef bytes open_resume(self, uint32_t rail, bytes frame)
-    cdef object seal_payload(self, SendFuture message, unsigned char *to)
+    cdef bytes seal_message(self, SendFuture message, BlockCache pool)
     cdef int open_payload(self, unsigned char *bytes, uint64_t length, bytes seal) except -1

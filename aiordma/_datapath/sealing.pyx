@@ -10,12 +10,13 @@ from libc.string cimport memcpy, memset
 
 cimport cython
 
+from .memory cimport PoolBlock
 from .sends cimport Piece
 
 import os
 
 from aiordma._core import frames
-from aiordma.errors import IntegrityError
+from aiordma.errors import IntegrityError, RDMAError
 
 cdef extern from "<endian.h>" nogil:
     uint64_t htole64(uint64_t)
@@ -119,9 +120,25 @@ cdef class Sealing:
         except (self.suite.InvalidTag, ValueError):
             raise IntegrityError(CHANGED_FRAME) from None
 
-    cdef object seal_payload(self, SendFuture message, unsigned char *to):
-        """Seals a message to another place; the key and the tag."""
-        cdef Piece piece = message.first
+    cdef bytes seal_message(self, SendFuture message, BlockCache pool):
+        """Puts a sealed copy in the place of the message's bytes, and returns its key and tag.
+
+        The copy is in the pool where that has some to spare.  Were it to wait for the pool, the
+        sealed messages of two sides could keep each other from being read.
+        """
+        cdef Piece copy = Piece.__new__(Piece), piece = message.first
+        cdef PoolBlock block
+        cdef unsigned char *to
+        try:
+            (<object> pool)._require_spare(message.length)
+            block = (<object> pool)._block(message.length)
+        except (RDMAError, OSError):
+            copy.open(bytearray(message.length))
+        else:
+            block.pins += 1
+            block.end_lease()
+            copy.source, copy.bytes, copy.length = block, block.bytes(), message.length
+        to = <unsigned char *> copy.bytes
         key = os.urandom(KEY)
         sealer = self.suite.payload_sealer(key)
         while piece is not None:
@@ -133,6 +150,8 @@ cdef class Sealing:
                 to += piece.length
             piece = piece.next
         sealer.finalize()
+        message.close_payload()
+        message.first = copy
         return key + sealer.tag
 
     cdef int open_payload(self, unsigned char *bytes, uint64_t length, bytes seal) except -1:

@@ -1,7 +1,7 @@
 # The protocol of one connection: joins its parts, checks what comes, and ends them.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint16_t
+from libc.stdint cimport uint16_t, uint32_t
 
 cimport cython
 
@@ -29,15 +29,19 @@ from .frames cimport (
     frame_name,
     validate_bundle,
 )
-from .inbox cimport MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
+from .controls cimport Controls
+from .inbox cimport Inbox, MessageIterator, PendingRendezvous, RecvOperation, pending_rendezvous
 from .message cimport Message, new_message
 from .one_sided cimport WRChain
-from .outbox cimport ENDED, NOT_STARTED, SWITCHING
-from .memory cimport release_all
+from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
+from .rail cimport SendQueue
+from .receives cimport Receives, ReceiveSizes
+from .memory cimport PoolBlock, release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
 from .sends cimport SendOperation
 from .stripes cimport Lane
+from .work_queue cimport FrameHandler, WorkQueues
 
 from aiordma._core import protocol
 from aiordma._datapath.controls import RESUME_HEADER
@@ -174,6 +178,20 @@ cdef enum:
 cdef class Session(FrameHandler):
     """The protocol of one connection.  All of its frames travel on one rail, the lead."""
 
+    cdef object __weakref__
+    cdef readonly Outbox outbox
+    cdef readonly Controls controls
+    cdef readonly Inbox inbox
+    cdef ReceiveSizes sizes            # of this side's receives
+    cdef Receives receives             # of the lead
+    cdef object owner, config
+    cdef list early_frames, drain_waiters
+    cdef readonly set batches          # type: set[WRChain]; they collect operations, by the keys of the lead
+    cdef public object failover  # type: Any
+    cdef public bint peer_has_left     # it has said goodbye: whatever else comes does not count
+    cdef public bint awaiting_auth     # of the peer's key: it may send no message
+    cdef public bint awaiting_admission  # by this side's application: neither
+
     def __init__(
         self, *, SendQueue queue not None, memory: Memory, config: Config,
         owner: Owner,
@@ -227,7 +245,6 @@ cdef class Session(FrameHandler):
 
     def prepare_rail(self, SendQueue rail not None):
         """Its queue pair is connected: posts the receive for the peer's Resume."""
-        rail.keys.foreign = True
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_receives([self.outbox.pool._block(protocol.MIN_RECEIVE)], protocol.MIN_RECEIVE)
 
@@ -394,14 +411,15 @@ cdef class Session(FrameHandler):
         if kind == RNDV_RTS:
             return self.take_rendezvous(block, length)
         self.sizes.used(arrived)
-        if kind == DATA:
+        if kind == DATA or kind == WRITTEN:
             message = new_message(block, HEADER, length - HEADER)
             message.number, message.has_imm = imm, has_imm
+        if kind == DATA:
             return self.inbox.arrived(message)
         if kind == BUNDLE:
             return self.take_bundle(block, count)
         if kind == WRITTEN:
-            return self.take_written(block, length, imm)
+            return self.take_written(message)
         return self.take_control(block, kind, length)
 
     cdef int take_bundle(self, PoolBlock block, uint32_t count) except -1:
@@ -463,39 +481,37 @@ cdef class Session(FrameHandler):
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
         """The peer has written to memory of this side, and says so with immediate data."""
+        cdef Message message
         if not self.takes_now(block, length, imm):
             return 0
+        message = new_message(block, 0, 0)
+        message.number, message.has_imm = imm, True
         try:
             if self.outbox.journal.keeps:
                 raise ProtocolError("the peer wrote with immediate data, past the frames of its rails")
-            if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
-                raise ProtocolError(WRITTEN_IN_CLEAR)
             self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
                 raise ProtocolError(self.too_early())
+            self.sizes.used(0)
+            self.tell_of_write(message, length)
         except ProtocolError as error:
-            block.end_lease()
             self.owner.violated(error)
             return 0
-        self.sizes.used(0)
-        self.tell_of_write(block, length, imm)
         return self.flush()
 
-    cdef int take_written(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
-        cdef const FrameHeader *header = <const FrameHeader *> block.bytes()
+    cdef int take_written(self, Message message) except -1:
         cdef uint32_t written
-        if length != HEADER + sizeof(written) or not header.kind & HAS_IMM:
-            block.end_lease()
-            raise ProtocolError(f"the peer tells of a write in a frame of {length} bytes")
-        if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
-            block.end_lease()
-            raise ProtocolError(WRITTEN_IN_CLEAR)
-        written = le32toh((<const uint32_t *> (header + 1))[0])
-        return self.tell_of_write(block, written, imm)
+        if message.length != sizeof(written) or not message.has_imm:
+            raise ProtocolError(
+                f"the peer tells of a write in a frame of {HEADER + message.length} bytes"
+            )
+        written = le32toh((<const uint32_t *> (message.block.bytes() + HEADER))[0])
+        message.length = 0
+        return self.tell_of_write(message, written)
 
-    cdef int tell_of_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
-        cdef Message message = new_message(block, 0, 0)
-        message.number, message.has_imm = imm, True
+    cdef int tell_of_write(self, Message message, uint32_t length) except -1:
+        if self.outbox.sealing is not None and not self.outbox.sealing.memory_in_clear:
+            raise ProtocolError(WRITTEN_IN_CLEAR)
         message.bytes_written, message.has_written = length, True
         return self.inbox.arrived(message)
 
@@ -604,6 +620,9 @@ cdef class Session(FrameHandler):
 @cython.no_gc_clear
 cdef class RailFrames(FrameHandler):
     """Takes the one frame that may come on a rail which is not the lead: the peer's Resume."""
+
+    cdef Session session
+    cdef SendQueue rail
 
     def __init__(self, Session session not None, SendQueue rail not None):
         self.session, self.rail = session, rail

@@ -13,7 +13,7 @@ from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE
 from .._datapath.message import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
-from .._datapath.one_sided import WRChain, start
+from .._datapath.one_sided import WRChain, new_chain, start
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from .._loop.futures import settle
@@ -104,7 +104,7 @@ class Batch(BatchOfTransfers):
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
         self._held = ExitStack()  # until the end of the scope
-        self._collect(WRChain(self._queue, OperationKind.BATCH))
+        self._collect(new_chain(self._queue, OperationKind.BATCH))
         return self
 
     async def __aexit__(self, kind: object, exc: BaseException | None, where: object) -> None:

@@ -8,7 +8,6 @@ from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._datapath import one_sided
-from .._datapath.one_sided import WRChain
 from .._memory.registration_cache import CacheStatistics
 from ..dmabuf import DmabufRegion
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
@@ -256,7 +255,7 @@ class MemoryMethods(ConnectionLifecycle):
         self._check()
         remote_memory(target, RemoteMemory)
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
-            chain = WRChain(self._queue, kind)
+            chain = one_sided.new_chain(self._queue, kind)
             chain.atomic(kind, old, target, compare_add, swap)
             await one_sided.start(self._queue, chain)
             self._statistics.atomics += 1

@@ -109,7 +109,7 @@ def test_the_data_path_is_as_its_page_says() -> None:
     source = "\n".join(path.read_text() for path in files)
     ways = page.partition("| what happens |")[2].partition("\n\n")[0]
     for method in re.findall(r"`(?:\w+\.)?(\w+)`", ways):
-        assert re.search(rf"^    c?def\b.*\b{method}\(", source, re.M), method
+        assert re.search(rf"^ *c?p?def\b.*\b{method}\(", source, re.M), method
 
 
 def test_the_page_on_timeouts_has_the_defaults() -> None:
