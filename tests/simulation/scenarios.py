@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,10 +15,6 @@ from typing import Any, Literal
 
 import aiordma
 from aiordma import testing
-
-from .plans.pattern import Patterns
-from .plans.plan import CLIENT, CONFIGS, SECURITY, SERVER, Plan
-from .plans.session import as_planned, causes, talk
 
 PORT = 7471
 KEY = b"sixteen or more random bytes"
@@ -195,57 +192,127 @@ async def streams(world: testing.World) -> None:
     await writer.wait_closed()
 
 
-# ---- plans ---------------------------------------------------------------------------------------
+# ---- messages and memory -------------------------------------------------------------------------
+
+SMALL = aiordma.Config(
+    eager_size=1024, data_receives=4, control_receives=4, send_queue=16, fetch_ahead=64 << 10
+)
+SECURITY: list[dict[str, Any]] = [{}, {"auth": KEY}, {"auth": KEY, "encrypt": "messages"}]
+SIZES = (1, 1016, 1024, 8184, 8192, 1 << 16)
+"""Lengths around which the implementation changes; the memory of each task has the longest."""
+LANES = 3
 
 
-PATTERNS = Patterns()
+def some_bytes(chance: random.Random) -> bytes:
+    return chance.randbytes(max(1, chance.choice(SIZES) - chance.choice((0, 1, 500))))
 
 
-def last_is_lost(error: Exception, plan: Plan, side: str) -> bool:
-    """The peer closes when it has all, and the acknowledgement of the last message is lost."""
-    closed = [one for one in causes(error) if isinstance(one, aiordma.ConnectionClosedError)]
-    peer_closes = plan.ending.endswith("closes") and not plan.ending.startswith(side)
-    return peer_closes and all(one.by_peer for one in closed) and [*causes(error)] == closed
+async def cut_short(chance: random.Random, work: Coroutine[Any, Any, Any]) -> bool:
+    """Cancels it at once, in the middle or after its end; whether it ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=chance.choice((0, 1e-4, 1e-3, 1e-2)) * chance.random())
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        failed = None if task.cancelled() else task.exception()
+    if failed:
+        raise failed
+    return not task.cancelled()
 
 
-async def plans(world: testing.World, *, strict: bool) -> None:
-    """Messages, memory and leases, with all that is cancelled, aborted or left."""
+async def talk(conn: aiordma.Connection, chance: random.Random) -> None:
+    """What comes back is what was sent, in order; what was cancelled may lack."""
+    sent, back = deque[tuple[bytes, bool]](), list[bytes]()
+
+    async def take() -> None:
+        last = False
+        while not last:
+            with await conn.recv() as message:
+                back.append(bytes(message))
+                last = message.imm == 0
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(take())
+        for left in reversed(range(chance.randrange(1, 9))):
+            sent.append((some_bytes(chance), not left or chance.random() < 0.8))
+            sending = conn.send(sent[-1][0], imm=left)
+            await (sending if sent[-1][1] else cut_short(chance, sending))
+    for data in back:
+        while (next_ := sent.popleft())[0] != data:
+            assert not next_[1]
+    assert not sent
+
+
+async def use(conn: aiordma.Connection, chance: random.Random, counter: Any, place: Any) -> None:
+    """What was cancelled has been done or not, but not later than what was asked for after it."""
+    least = most = 0
+    for _ in range(chance.randrange(1, 9)):
+        data = some_bytes(chance)
+        if chance.random() < 0.4:
+            other = some_bytes(chance)
+            await cut_short(chance, conn.write(other, place[: len(other)]))
+        lent = await conn.request_region(len(data)) if chance.random() < 0.2 else None
+        there, got = (lent or place)[: len(data)], bytearray(len(data))
+        async with conn.batch() as batch:
+            batch.write(data, there)
+            adding = batch.fetch_and_add(counter, 1)
+        assert least <= adding.result() <= most
+        least = most = adding.result() + 1
+        await conn.read(there, got)
+        assert got == data
+        if lent:
+            await lent.release()
+        if chance.random() < 0.4:
+            least += await cut_short(chance, conn.fetch_and_add(counter, 1))
+            most += 1
+    assert least <= await conn.fetch_and_add(counter, 0) <= most
+
+
+async def operations(world: testing.World, *, strict: bool) -> None:
+    """Messages, memory and loans, some cancelled; the ends of connections, also in the middle."""
     draw = world.random
-    via, config = draw.choice(("cm", "tcp")), draw.choice([*CONFIGS])
-    options: dict[str, Any] = {"via": via, "config": CONFIGS[config], **SECURITY[config]}
-
-    async def play(conn: aiordma.Connection, seed: int, side: str) -> None:
-        plan = Plan.of(seed, config, strict=strict)
-        try:
-            async with asyncio.timeout(100):
-                await talk(conn, plan, side, PATTERNS)
-        except Exception as error:
-            if not (as_planned(error, plan, side) or last_is_lost(error, plan, side)):
-                raise AssertionError(f"{side} of {plan}") from error
+    options: dict[str, Any] = {
+        "via": draw.choice(("cm", "tcp")),
+        "config": draw.choice((aiordma.Config(), SMALL)),
+        **draw.choice(SECURITY),
+    }
 
     async def answer(conn: aiordma.Connection) -> None:
-        with await conn.recv() as message:
-            seed = int(bytes(message))
-        await play(conn, seed, SERVER)
+        rights = aiordma.Rights.READ | aiordma.Rights.WRITE | aiordma.Rights.ATOMIC
+        memory = bytearray(LANES * (8 + SIZES[-1]))
+        with conn.register(memory) as region:
+            await conn.send_region(region, access=rights)
+            async for message in conn:
+                with message:
+                    await conn.send(bytes(message), imm=message.imm)
 
-    async def call(seed: int) -> None:
-        leaves = Plan.of(seed, config, strict=strict).leaves
+    async def call() -> None:
         async with await aiordma.connect("server", PORT, **options) as conn:
-            await conn.send(b"%d" % seed)
-            playing = asyncio.ensure_future(play(conn, seed, CLIENT))
-            await asyncio.wait([playing], timeout=draw.random() ** 2 * 0.01 if leaves else None)
-            playing.cancel()
-            await asyncio.wait([playing])
-            if not playing.cancelled():
-                playing.result()
-            elif draw.random() < 0.5:
+            remote = await conn.recv_region()
+            places = remote[8 * LANES :]
+            leaves = draw.random() < 0.3
+            try:
+                async with (
+                    asyncio.timeout(0.01 * draw.random() if leaves else 100),
+                    asyncio.TaskGroup() as group,
+                ):
+                    group.create_task(talk(conn, draw))
+                    for lane in range(LANES):
+                        counter = remote[8 * lane : 8 * lane + 8]
+                        place = places[lane * SIZES[-1] : (lane + 1) * SIZES[-1]]
+                        group.create_task(use(conn, draw, counter, place))
+            except TimeoutError:
+                if not leaves:
+                    raise
+            if draw.random() < 0.3:
                 conn.abort()
 
     async def call_again_and_again() -> None:
         for _ in range(4):
             try:
-                await call(draw.getrandbits(48))
-            except BROKEN:
+                await call()
+            except* BROKEN:
                 if strict:
                     raise
 
@@ -311,9 +378,11 @@ SCENARIOS = {
         leases, {}, testing.FaultPlan(LOSSY, partitions=0.5, pauses=2, duration=0.3)
     ),
     "streams": Scenario(streams),
-    "plans": Scenario(partial(plans, strict=True)),
-    "broken plans": Scenario(
-        partial(plans, strict=False), {}, testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2)
+    "operations": Scenario(partial(operations, strict=True)),
+    "broken operations": Scenario(
+        partial(operations, strict=False),
+        {},
+        testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2),
     ),
     "cables": Scenario(cables, devices=2),
     "cables over TCP": Scenario(partial(cables, via="tcp"), devices=2),

@@ -1,1 +1,0 @@
-"""What a connection does in a scenario, from its number alone: both its ends know it."""
