@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import get_type_hints
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core import protocol
-from aiordma._core.fields import MAX_RAILS, MAX_TEXT
+from aiordma._core import fields, protocol
+from aiordma._core.fields import MAX_DATA, MAX_RAILS, MAX_TEXT
 from aiordma._core.protocol import (
     CUT_OFF,
     GOING_AWAY,
@@ -18,35 +19,16 @@ from aiordma._core.protocol import (
     MAX_LENGTH,
     MIN_RECEIVE,
     VERSION,
-    AuthAnswer,
-    AuthHello,
-    AuthProof,
-    ConnectAccepted,
-    ConnectData,
-    ConnectReply,
-    ConnectRequest,
     Error,
     ErrorCode,
     Goodbye,
     GoodbyeCode,
     Message,
     Ping,
-    Pong,
-    RailAnswer,
-    RailDown,
-    RailOffer,
-    RailReady,
-    ReadyToUse,
     ReceiveSize,
-    RegionEnd,
     RegionGrant,
-    RegionKey,
-    RegionLease,
-    RegionRelease,
-    RegionRenew,
     RegionRequest,
     RegionReturn,
-    Resume,
     decode,
     encode,
     failed,
@@ -61,41 +43,31 @@ rights = st.sampled_from([Rights(bits) for bits in range(0, 16, 2)])
 texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
     lambda text: len(text.encode()) <= MAX_TEXT and text.isprintable()
 )
-bytes32 = st.binary(min_size=32, max_size=32)
-bytes40 = st.binary(min_size=40, max_size=40)
 low_addresses = st.integers(0, 1 << 63)
-tokens = st.builds(RegionToken, u64, low_addresses, st.integers(0, (1 << 63) - 1), u32, rights, u32)
-MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
-    RegionGrant: st.builds(
-        RegionGrant, u32, tokens, st.lists(st.tuples(u32, u32), max_size=MAX_RAILS).map(tuple)
+VALUES: dict[object, st.SearchStrategy[object]] = {
+    fields.U16: u16,
+    fields.U32: u32,
+    fields.U64: u64,
+    fields.Text: texts,
+    fields.Bytes32: st.binary(min_size=32, max_size=32),
+    fields.Bytes40: st.binary(min_size=40, max_size=40),
+    fields.Data: st.binary(max_size=MAX_DATA),
+    fields.Access: rights,
+    fields.Token: st.builds(
+        RegionToken, u64, low_addresses, st.integers(0, (1 << 63) - 1), u32, rights, u32
     ),
-    RegionReturn: st.builds(RegionReturn, u32, u64),
-    RegionRequest: st.builds(RegionRequest, u32, u64, rights, u32),
-    RegionRelease: st.builds(RegionRelease, u32, u64),
-    RegionEnd: st.builds(RegionEnd, u32, u64),
-    RegionRenew: st.builds(RegionRenew, u32, u64, u32),
-    RegionLease: st.builds(RegionLease, u32, u64, u32),
-    Ping: st.builds(Ping, u32),
-    Pong: st.builds(Pong, u32),
-    Goodbye: st.builds(Goodbye, u32, u16, texts),
-    Error: st.builds(Error, u32, u16, texts),
-    AuthHello: st.builds(AuthHello, u32, bytes32),
-    AuthAnswer: st.builds(AuthAnswer, u32, bytes32, bytes32),
-    AuthProof: st.builds(AuthProof, u32, bytes32),
-    ReceiveSize: st.builds(ReceiveSize, u32, u64, st.integers(MIN_RECEIVE, (1 << 32) - 1)),
-    ConnectRequest: st.builds(ConnectRequest, u32, u32, bytes40, bytes32),
-    ConnectReply: st.builds(ConnectReply, u32, bytes40, bytes32),
-    ReadyToUse: st.builds(ReadyToUse, u32),
-    ConnectData: st.builds(ConnectData, u32, st.binary(max_size=64)),
-    ConnectAccepted: st.builds(ConnectAccepted, u32),
-    RailOffer: st.builds(RailOffer, u32, u32, bytes40),
-    RailAnswer: st.builds(RailAnswer, u32, u32, bytes40),
-    RailReady: st.builds(RailReady, u32, u32),
-    RailDown: st.builds(RailDown, u32, u32),
-    Resume: st.builds(Resume, u32, u32, u64),
-    RegionKey: st.builds(RegionKey, u32, u64, u32, u32),
+    fields.Keys: st.lists(st.tuples(u32, u32), max_size=MAX_RAILS).map(tuple),
 }
-messages = st.one_of(*MESSAGES.values())
+
+
+def of_kind(kind: type[Message]) -> st.SearchStrategy[Message]:
+    values = [VALUES[it] for it in get_type_hints(kind, include_extras=True).values()]
+    if kind is ReceiveSize:
+        values[2] = st.integers(MIN_RECEIVE, (1 << 32) - 1)
+    return st.builds(kind, *values)
+
+
+messages = st.one_of(*map(of_kind, protocol.NUMBERS))
 
 
 def pack(value: object) -> bytes:
@@ -105,10 +77,6 @@ def pack(value: object) -> bytes:
 
 def envelope(number: object, body: object, request_id: object = 1) -> bytes:
     return pack([MAGIC, VERSION, number, request_id, body])
-
-
-def test_every_type_is_tried_here() -> None:
-    assert MESSAGES.keys() == protocol.NUMBERS.keys()
 
 
 @given(messages)
@@ -191,7 +159,6 @@ GOOD = [MAGIC, VERSION, 7, 1, []]
 TOKEN = RegionToken(1, 2, 3, 4, Rights.READ).pack()
 REFUSED = [
     (b"", "no msgpack"),
-    (b"GET / HTTP/1.1\r\n", "no msgpack"),
     (b"\xc1", "no msgpack"),
     (pack(GOOD) + b"\0", "no msgpack"),
     (pack(GOOD)[:-1], "no msgpack"),
@@ -205,35 +172,26 @@ REFUSED = [
     (bytes(MAX_LENGTH), "no msgpack"),
     (bytes(MAX_LENGTH + 1), "a control message of 513 bytes"),
     (pack({}), "no control message of aiordma"),
-    (pack(7), "no control message of aiordma"),
-    (pack([]), "no control message of aiordma"),
     (pack([MAGIC + 1, *GOOD[1:]]), "no control message of aiordma"),
     (pack([float(MAGIC), *GOOD[1:]]), "no control message of aiordma"),
     (pack([MAGIC]), "speaks version [] of the control protocol, this side [1]"),
-    (pack([MAGIC, 2]), "speaks version [2] of"),
     (pack([MAGIC, True, *GOOD[2:]]), "speaks version [True] of"),
     (pack([MAGIC, "x" * 400]), "speaks version"),
     (pack(GOOD[:4]), "4 parts, not 5"),
     (pack([*GOOD, 0]), "6 parts, not 5"),
     (envelope(0, []), "unknown type 0"),
-    (envelope(99, []), "unknown type 99"),
     (envelope(11, [bytes(31)]), "AuthHello with a bad nonce: 32 bytes are needed, not 31"),
     (envelope(11, ["x" * 32]), "AuthHello with a bad nonce: bytes are needed, not str"),
-    (envelope("PING", []), "unknown type 'PING'"),
     (envelope(7.0, []), "unknown type 7.0"),
     (envelope([7], []), "unknown type [7]"),
     (envelope(True, [2, 3, 4, None]), "unknown type True"),
     (envelope(7, None), "a Ping without its 0 fields"),
-    (envelope(7, {}), "a Ping without its 0 fields"),
-    (envelope(7, [1]), "a Ping without its 0 fields"),
     (envelope(4, []), "a RegionReturn without its 1 fields"),
     (envelope(7, [], None), "a Ping with a bad request_id: an integer is needed, not NoneType"),
     (envelope(7, [], -1), "a Ping with a bad request_id: -1 does not fit 32 bits"),
-    (envelope(7, [], 1 << 32), "bad request_id: 4294967296 does not fit 32 bits"),
     (envelope(4, [True]), "bad region_id: an integer is needed, not bool"),
     (envelope(4, [1.0]), "bad region_id: an integer is needed, not float"),
     (envelope(9, [65536, ""]), "bad code: 65536 does not fit 16 bits"),
-    (envelope(2, [0]), "unknown type 2"),
     (envelope(5, [1, 1, 0]), "a RegionRequest with a bad access: unknown rights 0x1"),
     (envelope(5, [1, 16 | 2, 0]), "bad access: unknown rights 0x10"),
     (envelope(9, [0, b"bytes"]), "a Goodbye with a bad text: a text is needed, not bytes"),
