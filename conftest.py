@@ -253,17 +253,13 @@ DEVIATIONS: dict[str, frozenset[str]] = {
         {
             "only bonding tells of another address",
             "an id that is bound beside a listener is in its way",
-            "a receive posted in ERR is not flushed",
             "a message too long for the receive is an operational error",
-            "an unknown lkey is a queue pair error",
             "what waited in SQD begins with the next post",
             "a failed send of an unreliable queue pair is fatal",
             "QP_LAST_WQE_REACHED never comes",
             "a window reaches as far as its region",
             "no zero based windows of type 1",
             "WITH_INV is told as IP_CSUM_OK",
-            "a refused invalidation is acknowledged",
-            "a refused local invalidation is a queue pair error",
             "a multicast message does not come back to its host",
             "the kernel takes the hop limit of the route",
             "the service level is not kept",
@@ -272,7 +268,7 @@ DEVIATIONS: dict[str, frozenset[str]] = {
 }
 
 # Capabilities that no software device has.
-NOT_OF_SOFTWARE = frozenset({"ECE", "RAW_PACKET", "rate limits"})
+NOT_OF_SOFTWARE = frozenset({"RAW_PACKET"})
 
 # Capabilities that a device lacks: see the marker ``needs``.
 LACKS: dict[str, frozenset[str]] = {

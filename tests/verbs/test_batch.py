@@ -14,10 +14,13 @@ from aiordma.verbs import (
     BindInfo,
     MWType,
     QPCapabilities,
+    ReceiveWorkRequest,
     SendOps,
+    SendWorkRequest,
     WCFlags,
     WCOpcode,
     WCStatus,
+    WROpcode,
     inc_rkey,
 )
 
@@ -46,7 +49,8 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     with one.qp.batch() as batch:
         batch.send([one.sge(0, 4)], wr_id=10, signaled=False)
         batch.send([one.sge(4, 4), one.sge(0, 4)], wr_id=11, imm=0x11223344)
-        batch.send([one.sge(0, 2), one.sge(6, 2)], wr_id=12, inline=True, solicited=True)
+        pieces = [one.sge(at, 2)._replace(lkey=0) for at in (0, 6)]  # no key is needed
+        batch.send(pieces, wr_id=12, inline=True, solicited=True)
         batch.write([one.sge()], there + 1024, rkey, wr_id=13)
         batch.write([one.sge()], there + 1032, rkey, wr_id=14, imm=7, inline=True)
         batch.read([one.sge(512)], there + 2048, rkey, wr_id=15)
@@ -78,6 +82,45 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     assert int.from_bytes(here[528:536], "little") == 42
     assert int.from_bytes(two.mr.buf[4096:4104], "little") == 5
     assert one.cq.poll() == two.cq.poll() == []  # of a plain write the peer notices nothing
+
+
+def test_lists_with_several_pieces(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(max_send_sge=3, max_recv_sge=3))
+    one.mr.buf[:48] = b"a" * 16 + b"b" * 16 + b"c" * 16
+    two.qp.post_recv(
+        [
+            ReceiveWorkRequest(1, [two.sge(0, 10), two.sge(1000, 10), two.sge(2000, 100)]),
+            ReceiveWorkRequest(2, [two.sge(3000, 100)]),
+            ReceiveWorkRequest(3),
+        ]
+    )
+    one.qp.post_send(
+        [
+            SendWorkRequest(4, WROpcode.SEND, [one.sge(32, 16), one.sge(16, 16), one.sge(0, 16)]),
+            SendWorkRequest(5, WROpcode.SEND, [one.sge(0, 3)], 0),
+            SendWorkRequest(6, WROpcode.SEND_WITH_IMM, imm_data=9),
+        ]
+    )
+    assert [wc.wr_id for wc in one.completions(2)] == [4, 6]
+    received = two.completions(3)
+    assert [wc.wr_id for wc in received] == [1, 2, 3]
+    assert [wc.byte_len for wc in received] == [48, 3, 0]
+    assert received[2].imm_data == 9
+    assert bytes(two.mr.buf[:10]) == b"c" * 10
+    assert bytes(two.mr.buf[1000:1010]) == b"c" * 6 + b"b" * 4
+    assert bytes(two.mr.buf[2000:2028]) == b"b" * 12 + b"a" * 16
+    assert bytes(two.mr.buf[3000:3003]) == b"aaa"
+
+
+def test_a_hundred_in_one_crossing(connected_pair: ConnectedPair) -> None:
+    one, two = connected_pair(QPCapabilities(max_send_wr=128, max_recv_wr=128))
+    for index in range(100):
+        one.mr.buf[8 * index : 8 * index + 8] = index.to_bytes(8, "little")
+    two.qp.post_recv([ReceiveWorkRequest(i, [two.sge(8 * i)]) for i in range(100)])
+    one.qp.post_send([SendWorkRequest(i, WROpcode.SEND, [one.sge(8 * i)]) for i in range(100)])
+    assert [wc.wr_id for wc in two.completions(100)] == list(range(100))
+    assert [wc.wr_id for wc in one.completions(100)] == list(range(100))
+    assert two.mr.buf[:800] == one.mr.buf[:800]
 
 
 WINDOWS = SendOps.BIND_MW | SendOps.LOCAL_INV | SendOps.SEND_WITH_INV

@@ -130,16 +130,15 @@ def test_a_message_has_a_header_in_front(peers: tuple[Peer, Peer], way: Destinat
     assert header.hop_limit > 1
 
 
-@pytest.mark.parametrize("imm", [0, 0x12345678, 0xFFFFFFFF])
-def test_immediate_inline_and_pieces(peers: tuple[Peer, Peer], way: Destination, imm: int) -> None:
+def test_immediate_inline_and_pieces(peers: tuple[Peer, Peer], way: Destination) -> None:
     one, two = peers
     one.mr.buf[:8] = b"abcdefgh"
     two.receive(1)
     with one.qp.batch() as batch:
-        batch.send([one.sge(5, 3), one.sge(0, 2)], to=way, imm=imm, inline=True)
+        batch.send([one.sge(5, 3), one.sge(0, 2)], to=way, imm=0x12345678, inline=True)
     one.mr.buf[:8] = bytes(8)
     received = two.completion()
-    assert received.imm_data == imm
+    assert received.imm_data == 0x12345678
     assert two.payload(received) == b"fghab"
     assert one.completion().ok
 
@@ -206,13 +205,3 @@ def test_what_is_not_of_datagrams(
     elsewhere = dataclasses.replace(one.endpoint, gid=GID.from_ip("192.0.2.9").raw)
     with pytest.raises(ValueError, match=r"has no GID ::ffff:192\.0\.2\.9"):
         one.qp.destination(elsewhere, two.endpoint)
-
-
-def test_a_header_cut_short(peers: tuple[Peer, Peer], way: Destination) -> None:
-    one, two = peers
-    two.receive(1)
-    one.send(1, way)
-    received = two.completion()
-    assert one.completion().ok
-    with pytest.raises(ValueError, match="a GRH has 40 bytes, not 39"):
-        two.qp.pd.create_ah_from_wc(received, two.header[:39])

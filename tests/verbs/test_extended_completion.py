@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,6 @@ from aiordma import verbs
 from aiordma._native import ffi
 from aiordma.errors import RemoteAccessError, UnsupportedError
 from aiordma.verbs import CQFlags, SendFlags, WCFields, WCOpcode, WCStatus, WROpcode
-from tests.verbs.draining import drain
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -138,28 +136,6 @@ def test_every_field_of_a_completion(pair: Pair) -> None:
     assert (received.pkey_index is None) is (two.cq.fields is not None)
     assert (received.timestamp is None) is (two.cq.fields is None)
     assert received.cvlan is received.flow_tag is received.tm_tag is received.tm_priv is None
-
-
-@EXTENDED
-def test_one_drain_for_both_kinds(
-    context: verbs.Context, pd: verbs.ProtectionDomain, channel: verbs.CompletionChannel
-) -> None:
-    sent = set()
-    with ExitStack() as stack:
-        for wr_id, extended in enumerate((True, False)):
-            cq = stack.enter_context(context.create_cq(64, channel, extended=extended))
-            cq.req_notify()
-            qp = stack.enter_context(pd.create_qp(cq))
-            mine = qp.endpoint()
-            qp.connect(mine, mine)
-            qp.post_recv_one(wr_id, 0, 0, 0)
-            qp.post_send_one(wr_id, WROpcode.SEND, 0, 0, 0, 0)
-            sent.add((wr_id, 0, int(WCOpcode.RECV), qp.qp_num))
-        found: set[tuple[int, ...]] = set()
-        while len(found) < len(sent):
-            records, _ = drain(channel, spin_us=1000)
-            found |= {(record[0], record[1], record[2], record[6]) for record in records}
-        assert found == sent
 
 
 def test_a_failed_one_tells_no_more_than_is_defined(pair: Pair) -> None:

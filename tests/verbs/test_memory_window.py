@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aiordma import verbs
-from aiordma.errors import BufferStateError, PostError, QueueFullError, UnsupportedError, VerbsError
+from aiordma.errors import BufferStateError, PostError, QueueFullError, VerbsError
 from aiordma.verbs import (
     AccessFlags,
     MemoryWindow,
     MWType,
     QPCapabilities,
-    QPState,
-    QPType,
     SendFlags,
     SendWorkRequest,
     WCFlags,
@@ -172,12 +170,6 @@ def test_beyond_the_window(scene: Scene, offset: int, deviations: frozenset[str]
     assert scene.access(WROpcode.RDMA_WRITE, key, offset) is beyond(deviations)
 
 
-@pytest.mark.parametrize("offset", [-1, 8185])
-def test_beyond_the_region(scene: Scene, offset: int) -> None:
-    key = scene.bind(WRITE, 0, 8192)
-    assert scene.access(WROpcode.RDMA_WRITE, key, offset) is WCStatus.REM_ACCESS_ERR
-
-
 @pytest.mark.parametrize(
     ("access", "opcode"),
     [
@@ -293,31 +285,6 @@ def test_invalidated_by_the_peer(scene: Scene, deviations: frozenset[str]) -> No
     assert scene.access(WROpcode.RDMA_WRITE, key) is WCStatus.REM_ACCESS_ERR
 
 
-@TYPE_2
-def test_the_peer_names_a_wrong_key(scene: Scene, deviations: frozenset[str]) -> None:
-    key = scene.bind(WRITE)
-    scene.owner.qp.post_recv_one(1, scene.owner.mr.addr, 64, scene.owner.mr.lkey)
-    scene.peer.qp.post_send(
-        [SendWorkRequest(2, WROpcode.SEND_WITH_INV, (), invalidate_rkey=key ^ 1)]
-    )
-    assert scene.owner.completion().status is WCStatus.REM_INV_REQ_ERR
-    wrong = "a refused invalidation is acknowledged"
-    expected = WCStatus.SUCCESS if wrong in deviations else WCStatus.REM_ACCESS_ERR
-    assert scene.peer.completion().status is expected
-    assert scene.owner.qp.query().qp_state is QPState.ERR
-
-
-@TYPE_2
-def test_invalidating_what_is_not_there(scene: Scene, deviations: frozenset[str]) -> None:
-    key = scene.bind(READ)
-    scene.owner.qp.post_send(
-        [SendWorkRequest(2, WROpcode.LOCAL_INV, invalidate_rkey=inc_rkey(key))]
-    )
-    wrong = "a refused local invalidation is a queue pair error"
-    expected = WCStatus.LOC_QP_OP_ERR if wrong in deviations else WCStatus.MW_BIND_ERR
-    assert scene.owner.completion().status is expected
-
-
 # --- order and batches -------------------------------------------------------------------------
 
 
@@ -370,15 +337,3 @@ def test_a_queue_pair_that_sends_nothing_yet(
         assert caught.value.bad_index == 0
         assert window.rkey == before
         assert qp.free_send_slots == qp.capabilities.max_send_wr
-
-
-def test_datagrams_have_no_windows(
-    pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, mw_type: MWType
-) -> None:
-    with (
-        pd.reg_mr(64, BINDABLE) as region,
-        pd.alloc_mw(mw_type) as window,
-        pd.create_qp(cq, qp_type=QPType.UD) as qp,
-        pytest.raises(UnsupportedError, match="BIND_MW on a UD queue pair"),
-    ):
-        window.bind(qp, region, READ)

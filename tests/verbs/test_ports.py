@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,7 @@ from aiordma.errors import VerbsError
 from aiordma.verbs import GID, GIDEntry, GIDType
 
 if TYPE_CHECKING:
-    from conftest import ConnectedPair
+    pass
 
 
 def test_port_attributes(context: verbs.Context) -> None:
@@ -46,13 +45,6 @@ def test_gid_table(context: verbs.Context) -> None:
         assert context.query_gid(entry.gid_index, entry.port_num) == entry
         assert context.find_gid(entry.gid.ip).gid == entry.gid
     assert len({entry.gid_index for entry in table}) == len(table)
-
-
-def test_chosen_gid_can_be_reached_best(context: verbs.Context) -> None:
-    chosen = context.choose_gid()
-    assert chosen.gid_type is verbs.GIDType.ROCE_V2
-    assert not chosen.gid.ip.is_link_local
-    assert chosen in context.query_gid_table()
 
 
 def test_a_gid_that_is_not_there(context: verbs.Context) -> None:
@@ -146,36 +138,6 @@ def test_a_bad_choice_is_explained(
     assert f"of {context.name} {problem}" in text
     better = IPV6 if to and ":" in to else IPV4
     assert text.endswith(f"; {better} would do")
-
-
-def test_connecting_over_a_gid_that_cannot_reach_the_peer(
-    context: verbs.Context, pd: verbs.ProtectionDomain, connected_pair: ConnectedPair
-) -> None:
-    mine = context.choose_gid()
-    stranger = "fd09:9::77" if mine.gid.ip.version == 4 else "192.0.2.77"
-    with context.create_cq(16) as cq:
-        qp = pd.create_qp(cq)
-        local = qp.endpoint(mine)
-        remote = replace(local, gid=GID.from_ip(stranger).raw)
-        with pytest.raises(VerbsError, match="cannot reach") as caught:
-            qp.connect(local, remote)
-        assert caught.value.errno == errno.ENETUNREACH
-        assert f"GID index {mine.gid_index} ({mine.gid}" in str(caught.value)
-        assert qp.state is verbs.QPState.RESET
-
-
-def test_a_refused_address_vector_names_what_was_wrong_with_the_gid(
-    context: verbs.Context, pd: verbs.ProtectionDomain
-) -> None:
-    beyond = 255  # the largest that an address vector can name
-    assert all(entry.gid_index != beyond for entry in context.query_gid_table())
-    with context.create_cq(16) as cq:
-        qp = pd.create_qp(cq)
-        qp.to_init()
-        vector = verbs.AddressVector(dgid=GID.from_ip("192.0.2.77"), sgid_index=beyond)
-        with pytest.raises(VerbsError, match=f"by GID index {beyond} of port 1") as caught:
-            qp.to_rtr(vector, dest_qp_num=17)
-    assert f"GID index {beyond} of port 1 of {context.name}" in str(caught.value)
 
 
 # --- P_Keys ------------------------------------------------------------------------------------

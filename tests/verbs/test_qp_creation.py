@@ -22,7 +22,7 @@ from aiordma.verbs import (
 from aiordma.verbs._qp.qp_creation import QPOptions
 
 if TYPE_CHECKING:
-    from conftest import Pair
+    pass
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,6 @@ def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> N
         qp.to_init()
         qp.to_rtr()
         qp.to_rts()
-
-
-@pytest.mark.needs("ECE")
-def test_enhanced_connection_establishment(qp: verbs.QueuePair) -> None:
-    """What the device offers can be asked of it."""
-    qp.set_ece(qp.query_ece())
-
-
-@pytest.mark.needs("rate limits")
-def test_rate_limits(pair: Pair) -> None:
-    pair[0].qp.modify_rate_limit(RateLimit(1_000_000, max_burst_sz=4096))
 
 
 def test_rate_limits_out_of_range(qp: verbs.QueuePair) -> None:

@@ -12,16 +12,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import UnsupportedError, VerbsError
-from aiordma.verbs import (
-    AccessFlags,
-    DeviceCapability,
-    QPType,
-    SendFlags,
-    SendOps,
-    WCOpcode,
-    WCStatus,
-    WROpcode,
-)
+from aiordma.verbs import AccessFlags, DeviceCapability, QPType, SendOps, WCOpcode
 from conftest import ALL_REMOTE, End
 
 pytestmark = pytest.mark.needs("XRC")
@@ -81,20 +72,6 @@ def test_a_message_goes_to_the_queue_that_it_names(connect: Connect) -> None:
     assert (arrived.wr_id, arrived.qp_num, arrived.byte_len) == (7, target.qp.qp_num, 5)
     assert (arrived.opcode, arrived.imm_data) == (WCOpcode.RECV, 9)
     assert bytes(target.mr.buf[:5]) == b"hello"
-
-
-def test_memory_is_of_the_domain_of_the_named_queue(connect: Connect) -> None:
-    ends = connect()
-    source, target = ends.source, ends.target
-    number = ends.srq.srq_num
-    source.mr.buf[:4] = b"ping"
-    for opcode, at in ((WROpcode.RDMA_WRITE, 0), (WROpcode.RDMA_READ, 64)):
-        source.qp.post_send_one(
-            1, opcode, SendFlags.SIGNALED, source.mr.addr + at, 4, source.mr.lkey,
-            target.mr.addr, target.mr.rkey, remote_srqn=number,
-        )  # fmt: skip
-        assert source.completion().status is WCStatus.SUCCESS
-    assert bytes(target.mr.buf[:4]) == bytes(source.mr.buf[64:68]) == b"ping"
 
 
 def test_neither_side_has_all(connect: Connect) -> None:
