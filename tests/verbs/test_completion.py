@@ -13,7 +13,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.errors import BufferStateError, BusyError
-from aiordma.verbs import SendFlags, WCFields, WCOpcode, WorkCompletion, WROpcode
+from aiordma.verbs import SendFlags, WCFields, WCOpcode, WCStatus, WorkCompletion, WROpcode
 from conftest import LACKS, kind_of
 from tests.verbs.draining import drain
 
@@ -130,6 +130,28 @@ def test_solicited_only(connected_pair: ConnectedPair, channel: verbs.Completion
     two.completion()
     assert next_event(channel) is two.cq
     one.completions(2)
+
+
+def test_drain_takes_all_and_stays_armed(heard: Pair, channel: verbs.CompletionChannel) -> None:
+    one, two = heard
+    for end in (one, two):
+        end.cq.req_notify()
+        end.qp.untrack()
+    assert drain(channel) == ([], False)
+    expected = set()
+    for wr_id in range(40):
+        send(one, two, wr_id)
+        expected |= {(wr_id, one.qp.qp_num), (wr_id, two.qp.qp_num)}
+        if wr_id % 8 != 7:
+            continue
+        while expected:
+            found, more = drain_some(channel, 5)
+            assert more == (len(found) == 5)
+            for record in found:
+                assert record[1] == WCStatus.SUCCESS
+                expected.remove((record[0], record[6]))
+    assert drain(channel)[0] == []
+    assert channel.events >= 10
 
 
 def test_a_queue_is_closed_with_events_pending(
