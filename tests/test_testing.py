@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +17,7 @@ import pytest
 
 import aiordma
 from aiordma import testing, verbs
-from aiordma.errors import (
-    BusyError,
-    ConnectionBrokenError,
-    UnreachableError,
-    UnsupportedError,
-    VerbsError,
-)
+from aiordma.errors import BusyError, UnreachableError, VerbsError
 from aiordma.verbs import EventType, SendFlags, WCStatus, WROpcode
 from conftest import ConnectedPair, End
 from tests.processes import run_python
@@ -82,25 +75,6 @@ def test_not_ready(connected_pair: ConnectedPair, device_name: str) -> None:
     with testing.faults(rnr=1, device=device_name):
         send(a)
         assert a.completion().status is WCStatus.RNR_RETRY_EXC_ERR
-
-
-@needs_faults
-async def test_a_cut(device_name: str) -> None:
-    async with testing.connected_pair(device=device_name) as (a, b):
-        await a.send(b"before")
-        with await b.recv() as message:
-            assert message == b"before"
-        with testing.faults(cut="@1", device=device_name) as faults:
-            with pytest.raises(ConnectionBrokenError):
-                await a.recv()
-            with pytest.raises(ConnectionBrokenError):
-                await b.recv()
-            # Of those that there were the first one; new ones are others.
-            async with testing.connected_pair(device=device_name) as (c, d):
-                await c.send(b"after")
-                with await d.recv() as message:
-                    assert message == b"after"
-        assert faults.counts().cut == 1
 
 
 @needs_faults
@@ -163,15 +137,6 @@ def which_fail(pd: verbs.ProtectionDomain, faults: testing.Faults) -> str:
             found += "x"
     assert faults.counts().registrations == found.count("x")
     return found
-
-
-@needs_faults
-def test_the_seed_decides(pd: verbs.ProtectionDomain, device_name: str) -> None:
-    found = []
-    for seed in (1, 1, 2):
-        with testing.faults(seed=seed, register=0.5, device=device_name) as faults:
-            found.append(which_fail(pd, faults))
-    assert found[0] == found[1] != found[2]
 
 
 @needs_faults
@@ -282,19 +247,6 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
     assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
 
 
-def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = replace(verbs.find_device("embedded0"), name="card0")
-    monkeypatch.setattr(verbs.Library, "offers", lambda self, entry: False)
-    monkeypatch.setattr(verbs, "find_device", lambda name: card)
-    with (
-        pytest.raises(UnsupportedError, match="'card0' does not offer fault injection"),
-        testing.faults(loss=1, device="card0"),
-    ):
-        pass
-    with pytest.raises(UnsupportedError):
-        card.set_faults(None)
-
-
 def child(program: str, plan: str) -> subprocess.CompletedProcess[str]:
     return run_python("-c", program, AIORDMA_EMBEDDED_FAULTS=plan, AIORDMA_DEVICE="embedded0")
 
@@ -361,15 +313,6 @@ def test_what_stays_open_may_be_renamed(tmp_path: Path) -> None:
     with open(tmp_path / "before", "w"), testing.check_leaks(timeout=0):
         (tmp_path / "before").rename(tmp_path / "after")
         (tmp_path / "after").unlink()
-
-
-def test_an_object_is_left(
-    device: verbs.Device, pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, left: list[object]
-) -> None:
-    with leak("Context: 1 before, 2 after"):
-        left.append(device.open())
-    with leak("QueuePair: 0 before, 1 after"):
-        left.append(pd.create_qp(cq))
 
 
 def test_a_thread_is_left() -> None:

@@ -16,7 +16,6 @@ from aiordma import verbs
 from aiordma.cli import facts
 from aiordma.cli.app import app
 from aiordma.cli.checks import Conclusion
-from aiordma.cli.devices import DeviceInfo
 from aiordma.cli.facts import Facts
 
 # ---- this machine -------------------------------------------------------------------------------
@@ -66,12 +65,6 @@ def test_facts_of_this_machine() -> None:
     assert {device.name for device in found.devices} == {
         device.name for device in verbs.devices() if device.library.name == "system"
     }
-
-
-def test_a_device_that_is_gone_is_a_problem_of_its_own() -> None:
-    there = verbs.find_device("embedded0")
-    gone = verbs.Device("gone0", there.library, there.node_type, there.transport_type, guid=1)
-    assert "gone0" in DeviceInfo.ask(gone).problem
 
 
 # ---- a made-up one ------------------------------------------------------------------------------

@@ -258,11 +258,6 @@ def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> Non
     assert target.stat().st_mode & 0o777 == 0o600
     events = json.loads(target.read_text())["traceEvents"]
     assert events == in_chrome_format(load(files))
-    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {"program (here, process 7)", "program (here, process 8)"}
-    assert {"QP 0x000003 RC", "QP 0x000004"} <= set(threads(events).values())
-    marks = {event["name"] for event in of_phase(events, "i")}
-    assert {"destroy_qp", "async_event event_type=QP_FATAL"} <= marks
     spans, pids = of_phase(events, "X"), processes(events)
     found = [(pids[it["pid"]], it["args"]["wr_id"], it["name"], it["cat"]) for it in spans]
     assert sorted(found) == [
@@ -275,9 +270,6 @@ def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> Non
         (7, "70", "SEND WR_FLUSH_ERR", "send,flushed"),
         (8, "10", "ATOMIC_FETCH_AND_ADD", "send,unfinished"),
     ]
-    of = {it["args"]["wr_id"]: it for it in spans if pids[it["pid"]] == 7}
-    assert of["40"]["args"]["outcome"] == "implicit"
-    assert (of["60"]["ts"], of["60"]["dur"]) == (0.011, 0.002)
     selected = in_chrome_format(load(files, statuses={"FAILED"}))
     assert [it["args"]["wr_id"] for it in of_phase(selected, "X")] == ["20", "30", "60", "70"]
     assert of_phase(selected, "i") == []
@@ -446,15 +438,6 @@ def test_messages_lead_to_their_receives(tmp_path: Path) -> None:
     one = in_chrome_format(load([traced.path for traced in traces], qps={3}))
     assert of_phase(one, "s", "f") == []
     assert len(of_phase(one, "X")) == 5
-
-
-def test_a_queue_pair_connected_to_itself(tmp_path: Path) -> None:
-    writer = connected(3, 3)
-    receive, send = writer.receive(), writer.send()
-    writer.complete(receive, byte_len=8)
-    writer.complete(send)
-    events = in_chrome_format(written(tmp_path, (writer, {})))
-    assert [it["ph"] for it in of_phase(events, "s", "f")] == ["s", "f"]
 
 
 @pytest.mark.parametrize("why", ["unreliable", "two peers with one number", "it began before"])

@@ -118,46 +118,6 @@ def test_a_lead_that_says_nothing(via: str) -> None:
     testing.simulate(main, seed=1, hosts=hosts, faults=EVEN, devices=2)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_listener_that_stays_is_found(via: str, seed: int) -> None:
-    """By `reconnect`, after any number of lives that were too short for it."""
-    limits = options(via, replace(ANY_ADDRESS, connect_timeout=0.5))
-    enough = 1 + 0.5 + 0.1  # the longest delay, what is left of an attempt, and one that succeeds
-    lives: list[tuple[float, float]] = []
-    found: list[float] = []
-
-    async def live(world: testing.World) -> None:
-        for _ in range(50):
-            conns: list[aiordma.Connection] = []
-            length = world.random.choice((world.random.random(), enough))
-            async with await aiordma.listen("", PORT, **limits) as listener:
-                lives.append((world.now, length))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(length):
-                        async for conn in listener:
-                            conns.append(conn)
-                            await conn.send(b"here")
-            for conn in conns:
-                conn.abort()
-            await asyncio.sleep(world.random.uniform(0, 5))
-
-    async def find(world: testing.World) -> None:
-        async for conn in aiordma.reconnect("server", PORT, **limits):
-            with suppress(*BROKEN):
-                while True:
-                    (await conn.recv()).release()
-                    found.append(world.now)
-
-    async def main(world: testing.World) -> None:
-        finding = asyncio.create_task(find(world))
-        await world.host("server").run(live, world)
-        finding.cancel()
-        for begun, length in lives:
-            assert length < enough or any(begun < when < begun + enough for when in found)
-
-    testing.simulate(main, seed=seed, faults=EVEN, limit=1000)
-
-
 @pytest.mark.parametrize("carries", [True, False])
 def test_the_back_off_begins_anew_when_a_connection_has_carried_something(
     via: str, carries: bool

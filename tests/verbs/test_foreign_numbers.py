@@ -9,43 +9,7 @@ import numpy as np
 import pytest
 
 from aiordma import verbs
-from aiordma.verbs import (
-    AccessFlags,
-    AddressVector,
-    QPCapabilities,
-    QPState,
-    QPType,
-    SendFlags,
-    SendWorkRequest,
-    WROpcode,
-)
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint16], ids=lambda kind: kind.__name__)
-def test_numbers_of_numpy(context: verbs.Context, kind: Any) -> None:
-    named: Any = "RC"
-    half: Any = np.float32(0.5)
-    with (
-        context.alloc_pd() as pd,
-        context.create_cq(kind(16), None, kind(0)) as cq,
-        pd.reg_mr(kind(64), kind(int(AccessFlags.LOCAL_WRITE))) as mr,
-        pd.create_qp(
-            cq, capabilities=QPCapabilities(*map(kind, (4, 4, 1, 1, 8))), qp_type=named
-        ) as qp,
-    ):
-        assert len(mr.buf) == 64
-        assert qp.qp_type is QPType.RC
-        here = qp.endpoint(context.query_gid(kind(context.choose_gid().gid_index), kind(1)))
-        qp.connect(here, here, retry_cnt=kind(7), rnr_retry=kind(6), timeout=half)
-        assert qp.query().rnr_retry == 6
-        qp.post_recv_one(kind(1), kind(mr.addr) if kind is not np.uint16 else mr.addr, 8, mr.lkey)
-        piece = mr.sge(kind(8), kind(8))
-        qp.post_send([SendWorkRequest(kind(2), WROpcode.SEND, [piece], SendFlags.SIGNALED)])
-        found: list[verbs.WorkCompletion] = []
-        while len(found) < 2:
-            found += cq.poll(kind(4))
-        assert sorted(wc.wr_id for wc in found) == [1, 2]
-
+from aiordma.verbs import AddressVector, QPCapabilities, QPState, SendWorkRequest, WROpcode
 
 USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = {
     "cqe": lambda qp, mr, value: qp.context.create_cq(value),
