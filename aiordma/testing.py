@@ -31,6 +31,7 @@ from ._core.arguments import instance, integer, real, seconds
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
 from ._simulation.faults import Fault, FaultPlan, Link
+from ._simulation.history import History, Operation
 from ._simulation.seeds import Seeds
 from ._simulation.sockets import NotSimulatedError
 from ._simulation.world import Host, KilledError, TimeLimitError, World, simulate
@@ -47,10 +48,12 @@ __all__ = [
     "FaultPlan",
     "Faults",
     "Held",
+    "History",
     "Host",
     "KilledError",
     "Link",
     "NotSimulatedError",
+    "Operation",
     "Seeds",
     "StalledError",
     "TimeLimitError",
