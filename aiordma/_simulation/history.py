@@ -184,9 +184,7 @@ class Span(NamedTuple):
         if None not in (before, self.result) and before != self.result:
             return UNFIT
         before = self.result if before is None else before
-        if before is None and kind != "write":  # a swap that changes nothing need not be done
-            return values[1] if kind == "compare_and_swap" else None
-        return REGISTER[kind](before, *values)
+        return None if before is None and kind != "write" else REGISTER[kind](before, *values)
 
 
 def _has_order(spans: list[Span], begins_as: int | None, steps: int) -> bool:
@@ -227,7 +225,7 @@ def _choices(spans: list[Span], done: int, state: int | None) -> list[Place]:
         after, kind, values = span.after(state), span.it._kind, span.it._values
         if span.result is not None:
             seen.append(span.result)
-            if after == state and span.end < inf:
+            if after == state:
                 return [(done | bit, state)]
         elif kind == "compare_and_swap":
             seen.append(values[0])
@@ -238,7 +236,7 @@ def _choices(spans: list[Span], done: int, state: int | None) -> list[Place]:
             if after != UNFIT:
                 must.append((done | bit, after))
         elif after not in (UNFIT, state):
-            may.setdefault((kind, values, span.result), (done | bit, after))
+            may.setdefault((kind, values), (done | bit, after))
     # What need not be done is done for what sees it, by itself or with what is added.
     some = [it for it in may.values() if any((number - it[1]) & U64_MAX <= adds for number in seen)]
     return [*some, *reversed(must)]
@@ -256,7 +254,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
 
     def since(begin: int) -> list[Span]:
         """What was under way then may have been done before."""
-        return [it if it.begin >= begin else it._replace(end=inf) for it in part if it.end > begin]
+        return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
     def is_bad(some: list[Span], begins_as: int | None) -> bool:
         try:

@@ -26,13 +26,14 @@ GOOD = {
     "without an end, late": "w:write:1 r:read r.0 v:write:2 v. s:read s.1",
     "without an end, to get back": "w:write:1 w. v:write:0 u:write:1 u. r:read r.0 s:read s.0",
     "a read without an end": "r:read w:write:1 w.",
-    "refused": "w:write:1 w! r:read r.0",
+    "refused": "w:write:1 w! q:read q! r:read r.0",
     "swapped": "c:compare_and_swap:0:5 c.0 d:compare_and_swap:0:6 d.5 r:read r.5",
     "swapped, without an end": "c:compare_and_swap:0:5 d:compare_and_swap:0:6 d.5 r:read r.5",
     "swapped behind another": "c:compare_and_swap:1:2 r:read r.0 w:write:1 w. s:read s.2",
     "added": "a:fetch_and_add:3 b:fetch_and_add:4 b.0 a.4 r:read r.7",
     "modulo": f"a:fetch_and_add:{2**64 - 1} a.0 b:fetch_and_add:2 b.{2**64 - 1} r:read r.1",
     "alike, without ends": "a:fetch_and_add:1 b:fetch_and_add:1 r:read r.1 s:read s.2",
+    "swapped, after others": "w:write:2 c:compare_and_swap:3:2 a:fetch_and_add:1 r:read r.2 c.3",
     "messages": "m:send:1 n:send:2 n. x:received:1 m. y:received:2",
     "alike": "m:send:1 m. n:send:1 n. x:received:1 y:received:1",
     "perhaps sent": "m:send:1 n:send:2 n. y:received:2",
@@ -65,6 +66,10 @@ BAD = {
     "out of turn": ("m:send:1 m. n:send:2 n. y:received:2 x:received:1", "m n y"),
     "unsent": ("x:received:1 m:send:1 m.", "x"),
     "lost in the end": ("m:send:1 m. n:send:2 n. x:received:1", "n"),
+    "seen before, by one that goes on": (
+        "a:write:3 a. b:write:3 b. r:read c:write:4 c. w:write:1 w. r.1 z:read z.7",
+        "r w z",
+    ),
     "late": ("a:access a. e:lease_ended b:access b. c:access c.", "e b"),
 }
 
@@ -203,6 +208,11 @@ async def test_a_block_without_an_end() -> None:
     for number in 1, 2:
         with suppress(OSError), history.write("x", number):
             raise OSError
+    with suppress(OSError), history.fetch_and_add("y", 1) as op:
+        op.result = 5
+        raise OSError
+    with history.read("y") as op:
+        op.result = 1
     waiting = history.write("x", 3)
     waiting.__enter__()
     for seen in 0, 2, 1, 3, 3:
