@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import random
+import sys
 import traceback
-from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from aiordma import testing
 
 PORT = 7471
 KEY = b"sixteen or more random bytes"
+CHANNEL = 8
+"""Bytes of a name of one."""
 ANY_ADDRESS = aiordma.Config(allow_other_addresses=True)  # as the further rails are at another one
 BROKEN = (aiordma.RDMAError, ConnectionError)
 
@@ -35,7 +38,6 @@ class Scenario:
     """`main` checks what has to be true."""
 
     main: Main
-    hosts: Mapping[str, Callable[[], Coroutine[Any, Any, Any]]] = field(default_factory=dict)
     faults: testing.FaultPlan = CALM
     devices: int = 1
 
@@ -47,7 +49,7 @@ class Scenario:
             return world.trace
 
         return testing.simulate(
-            main, seed=seed, hosts=self.hosts, faults=self.faults, devices=self.devices, limit=1000
+            main, seed=seed, faults=self.faults, devices=self.devices, limit=1000
         )
 
 
@@ -84,17 +86,14 @@ async def on_two_hosts(
 # ---- hosts that are killed and boot again --------------------------------------------------------
 
 
-EXECUTED = Counter[bytes]()
-"""The messages that a server has had, whatever became of it."""
-
-
-async def echo(via: Literal["cm", "tcp"] = "cm") -> None:
+async def echo(history: testing.History, via: Literal["cm", "tcp"]) -> None:
     async def answer(conn: aiordma.Connection) -> None:
         with contextlib.suppress(*BROKEN):
             async for message in conn:
                 with message:
-                    EXECUTED[bytes(message)] += 1
-                    await conn.send(bytes(message))
+                    data = bytes(message)
+                history.received(data[:CHANNEL], data)
+                await conn.send(data)
 
     auth = KEY if via == "tcp" else None
     async with await aiordma.start_server(answer, "", PORT, via=via, auth=auth) as server:
@@ -104,31 +103,32 @@ async def echo(via: Literal["cm", "tcp"] = "cm") -> None:
 async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
     """Clients come back each time; what they send once is executed once at most."""
     auth = KEY if via == "tcp" else None
-    answered = set[bytes]()
-    EXECUTED.clear()
+    history = testing.History()
 
     async def ask(until: float) -> None:
+        channel = world.random.randbytes(CHANNEL)
         async for conn in aiordma.reconnect(
             "server", PORT, via=via, auth=auth, first_delay=0.1, longest_delay=0.5
         ):
             try:
                 while True:
-                    data = world.random.randbytes(world.random.choice((16, 100, 5000, 100_000)))
-                    await conn.send(data)
-                    with await conn.recv() as message:
-                        assert bytes(message) == data
-                    answered.add(data)
+                    length = world.random.choice((16, 100, 5000, 100_000))
+                    data = channel + world.random.randbytes(length)
+                    with history.send(channel, data):
+                        await conn.send(data)
+                        with await conn.recv() as message:
+                            assert bytes(message) == data
                     if world.now >= until:
                         return
                     await asyncio.sleep(0.3)
             except BROKEN:
                 continue
 
+    world.host("server").serve(echo, history, via)
     await on_two_hosts(world, partial(ask, 7))
     await asyncio.sleep(max(0, 10 - world.now))
     await ask(0)
-    assert max(EXECUTED.values()) == 1
-    assert answered <= EXECUTED.keys()
+    history.check()
 
 
 # ---- leases --------------------------------------------------------------------------------------
@@ -136,19 +136,20 @@ async def restarts(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> No
 
 async def leases(world: testing.World) -> None:
     """No write arrives after the end of its lease, by the clock of the owner."""
-    lent = []
+    history = testing.History()
 
     async def lend(conn: aiordma.Connection) -> None:
         memory = bytearray(1 << 16)
         for length in (0.01, 0.1, 0.5):
             with conn.register(memory) as region:
                 share = await conn.send_region(region, access=aiordma.Rights.WRITE, lease=length)
-                await asyncio.sleep(length + world.random.uniform(0, 0.1))
+                await asyncio.sleep(length)
+                history.lease_ended(share.region_id)
+                await asyncio.sleep(world.random.uniform(0, 0.1))
                 assert share.revoked
                 seen = bytes(memory)
                 await asyncio.sleep(world.random.uniform(0, 1))
                 assert bytes(memory) == seen
-                lent.append(length)
 
     async def use() -> None:
         with contextlib.suppress(*BROKEN):
@@ -157,11 +158,14 @@ async def leases(world: testing.World) -> None:
                     remote = await conn.recv_region()
                     with contextlib.suppress(aiordma.LeaseEndedError):
                         while True:
-                            await conn.write(bytes([number]) * len(remote), remote)
+                            with history.access(remote.token.region_id):
+                                await conn.write(bytes([number]) * len(remote), remote)
                             await asyncio.sleep(0.001)
 
     world.host("server").serve(serve, lend)
+    world.host("client0").slowness = 1000  # it hears of a lease when that has begun
     await on_two_hosts(world, use)
+    history.check()
 
 
 # ---- streams -------------------------------------------------------------------------------------
@@ -323,23 +327,34 @@ async def operations(world: testing.World, *, strict: bool) -> None:
 # ---- two cables ----------------------------------------------------------------------------------
 
 
+SERVER, CLIENT = "server", "client"
+LENGTHS = 100, 1 << 20, 4 << 20
+
+
 async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None:
     """Long messages go on over one cable while the other one is cut, and both carry them later."""
     end = world.now + world.random.uniform(1, 4)
     options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS, "via": via}
     conns: list[aiordma.Connection] = []
+    history = testing.History()
+
+    async def take(conn: aiordma.Connection, side: str) -> bytes:
+        with await conn.recv() as message:
+            history.received(side, data := bytes(message))
+            return data
+
+    async def send(conn: aiordma.Connection, side: str, data: bytes) -> None:
+        with history.send(side, data):
+            await conn.send(data)
 
     async def answer(conn: aiordma.Connection) -> None:
         conns.append(conn)
-        async for message in conn:
-            with message:
-                await conn.send(bytes(message))
+        while True:
+            await send(conn, CLIENT, await take(conn, SERVER))
 
     async def ask(conn: aiordma.Connection) -> None:
-        data = world.random.randbytes(world.random.choice((1, 2, 4)) << 20)
-        await conn.send(data)
-        with await conn.recv() as message:
-            assert bytes(message) == data
+        await send(conn, SERVER, world.random.randbytes(world.random.choice(LENGTHS)))
+        await take(conn, CLIENT)
 
     def whole() -> bool:
         """At both sides: one may know of a rail that broke, and the other one not yet."""
@@ -366,23 +381,70 @@ async def cables(world: testing.World, via: Literal["cm", "tcp"] = "cm") -> None
             await asyncio.sleep(world.random.uniform(0, 1))
             world.heal(network=network)
             await asyncio.sleep(0.5)  # a rail may find out by its last retry that it was cut
-    await calling
+    try:
+        await calling
+    finally:  # it says more than the end of a connection
+        history.check()
+
+
+# ---- atomics -------------------------------------------------------------------------------------
+
+
+async def atomics(world: testing.World) -> None:
+    """Each is done once, or its outcome is unknown: on two clients' way a cable is cut at times."""
+    options: dict[str, Any] = {"device": "all", "config": ANY_ADDRESS}
+    history, memory, draw = testing.History(), bytearray(8), world.random
+
+    async def lend(conn: aiordma.Connection) -> None:
+        with conn.register(memory) as region:
+            rights = aiordma.Rights.READ | aiordma.Rights.ATOMIC
+            await conn.send_region(region, access=rights, lease=None)
+            await conn.wait_closed()
+
+    async def use_once(conn: aiordma.Connection, remote: aiordma.RemoteRegion, seen: int) -> int:
+        kind, number = draw.choice(("read", "swap", "add")), draw.getrandbits(64)
+        if kind == "swap":
+            with history.compare_and_swap("it", seen, number) as op:
+                op.result = await conn.compare_and_swap(remote, seen, number)
+        elif kind == "add":
+            with history.fetch_and_add("it", number) as op:
+                op.result = await conn.fetch_and_add(remote, number)
+        else:
+            with history.read("it") as op:
+                await conn.read(remote, data := bytearray(8))
+                op.result = int.from_bytes(data, sys.byteorder)
+        assert op.result is not None
+        return op.result
+
+    async def use() -> None:
+        seen = 0
+        async for conn in aiordma.reconnect("server", PORT, **options):
+            with contextlib.suppress(*BROKEN):
+                remote = await conn.recv_region()
+                while world.now < 8:
+                    with contextlib.suppress(aiordma.OutcomeUnknownError, aiordma.BufferStateError):
+                        seen = await use_once(conn, remote, seen)
+                    await asyncio.sleep(draw.uniform(0, 0.02))
+                return
+
+    world.host("server").serve(partial(serve, lend, **options))
+    await on_two_hosts(world, use)
+    history.check()
 
 
 SCENARIOS = {
-    "restarts": Scenario(restarts, {"server": echo}, ROUGH),
-    "restarts over TCP": Scenario(
-        partial(restarts, via="tcp"), {"server": partial(echo, "tcp")}, ROUGH
-    ),
-    "leases": Scenario(
-        leases, {}, testing.FaultPlan(LOSSY, partitions=0.5, pauses=2, duration=0.3)
-    ),
+    "restarts": Scenario(restarts, ROUGH),
+    "restarts over TCP": Scenario(partial(restarts, via="tcp"), ROUGH),
+    "leases": Scenario(leases, testing.FaultPlan(LOSSY, partitions=0.5, pauses=2, duration=0.3)),
     "streams": Scenario(streams),
     "operations": Scenario(partial(operations, strict=True)),
     "broken operations": Scenario(
-        partial(operations, strict=False),
-        {},
-        testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2),
+        partial(operations, strict=False), testing.FaultPlan(FAR, partitions=3, pauses=2, kills=2)
+    ),
+    "atomics": Scenario(
+        atomics,
+        testing.FaultPlan(FAR, partitions=0.1, cables=1, kills=0.1, until=8, duration=2),
+        devices=2,
     ),
     "cables": Scenario(cables, devices=2),
     "cables over TCP": Scenario(partial(cables, via="tcp"), devices=2),
