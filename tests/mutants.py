@@ -67,7 +67,7 @@ PARTS = {
     "cli, perf": ("cli/|perf/", 20, (AROUND, FACES)),
     "_simulation": ("_simulation/", 10, ("tests/simulation", FACES)),
     "rpc, arrays and others": ("", 40, (FACES, TRANSPORT, AROUND)),
-    "by hand": ("$", 0, (SESSION, DATAPATH, TRANSPORT)),
+    "by hand": ("$", 0, (SESSION, DATAPATH, TRANSPORT, SLOW)),
 }
 INVALID = "does not build"
 

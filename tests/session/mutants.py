@@ -129,6 +129,21 @@ MUTANTS = {
         "return STAYS if self.writes() else BEGUN",
         "return BEGUN",
     ),
+    "an atomic operation is done again by another rail": (
+        "_datapath/one_sided.pyx",
+        "        return not posted or (\n",
+        "        return True or (\n",
+    ),
+    "a message that is under way goes twice by another rail": (
+        "_datapath/outbox.pyx",
+        "[frame for frame in missing if frame not in works]",
+        "[*missing]",
+    ),
+    "a lease ends late": (
+        "_transport/shares.py",
+        "when, self._expire)",
+        "when + 0.02, self._expire)",
+    ),
     "a rail joins before the lead has done what was before": (
         "_datapath/one_sided.pyx",
         "lead.table.holds(self.after) or ",
