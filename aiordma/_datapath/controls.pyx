@@ -87,7 +87,7 @@ cdef class Controls:
         content = PyBytes_FromStringAndSize(<const char *> &ack, sizeof(ack))
         if (
             not self.waiting.size()
-            and self.can_send()
+            and can_send(self)
             and self.send_frame(RNDV_ACK, content, None, window_key)
         ):
             return 0
@@ -134,7 +134,7 @@ cdef class Controls:
                 return
 
     cdef int flush(self) except -1:
-        while self.waiting.size() and self.can_send():
+        while self.waiting.size() and can_send(self):
             item = self.waiting.first()
             if item[3] and not self.outbox.lead.backlog.has_posted(item[3]):
                 # A write may wait for an answer of the peer's to one that stands behind this.
@@ -178,18 +178,19 @@ cdef class Controls:
         outbox.post_frame(frame, kind, False, 0)
         return True
 
-    cdef bint can_send(self) noexcept:
-        """Whether there is a credit for a control message, and an entry of the send queue."""
-        return (
-            self.outbox.credits.may_send_control()
-            and self.outbox.lead.free > 0
-            and not self.outbox.flags & SWITCHING
-        )
-
     @property
     def can_send_now(self) -> bool:
-        return not self.outbox.flags & (NOT_STARTED | ENDED) and self.can_send()
+        return not self.outbox.flags & (NOT_STARTED | ENDED) and can_send(self)
 
     def send_now(self, message: protocol.Message) -> bool:
         """Sends a control message if that is possible now; False: it is not sent at all."""
         return self.can_send_now and self.send_frame(CONTROL, protocol.encode(message), None)
+
+
+cdef bint can_send(Controls controls) noexcept:
+    """Whether there is a credit for a control message, and an entry of the send queue."""
+    return (
+        controls.outbox.credits.may_send_control()
+        and controls.outbox.lead.free > 0
+        and not controls.outbox.flags & SWITCHING
+    )

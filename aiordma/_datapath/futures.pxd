@@ -32,7 +32,6 @@ cdef class Wakeups:
     cdef bint is_of_this_task(self) except -1
     cdef int begin_drain(self) except -1
     cdef int end_drain(self) except -1
-    cdef int call_back(self) except -1
     cdef int remember(self, object error) except -1
     cdef object finished(self)
     cdef int spin_briefly(self, OpFuture future) except -1
@@ -47,6 +46,4 @@ cdef class OpFuture:
     cdef public bint _asyncio_future_blocking
     cdef int settle(self, int state, object reason) except -1
     cdef bint withdraw(self) except -1
-    cdef int run_callbacks(self, bint deferred) except -1
-    cdef int run_callback(self, object callback, object context) except -1
     cdef int call_soon(self, object callback, object context) except -1

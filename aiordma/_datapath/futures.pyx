@@ -108,30 +108,10 @@ cdef class Wakeups:
 
     cdef int end_drain(self) except -1:
         self.draining = False
-        self.call_back()
+        call_back(self)
         if self.first_raised is not None:
             error, self.first_raised = self.first_raised, None
             raise error
-        return 0
-
-    cdef int call_back(self) except -1:
-        """Calls the tasks back whose futures this drain has settled."""
-        cdef list settled = self.settled
-        cdef OpFuture future
-        cdef Py_ssize_t i = 0
-        if not settled or self.calling_back:  # the outer drain does it
-            return 0
-        self.calling_back = not self.defers_callbacks
-        self.thread = PyThread_get_thread_ident()
-        while i < len(settled):
-            future = <OpFuture> settled[i]
-            i += 1
-            try:
-                future.run_callbacks(self.defers_callbacks)
-            except BaseException as error:
-                self.remember(error)
-        settled.clear()
-        self.calling_back = False
         return 0
 
     cdef int remember(self, object error) except -1:
@@ -163,6 +143,27 @@ cdef class Wakeups:
             self.misses = min(2 * self.misses + 1, MAX_SHORT_SPINS)
         self.short_spins = self.misses
         return 0
+
+
+cdef int call_back(Wakeups wakeups) except -1:
+    """Calls the tasks back whose futures this drain has settled."""
+    cdef list settled = wakeups.settled
+    cdef OpFuture future
+    cdef Py_ssize_t i = 0
+    if not settled or wakeups.calling_back:  # the outer drain does it
+        return 0
+    wakeups.calling_back = not wakeups.defers_callbacks
+    wakeups.thread = PyThread_get_thread_ident()
+    while i < len(settled):
+        future = <OpFuture> settled[i]
+        i += 1
+        try:
+            run_callbacks(future, wakeups.defers_callbacks)
+        except BaseException as error:
+            wakeups.remember(error)
+    settled.clear()
+    wakeups.calling_back = False
+    return 0
 
 
 # The cycle collector breaks a cycle at the task's callback.  It must not clear a future: without
@@ -289,18 +290,7 @@ cdef class OpFuture:
         if direct_wake and self.wakeups.draining and state != CANCELLED:
             self.wakeups.settled.append(self)
             return 0
-        return self.run_callbacks(deferred=True)
-
-    cdef int run_callbacks(self, bint deferred) except -1:
-        cdef object callback = self.callback, context = self.context
-        cdef list more = self.more_callbacks
-        self.callback = self.context = self.more_callbacks = None
-        if callback is not None:
-            self.call_soon(callback, context) if deferred else self.run_callback(callback, context)
-        if more is not None:
-            for callback, context in more:
-                self.call_soon(callback, context) if deferred else self.run_callback(callback, context)
-        return 0
+        return run_callbacks(self, deferred=True)
 
     cdef int call_soon(self, object callback, object context) except -1:
         cdef object loop = self.wakeups.loop
@@ -314,22 +304,34 @@ cdef class OpFuture:
             # What it would call has ended with the loop.
         return 0
 
-    cdef int run_callback(self, object callback, object context) except -1:
-        """Calls back now, as the loop would."""
-        cdef object caller = self
-        # A task asks its caller for the result: an asyncio.Future directly, another class by a call
-        # of the method by name, which takes twenty times as long.
-        if self.state == DONE and is_task_wakeup(callback):
-            caller = self.wakeups.finished()
-        PyContext_Enter(context)
-        try:
-            callback(caller)
-        except (SystemExit, KeyboardInterrupt) as error:  # it leaves the drain when all are called back
-            self.wakeups.remember(error)
-        except BaseException as error:
-            self.wakeups.loop.call_exception_handler(
-                {"message": "Exception in a callback of aiordma's", "exception": error}
-            )
-        finally:
-            PyContext_Exit(context)
-        return 0
+cdef int run_callbacks(OpFuture future, bint deferred) except -1:
+    cdef object callback = future.callback, context = future.context
+    cdef list more = future.more_callbacks
+    future.callback = future.context = future.more_callbacks = None
+    if callback is not None:
+        future.call_soon(callback, context) if deferred else run_callback(future, callback, context)
+    if more is not None:
+        for callback, context in more:
+            future.call_soon(callback, context) if deferred else run_callback(future, callback, context)
+    return 0
+
+
+cdef int run_callback(OpFuture future, object callback, object context) except -1:
+    """Calls back now, as the loop would."""
+    cdef object caller = future
+    # A task asks its caller for the result: an asyncio.Future directly, another class by a call
+    # of the method by name, which takes twenty times as long.
+    if future.state == DONE and is_task_wakeup(callback):
+        caller = future.wakeups.finished()
+    PyContext_Enter(context)
+    try:
+        callback(caller)
+    except (SystemExit, KeyboardInterrupt) as error:  # it leaves the drain when all are called back
+        future.wakeups.remember(error)
+    except BaseException as error:
+        future.wakeups.loop.call_exception_handler(
+            {"message": "Exception in a callback of aiordma's", "exception": error}
+        )
+    finally:
+        PyContext_Exit(context)
+    return 0

@@ -36,7 +36,6 @@ cdef class PendingRendezvous:
     cdef bint is_complete(self) noexcept
     cdef uint32_t count(self) noexcept
     cdef uint32_t window_key(self) noexcept
-    cdef bytes keys_of(self, uint32_t rail)
     cdef int end_striping(self) except -1
 
 
@@ -56,7 +55,6 @@ cdef class StripedRead(Striped):
     cdef dict lkeys                    # of that memory, by the number of the rail; 0: it can have none
     cdef object refused                # why, of the latest of these
     cdef int use(self, SendQueue rail) except -1
-    cdef uint32_t piece_at(self, uint64_t *start) noexcept
     cdef int let_go(self) except -1
 
 
@@ -73,7 +71,6 @@ cdef class ReceiveTarget(Pinned):
     cdef uint64_t length
     cdef object refused                # why it cannot be used
     cdef int open(self, object memory) except -1
-    cdef object room_for(self, uint64_t length)
     cdef int close(self) except -1
 
 
@@ -106,20 +103,12 @@ cdef class Inbox:
     cdef bint iteration_ends           # of `async for`, where no message is left
     cdef str reader                    # the only one that takes messages; None: any task may
     cdef object ended
-    cdef object in_use(self, str other)
-    cdef bint ready(self) noexcept
     cdef int end_iteration(self) except -1
-    cdef int wake_first(self) except -1
-    cdef int wake_if_ready(self) except -1
     cdef int arrived(self, object item) except -1
     cdef int offered(self, PendingRendezvous pending) except -1
-    cdef list to_be_read(self)
     cdef Message take(self)
-    cdef int take_landed(self, PendingRendezvous pending) except -1
     cdef int taken(self, uint64_t length, bint last) except -1
-    cdef object next_for(self, RecvOperation operation, bint waited)
     cdef object refusal(self, object item, ReceiveTarget target)
-    cdef int put_back(self, ReceiveTarget target) except -1
 
 
 cdef class Fetcher:
@@ -138,22 +127,12 @@ cdef class Fetcher:
     cpdef int fetch_ahead(self) except -1
     cdef BlockCache move(self, SendQueue rail)
     cdef int watch(self, PendingRendezvous pending) except -1
-    cdef int end_stalling(self) except -1
-    cdef bint fetch(self, PendingRendezvous pending) except -1
-    cdef int probe(self, PendingRendezvous pending) except -1
-    cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1
     cdef int read(self, PendingRendezvous pending, Pinned pinned, uint64_t address,
                   uint32_t lkey) except -1
-    cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1
-    cdef int read_failed(self, PendingRendezvous pending, Lane lane, uint64_t start,
-                         uint64_t length) except -1
-    cdef StripedRead striped_read(self, PendingRendezvous pending, Pinned pinned, uint64_t address)
-    cdef int read_again(self, RendezvousRead read) except -1
     cdef int take_keys(self, bytes content) except -1
     cdef int drop_keys(self, uint32_t rail) except -1
     cdef int acknowledge(self, PendingRendezvous pending) except -1
     cdef bint opens(self, PendingRendezvous pending) except -1
-    cdef int not_fetched(self, PendingRendezvous pending) except -1
     cdef int drop(self, PendingRendezvous pending) except -1
     cdef int end(self) except -1
 

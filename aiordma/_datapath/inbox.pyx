@@ -122,17 +122,6 @@ cdef class ReceiveTarget(Pinned):
         self.bytes, self.length = <unsigned char *> self.buffer.buf, self.buffer.len
         return 0
 
-    cdef object room_for(self, uint64_t length):
-        """Why a message of that length cannot be received here; None if it can."""
-        if self.refused is None and self.memory is None:
-            try:
-                self.open(self.allocate(length))
-            except BaseException as error:  # the receiver's, not that of the drain
-                self.refused = of_callback(error)
-        if self.refused is None and length > self.length:
-            return MessageTooLongError(length, self.length, received=True)
-        return self.refused
-
     cdef int close(self) except -1:
         """The memory is the caller's again, as soon as no READ is under way there."""
         self.closed = True
@@ -159,6 +148,18 @@ cdef class ReceiveTarget(Pinned):
             self.held.unpin_now()
         if self.has_buffer:
             PyBuffer_Release(&self.buffer)
+
+
+cdef object room_for(ReceiveTarget target, uint64_t length):
+    """Why a message of that length cannot be received here; None if it can."""
+    if target.refused is None and target.memory is None:
+        try:
+            target.open(target.allocate(length))
+        except BaseException as error:  # the receiver's, not that of the drain
+            target.refused = of_callback(error)
+    if target.refused is None and length > target.length:
+        return MessageTooLongError(length, target.length, received=True)
+    return target.refused
 
 
 @cython.final
@@ -231,11 +232,11 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             if not waiter.withdraw() and waiter.state == DONE:  # it was told of a message
                 inbox.notified -= 1
                 inbox.fetcher.fetch_ahead()
-            inbox.wake_if_ready()  # that message, or the end of this one's iteration, is for the next
+            wake_if_ready(inbox)  # that message, or the end of this one's iteration, is for the next
         if not self.over:
             self.over = True
             if self.target is not None:
-                inbox.put_back(self.target)
+                put_back(inbox, self.target)
                 self.target.close()
         return 0
 
@@ -251,7 +252,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 self.inbox.outbox.owner.check_loop()
             if self.inbox.reader is not None and not self.of_reader:
                 self.over = True
-                raise self.inbox.in_use("a second reader")
+                raise in_use(self.inbox, "a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
         try:
             if not waited and not self.inbox.fetcher.reads_ahead:
@@ -268,7 +269,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                     if waiter.state != DONE:
                         raise waiter.exception_to_raise()
                     self.inbox.notified -= 1
-                item = self.inbox.next_for(self, waited)
+                item = next_for(self.inbox, self, waited)
                 if item is not None:
                     return self.finish(item)
                 waiter, waited = self.waiter, True
@@ -291,7 +292,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             return inbox.take()
         if type(item) is PendingRendezvous:
             pending = <PendingRendezvous> item
-            inbox.take_landed(pending)
+            take_landed(inbox, pending)
             length, imm = pending.length, pending.imm if pending.has_imm else None
         else:
             message = inbox.take()
@@ -334,7 +335,7 @@ cdef class MessageIterator:
     def __cinit__(self, Inbox inbox not None, reader: str | None = None):
         if reader is not None:
             if inbox.reader is not None or inbox.receivers.size() or inbox.notified:
-                raise inbox.in_use(reader)
+                raise in_use(inbox, reader)
             inbox.reader, self.of_reader = reader, True
         self.inbox = inbox
 
@@ -367,17 +368,22 @@ cdef class PendingRendezvous:
 
     cdef uint32_t window_key(self) noexcept:
         """The key that its acknowledgement ends; 0: none."""
-        cdef const RendezvousPiece *piece = <const RendezvousPiece *> PyBytes_AS_STRING(self.pieces)
+        cdef const RendezvousPiece *piece = pieces_of(self)
         return le32toh(piece.rkey) if le32toh(piece.flags) & IS_WINDOW else 0
-
-    cdef bytes keys_of(self, uint32_t rail):
-        return b"" if self.keys is None else self.keys.get(rail, b"")
 
     cdef int end_striping(self) except -1:
         """No further chunk is asked for; those under way hold the memory by themselves."""
         cdef StripedRead striped = self.striped
         self.striped = None  # which refers to this
         return 0 if striped is None else striped.let_go()
+
+
+cdef bytes keys_of(PendingRendezvous pending, uint32_t rail):
+    return b"" if pending.keys is None else pending.keys.get(rail, b"")
+
+
+cdef inline const RendezvousPiece *pieces_of(PendingRendezvous pending) noexcept:
+    return <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
 
 
 cdef PendingRendezvous pending_rendezvous(
@@ -442,7 +448,7 @@ cdef class RendezvousRead(WorkRequest):
         if lane is not None:
             (<SendQueue> lane.rail).bytes_read += self.length
             fetcher.outbox.stripes.finished(lane, self.length)
-        return fetcher.read_done(self.pending, self.length)
+        return read_done(fetcher, self.pending, self.length)
 
     cdef int on_error(self, object error) except -1:
         return 0  # the queue pair has failed, and with it each receiver; or another rail reads it
@@ -455,9 +461,9 @@ cdef class RendezvousRead(WorkRequest):
         cdef Lane lane = self.lane
         self.lane = None
         if lane is not None:
-            self.fetcher.read_failed(self.pending, lane, self.start, self.length)
+            read_failed(self.fetcher, self.pending, lane, self.start, self.length)
         elif self.fetcher.outbox.journal.keeps:  # else no other rail can
-            self.fetcher.read_again(self)
+            read_again(self.fetcher, self)
         pinned, self.pinned = self.pinned, None
         if pinned is not None:
             pinned.unpin_now()
@@ -474,7 +480,7 @@ cdef class StripedRead(Striped):
         """Has the memory registered with the rail, if it has keys; one that cannot reads nothing, and as
         the lead breaks (`reach`)."""
         if rail.number in self.lkeys or (
-            rail.number != self.pending.rail and not self.pending.keys_of(rail.number)
+            rail.number != self.pending.rail and not keys_of(self.pending, rail.number)
         ):
             return 0
         try:
@@ -484,24 +490,11 @@ cdef class StripedRead(Striped):
         self.lkeys[rail.number] = lkey
         return 0
 
-    cdef uint32_t piece_at(self, uint64_t *start) noexcept:
-        """The piece with the byte `start` of the message, which becomes the offset in the piece."""
-        cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
-            self.pending.pieces
-        )
-        cdef uint32_t i = 0
-        while start[0] >= le64toh(pieces[i].length):
-            start[0] -= le64toh(pieces[i].length)
-            i += 1
-        return i
-
     cdef uint64_t reach(self, Lane lane, uint64_t start) except? 0xFFFFFFFFFFFFFFFF:
         cdef SendQueue rail = <SendQueue> lane.rail
-        cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
-            self.pending.pieces
-        )
+        cdef const RendezvousPiece *pieces = pieces_of(self.pending)
         cdef bint first = start < FIRST_BYTES
-        cdef uint32_t i = self.piece_at(&start)
+        cdef uint32_t i = piece_at(self, &start)
         if rail.error is not None:
             return 0
         lkey = self.lkeys.get(rail.number)
@@ -509,7 +502,10 @@ cdef class StripedRead(Striped):
             (<object> rail).rail_broke(self.refused or RDMAError("it takes no memory of messages"))
         if not lkey:
             return 0
-        if rail.number != self.pending.rail and len(self.pending.keys_of(rail.number)) <= i * sizeof(RendezvousKey):
+        if (
+            rail.number != self.pending.rail
+            and len(keys_of(self.pending, rail.number)) <= i * sizeof(RendezvousKey)
+        ):
             return 0
         if first and len(self.pending.keys or ()) + 1 < len(self.fetcher.outbox.stripes.lanes):
             return min(<uint64_t> FIRST_CHUNK, le64toh(pieces[i].length) - start)
@@ -519,14 +515,12 @@ cdef class StripedRead(Striped):
         cdef SendQueue rail = <SendQueue> lane.rail
         cdef PendingRendezvous pending = self.pending
         cdef RendezvousRead read = new_read(self.fetcher, pending)
-        cdef bytes keys = pending.keys_of(rail.number)
+        cdef bytes keys = keys_of(pending, rail.number)
         read.lane, read.start = lane, start
         read.address, read.lkey = self.address + start, self.lkeys[rail.number]
         read.length = <uint32_t> length
-        cdef uint32_t i = self.piece_at(&start)
-        cdef const RendezvousPiece *pieces = <const RendezvousPiece *> PyBytes_AS_STRING(
-            pending.pieces
-        )
+        cdef uint32_t i = piece_at(self, &start)
+        cdef const RendezvousPiece *pieces = pieces_of(pending)
         read.remote_address = le64toh(pieces[i].address) + start
         if rail.number != pending.rail:
             read.rkey = le32toh((<const RendezvousKey *> PyBytes_AS_STRING(keys))[i].rkey)
@@ -546,6 +540,16 @@ cdef class StripedRead(Striped):
 
     def __dealloc__(self):
         self.let_go()
+
+
+cdef uint32_t piece_at(StripedRead striped, uint64_t *start) noexcept:
+    """The piece with the byte `start` of the message, which becomes the offset in the piece."""
+    cdef const RendezvousPiece *pieces = pieces_of(striped.pending)
+    cdef uint32_t i = 0
+    while start[0] >= le64toh(pieces[i].length):
+        start[0] -= le64toh(pieces[i].length)
+        i += 1
+    return i
 
 
 cdef RendezvousRead new_read(Fetcher fetcher, PendingRendezvous pending):
@@ -576,87 +580,16 @@ cdef class Inbox:
 
     # ---- arriving ----
 
-    cdef bint ready(self) noexcept:
-        """Whether there is something for the first receiver: a complete message, or the end."""
-        if self.ended is not None:
-            return True
-        if self.incoming.size():
-            return is_complete(self.incoming.first())
-        return self.iteration_ends and (<RecvFuture> self.receivers.first()).ends_iteration
-
-    cdef int wake_first(self) except -1:
-        cdef OpFuture receiver
-        while self.receivers.size():
-            receiver = <OpFuture> self.receivers.popleft()
-            if receiver.state == PENDING:
-                self.notified += 1
-                return receiver.settle(DONE, None)
-        return 0
-
-    cdef int wake_if_ready(self) except -1:
-        if self.receivers.size() and self.ready():
-            self.wake_first()
-        return 0
-
     cdef int arrived(self, object item) except -1:
         self.incoming.append(item)
-        return self.wake_if_ready()
+        return wake_if_ready(self)
 
     cdef int offered(self, PendingRendezvous pending) except -1:
         self.incoming.append(pending)
         self.fetcher.unread.append(pending)
         return self.fetcher.fetch_ahead()
 
-    cdef object in_use(self, str other):
-        """Why `other` cannot read the messages."""
-        return BusyError(
-            f"{other} cannot take messages of the connection with {self.outbox.owner.peer_name}: "
-            f"{self.reader or 'a task that waits in recv()'} takes them; use another connection"
-        )
-
-    cdef list to_be_read(self):
-        """The messages that the peer has, in their order."""
-        return [item for item in self.incoming.all() if type(item) is PendingRendezvous]
-
     # ---- taking ----
-
-    cdef object next_for(self, RecvOperation operation, bint waited):
-        """The first item if the operation may take it; None: the operation waits in line."""
-        cdef object first = self.incoming.first()
-        cdef ReceiveTarget target = operation.target
-        cdef bint in_turn = waited or not (self.receivers.size() or self.notified)
-        cdef RecvFuture waiter
-        # What is read into the memory of another receiver is that one's.
-        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is not None:
-            if (<PendingRendezvous> first).target is not target:
-                first = None
-        if in_turn and first is not None:
-            refusal = self.refusal(first, target)
-            if self.incoming.first() is not first:  # the caller's `allocate` has received it
-                return self.next_for(operation, waited)
-            if refusal is None and is_complete(first):
-                return first
-            if refusal is not None:
-                self.fetcher.fetch_ahead()
-                self.wake_if_ready()  # it stays for the next in line
-                raise refusal
-        if self.ended is not None and (in_turn or not self.incoming.size()):
-            self.wake_if_ready()
-            raise self.outbox.owner.error_for(self.ended)
-        if self.iteration_ends and operation.ends_iteration and in_turn and not self.incoming.size():
-            self.wake_if_ready()
-            raise ConnectionClosedError()
-        waiter = RecvFuture.__new__(RecvFuture, self.wakeups)
-        waiter.inbox, waiter.target = self, target
-        waiter.ends_iteration = operation.ends_iteration
-        operation.waiter = waiter
-        if waited:
-            self.receivers.appendleft(waiter)
-        else:
-            self.receivers.append(waiter)
-        if self.fetcher.unread.size():
-            self.fetcher.fetch_ahead()
-        return None
 
     cdef object refusal(self, object item, ReceiveTarget target):
         """Why a receiver with that target (None: `recv`) cannot take the item; None if it can."""
@@ -666,7 +599,7 @@ cdef class Inbox:
         if target is not None:
             self.allocating += 1
             try:
-                return target.room_for(len(item))
+                return room_for(target, len(item))
             finally:
                 self.allocating -= 1
         if type(item) is Message or (<PendingRendezvous> item).started:
@@ -680,12 +613,6 @@ cdef class Inbox:
         self.taken(message.length, message.last)
         return message
 
-    cdef int take_landed(self, PendingRendezvous pending) except -1:
-        self.incoming.popleft()
-        self.fetcher.bytes_ahead -= pending.length
-        self.taken(pending.length, True)
-        return self.fetcher.acknowledge(pending)
-
     cdef int taken(self, uint64_t length, bint last) except -1:
         self.outbox.counts.messages_received += 1
         self.outbox.counts.bytes_received += length
@@ -693,23 +620,14 @@ cdef class Inbox:
             self.receives.frame_taken()
         if self.fetcher.unread.size():
             self.fetcher.fetch_ahead()
-        return self.wake_if_ready()
-
-    cdef int put_back(self, ReceiveTarget target) except -1:
-        """Puts back the message that is being read into a target whose receiver is gone: the first."""
-        cdef object first = self.incoming.first()
-        if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
-            (<PendingRendezvous> first).target = None
-            if self.ended is None:
-                self.fetcher.drop(<PendingRendezvous> first)
-        return 0
+        return wake_if_ready(self)
 
     # ---- the end ----
 
     cdef int end_iteration(self) except -1:
         """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
         self.iteration_ends = True
-        return self.wake_if_ready()
+        return wake_if_ready(self)
 
     def end(self, error: BaseException):
         """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
@@ -721,7 +639,101 @@ cdef class Inbox:
                 break  # what stands behind it cannot be had in its turn
             self.incoming.append(item)
         while self.receivers.size():
-            self.wake_first()
+            wake_first(self)
+
+
+cdef bint ready(Inbox inbox) noexcept:
+    """Whether there is something for the first receiver: a complete message, or the end."""
+    if inbox.ended is not None:
+        return True
+    if inbox.incoming.size():
+        return is_complete(inbox.incoming.first())
+    return inbox.iteration_ends and (<RecvFuture> inbox.receivers.first()).ends_iteration
+
+
+cdef int wake_first(Inbox inbox) except -1:
+    cdef OpFuture receiver
+    while inbox.receivers.size():
+        receiver = <OpFuture> inbox.receivers.popleft()
+        if receiver.state == PENDING:
+            inbox.notified += 1
+            return receiver.settle(DONE, None)
+    return 0
+
+
+cdef int wake_if_ready(Inbox inbox) except -1:
+    if inbox.receivers.size() and ready(inbox):
+        wake_first(inbox)
+    return 0
+
+
+cdef object in_use(Inbox inbox, str other):
+    """Why `other` cannot read the messages."""
+    return BusyError(
+        f"{other} cannot take messages of the connection with {inbox.outbox.owner.peer_name}: "
+        f"{inbox.reader or 'a task that waits in recv()'} takes them; use another connection"
+    )
+
+
+cdef list to_be_read(Inbox inbox):
+    """The messages that the peer has, in their order."""
+    return [item for item in inbox.incoming.all() if type(item) is PendingRendezvous]
+
+
+cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
+    """The first item if the operation may take it; None: the operation waits in line."""
+    cdef object first = inbox.incoming.first()
+    cdef ReceiveTarget target = operation.target
+    cdef bint in_turn = waited or not (inbox.receivers.size() or inbox.notified)
+    cdef RecvFuture waiter
+    # What is read into the memory of another receiver is that one's.
+    if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is not None:
+        if (<PendingRendezvous> first).target is not target:
+            first = None
+    if in_turn and first is not None:
+        refusal = inbox.refusal(first, target)
+        if inbox.incoming.first() is not first:  # the caller's `allocate` has received it
+            return next_for(inbox, operation, waited)
+        if refusal is None and is_complete(first):
+            return first
+        if refusal is not None:
+            inbox.fetcher.fetch_ahead()
+            wake_if_ready(inbox)  # it stays for the next in line
+            raise refusal
+    if inbox.ended is not None and (in_turn or not inbox.incoming.size()):
+        wake_if_ready(inbox)
+        raise inbox.outbox.owner.error_for(inbox.ended)
+    if inbox.iteration_ends and operation.ends_iteration and in_turn and not inbox.incoming.size():
+        wake_if_ready(inbox)
+        raise ConnectionClosedError()
+    waiter = RecvFuture.__new__(RecvFuture, inbox.wakeups)
+    waiter.inbox, waiter.target = inbox, target
+    waiter.ends_iteration = operation.ends_iteration
+    operation.waiter = waiter
+    if waited:
+        inbox.receivers.appendleft(waiter)
+    else:
+        inbox.receivers.append(waiter)
+    if inbox.fetcher.unread.size():
+        inbox.fetcher.fetch_ahead()
+    return None
+
+
+cdef int take_landed(Inbox inbox, PendingRendezvous pending) except -1:
+    inbox.incoming.popleft()
+    inbox.fetcher.bytes_ahead -= pending.length
+    inbox.taken(pending.length, True)
+    return inbox.fetcher.acknowledge(pending)
+
+
+cdef int put_back(Inbox inbox, ReceiveTarget target) except -1:
+    """Puts back the message that is being read into a target whose receiver is gone: the first."""
+    cdef object first = inbox.incoming.first()
+    if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
+        (<PendingRendezvous> first).target = None
+        if inbox.ended is None:
+            inbox.fetcher.drop(<PendingRendezvous> first)
+    return 0
 
 
 # ---- reading messages that are too long for a frame --------------------------------------------------
@@ -764,18 +776,18 @@ cdef class Fetcher:
                 if self.inbox.receivers.first() is not wanted:  # the caller's `allocate` has ended it
                     continue
                 if refusal is not None:
-                    return self.inbox.wake_first()  # to be told
+                    return wake_first(self.inbox)  # to be told
             if wanted is not None and wanted.target is not None:
-                if not self.fetch_into(pending, wanted.target):
+                if not fetch_into(self, pending, wanted.target):
                     return 0
-            elif not self.fetch(pending):
+            elif not fetch(self, pending):
                 return 0
         return 0
 
     cdef BlockCache move(self, SendQueue rail):
         """The rail is the lead from now on: the memory is that of its driver, whose pool is returned."""
         cdef PendingRendezvous pending
-        for pending in self.inbox.to_be_read():
+        for pending in to_be_read(self.inbox):
             if pending.unread and pending.message is not None and not pending.watched:
                 self.watch(pending)  # the peer need not give it keys for this rail
         self.memory.move(rail.driver)
@@ -790,51 +802,6 @@ cdef class Fetcher:
         self.pool._stalled_reads.begin(self)
         return 0
 
-    cdef int end_stalling(self) except -1:
-        for stalled_reads in self.stalling:
-            stalled_reads.end(self)
-        self.stalling.clear()
-        return 0
-
-    cdef bint fetch(self, PendingRendezvous pending) except -1:
-        """Begins to read a message into the pool; False: this one and those behind it must wait."""
-        cdef PoolBlock block
-        cdef bint large = False
-        block = (<BlockCache> self.pool).take_fast(pending.length)
-        if block is None:
-            large = pending.length > (<BlockCache> self.pool).slab_size
-            if large and not pending.answered and not self.pool._has_spare(pending.length):
-                self.probe(pending)
-                return False
-            try:
-                block = self.source.block(pending.length)
-            except QuotaError:
-                return False
-            except (RDMAError, OSError, MemoryError) as error:
-                # This side's failure: its receiver is told, and the message stays for the next.
-                if self.inbox.incoming.first() is pending and self.inbox.receivers.size():
-                    pending.refused = error
-                    self.inbox.wake_first()
-                return False
-        if block is None:
-            return False
-        pending.message = new_message(block, 0, pending.length)
-        pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
-        if large or pending.rail != self.outbox.lead.number:  # for which the peer may give no key
-            self.watch(pending)  # not before it has a block: it may be read elsewhere
-        self.read(pending, block, block.address, block.lkey)
-        return True
-
-    cdef int probe(self, PendingRendezvous pending) except -1:
-        """Memory is scarce: the peer gets none of it before its device has answered.
-
-        A READ that is not answered keeps its memory as long as the queue pair lives.
-        """
-        if self.probing:
-            return 0
-        self.probing = True
-        return self.outbox.lead.post(new_read(self, pending))
-
     def stalled(self, timeout: float):
         """The peer has answered its READs too slowly, while others wait for memory."""
         self.outbox.lead.connection_broke(
@@ -843,31 +810,6 @@ cdef class Fetcher:
                 f"seconds, while others waited for memory of the pool"
             )
         )
-
-    cdef bint fetch_into(self, PendingRendezvous pending, ReceiveTarget target) except -1:
-        cdef uint32_t global_lkey = (<BlockCache> self.pool).local_dma_lkey
-        cdef Local local = target.local
-        if local is None and global_lkey:
-            pending.target = target
-            self.read(pending, target, <uintptr_t> target.bytes, global_lkey)
-            return True
-        if local is None and pending.length <= self.memory.staging_limit:
-            return self.fetch(pending)
-        if local is None:
-            try:
-                target.registration = self.memory.register(target.memory, bytes_of(target.memory))
-            except (RDMAError, OSError, MemoryError) as error:
-                if quota_error(self.pool, pending.length) is None:
-                    return self.fetch(pending)  # the pool's memory will do
-                target.refused = error
-                self.inbox.wake_first()
-                return False
-            local = target.local = target.registration
-        pending.target = target
-        self.read(
-            pending, local.holder() if target.held is None else target.held, local.address, local.lkey
-        )
-        return True
 
     cdef int read(
         self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
@@ -889,8 +831,8 @@ cdef class Fetcher:
             or len(order(self.outbox.stripes.lanes, pending.length)) > 1
         ):
             # By each rail that the peer has given keys for, or gives later.
-            return self.outbox.stripes.begin(self.striped_read(pending, pinned, address))
-        piece = <const RendezvousPiece *> PyBytes_AS_STRING(pending.pieces)
+            return self.outbox.stripes.begin(striped_read(self, pending, pinned, address))
+        piece = pieces_of(pending)
         for i in range(count):
             offset = 0
             length = le64toh(piece[i].length)
@@ -908,36 +850,6 @@ cdef class Fetcher:
                 address += read.length
                 self.outbox.lead.post(read)
         return 0
-
-    cdef StripedRead striped_read(
-        self, PendingRendezvous pending, Pinned pinned, uint64_t address
-    ):
-        cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
-        cdef Lane lane
-        striped.fetcher, striped.pending, striped.pinned = self, pending, pinned
-        pinned.pins += 1
-        striped.address, striped.lkeys = address, {}
-        pending.striped = striped
-        for lane in self.outbox.stripes.lanes:
-            striped.use(<SendQueue> lane.rail)
-        return striped
-
-    cdef int read_again(self, RendezvousRead read) except -1:
-        """The lead has broken, and let go of the memory: other rails read the bytes if that is wanted."""
-        cdef PendingRendezvous pending = read.pending
-        cdef StripedRead striped = pending.striped
-        if not read.length:
-            self.probing = False
-            return 0
-        if self.inbox.ended is not None:
-            return 0
-        if pending.target is None and pending.message is None:
-            return self.read_done(pending, read.length)
-        if striped is None:
-            striped = self.striped_read(pending, read.pinned, read.address - read.start)
-            striped.ranges.clear()
-            striped.rest = 0
-        return self.outbox.stripes.give_back(None, striped, read.start, read.length)
 
     cdef int take_keys(self, bytes content) except -1:
         """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
@@ -962,12 +874,12 @@ cdef class Fetcher:
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
                 continue
-            for pending in self.inbox.to_be_read():
+            for pending in to_be_read(self.inbox):
                 if pending.request_id != le32toh(frame.request_id):
                     continue
                 if rail == pending.rail:
                     raise ProtocolError("the peer sent keys of the rail that has them")
-                known = pending.keys_of(rail)
+                known = keys_of(pending, rail)
                 i = len(known) // sizeof(RendezvousKey)
                 if le32toh(frame.first) != i or count > pending.count() - i:
                     raise ProtocolError(
@@ -986,46 +898,10 @@ cdef class Fetcher:
     cdef int drop_keys(self, uint32_t rail) except -1:
         """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
         cdef PendingRendezvous pending
-        for pending in self.inbox.to_be_read():
+        for pending in to_be_read(self.inbox):
             if pending.keys is not None:
                 pending.keys.pop(rail, None)
         return 0
-
-    cdef int read_failed(
-        self, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
-    ) except -1:
-        """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
-        if self.inbox.ended is not None:
-            return 0
-        if pending.striped.dropped:
-            return self.read_done(pending, length)
-        return self.outbox.stripes.give_back(lane, pending.striped, start, length)
-
-    cdef int read_done(self, PendingRendezvous pending, uint64_t length) except -1:
-        pending.unread -= length
-        self.bytes_reading -= length
-        if self.inbox.ended is not None:
-            return 0
-        if pending.unread:
-            return self.fetch_ahead() if self.unread.size() else 0
-        pending.end_striping()
-        if pending.watched:
-            pending.watched = False
-            self.watched -= 1
-            if not self.watched:
-                self.end_stalling()
-        if pending.seal is not None and not self.opens(pending):
-            return 0
-        if pending.target is not None:
-            return self.inbox.wake_if_ready()
-        if pending.message is None:  # its receiver is gone: once more
-            return self.not_fetched(pending)
-        self.acknowledge(pending)
-        pending.message.fetched = True
-        self.inbox.incoming.replace(pending, pending.message)
-        if self.unread.size():
-            self.fetch_ahead()
-        return self.inbox.wake_if_ready()
 
     cdef int acknowledge(self, PendingRendezvous pending) except -1:
         if self.outbox.flags & ENDED:
@@ -1053,26 +929,171 @@ cdef class Fetcher:
             return False
         return True
 
-    cdef int not_fetched(self, PendingRendezvous pending) except -1:
-        """Puts back a message that was not read, as it was when its request arrived."""
-        pending.started = False
-        self.unread.appendleft(pending)  # it is the first: only that is read into a target
-        self.bytes_ahead -= pending.length
-        return self.fetch_ahead()
-
     cdef int drop(self, PendingRendezvous pending) except -1:
         """The message is not read into its target any more, whose receiver is gone."""
         if not pending.unread:
-            return self.not_fetched(pending)
+            return not_fetched(self, pending)
         if pending.striped is not None:
-            return self.read_done(pending, self.outbox.stripes.drop(pending.striped))
+            return read_done(self, pending, self.outbox.stripes.drop(pending.striped))
         return 0
 
     cdef int end(self) except -1:
-        self.end_stalling()
+        end_stalling(self)
         self.unread.take_all()
         self.outbox.stripes.close(self.inbox.ended)
         for item in self.inbox.incoming.all():
             if type(item) is PendingRendezvous:
                 (<PendingRendezvous> item).end_striping()
         return 0
+
+
+cdef int end_stalling(Fetcher fetcher) except -1:
+    for stalled_reads in fetcher.stalling:
+        stalled_reads.end(fetcher)
+    fetcher.stalling.clear()
+    return 0
+
+
+cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
+    """Begins to read a message into the pool; False: this one and those behind it must wait."""
+    cdef PoolBlock block
+    cdef bint large = False
+    block = (<BlockCache> fetcher.pool).take_fast(pending.length)
+    if block is None:
+        large = pending.length > (<BlockCache> fetcher.pool).slab_size
+        if large and not pending.answered and not fetcher.pool._has_spare(pending.length):
+            probe(fetcher, pending)
+            return False
+        try:
+            block = fetcher.source.block(pending.length)
+        except QuotaError:
+            return False
+        except (RDMAError, OSError, MemoryError) as error:
+            # This side's failure: its receiver is told, and the message stays for the next.
+            if fetcher.inbox.incoming.first() is pending and fetcher.inbox.receivers.size():
+                pending.refused = error
+                wake_first(fetcher.inbox)
+            return False
+    if block is None:
+        return False
+    pending.message = new_message(block, 0, pending.length)
+    pending.message.number, pending.message.has_imm = pending.imm, pending.has_imm
+    if large or pending.rail != fetcher.outbox.lead.number:  # for which the peer may give no key
+        fetcher.watch(pending)  # not before it has a block: it may be read elsewhere
+    fetcher.read(pending, block, block.address, block.lkey)
+    return True
+
+
+cdef int probe(Fetcher fetcher, PendingRendezvous pending) except -1:
+    """Memory is scarce: the peer gets none of it before its device has answered.
+
+    A READ that is not answered keeps its memory as long as the queue pair lives.
+    """
+    if fetcher.probing:
+        return 0
+    fetcher.probing = True
+    return fetcher.outbox.lead.post(new_read(fetcher, pending))
+
+
+cdef bint fetch_into(Fetcher fetcher, PendingRendezvous pending, ReceiveTarget target) except -1:
+    cdef uint32_t global_lkey = (<BlockCache> fetcher.pool).local_dma_lkey
+    cdef Local local = target.local
+    if local is None and global_lkey:
+        pending.target = target
+        fetcher.read(pending, target, <uintptr_t> target.bytes, global_lkey)
+        return True
+    if local is None and pending.length <= fetcher.memory.staging_limit:
+        return fetch(fetcher, pending)
+    if local is None:
+        try:
+            target.registration = fetcher.memory.register(target.memory, bytes_of(target.memory))
+        except (RDMAError, OSError, MemoryError) as error:
+            if quota_error(fetcher.pool, pending.length) is None:
+                return fetch(fetcher, pending)  # the pool's memory will do
+            target.refused = error
+            wake_first(fetcher.inbox)
+            return False
+        local = target.local = target.registration
+    pending.target = target
+    fetcher.read(
+        pending, local.holder() if target.held is None else target.held, local.address, local.lkey
+    )
+    return True
+
+
+cdef StripedRead striped_read(
+    Fetcher fetcher, PendingRendezvous pending, Pinned pinned, uint64_t address
+):
+    cdef StripedRead striped = StripedRead.__new__(StripedRead, pending.length)
+    cdef Lane lane
+    striped.fetcher, striped.pending, striped.pinned = fetcher, pending, pinned
+    pinned.pins += 1
+    striped.address, striped.lkeys = address, {}
+    pending.striped = striped
+    for lane in fetcher.outbox.stripes.lanes:
+        striped.use(<SendQueue> lane.rail)
+    return striped
+
+
+cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
+    """The lead has broken, and let go of the memory: other rails read the bytes if that is wanted."""
+    cdef PendingRendezvous pending = read.pending
+    cdef StripedRead striped = pending.striped
+    if not read.length:
+        fetcher.probing = False
+        return 0
+    if fetcher.inbox.ended is not None:
+        return 0
+    if pending.target is None and pending.message is None:
+        return read_done(fetcher, pending, read.length)
+    if striped is None:
+        striped = striped_read(fetcher, pending, read.pinned, read.address - read.start)
+        striped.ranges.clear()
+        striped.rest = 0
+    return fetcher.outbox.stripes.give_back(None, striped, read.start, read.length)
+
+
+cdef int read_failed(
+    Fetcher fetcher, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
+) except -1:
+    """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
+    if fetcher.inbox.ended is not None:
+        return 0
+    if pending.striped.dropped:
+        return read_done(fetcher, pending, length)
+    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)
+
+
+cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) except -1:
+    pending.unread -= length
+    fetcher.bytes_reading -= length
+    if fetcher.inbox.ended is not None:
+        return 0
+    if pending.unread:
+        return fetcher.fetch_ahead() if fetcher.unread.size() else 0
+    pending.end_striping()
+    if pending.watched:
+        pending.watched = False
+        fetcher.watched -= 1
+        if not fetcher.watched:
+            end_stalling(fetcher)
+    if pending.seal is not None and not fetcher.opens(pending):
+        return 0
+    if pending.target is not None:
+        return wake_if_ready(fetcher.inbox)
+    if pending.message is None:  # its receiver is gone: once more
+        return not_fetched(fetcher, pending)
+    fetcher.acknowledge(pending)
+    pending.message.fetched = True
+    fetcher.inbox.incoming.replace(pending, pending.message)
+    if fetcher.unread.size():
+        fetcher.fetch_ahead()
+    return wake_if_ready(fetcher.inbox)
+
+
+cdef int not_fetched(Fetcher fetcher, PendingRendezvous pending) except -1:
+    """Puts back a message that was not read, as it was when its request arrived."""
+    pending.started = False
+    fetcher.unread.appendleft(pending)  # it is the first: only that is read into a target
+    fetcher.bytes_ahead -= pending.length
+    return fetcher.fetch_ahead()

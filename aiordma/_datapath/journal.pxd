@@ -17,7 +17,6 @@ cdef class Journal:
     cdef Fifo data, control            # those that no credit has come back for, in their order
     cpdef int add(self, Frame frame, bint carries_message) except -1
     cpdef int credited(self, uint32_t control, uint32_t data) except -1
-    cdef int forget(self, Fifo queue, uint32_t count) except -1
     cpdef list after(self, uint64_t arrived)
     cdef list all(self)
     cdef int close(self) except -1

@@ -40,23 +40,8 @@ cdef class Journal:
         """So many credits came back, which are not more than there were frames."""
         if not self.keeps:
             return 0
-        self.forget(self.control, control)
-        return self.forget(self.data, data)
-
-    cdef int forget(self, Fifo queue, uint32_t count) except -1:
-        cdef Frame frame
-        while count:
-            count -= 1
-            frame = <Frame> queue.first()
-            if frame is None:
-                raise ProtocolError("the peer gave a credit back for a frame that was not sent")
-            if frame.missing:  # its block is still to be sent from
-                raise ProtocolError("the peer gave a credit back for a frame that it says it has not got")
-            queue.popleft()
-            self.first = max(self.first, frame.number + 1)
-            frame.arrived()
-            frame.let_go()
-        return 0
+        forget(self, self.control, control)
+        return forget(self, self.data, data)
 
     cdef list all(self):
         return sorted([*self.data.all(), *self.control.all()], key=number_of)
@@ -84,3 +69,19 @@ cdef class Journal:
         for frame in [*self.data.take_all(), *self.control.take_all()]:
             frame.let_go()
         return 0
+
+
+cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
+    cdef Frame frame
+    while count:
+        count -= 1
+        frame = <Frame> queue.first()
+        if frame is None:
+            raise ProtocolError("the peer gave a credit back for a frame that was not sent")
+        if frame.missing:  # its block is still to be sent from
+            raise ProtocolError("the peer gave a credit back for a frame that it says it has not got")
+        queue.popleft()
+        journal.first = max(journal.first, frame.number + 1)
+        frame.arrived()
+        frame.let_go()
+    return 0

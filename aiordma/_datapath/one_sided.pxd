@@ -25,15 +25,11 @@ cdef class WRChain(WorkRequest):
     cdef StripedTransfer striped       # None: one rail carries it, or it is over
     cdef Remote region                 # that it is aimed at
     cdef list regions                  # those that it is aimed at besides
-    cdef int reserve(self, uint32_t room) except -1
     cdef aiordma_send *append(self, Pinned pinned, uint64_t address, uint32_t length,
                               uint32_t lkey) except NULL
-    cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0
-    cdef int use_keys_of(self, SendQueue queue) except -1
     cdef bint move(self, SendQueue lead) except -1
     cdef int drop_writes(self) except -1
     cdef uint32_t count_of(self, uint32_t opcode) noexcept
-    cdef dict keys_for(self, uint32_t rkey)
     cdef aiordma_send *add(self, uint32_t opcode, Local local, Remote remote,
                            uint32_t right) except? NULL
 
@@ -62,7 +58,6 @@ cdef class StripedTransfer(Striped):
     cdef bint begun
     cdef bint writes(self) noexcept
     cdef SendQueue lead(self)
-    cdef object error(self)
     cdef uint32_t lkey(self, SendQueue rail) except? 0
     cdef int completed(self, Lane lane, uint64_t length) except -1
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1

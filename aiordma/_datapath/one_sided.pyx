@@ -64,38 +64,19 @@ cdef class WRChain(WorkRequest):
             PyMem_Free(self.sends)
             PyMem_Free(self.sges)
 
-    cdef int reserve(self, uint32_t room) except -1:
-        cdef aiordma_send *sends
-        cdef ibv_sge *sges
-        if room <= self.room:
-            return 0
-        room = max(8, room, self.room + self.room // 2)
-        sends = <aiordma_send *> PyMem_Malloc(room * sizeof(aiordma_send))
-        sges = <ibv_sge *> PyMem_Malloc(room * sizeof(ibv_sge))
-        if sends == NULL or sges == NULL:
-            PyMem_Free(sends)
-            PyMem_Free(sges)
-            raise MemoryError
-        memcpy(sends, self.sends, self.entries * sizeof(aiordma_send))
-        memcpy(sges, self.sges, self.entries * sizeof(ibv_sge))
-        if self.sends != &self.one_send:
-            PyMem_Free(self.sends)
-            PyMem_Free(self.sges)
-        self.sends, self.sges, self.room = sends, sges, room
-        return 0
-
     cdef aiordma_send *append(
         self, Pinned pinned, uint64_t address, uint32_t length, uint32_t lkey
     ) except NULL:
-        self.reserve(self.entries + 1)
+        reserve(self, self.entries + 1)
         cdef aiordma_send *send = &self.sends[self.entries]
         cdef ibv_sge *sge = &self.sges[self.entries]
         memset(send, 0, sizeof(aiordma_send))
         send.num_sge = 1 if length else 0
         sge.addr, sge.length, sge.lkey = address, length, lkey
         if self.pins is None:
-            self.pins = []
-        self.pins.append(pinned)
+            self.pins = [pinned]
+        else:
+            self.pins.append(pinned)
         pinned.pins += 1
         self.entries += 1
         return send
@@ -141,13 +122,6 @@ cdef class WRChain(WorkRequest):
             self.regions.append(region)
         return send
 
-    cdef int use_keys_of(self, SendQueue queue) except -1:
-        """For another device than the one whose pool has the memory here."""
-        cdef uint32_t i
-        for i in range(self.entries):
-            self.sges[i].lkey = queue.keys.local_key(<Pinned> self.pins[i])
-        return 0
-
     cdef uint32_t count_of(self, uint32_t opcode) noexcept:
         cdef uint32_t i, count = 0
         for i in range(self.entries):
@@ -168,12 +142,12 @@ cdef class WRChain(WorkRequest):
         if self.striped is not None:
             return True  # which has the keys of all rails
         for i in range(self.entries):
-            of_rails = self.keys_for(self.sends[i].rkey)
+            of_rails = keys_for(self, self.sends[i].rkey)
             if of_rails is None or lead.number not in of_rails:
                 return False
             keys.append(of_rails[lead.number])
         try:
-            self.use_keys_of(lead)
+            use_keys_of(self, lead)
         except (RDMAError, OSError, MemoryError):
             return False
         for i in range(self.entries):
@@ -193,37 +167,6 @@ cdef class WRChain(WorkRequest):
             kept += 1
         self.pins, self.entries = pins, kept
         return 0
-
-    cdef dict keys_for(self, uint32_t rkey):
-        """The keys of other rails for the region with that of the lead."""
-        cdef Remote region
-        for region in (self.region, *(self.regions or ())):
-            if region is not None and region.rkey == rkey:
-                return region._keys
-        return None
-
-    cdef uint32_t long_at(self, uint32_t first, Stripes stripes) except? 0:
-        """The requests from there on that are one operation, if other rails can carry it too; else 0."""
-        cdef aiordma_send *send = &self.sends[first]
-        cdef ibv_sge *sge = &self.sges[first]
-        cdef uint32_t last = first
-        cdef uint64_t size = sge.length
-        if send.opcode != IBV_WR_RDMA_READ and send.opcode != IBV_WR_RDMA_WRITE:
-            return 0
-        while (
-            self.sges[last].length == MAX_TRANSFER
-            and last + 1 < self.entries
-            and self.sends[last + 1].opcode == send.opcode
-            and self.sends[last + 1].rkey == send.rkey
-            and self.sends[last + 1].remote_addr == send.remote_addr + size
-            and self.sges[last + 1].addr == sge.addr + size
-            and self.pins[last + 1] is self.pins[first]
-        ):
-            last += 1
-            size += self.sges[last].length
-        if len(order(stripes.lanes, size)) < 2 or not self.keys_for(send.rkey):
-            return 0
-        return last + 1 - first
 
     cdef str text(self, str peer):
         cdef uint64_t length = 0
@@ -257,7 +200,7 @@ cdef class WRChain(WorkRequest):
         part.user, part.kind = self.user, self.kind
         if not 0 < count <= self.entries:
             raise ValueError(f"{count} requests of {self.entries}")
-        part.reserve(count)
+        reserve(part, count)
         part.waiter = self.waiter
         if part.waiter is not None:
             part.waiter.left += 1
@@ -324,6 +267,68 @@ cdef class WRChain(WorkRequest):
             for pinned in pins:
                 pinned.unpin_now()
         return 0
+
+
+cdef int reserve(WRChain chain, uint32_t room) except -1:
+    cdef aiordma_send *sends
+    cdef ibv_sge *sges
+    if room <= chain.room:
+        return 0
+    room = max(8, room, chain.room + chain.room // 2)
+    sends = <aiordma_send *> PyMem_Malloc(room * sizeof(aiordma_send))
+    sges = <ibv_sge *> PyMem_Malloc(room * sizeof(ibv_sge))
+    if sends == NULL or sges == NULL:
+        PyMem_Free(sends)
+        PyMem_Free(sges)
+        raise MemoryError
+    memcpy(sends, chain.sends, chain.entries * sizeof(aiordma_send))
+    memcpy(sges, chain.sges, chain.entries * sizeof(ibv_sge))
+    if chain.sends != &chain.one_send:
+        PyMem_Free(chain.sends)
+        PyMem_Free(chain.sges)
+    chain.sends, chain.sges, chain.room = sends, sges, room
+    return 0
+
+
+cdef int use_keys_of(WRChain chain, SendQueue queue) except -1:
+    """For another device than the one whose pool has the memory here."""
+    cdef uint32_t i
+    for i in range(chain.entries):
+        chain.sges[i].lkey = queue.keys.local_key(<Pinned> chain.pins[i])
+    return 0
+
+
+cdef dict keys_for(WRChain chain, uint32_t rkey):
+    """The keys of other rails for the region with that of the lead."""
+    cdef Remote region
+    for region in (chain.region, *(chain.regions or ())):
+        if region is not None and region.rkey == rkey:
+            return region._keys
+    return None
+
+
+cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
+    """The requests from there on that are one operation, if other rails can carry it too; else 0."""
+    cdef aiordma_send *send = &chain.sends[first]
+    cdef ibv_sge *sge = &chain.sges[first]
+    cdef uint32_t last = first
+    cdef uint64_t size = sge.length
+    if send.opcode != IBV_WR_RDMA_READ and send.opcode != IBV_WR_RDMA_WRITE:
+        return 0
+    while (
+        chain.sges[last].length == MAX_TRANSFER
+        and last + 1 < chain.entries
+        and chain.sends[last + 1].opcode == send.opcode
+        and chain.sends[last + 1].rkey == send.rkey
+        and chain.sends[last + 1].remote_addr == send.remote_addr + size
+        and chain.sges[last + 1].addr == sge.addr + size
+        and chain.pins[last + 1] is chain.pins[first]
+    ):
+        last += 1
+        size += chain.sges[last].length
+    if len(order(stripes.lanes, size)) < 2 or not keys_for(chain, send.rkey):
+        return 0
+    return last + 1 - first
 
 
 @cython.final
@@ -502,7 +507,7 @@ cdef class StripedTransfer(Striped):
         """The rail has broken, and has let go of the memory of a chunk."""
         self.under_way -= 1
         if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
-            return self.fail(self.error())
+            return self.connection_ended()
         if self.writes():
             return self.stripes.hold(lane, self, start, length)
         if self.dropped:
@@ -514,15 +519,13 @@ cdef class StripedTransfer(Striped):
         self.chain.on_error(error)
         return self.end_if_over()
 
-    cdef object error(self):
-        """That of the end of the connection."""
+    cdef int connection_ended(self) except -1:
         cdef SendQueue lead = self.lead()
         if self.stripes.ended is None:
-            return lead.error_of(self.chain)
-        return lead.owner.error_for(self.stripes.ended, self.chain.text(lead.peer))
-
-    cdef int connection_ended(self) except -1:
-        return self.fail(self.error())
+            return self.fail(lead.error_of(self.chain))
+        return self.fail(
+            lead.owner.error_for(self.stripes.ended, self.chain.text(lead.peer))
+        )
 
     cdef int end_if_over(self) except -1:
         """Ends it if nothing of it is under way, or left."""
@@ -552,7 +555,7 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
     cdef StripedTransfer striped
     cdef uint32_t before = 0, count
     while before < chain.entries:
-        count = chain.long_at(before, queue.stripes)
+        count = long_at(chain, before, queue.stripes)
         if not count:
             before += 1
             continue
@@ -564,7 +567,7 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
         )
         striped.stripes, striped.chain = queue.stripes, part
         striped.pinned, striped.lkeys = part.pins[0], {}
-        striped.keys = part.keys_for(part.sends[0].rkey)
+        striped.keys = keys_for(part, part.sends[0].rkey)
         part.striped = striped
         queue.post_in_turn(part)
         if part is chain:
@@ -589,7 +592,7 @@ cdef TransferFuture start_chain(
         future.settle(DONE, None)
         return future
     if queue.number and not queue.failed:  # else the next lead has its own
-        chain.use_keys_of(queue)
+        use_keys_of(chain, queue)
     future.queue, future.sender, future.progress, future.chain = queue, sender, progress, chain
     future.left, chain.waiter = 1, future
     if (

@@ -48,26 +48,12 @@ cdef class Outbox(Sender):
     cdef uint32_t flags
     cdef object ended_by
     cdef bint begin_sending(self) noexcept
-    cdef PoolBlock frame_block(self, uint64_t size)
-    cdef int enqueue(self, SendFuture message) except -1
-    cdef int note_wait(self) except -1
-    cdef int go_on(self, uint32_t waited_for) except -1
-    cdef bint send_alone(self, SendFuture message) except -1
-    cdef bint send_eager(self, SendFuture message) except -1
-    cdef bint send_bundle(self, list messages, uint64_t size) except -1
-    cdef bint send_rendezvous(self, SendFuture message) except -1
     cdef int rendezvous_over(
         self, uint32_t request_id, uint32_t status, uint32_t invalidated_key
     ) except -1
-    cdef bint send_first(self) except -1
-    cdef bint send_written(self, WRChain write) except -1
     cdef int move(self, SendQueue rail) except -1
-    cdef list take_moved(self)
-    cdef object not_done(self, WRChain chain)
     cdef int resumed(self, uint64_t frames) except -1
     cdef int post_again(self) except -1
-    cdef bint has_key(self, Frame frame) except -1
     cdef int flush(self) except -1
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1
-    cdef object send_error(self, SendFuture message)
     cdef int close(self) except -1

@@ -120,56 +120,22 @@ cdef class Outbox(Sender):
         if self.ended_by is not None:  # `check` does not know: the Connection is gone
             raise self.owner.error_for(self.ended_by)
         message.sender = self
-        self.enqueue(message)
+        enqueue(self, message)
         return message
-
-    cdef int enqueue(self, SendFuture message) except -1:
-        cdef bint shares, sent
-        message.behind = self.lead.backlog.latest
-        if self.waiting.size() or self.lead.backlog.waits or not self.begin_sending():
-            self.waiting.append(message)
-            return self.note_wait()
-        try:
-            shares = self.frames_under_way and message.length < BUNDLED_BELOW and self.room.fits(message.length)
-            sent = not shares and self.send_alone(message)
-        finally:
-            self.flags &= ~SENDING
-        if not sent:
-            message.behind = self.lead.backlog.latest
-            self.waiting.appendleft(message)  # what was sent meanwhile goes after it
-        if self.waiting.size() and not self.flags & COLLECTING:
-            self.lead.table.wakeups.loop.call_soon(self.collect)
-            self.flags |= COLLECTING
-        return 0
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.ended_by is not None:
             return chain.refused(self.owner.error_for(self.ended_by))
         (<WRChain> chain).behind = self.lead.backlog.latest
         self.waiting.append(chain)
-        self.note_wait()
+        note_wait(self)
         return self.session.flush() if self.waiting.size() == 1 else 0
 
-    cdef int note_wait(self) except -1:
-        """Notes why the first of those that wait does; the pool and the backlog count their own."""
-        cdef int what = FOR_NOTHING
-        if not self.flags & (NOT_STARTED | ENDED) and self.waiting.size():
-            if self.credits.data == 0 or self.offers.full():
-                what = FOR_CREDITS
-            elif not (self.flags & AWAITS_MEMORY or self.lead.backlog.waits or self.lead.has_room()):
-                what = FOR_SEND_QUEUE
-        self.wait.note(what)
-        return 0
-
     def collect(self):
-        self.go_on(COLLECTING)
+        go_on(self, COLLECTING)
 
     def on_memory(self):
-        self.go_on(AWAITS_MEMORY)
-
-    cdef int go_on(self, uint32_t waited_for) except -1:
-        self.flags &= ~waited_for
-        return 0 if self.flags & ENDED else self.session.flush()
+        go_on(self, AWAITS_MEMORY)
 
     cdef bint withdraw(self, object item) except -1:
         if not self.waiting.remove(item):
@@ -178,7 +144,7 @@ cdef class Outbox(Sender):
             (<SendFuture> item).close_payload()
         else:
             (<WRChain> item).free_memory()
-        self.note_wait()
+        note_wait(self)
         self.session.flush()
         return True
 
@@ -196,136 +162,6 @@ cdef class Outbox(Sender):
         ):
             return False
         self.flags |= SENDING
-        return True
-
-    cdef PoolBlock frame_block(self, uint64_t size):
-        """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
-        cdef PoolBlock block = self.pool.take_fast(size)
-        if block is None:
-            block = self.source.block(size)
-            if block is None:
-                self.flags |= AWAITS_MEMORY
-        return block
-
-    cdef bint send_alone(self, SendFuture message) except -1:
-        """Sends one message in a frame of its own; False when there is no memory for it now."""
-        try:
-            if self.room.fits(message.length):
-                return self.send_eager(message)
-            return self.send_rendezvous(message)
-        except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
-            message.close_payload()  # nothing of it was posted
-            message.settle(FAILED, error)
-        return True
-
-    cdef bint send_eager(self, SendFuture message) except -1:
-        # Its last piece is sent from where it lies if that is quicker than a copy, and it need not stay.
-        cdef Piece in_place = message.last()
-        if (
-            not self.pool.local_dma_lkey
-            or in_place.length < COPIED_BELOW
-            or self.room.tag_size
-            or self.journal.keeps
-        ):
-            in_place = None
-        cdef uint64_t length = HEADER + message.length - (
-            0 if in_place is None else in_place.length
-        )
-        cdef PoolBlock block = self.frame_block(length + self.room.tag_size)
-        cdef Frame frame
-        if block is None:
-            return False
-        frame = new_frame(block, <uint32_t> length)
-        frame.sender, frame.message = self, message
-        message.copy_to(block.bytes() + HEADER, in_place)
-        if in_place is not None:
-            frame.second.addr = <uintptr_t> in_place.bytes
-            frame.second.length = <uint32_t> in_place.length
-            frame.second.lkey = self.pool.local_dma_lkey
-        self.frames_under_way += 1
-        self.post_frame(frame, DATA, message.has_imm, message.imm)
-        if in_place is None:
-            message.close_payload()  # not before: the end of a buffer may call what sends the next one
-        return True
-
-    cdef bint send_bundle(self, list messages, uint64_t size) except -1:
-        cdef PoolBlock block
-        cdef SendFuture message
-        cdef BundleEntry *entry
-        cdef unsigned char *bytes
-        cdef uint64_t whole
-        cdef Frame frame
-        try:
-            block = self.frame_block(size + self.room.tag_size)
-        except (RDMAError, OSError, MemoryError) as error:
-            for message in messages:
-                message.close_payload()
-                message.settle(FAILED, error)
-            return True
-        if block is None:
-            return False
-        bytes = block.bytes() + HEADER
-        for message in messages:
-            whole = bundled_size(message.length)
-            entry = <BundleEntry *> bytes
-            entry.length = htole32(
-                <uint32_t> message.length | (ENTRY_HAS_IMM if message.has_imm else 0)
-            )
-            entry.imm = htole32(message.imm)
-            bytes += sizeof(BundleEntry)
-            message.copy_to(bytes, None)
-            memset(bytes + message.length, 0, whole - sizeof(BundleEntry) - message.length)
-            bytes += whole - sizeof(BundleEntry)
-        frame = new_frame(block, <uint32_t> size)
-        frame.sender, frame.messages = self, messages
-        self.frames_under_way += 1
-        self.post_frame(frame, BUNDLE, False, 0)
-        for message in messages:
-            message.close_payload()
-        return True
-
-    cdef bint send_rendezvous(self, SendFuture message) except -1:
-        cdef PoolBlock block
-        cdef uint32_t length
-        cdef Frame frame
-        cdef bytes seal = b""
-        if message.first.next is not None and self.sealing is None:
-            self.offers.join_pieces(message, self.room.size)
-        # A bind for each piece; sealed they are one.
-        cdef uint32_t entries = 1 + (message.count() if self.sealing is None else 1)
-        if not self.lead.has_room_for(entries):
-            return False
-        if self.sealing is None:
-            length = rendezvous_size(message)
-        else:
-            length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
-        block = self.frame_block(length + self.room.tag_size)
-        if block is None:
-            return False
-        try:
-            if self.sealing is not None:
-                seal = self.sealing.seal_message(message, self.pool)
-            open_message(message, self.lead.keys)
-            message.rail = self.lead.number
-            if not self.lead.has_room_for(entries) and not self.lead.failed:
-                close_message(message, 0)
-                raise RDMAError(
-                    "a finalizer that ran while this message was prepared filled the send queue, and "
-                    "the message was not sent: send it again"
-                )
-        except BaseException:
-            block.end_lease()
-            raise
-        self.offers.add(message)
-        if self.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
-            message.settle(FAILED, self.send_error(message))
-        write_request(block.bytes() + HEADER, message, seal)
-        frame = new_rendezvous_frame(block, length, message)
-        frame.sender = self
-        self.frames_under_way += 1
-        self.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
-        if self.ended_by is None:
-            self.offers.open_elsewhere(message, order(self.stripes.lanes, message.length)[1:])
         return True
 
     cdef int rendezvous_over(
@@ -352,80 +188,6 @@ cdef class Outbox(Sender):
             raise failure("ibv_dereg_mr", code)
         return 0
 
-    cdef bint send_first(self) except -1:
-        """Sends the first waiting item, with as many messages as fit into one frame; False: no more
-        can be sent now."""
-        cdef list messages = []
-        cdef SendFuture message
-        cdef WRChain write
-        cdef uint64_t size = HEADER, longer
-        cdef object item
-        while len(messages) < MAX_BUNDLE and self.waiting.size():
-            item = self.waiting.first()
-            if type(item) is not SendFuture:
-                if messages:
-                    break
-                write = <WRChain> item
-                if not self.lead.backlog.has_posted(write.behind):
-                    return False
-                self.waiting.popleft()
-                error = write.refusal()
-                if write.waiter.state != PENDING:  # an earlier part has failed
-                    write.waiter = None  # which refers to this
-                    write.free_memory()
-                elif error is not None:
-                    write.refused(error)
-                elif self.journal.keeps:
-                    return self.send_written(write)
-                else:
-                    self.credits.data -= 1
-                    self.room.count_sent()
-                    self.lead.post_checked(write)
-                return True
-            message = <SendFuture> item
-            if not self.lead.backlog.has_posted(message.behind):
-                break
-            if message.state == PENDING:
-                longer = size + bundled_size(message.length)
-                if messages and longer > self.room.size:
-                    break
-                size = longer
-                messages.append(message)
-            self.waiting.popleft()
-        if not messages:
-            return False
-        message = <SendFuture> messages[0]
-        if self.send_alone(message) if len(messages) == 1 else self.send_bundle(messages, size):
-            return True
-        for message in reversed(messages):
-            self.waiting.appendleft(message)
-        return False
-
-    cdef bint send_written(self, WRChain write) except -1:
-        """A write with immediate data: a write, and behind it a frame that the journal can have.  It is
-        over when both are: the peer may go between them."""
-        cdef PoolBlock block = None
-        cdef TransferFuture waiter = write.waiter
-        cdef Frame frame
-        cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
-        if self.lead.has_room_for(2):
-            try:
-                block = self.frame_block(HEADER + sizeof(length) + self.room.tag_size)
-            except (RDMAError, OSError, MemoryError) as error:
-                write.refused(error)
-                return True
-        if block is None:
-            self.waiting.appendleft(write)
-            return False
-        write.sends[0].opcode = IBV_WR_RDMA_WRITE
-        waiter.left += 1
-        self.lead.post_checked(write)
-        (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
-        frame = describe(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))
-        frame.waiter = waiter
-        self.post_frame(frame, WRITTEN, True, imm)
-        return True
-
     # ---- another lead ----
 
     cdef int move(self, SendQueue rail) except -1:
@@ -433,7 +195,7 @@ cdef class Outbox(Sender):
         cdef SendQueue before = self.lead
         cdef WRChain chain
         cdef bint waits
-        cdef list works = self.take_moved()
+        cdef list works = take_moved(self)
         self.lead = rail
         for work in (*works, *before.backlog.works):
             if isinstance(work, WRChain) and not (<WRChain> work).move(rail):
@@ -441,7 +203,7 @@ cdef class Outbox(Sender):
                 chain.kept = False
                 waits = before.backlog.remove(chain)
                 if waits and (chain.waiter is None or chain.waiter.parts is None):
-                    chain.refused(self.not_done(chain))
+                    chain.refused(not_done(self, chain))
                 else:
                     chain.refused(before.error_of(chain))
             elif work not in before.backlog.works:
@@ -451,23 +213,8 @@ cdef class Outbox(Sender):
         for item in self.waiting.all():
             if type(item) is not SendFuture and not (<WRChain> item).move(rail):
                 self.waiting.remove(item)
-                (<WRChain> item).refused(self.not_done(<WRChain> item))
+                (<WRChain> item).refused(not_done(self, <WRChain> item))
         return 0
-
-    cdef object not_done(self, WRChain chain):
-        return BufferStateError(
-            f"{chain.text(self.lead.peer)} was not done: the rail by which the connection goes on "
-            f"has no key for its memory; do it again"
-        )
-
-    cdef list take_moved(self):
-        """The work that no lead has done, in its order, once: that of leads before, and of this one."""
-        cdef list works = self.moved
-        if self.lead.left is not None:
-            works = self.lead.left.take_works(works)
-        self.moved = []
-        self.flags &= ~RESUMED
-        return works
 
     cdef int resumed(self, uint64_t frames) except -1:
         """So many frames have arrived at the peer, and with them the writes before each.
@@ -514,7 +261,7 @@ cdef class Outbox(Sender):
                 frame = <Frame> self.moved[0]
                 if isinstance(frame, WrittenFrame) and (<WrittenFrame> frame).is_untrue():
                     self.lead.connection_broke(RDMAError(UNDONE))
-                elif self.has_key(frame):
+                elif has_key(self, frame):
                     frame.prepare_again()
                     self.lead.post_checked(frame)
                     del self.moved[0]
@@ -540,30 +287,20 @@ cdef class Outbox(Sender):
             return self.session.flush()
         return 0
 
-    cdef bint has_key(self, Frame frame) except -1:
-        """Gives it the key of its memory.  False: that cannot be registered with the lead's device, and
-        the connection ends."""
-        try:
-            frame.lkey = self.lead.keys.local_key(frame.block)
-        except (RDMAError, OSError, MemoryError) as error:
-            self.lead.connection_broke(error)
-            return False
-        return True
-
     cdef int flush(self) except -1:
         """Sends what waits and can be sent now."""
         cdef bint sent = True
         while sent and self.waiting.size() and self.begin_sending():
             try:
-                sent = self.send_first()
+                sent = send_first(self)
             finally:
                 self.flags &= ~SENDING
         if self.waiting.size() or self.wait.what:
-            self.note_wait()
+            note_wait(self)
         return 0
 
     cdef int post_frame(self, Frame frame, int kind, bint has_imm, uint32_t imm) except -1:
-        if self.lead.number and not self.has_key(frame):
+        if self.lead.number and not has_key(self, frame):
             frame.on_error(self.lead.error_of(frame))
             return frame.free_memory()
         write_header(<FrameHeader *> frame.block.bytes(), self.credits, kind, has_imm, imm)
@@ -582,27 +319,22 @@ cdef class Outbox(Sender):
         cdef SendFuture message
         self.ended_by = error
         self.flags |= ENDED
-        self.note_wait()
+        note_wait(self)
         for item in self.waiting.take_all():
             if type(item) is SendFuture:
                 (<SendFuture> item).close_payload()
-                (<SendFuture> item).settle(FAILED, self.send_error(<SendFuture> item))
+                (<SendFuture> item).settle(FAILED, send_error(self, <SendFuture> item))
             else:
                 text = (<WRChain> item).text(self.lead.peer)
                 (<WRChain> item).refused(self.owner.error_for(error, text))
-        self.moved = [*self.take_moved(), *self.lead.backlog.take_all()]
+        self.moved = [*take_moved(self), *self.lead.backlog.take_all()]
         works = [work for work in self.moved if isinstance(work, WRChain)]
         for work in (*works, *self.journal.all()):  # also frames that no device has
             text = (<WorkRequest> work).text(self.lead.peer)
             (<WorkRequest> work).on_error(self.owner.error_for(error, text))
         for message in self.offers.messages.values():
-            message.settle(FAILED, self.send_error(message))
+            message.settle(FAILED, send_error(self, message))
         # Those that the peer has acknowledged have their ends when the queue pairs are gone (Offers.close).
-
-    cdef object send_error(self, SendFuture message):
-        return self.owner.error_for(
-            self.ended_by, f"send of {message.length} bytes to {self.lead.peer}"
-        )
 
     cdef int close(self) except -1:
         """The queue pair is destroyed: nothing touches the memory any more."""
@@ -611,13 +343,299 @@ cdef class Outbox(Sender):
             if type(item) is not SendFuture:
                 (<WRChain> item).waiter = None  # which refers to it
                 (<WRChain> item).free_memory()
-        for chain in (*self.take_moved(), *self.lead.backlog.take_all()):
+        for chain in (*take_moved(self), *self.lead.backlog.take_all()):
             if isinstance(chain, WRChain):
                 (<WRChain> chain).kept = False
                 (<WRChain> chain).free_memory()
         self.journal.close()
         self.session = self.source = None
         return code
+
+
+cdef int enqueue(Outbox outbox, SendFuture message) except -1:
+    cdef bint shares, sent
+    message.behind = outbox.lead.backlog.latest
+    if outbox.waiting.size() or outbox.lead.backlog.waits or not outbox.begin_sending():
+        outbox.waiting.append(message)
+        return note_wait(outbox)
+    try:
+        shares = (
+            outbox.frames_under_way
+            and message.length < BUNDLED_BELOW
+            and outbox.room.fits(message.length)
+        )
+        sent = not shares and send_alone(outbox, message)
+    finally:
+        outbox.flags &= ~SENDING
+    if not sent:
+        message.behind = outbox.lead.backlog.latest
+        outbox.waiting.appendleft(message)  # what was sent meanwhile goes after it
+    if outbox.waiting.size() and not outbox.flags & COLLECTING:
+        outbox.lead.table.wakeups.loop.call_soon(outbox.collect)
+        outbox.flags |= COLLECTING
+    return 0
+
+
+cdef int note_wait(Outbox outbox) except -1:
+    """Notes why the first of those that wait does; the pool and the backlog count their own."""
+    cdef int what = FOR_NOTHING
+    if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
+        if outbox.credits.data == 0 or outbox.offers.full():
+            what = FOR_CREDITS
+        elif not (outbox.flags & AWAITS_MEMORY or outbox.lead.backlog.waits or outbox.lead.has_room()):
+            what = FOR_SEND_QUEUE
+    outbox.wait.note(what)
+    return 0
+
+
+cdef int go_on(Outbox outbox, uint32_t waited_for) except -1:
+    outbox.flags &= ~waited_for
+    return 0 if outbox.flags & ENDED else outbox.session.flush()
+
+
+cdef PoolBlock frame_block(Outbox outbox, uint64_t size):
+    """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
+    cdef PoolBlock block = outbox.pool.take_fast(size)
+    if block is None:
+        block = outbox.source.block(size)
+        if block is None:
+            outbox.flags |= AWAITS_MEMORY
+    return block
+
+
+cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
+    """Sends one message in a frame of its own; False when there is no memory for it now."""
+    try:
+        if outbox.room.fits(message.length):
+            return send_eager(outbox, message)
+        return send_rendezvous(outbox, message)
+    except (RDMAError, OSError, ValueError, BufferError, MemoryError) as error:
+        message.close_payload()  # nothing of it was posted
+        message.settle(FAILED, error)
+    return True
+
+
+cdef bint send_eager(Outbox outbox, SendFuture message) except -1:
+    # Its last piece is sent from where it lies if that is quicker than a copy, and it need not stay.
+    cdef Piece in_place = message.last()
+    if (
+        not outbox.pool.local_dma_lkey
+        or in_place.length < COPIED_BELOW
+        or outbox.room.tag_size
+        or outbox.journal.keeps
+    ):
+        in_place = None
+    cdef uint64_t length = HEADER + message.length - (
+        0 if in_place is None else in_place.length
+    )
+    cdef PoolBlock block = frame_block(outbox, length + outbox.room.tag_size)
+    cdef Frame frame
+    if block is None:
+        return False
+    frame = new_frame(block, <uint32_t> length)
+    frame.sender, frame.message = outbox, message
+    message.copy_to(block.bytes() + HEADER, in_place)
+    if in_place is not None:
+        frame.second.addr = <uintptr_t> in_place.bytes
+        frame.second.length = <uint32_t> in_place.length
+        frame.second.lkey = outbox.pool.local_dma_lkey
+    outbox.frames_under_way += 1
+    outbox.post_frame(frame, DATA, message.has_imm, message.imm)
+    if in_place is None:
+        message.close_payload()  # not before: the end of a buffer may call what sends the next one
+    return True
+
+
+cdef bint send_bundle(Outbox outbox, list messages, uint64_t size) except -1:
+    cdef PoolBlock block
+    cdef SendFuture message
+    cdef BundleEntry *entry
+    cdef unsigned char *bytes
+    cdef uint64_t whole
+    cdef Frame frame
+    try:
+        block = frame_block(outbox, size + outbox.room.tag_size)
+    except (RDMAError, OSError, MemoryError) as error:
+        for message in messages:
+            message.close_payload()
+            message.settle(FAILED, error)
+        return True
+    if block is None:
+        return False
+    bytes = block.bytes() + HEADER
+    for message in messages:
+        whole = bundled_size(message.length)
+        entry = <BundleEntry *> bytes
+        entry.length = htole32(
+            <uint32_t> message.length | (ENTRY_HAS_IMM if message.has_imm else 0)
+        )
+        entry.imm = htole32(message.imm)
+        bytes += sizeof(BundleEntry)
+        message.copy_to(bytes, None)
+        memset(bytes + message.length, 0, whole - sizeof(BundleEntry) - message.length)
+        bytes += whole - sizeof(BundleEntry)
+    frame = new_frame(block, <uint32_t> size)
+    frame.sender, frame.messages = outbox, messages
+    outbox.frames_under_way += 1
+    outbox.post_frame(frame, BUNDLE, False, 0)
+    for message in messages:
+        message.close_payload()
+    return True
+
+
+cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
+    cdef PoolBlock block
+    cdef uint32_t length
+    cdef Frame frame
+    cdef bytes seal = b""
+    if message.first.next is not None and outbox.sealing is None:
+        outbox.offers.join_pieces(message, outbox.room.size)
+    # A bind for each piece; sealed they are one.
+    cdef uint32_t entries = 1 + (message.count() if outbox.sealing is None else 1)
+    if not outbox.lead.has_room_for(entries):
+        return False
+    if outbox.sealing is None:
+        length = rendezvous_size(message)
+    else:
+        length = HEADER + sizeof(RendezvousRequest) + sizeof(RendezvousPiece) + PAYLOAD_SEAL
+    block = frame_block(outbox, length + outbox.room.tag_size)
+    if block is None:
+        return False
+    try:
+        if outbox.sealing is not None:
+            seal = outbox.sealing.seal_message(message, outbox.pool)
+        open_message(message, outbox.lead.keys)
+        message.rail = outbox.lead.number
+        if not outbox.lead.has_room_for(entries) and not outbox.lead.failed:
+            close_message(message, 0)
+            raise RDMAError(
+                "a finalizer that ran while this message was prepared filled the send queue, and "
+                "the message was not sent: send it again"
+            )
+    except BaseException:
+        block.end_lease()
+        raise
+    outbox.offers.add(message)
+    if outbox.ended_by is not None:  # by the cycle collector, above: `end` has not seen the message
+        message.settle(FAILED, send_error(outbox, message))
+    write_request(block.bytes() + HEADER, message, seal)
+    frame = new_rendezvous_frame(block, length, message)
+    frame.sender = outbox
+    outbox.frames_under_way += 1
+    outbox.post_frame(frame, RNDV_RTS, message.has_imm, message.imm)
+    if outbox.ended_by is None:
+        outbox.offers.open_elsewhere(message, order(outbox.stripes.lanes, message.length)[1:])
+    return True
+
+
+cdef bint send_first(Outbox outbox) except -1:
+    """Sends the first waiting item, with as many messages as fit into one frame; False: no more
+    can be sent now."""
+    cdef list messages = []
+    cdef SendFuture message
+    cdef WRChain write
+    cdef uint64_t size = HEADER, longer
+    cdef object item
+    while len(messages) < MAX_BUNDLE and outbox.waiting.size():
+        item = outbox.waiting.first()
+        if type(item) is not SendFuture:
+            if messages:
+                break
+            write = <WRChain> item
+            if not outbox.lead.backlog.has_posted(write.behind):
+                return False
+            outbox.waiting.popleft()
+            error = write.refusal()
+            if write.waiter.state != PENDING:  # an earlier part has failed
+                write.waiter = None  # which refers to this
+                write.free_memory()
+            elif error is not None:
+                write.refused(error)
+            elif outbox.journal.keeps:
+                return send_written(outbox, write)
+            else:
+                outbox.credits.data -= 1
+                outbox.room.count_sent()
+                outbox.lead.post_checked(write)
+            return True
+        message = <SendFuture> item
+        if not outbox.lead.backlog.has_posted(message.behind):
+            break
+        if message.state == PENDING:
+            longer = size + bundled_size(message.length)
+            if messages and longer > outbox.room.size:
+                break
+            size = longer
+            messages.append(message)
+        outbox.waiting.popleft()
+    if not messages:
+        return False
+    message = <SendFuture> messages[0]
+    if send_alone(outbox, message) if len(messages) == 1 else send_bundle(outbox, messages, size):
+        return True
+    for message in reversed(messages):
+        outbox.waiting.appendleft(message)
+    return False
+
+
+cdef bint send_written(Outbox outbox, WRChain write) except -1:
+    """A write with immediate data: a write, and behind it a frame that the journal can have.  It is
+    over when both are: the peer may go between them."""
+    cdef PoolBlock block = None
+    cdef TransferFuture waiter = write.waiter
+    cdef Frame frame
+    cdef uint32_t length = write.sges[0].length, imm = write.sends[0].imm_data
+    if outbox.lead.has_room_for(2):
+        try:
+            block = frame_block(outbox, HEADER + sizeof(length) + outbox.room.tag_size)
+        except (RDMAError, OSError, MemoryError) as error:
+            write.refused(error)
+            return True
+    if block is None:
+        outbox.waiting.appendleft(write)
+        return False
+    write.sends[0].opcode = IBV_WR_RDMA_WRITE
+    waiter.left += 1
+    outbox.lead.post_checked(write)
+    (<uint32_t *> (block.bytes() + HEADER))[0] = htole32(length)
+    frame = describe(WrittenFrame.__new__(WrittenFrame), block, HEADER + sizeof(length))
+    frame.waiter = waiter
+    outbox.post_frame(frame, WRITTEN, True, imm)
+    return True
+
+
+cdef object not_done(Outbox outbox, WRChain chain):
+    return BufferStateError(
+        f"{chain.text(outbox.lead.peer)} was not done: the rail by which the connection goes on "
+        f"has no key for its memory; do it again"
+    )
+
+
+cdef list take_moved(Outbox outbox):
+    """The work that no lead has done, in its order, once: that of leads before, and of this one."""
+    cdef list works = outbox.moved
+    if outbox.lead.left is not None:
+        works = outbox.lead.left.take_works(works)
+    outbox.moved = []
+    outbox.flags &= ~RESUMED
+    return works
+
+
+cdef bint has_key(Outbox outbox, Frame frame) except -1:
+    """Gives it the key of its memory.  False: that cannot be registered with the lead's device, and
+    the connection ends."""
+    try:
+        frame.lkey = outbox.lead.keys.local_key(frame.block)
+    except (RDMAError, OSError, MemoryError) as error:
+        outbox.lead.connection_broke(error)
+        return False
+    return True
+
+
+cdef object send_error(Outbox outbox, SendFuture message):
+    return outbox.owner.error_for(
+        outbox.ended_by, f"send of {message.length} bytes to {outbox.lead.peer}"
+    )
 
 
 UNDONE = (

@@ -38,19 +38,12 @@ cdef class SendQueue(WorkQueues):
     cdef readonly Backlog backlog
     cpdef int post(self, WorkRequest work) except -1
     cdef int post_in_turn(self, WorkRequest work) except -1
-    cdef bint keeps_works(self) noexcept
-    cdef int post_now(self, WorkRequest work) except -1
     cpdef int post_checked(self, WorkRequest work) except -1
     cdef int post_backlog(self) except -1
-    cdef int fail_work(self, WorkRequest work) except -1
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF
-    cdef bint suspend(self, object error, WorkRequest failed=*) except -1
-    cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=*) except -1
     cdef list take_receives(self)
-    cdef int drain_receives(self) except -1
     cdef object error_of(self, WorkRequest work)
     cdef object unknown_outcome(self, WorkRequest work)
-    cdef int give_room_to_messages(self) except -1
 
     @cython.final
     cdef inline bint has_room(self) noexcept:

@@ -103,48 +103,20 @@ cdef class SendQueue(WorkQueues):
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
         """Puts `work` behind what waits for room."""
-        if self.error is not None and not (self.keeps_works() and work.can_move(False)):
+        if self.error is not None and not (keeps_works(self) and work.can_move(False)):
             return self.post_checked(work)
         if work not in self.backlog.works:
             self.backlog.append(work)
         return self.post_backlog()
 
-    cdef bint keeps_works(self) noexcept:
-        """True if this rail is suspended and keeps the work it is given for the next lead."""
-        return self.left is not None and self.left.unposted is not None
-
     cpdef int post_checked(self, WorkRequest work) except -1:
         """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
         if self.error is None:
-            return self.post_now(work)
-        if self.keeps_works():
-            return self.set_aside(work, False)
+            return post_now(self, work)
+        if keeps_works(self):
+            return set_aside(self, work, False)
         work.on_error(self.error_of(work))
         work.free_memory()
-        return 0
-
-    cdef int post_now(self, WorkRequest work) except -1:
-        cdef WorkRequestTable table = self.table
-        cdef uint32_t posted = 0, index
-        cdef int code
-        if not work.entries or work.entries > self.free or self.native_qp == NULL:
-            raise ValueError(
-                f"{work.entries} requests for {self.free} free entries of {self.capacity}"
-            )
-        index = table.take_slot(self, work.kind, work, work.entries)
-        self.free -= work.entries
-        code = work.post_to(self, table.wr_id(index), &posted)
-        if code:
-            if not posted:
-                table.free_slot(index)
-            error = self.qp._post_error("ibv_post_send", code, posted)
-            if self.suspend(error):
-                return 0 if posted else self.set_aside(work, False, True)
-            self.error = self.error or error
-            work.on_error(error)
-            if not posted:  # else the device has its memory until the queue pair is gone
-                work.free_memory()
-            self.rail_broke(error)
         return 0
 
     cdef int post_backlog(self) except -1:
@@ -161,10 +133,10 @@ cdef class SendQueue(WorkQueues):
                 self.backlog.remove(first)
                 first.refused(error)
             elif first.entries + CONTROL_ENTRIES > self.free:
-                self.post_now((<object> first).part(self.free - CONTROL_ENTRIES))
+                post_now(self, (<object> first).part(self.free - CONTROL_ENTRIES))
             else:
                 self.backlog.remove(first)
-                self.post_now(first)
+                post_now(self, first)
         return self.backlog.note()
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
@@ -235,7 +207,7 @@ cdef class SendQueue(WorkQueues):
             if self.left is not None:
                 already_failed = True
                 if request is not None and not before_last:
-                    self.set_aside(request, True, True)
+                    set_aside(self, request, True, True)
         if not already_failed:
             error = work_completion_error(
                 wc.status,
@@ -246,7 +218,7 @@ cdef class SendQueue(WorkQueues):
                 detail=shortage_hint() if wc.status == RETRY_EXCEEDED else "",
                 what=request.text(self.peer) if request is not None else "",
             )
-            if wc.status in OF_THE_RAIL and self.suspend(error, None if before_last else request):
+            if wc.status in OF_THE_RAIL and suspend(self, error, None if before_last else request):
                 pass  # the request is set aside, or has got its error
             elif request is not None:
                 if self.error is not None:
@@ -286,21 +258,13 @@ cdef class SendQueue(WorkQueues):
         """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
         self.messages_first = not self.messages_first
         if self.messages_first:
-            self.give_room_to_messages()
+            give_room_to_messages(self)
         if self.backlog.waits:
             self.post_backlog()
             if not self.backlog.waits:  # what was only refused has no completion to come back for
-                return self.give_room_to_messages()
+                return give_room_to_messages(self)
         if not self.messages_first:
-            self.give_room_to_messages()
-        return 0
-
-    cdef int give_room_to_messages(self) except -1:
-        if self.leaving:
-            if self.free == self.capacity:
-                self.owner.emptied()
-        elif self.frame_handler is not None:
-            self.frame_handler.flush()
+            give_room_to_messages(self)
         return 0
 
     def device_event(self, event: AsyncEvent):
@@ -314,48 +278,14 @@ cdef class SendQueue(WorkQueues):
                 self.rail_broke(error)
             elif self.frame_handler is not None and self.frame_handler.goes_on(self, True):
                 # Else the lead waits: a card goes on when the port is back in time.
-                self.suspend(error)
+                suspend(self, error)
 
     # ---- the end ----
 
     def rail_broke(self, error: BaseException):
         """This queue pair, its device or the way to the peer is gone: another one might do."""
-        if not self.suspend(error):
+        if not suspend(self, error):
             self.connection_broke(error)
-
-    cdef bint suspend(self, object error, WorkRequest failed=None) except -1:
-        """As `rail_broke`, if the session goes on by another rail; else False, and nothing is done.
-
-        `failed` is work that the device has not any more.
-        """
-        cdef WorkRequest work
-        if self.failed or self.error is not None or self.frame_handler is None:
-            return False
-        if not self.frame_handler.goes_on(self):
-            return False
-        self.error, self.failed, self.left = error, True, Leftovers()
-        self.backlog.held = True
-        if failed is not None:
-            self.set_aside(failed, True)
-        for work in self.under_way():
-            self.set_aside(work, True)
-        for work in tuple(self.backlog.works):
-            if not work.can_move(False):
-                self.backlog.remove(work)
-                self.fail_work(work)
-                work.free_memory()
-        self.backlog.note()
-        self.owner.broken(error)
-        return True
-
-    cdef int set_aside(self, WorkRequest work, bint was_posted, bint is_first=False) except -1:
-        """Keeps it for another rail, or it ends; `is_first`: before the rest of what was posted, or
-        of what was not."""
-        if not work.can_move(was_posted):
-            self.fail_work(work)
-        else:
-            self.left.keep(work, was_posted, is_first)
-        return 0 if was_posted else work.free_memory()
 
     cdef list take_receives(self):
         """The blocks of the receives of a suspended rail that is closed, in their order."""
@@ -380,25 +310,16 @@ cdef class SendQueue(WorkQueues):
         self.failed = True
         backlog = self.backlog.take_all()
         for work in self.under_way():
-            self.fail_work(work)
+            fail_work(self, work)
         for work in backlog:
-            self.fail_work(work)
+            fail_work(self, work)
             work.free_memory()
-
-    cdef int fail_work(self, WorkRequest work) except -1:
-        try:
-            work.on_error(self.error_of(work))
-        except RuntimeError:
-            if not self.table.wakeups.loop.is_closed():
-                raise
-            # To settle a future calls its waiter back by the loop, with which that has ended.
-        return 0
 
     def leave(self, error: BaseException):
         """Posts nothing more, with `error` as the reason, and tells the owner when the work under way
         is over."""
         self.error, self.leaving = error, True
-        self.give_room_to_messages()
+        give_room_to_messages(self)
 
     def stop(self, error: BaseException):
         """Takes no message any more, and hands out those whose senders know that they are here:
@@ -409,17 +330,7 @@ cdef class SendQueue(WorkQueues):
         if self.failed or self.stopped:
             return
         self.error, self.stopped = error, True
-        self.drain_receives()
-
-    cdef int drain_receives(self) except -1:
-        try:
-            self.qp.to_error()
-        except (RDMAError, OSError):
-            return 0  # the device has failed
-        # Not every driver flushes: it is over when there is nothing more, too.
-        while self.receives.first != NO_SLOT and self.driver.poll():
-            pass
-        return 0
+        drain_receives(self)
 
     def close(self):
         """Destroys the queue pair; after this the device touches none of its memory any more."""
@@ -428,7 +339,7 @@ cdef class SendQueue(WorkQueues):
             return
         self.fail(BufferStateError("the queue pair was closed"))
         if self.left is not None:
-            self.drain_receives()  # in their order
+            drain_receives(self)  # in their order
         self.driver.detach(self.qp)
         try:
             self.keys.close_windows()
@@ -444,6 +355,102 @@ cdef class SendQueue(WorkQueues):
             else:
                 release_all(receives)
             self.frame_handler = self.stripes = None
+
+
+cdef bint keeps_works(SendQueue rail) noexcept:
+    """True if this rail is suspended and keeps the work it is given for the next lead."""
+    return rail.left is not None and rail.left.unposted is not None
+
+
+cdef int post_now(SendQueue rail, WorkRequest work) except -1:
+    cdef WorkRequestTable table = rail.table
+    cdef uint32_t posted = 0, index
+    cdef int code
+    if not work.entries or work.entries > rail.free or rail.native_qp == NULL:
+        raise ValueError(
+            f"{work.entries} requests for {rail.free} free entries of {rail.capacity}"
+        )
+    index = table.take_slot(rail, work.kind, work, work.entries)
+    rail.free -= work.entries
+    code = work.post_to(rail, table.wr_id(index), &posted)
+    if code:
+        if not posted:
+            table.free_slot(index)
+        error = rail.qp._post_error("ibv_post_send", code, posted)
+        if suspend(rail, error):
+            return 0 if posted else set_aside(rail, work, False, True)
+        rail.error = rail.error or error
+        work.on_error(error)
+        if not posted:  # else the device has its memory until the queue pair is gone
+            work.free_memory()
+        rail.rail_broke(error)
+    return 0
+
+
+cdef int give_room_to_messages(SendQueue rail) except -1:
+    if rail.leaving:
+        if rail.free == rail.capacity:
+            rail.owner.emptied()
+    elif rail.frame_handler is not None:
+        rail.frame_handler.flush()
+    return 0
+
+
+cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except -1:
+    """As `rail_broke`, if the session goes on by another rail; else False, and nothing is done.
+
+    `failed` is work that the device has not any more.
+    """
+    cdef WorkRequest work
+    if rail.failed or rail.error is not None or rail.frame_handler is None:
+        return False
+    if not rail.frame_handler.goes_on(rail):
+        return False
+    rail.error, rail.failed, rail.left = error, True, Leftovers()
+    rail.backlog.held = True
+    if failed is not None:
+        set_aside(rail, failed, True)
+    for work in rail.under_way():
+        set_aside(rail, work, True)
+    for work in tuple(rail.backlog.works):
+        if not work.can_move(False):
+            rail.backlog.remove(work)
+            fail_work(rail, work)
+            work.free_memory()
+    rail.backlog.note()
+    rail.owner.broken(error)
+    return True
+
+
+cdef int set_aside(SendQueue rail, WorkRequest work, bint was_posted, bint is_first=False) except -1:
+    """Keeps it for another rail, or it ends; `is_first`: before the rest of what was posted, or
+    of what was not."""
+    if not work.can_move(was_posted):
+        fail_work(rail, work)
+    else:
+        rail.left.keep(work, was_posted, is_first)
+    return 0 if was_posted else work.free_memory()
+
+
+cdef int fail_work(SendQueue rail, WorkRequest work) except -1:
+    try:
+        work.on_error(rail.error_of(work))
+    except RuntimeError:
+        if not rail.table.wakeups.loop.is_closed():
+            raise
+        # To settle a future calls its waiter back by the loop, with which that has ended.
+    return 0
+
+
+cdef int drain_receives(SendQueue rail) except -1:
+    try:
+        rail.qp.to_error()
+    except (RDMAError, OSError):
+        return 0  # the device has failed
+    # Not every driver flushes: it is over when there is nothing more, too.
+    while rail.receives.first != NO_SLOT and rail.driver.poll():
+        pass
+    return 0
 
 
 FLUSHED = int(WCStatus.WR_FLUSH_ERR)

@@ -42,11 +42,9 @@ cdef class Receives:
     cdef uint32_t taken, to_repost     # frames: fewer than that; without a receive in their place
     cdef list larger                   # blocks for those that are too small
     cdef bint ended, retrying
-    cdef uint32_t post_cached(self, uint32_t most) except? 0xFFFFFFFF
     cdef int post(self, PoolBlock block) except -1
     cdef int repeat(self, PoolBlock block) except -1
     cdef int repost(self) except -1
-    cdef int retry_later(self) except -1
     cdef int change_if_due(self) except -1
     cdef int move(self, SendQueue rail, BlockCache pool) except -1
 

@@ -74,28 +74,9 @@ cdef class Receives:
         self.larger = []
 
     def post_all(self):
-        self.post_cached(self.count)
+        post_cached(self, self.count)
         while self.posted < self.count:
             self.post(self.pool._block(self.sizes.size))
-
-    cdef uint32_t post_cached(self, uint32_t most) except? 0xFFFFFFFF:
-        """Posts receives in free blocks, as many as there are, and returns how many."""
-        cdef uint32_t posted = 0, count
-        cdef list blocks
-        cdef PoolBlock block
-        while posted < most:
-            blocks = []
-            while len(blocks) < CHAIN and posted + len(blocks) < most:
-                block = (<BlockCache> self.pool).take_fast(self.sizes.size)
-                if block is None:
-                    break
-                blocks.append(block)
-            count = self.queue.post_receives(blocks, self.sizes.size)
-            posted += count
-            if count < CHAIN:
-                break
-        self.posted += posted
-        return posted
 
     cdef int post(self, PoolBlock block) except -1:
         self.posted += 1
@@ -121,7 +102,7 @@ cdef class Receives:
             return 0
         self.change_if_due()
         if not self.larger:
-            posted = self.post_cached(self.to_repost)
+            posted = post_cached(self, self.to_repost)
         while posted < self.to_repost:
             if len(self.larger) > <Py_ssize_t> self.sizes.too_small():
                 block = self.larger.pop()
@@ -130,7 +111,7 @@ cdef class Receives:
                     block = self.source.block(self.sizes.size)
                 except (RDMAError, OSError, MemoryError):
                     # The caller has a message to hand out, and no use for the error.
-                    self.retry_later()
+                    retry_later(self)
                     break
             if block is None:
                 break  # the pool is exhausted: `on_memory` comes
@@ -139,12 +120,6 @@ cdef class Receives:
         self.to_repost -= posted
         self.controls.outbox.credits.reposted_data(posted)
         return self.controls.session.flush()
-
-    cdef int retry_later(self) except -1:
-        if not self.retrying:
-            self.retrying = True
-            self.queue.table.wakeups.loop.call_later(RETRY_AFTER, self.on_memory)
-        return 0
 
     cdef int change_if_due(self) except -1:
         """Changes the size of the receives if that is due and the peer can be told now."""
@@ -186,3 +161,30 @@ cdef class Receives:
     def end(self):
         self.ended = True
         release_all(self.larger)
+
+
+cdef uint32_t post_cached(Receives receives, uint32_t most) except? 0xFFFFFFFF:
+    """Posts receives in free blocks, as many as there are, and returns how many."""
+    cdef uint32_t posted = 0, count
+    cdef list blocks
+    cdef PoolBlock block
+    while posted < most:
+        blocks = []
+        while len(blocks) < CHAIN and posted + len(blocks) < most:
+            block = (<BlockCache> receives.pool).take_fast(receives.sizes.size)
+            if block is None:
+                break
+            blocks.append(block)
+        count = receives.queue.post_receives(blocks, receives.sizes.size)
+        posted += count
+        if count < CHAIN:
+            break
+    receives.posted += posted
+    return posted
+
+
+cdef int retry_later(Receives receives) except -1:
+    if not receives.retrying:
+        receives.retrying = True
+        receives.queue.table.wakeups.loop.call_later(RETRY_AFTER, receives.on_memory)
+    return 0

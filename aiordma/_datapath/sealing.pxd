@@ -17,7 +17,6 @@ cdef class Direction:
     cdef uint64_t frames, bytes        # under the present key
     cdef public uint64_t max_frames, max_bytes
     cdef int next_key(self) except -1
-    cdef object apply(self, unsigned char *bytes, uint32_t source, uint32_t result)
 
 
 cdef class Sealing:

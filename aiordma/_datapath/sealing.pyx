@@ -48,18 +48,19 @@ cdef class Direction:
         self.frames = self.bytes = 0
         return 0
 
-    cdef object apply(self, unsigned char *bytes, uint32_t source, uint32_t result):
-        """Seals or opens in place: `source` bytes become `result`."""
-        if self.frames >= self.max_frames or self.bytes >= self.max_bytes:
-            self.next_key()
-        self.cipher(
-            nonce_of(self.frames),
-            PyMemoryView_FromMemory(<char *> bytes, source, PyBUF_READ),
-            None,
-            PyMemoryView_FromMemory(<char *> bytes, result, PyBUF_WRITE),
-        )
-        self.frames += 1
-        self.bytes += max(source, result)
+
+cdef object apply(Direction direction, unsigned char *bytes, uint32_t source, uint32_t result):
+    """Seals or opens in place: `source` bytes become `result`."""
+    if direction.frames >= direction.max_frames or direction.bytes >= direction.max_bytes:
+        direction.next_key()
+    direction.cipher(
+        nonce_of(direction.frames),
+        PyMemoryView_FromMemory(<char *> bytes, source, PyBUF_READ),
+        None,
+        PyMemoryView_FromMemory(<char *> bytes, result, PyBUF_WRITE),
+    )
+    direction.frames += 1
+    direction.bytes += max(source, result)
 
 
 @cython.final
@@ -94,7 +95,7 @@ cdef class Sealing:
             return length
         if self.sending.cipher is None:
             return 0
-        self.sending.apply(bytes, length, length + TAG)
+        apply(self.sending, bytes, length, length + TAG)
         return length + TAG
 
     cdef uint32_t open(self, unsigned char *bytes, uint32_t length) except? 0:
@@ -105,7 +106,7 @@ cdef class Sealing:
         if self.receiving.cipher is None or length < TAG:
             raise IntegrityError(NOT_SEALED)
         try:
-            self.receiving.apply(bytes, length, length - TAG)
+            apply(self.receiving, bytes, length, length - TAG)
         except self.suite.InvalidTag:
             raise IntegrityError(CHANGED_FRAME) from None
         return length - TAG

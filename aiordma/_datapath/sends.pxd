@@ -44,7 +44,6 @@ cdef class Piece:
     cdef Piece next
     cdef Key key_of(self, ReadKeys keys)
     cdef int open(self, object data) except -1
-    cdef int open_buffer(self, object data) except -1
     cdef void close(self) noexcept
 
 
@@ -59,7 +58,6 @@ cdef class SendFuture(OpFuture):
     cdef uint32_t rail                 # whose keys the offer has
     cdef list openings                 # of other rails than the lead; None: there are none
     cdef int open(self, object data) except -1
-    cdef int open_all(self, object buffers) except -1
     cdef Piece last(self)
     cdef uint32_t count(self) noexcept
     cdef void copy_to(self, unsigned char *to, Piece until) noexcept

@@ -99,11 +99,11 @@ cdef class Piece:
                 return 0
             data = data.view
             self.keeper = keeper_of(data)
-            return self.open_buffer(data)
+            return open_buffer(self, data)
         if type(data) is bytearray:
-            return self.open_buffer(data)
+            return open_buffer(self, data)
         if type(data) is memoryview:
-            self.open_buffer(data)
+            open_buffer(self, data)
             # Not before: a view that has been released has no base.
             if not is_of_bytes(data):
                 require_data(data)
@@ -111,19 +111,7 @@ cdef class Piece:
             return 0
         data = bytes_of(data)
         self.keeper = keeper_of(data)
-        return self.open_buffer(data)
-
-    cdef int open_buffer(self, object data) except -1:
-        try:
-            PyObject_GetBuffer(data, &self.buffer, PyBUF_SIMPLE)
-        except BufferError:
-            data = bytes_of(data)  # it says what is wrong
-            PyObject_GetBuffer(data, &self.buffer, PyBUF_SIMPLE)
-        self.has_buffer = True
-        self.source = data
-        self.bytes = <const unsigned char *> self.buffer.buf
-        self.length = self.buffer.len
-        return 0
+        return open_buffer(self, data)
 
     cdef Key key_of(self, ReadKeys keys):
         """The key of one rail; None: it has none."""
@@ -146,6 +134,19 @@ cdef class Piece:
             self.close()
 
 
+cdef int open_buffer(Piece piece, object data) except -1:
+    try:
+        PyObject_GetBuffer(data, &piece.buffer, PyBUF_SIMPLE)
+    except BufferError:
+        data = bytes_of(data)  # it says what is wrong
+        PyObject_GetBuffer(data, &piece.buffer, PyBUF_SIMPLE)
+    piece.has_buffer = True
+    piece.source = data
+    piece.bytes = <const unsigned char *> piece.buffer.buf
+    piece.length = piece.buffer.len
+    return 0
+
+
 @cython.final
 cdef class SendFuture(OpFuture):
     """A message on its way out, and the future of its delivery."""
@@ -153,25 +154,10 @@ cdef class SendFuture(OpFuture):
     cdef int open(self, object data) except -1:
         """Finds the bytes: of one buffer, or of a list or tuple of buffers, one behind another."""
         if type(data) is list or type(data) is tuple:
-            return self.open_all(data)
+            return open_all(self, data)
         self.first = Piece.__new__(Piece)
         self.first.open(data)
         self.length = self.first.length
-        return 0
-
-    cdef int open_all(self, object buffers) except -1:
-        cdef Piece piece, last = None
-        for data in buffers:
-            piece = Piece.__new__(Piece)
-            piece.open(data)
-            self.length += piece.length
-            if last is None:
-                self.first = piece
-            else:
-                last.next = piece
-            last = piece
-        if last is None:
-            self.first = Piece.__new__(Piece)
         return 0
 
     cdef Piece last(self):
@@ -231,6 +217,22 @@ cdef class SendFuture(OpFuture):
 
     cdef bint withdraw(self) except -1:
         return self.sender is not None and self.sender.withdraw(self)
+
+
+cdef int open_all(SendFuture message, object buffers) except -1:
+    cdef Piece piece, last = None
+    for data in buffers:
+        piece = Piece.__new__(Piece)
+        piece.open(data)
+        message.length += piece.length
+        if last is None:
+            message.first = piece
+        else:
+            last.next = piece
+        last = piece
+    if last is None:
+        message.first = Piece.__new__(Piece)
+    return 0
 
 
 @cython.no_gc_clear

@@ -37,5 +37,4 @@ cdef class Stripes:
     cdef int serve(self) except -1
     cdef int close(self, object error) except -1
     cdef bint give(self, Lane lane, Striped operation) except -1
-    cdef double all_done(self) noexcept
     cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept

@@ -70,7 +70,7 @@ cdef class Stripes:
 
     def add(self, rail: object):
         """A rail that is up: it takes part in what is left as well."""
-        cdef double mean = self.all_done() / len(self.lanes) if self.lanes else LONGEST
+        cdef double mean = all_done(self) / len(self.lanes) if self.lanes else LONGEST
         self.lanes.append(Lane(rail, mean))
         self.serve()
 
@@ -195,14 +195,15 @@ cdef class Stripes:
         operation.post(lane, start, length)
         return True
 
-    cdef double all_done(self) noexcept:
-        cdef double all = 0
-        cdef Lane each
-        for each in self.lanes:
-            all += each.done
-        return all
-
     cdef uint64_t chunk(self, Lane lane, uint64_t rest) noexcept:
-        cdef uint64_t half = <uint64_t> (rest * (lane.done / self.all_done()) / 2)
+        cdef uint64_t half = <uint64_t> (rest * (lane.done / all_done(self)) / 2)
         half &= ~<uint64_t> (UNIT - 1)
         return max(<uint64_t> SHORTEST, min(<uint64_t> LONGEST, half))
+
+
+cdef double all_done(Stripes stripes) noexcept:
+    cdef double all = 0
+    cdef Lane each
+    for each in stripes.lanes:
+        all += each.done
+    return all

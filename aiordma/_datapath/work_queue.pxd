@@ -193,6 +193,4 @@ cdef class WorkRequestTable:
     cdef void free_slot(self, uint32_t index) noexcept
     cdef int drain_once(self, aiordma_drain *state, int most, uint32_t spin_us,
                         int polls_again) except? -10000
-    cdef WorkQueues dispatch(self, const aiordma_completion *wc)
-    cdef int error_before_last(self, const aiordma_completion *wc) except -1
     cdef int remember(self, WorkQueues queue, object error) except -1

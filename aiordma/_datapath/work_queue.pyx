@@ -384,7 +384,7 @@ cdef class WorkRequestTable:
             count = native_drain(state, completions, most, &more)
         self.wakeups.begin_drain()
         for i in range(count):
-            queue = self.dispatch(&completions[i])
+            queue = dispatch(self, &completions[i])
             if queue is not None:
                 if freed is None:
                     freed = []
@@ -402,63 +402,6 @@ cdef class WorkRequestTable:
             return count
         return (count > 0 or state.busy) | (2 if more else 0)
 
-    cdef WorkQueues dispatch(self, const aiordma_completion *wc):
-        """Completes the work of one slot.  Returns its queue where that has freed entries, once for
-        each drain; else None."""
-        cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
-        if not self.holds(wc.wr_id):
-            self.error_before_last(wc)
-            return None
-        cdef uint8_t kind = self.slots[index].kind
-        cdef bint in_turn = kind == KIND_RECV or self.slots[index].previous == NO_SLOT
-        cdef WorkQueues queue = <WorkQueues> self.queues[index]
-        cdef object work = self.works[index]
-        cdef double posted = self.slots[index].posted
-        self.free_slot(index)
-        try:
-            if not in_turn:
-                raise RuntimeError(
-                    f"the completion of wr_id {wc.wr_id:#x} overtook those before it"
-                )
-            elif wc.status or queue.failed:
-                queue.on_error_completion(work, kind, wc, False)
-            else:
-                queue.completions += 1
-                if posted != NOT_MEASURED:
-                    count_latency(kind, self.clock.time() - posted)
-                if kind != KIND_RECV:
-                    (<WorkRequest> work).on_completion(wc.byte_len)
-                elif queue.frame_handler is None:
-                    raise TypeError("a receive without a channel")
-                elif not wc.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV):
-                    queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
-                elif wc.wc_flags & IBV_WC_WITH_IMM:
-                    queue.frame_handler.received_write(<PoolBlock> work, wc.byte_len, wc.imm_data)
-                else:
-                    queue.frame_handler.invalidated_key = htonl(wc.imm_data)  # not swapped
-                    queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
-                    queue.frame_handler.invalidated_key = 0
-        except BaseException as error:
-            self.remember(queue, error)
-        if kind == KIND_RECV or queue.entries_freed or queue.failed:
-            return None
-        queue.entries_freed = True
-        return queue
-
-    cdef int error_before_last(self, const aiordma_completion *wc) except -1:
-        """One request of a chain has failed; the last one's completion is still to come."""
-        cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
-        cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
-        if not wc.wr_id & BEFORE_LAST or not wc.status or not self.holds(wr_id):
-            self.stray += 1
-            return 0
-        cdef WorkQueues queue = <WorkQueues> self.queues[index]
-        try:
-            queue.on_error_completion(self.works[index], self.slots[index].kind, wc, True)
-        except BaseException as error:
-            self.remember(queue, error)
-        return 0
-
     cdef int remember(self, WorkQueues queue, object error) except -1:
         """A bug in the handling of one queue pair must not cost the others their completions."""
         if isinstance(error, Exception):
@@ -468,3 +411,62 @@ cdef class WorkRequestTable:
 
     def drain(self, uintptr_t state, int most, bint polls_again) -> int:
         return self.drain_once(<aiordma_drain *> state, most, 0, polls_again)
+
+
+cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
+    """Completes the work of one slot.  Returns its queue where that has freed entries, once for
+    each drain; else None."""
+    cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
+    if not table.holds(wc.wr_id):
+        error_before_last(table, wc)
+        return None
+    cdef uint8_t kind = table.slots[index].kind
+    cdef bint in_turn = kind == KIND_RECV or table.slots[index].previous == NO_SLOT
+    cdef WorkQueues queue = <WorkQueues> table.queues[index]
+    cdef object work = table.works[index]
+    cdef double posted = table.slots[index].posted
+    table.free_slot(index)
+    try:
+        if not in_turn:
+            raise RuntimeError(
+                f"the completion of wr_id {wc.wr_id:#x} overtook those before it"
+            )
+        elif wc.status or queue.failed:
+            queue.on_error_completion(work, kind, wc, False)
+        else:
+            queue.completions += 1
+            if posted != NOT_MEASURED:
+                count_latency(kind, table.clock.time() - posted)
+            if kind != KIND_RECV:
+                (<WorkRequest> work).on_completion(wc.byte_len)
+            elif queue.frame_handler is None:
+                raise TypeError("a receive without a channel")
+            elif not wc.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV):
+                queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
+            elif wc.wc_flags & IBV_WC_WITH_IMM:
+                queue.frame_handler.received_write(<PoolBlock> work, wc.byte_len, wc.imm_data)
+            else:
+                queue.frame_handler.invalidated_key = htonl(wc.imm_data)  # not swapped
+                queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
+                queue.frame_handler.invalidated_key = 0
+    except BaseException as error:
+        table.remember(queue, error)
+    if kind == KIND_RECV or queue.entries_freed or queue.failed:
+        return None
+    queue.entries_freed = True
+    return queue
+
+
+cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc) except -1:
+    """One request of a chain has failed; the last one's completion is still to come."""
+    cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
+    cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
+    if not wc.wr_id & BEFORE_LAST or not wc.status or not table.holds(wr_id):
+        table.stray += 1
+        return 0
+    cdef WorkQueues queue = <WorkQueues> table.queues[index]
+    try:
+        queue.on_error_completion(table.works[index], table.slots[index].kind, wc, True)
+    except BaseException as error:
+        table.remember(queue, error)
+    return 0

@@ -7,9 +7,9 @@ MUTANTS = {
     "a credit is lost with a cancelled message": (
         "_datapath/outbox.pyx",
         "            (<SendFuture> item).close_payload()\n        else:\n"
-        "            (<WRChain> item).free_memory()\n        self.note_wait()",
+        "            (<WRChain> item).free_memory()\n        note_wait(self)",
         "            (<SendFuture> item).close_payload()\n            self.credits.data -= "
-        "self.credits.data > 0\n        self.note_wait()",
+        "self.credits.data > 0\n        note_wait(self)",
     ),
     "a CREDIT frame for data spends the last control credit": (
         "_datapath/frames.pyx",
@@ -38,12 +38,12 @@ MUTANTS = {
     ),
     "messages do not go on when memory comes": (
         "_datapath/outbox.pyx",
-        "        self.go_on(AWAITS_MEMORY)",
+        "        go_on(self, AWAITS_MEMORY)",
         "        pass",
     ),
     "what is being read for a cancelled receiver is lost": (
         "_datapath/inbox.pyx",
-        "                inbox.put_back(self.target)\n",
+        "                put_back(inbox, self.target)\n",
         "",
     ),
     "the end of a lease is not announced": (
@@ -69,8 +69,8 @@ MUTANTS = {
     ),
     "a chunk that a broken rail has not read counts as read": (
         "_datapath/inbox.pyx",
-        "        return self.outbox.stripes.give_back(lane, pending.striped, start, length)",
-        "        lane.under_way -= 1\n        return self.read_done(pending, length)",
+        "    return fetcher.outbox.stripes.give_back(lane, pending.striped, start, length)",
+        "    lane.under_way -= 1\n    return read_done(fetcher, pending, length)",
     ),
     "a message overtakes the writes before it": (
         "_datapath/backlog.pyx",
@@ -82,14 +82,10 @@ MUTANTS = {
         "            self.waiter.undone = True\n",
         "            pass\n",
     ),
-    "a write is over before its message": (
-        "_datapath/outbox.pyx",
-        "        waiter.left += 1\n",
-        "",
-    ),
+    "a write is over before its message": ("_datapath/outbox.pyx", "    waiter.left += 1\n", ""),
     "the next receiver is not told when one that was told gives up": (
         "_datapath/inbox.pyx",
-        "            inbox.wake_if_ready()  # that message",
+        "            wake_if_ready(inbox)  # that message",
         "            pass  # that message",
     ),
     "what has arrived is not taken before the end": (
@@ -104,15 +100,15 @@ MUTANTS = {
     ),
     "RNDV_ACK before the last READ": (
         "_datapath/inbox.pyx",
-        "        if pending.unread:\n            return self.fetch_ahead()",
-        "        if pending.unread and pending.unread <= 5000 and pending.target is None:\n"
-        "            self.acknowledge(pending)\n"
-        "        if pending.unread:\n            return self.fetch_ahead()",
+        "    if pending.unread:\n        return fetcher.fetch_ahead()",
+        "    if pending.unread and pending.unread <= 5000 and pending.target is None:\n"
+        "        fetcher.acknowledge(pending)\n"
+        "    if pending.unread:\n        return fetcher.fetch_ahead()",
     ),
     "the journal forgets a frame early": (
         "_datapath/journal.pyx",
-        "        while count:\n",
-        "        count = min(count + (count > 0), <uint32_t> queue.size())\n        while count:\n",
+        "    while count:\n",
+        "    count = min(count + (count > 0), <uint32_t> queue.size())\n    while count:\n",
     ),
     "Resume says one frame too few": (
         "_datapath/session.pyx",
