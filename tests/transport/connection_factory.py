@@ -67,11 +67,10 @@ async def yield_loop(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def lease_over(share: Share, limit: float) -> None:
+async def lease_over(share: Share) -> None:
     """Until the lease of a share has ended, and the loop knows: this is about time itself."""
-    async with asyncio.timeout(limit * BUSY):
-        while not share._over:  # noqa: ASYNC110 - a lease has no event, on purpose
-            await asyncio.sleep(0.001)
+    while not share._over:  # noqa: ASYNC110 - a lease has no event, on purpose
+        await asyncio.sleep(0.001)
 
 
 def no_more_threads(_: object) -> None:
@@ -160,9 +159,8 @@ class ConnectionFactory:
         Others that the listener has accepted before, whose peers are gone, are closed.
         """
         client = await self.connect(listener.port, config)
-        async with self.within(5):
-            while (server := await listener.accept()).peer_address != client.local_address:
-                await server.close()
+        while (server := await listener.accept()).peer_address != client.local_address:
+            await server.close()
         return client, server
 
     async def works(self, listener: Listener, config: Config = SMALL) -> None:
@@ -214,8 +212,7 @@ class Witness:
     async def check(self) -> None:
         """Messages of both kinds still arrive in both directions."""
         self._checks += 1
-        async with self._factory.within(2):
-            await check_alive(self.client, self.server, seed=self._checks)
+        await check_alive(self.client, self.server, seed=self._checks)
 
 
 async def check_alive(client: Connection, server: Connection, seed: int = 0) -> None:

@@ -135,7 +135,7 @@ def has_its_own(parent: Parent) -> None:
         factory = parent.factory
         async with Parent.open(factory) as own:
             with own.conn.share(own.buffer, lease=0.01) as share:
-                await lease_over(share, 5 * factory.slow)
+                await lease_over(share)
         async with await factory.connect(parent.server.port) as conn:
             await talk(conn, 3)
 

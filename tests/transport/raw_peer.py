@@ -26,7 +26,7 @@ from aiordma.config import DEFAULT
 from tests.model.frames import MESSAGES, pack_header, unpack_header
 from tests.session.pair import PairFactory, provider
 
-from .connection_factory import BUSY, SMALL, ConnectionFactory, hello
+from .connection_factory import SMALL, ConnectionFactory, hello
 
 REMOTE = (
     verbs.AccessFlags.REMOTE_READ | verbs.AccessFlags.REMOTE_WRITE | verbs.AccessFlags.REMOTE_ATOMIC
@@ -157,7 +157,7 @@ class RawPeer:
         for data in frames:
             self._memory.post(self.qp, data)
 
-    async def read(self, piece: Piece, limit: float) -> bytes:
+    async def read(self, piece: Piece) -> bytes:
         """The memory that the other side offers, read by RDMA."""
         with self.qp.pd.reg_mr(piece.length) as memory:
             done: asyncio.Future[None] = self._loop.create_future()
@@ -165,8 +165,7 @@ class RawPeer:
             self.qp.post_send_one(
                 0, READ, SIGNALED, memory.addr, piece.length, memory.lkey, piece.address, piece.rkey
             )
-            async with asyncio.timeout(limit * BUSY):
-                await done
+            await done
             return bytes(memory.buf)
 
     def send_invalidating(self, data: bytes, rkey: int) -> None:
@@ -194,12 +193,11 @@ class RawPeer:
                     self._more_credits.set()
                     self.frames.put_nowait((kind, data[HEADER_SIZE:]))
 
-    async def send_data(self, content: bytes, limit: float) -> None:
+    async def send_data(self, content: bytes) -> None:
         """One message, as an honest peer would send it: with a credit, and giving back others."""
-        async with asyncio.timeout(limit * BUSY):
-            while not self.credits:
-                self._more_credits.clear()
-                await self._more_credits.wait()
+        while not self.credits:
+            self._more_credits.clear()
+            await self._more_credits.wait()
         self.credits -= 1
         back, self.owed = self.owed, 0
         self.send(frame(FrameKind.DATA, content, control=back))
@@ -209,15 +207,14 @@ class RawPeer:
         back, self.owed = self.owed, 0
         self.send(frame(FrameKind.CONTROL, protocol.encode(message), control=back))
 
-    async def control(self, limit: float) -> protocol.Message:
+    async def control(self) -> protocol.Message:
         """The next control message of the other side; frames before it are passed over."""
-        async with asyncio.timeout(limit * BUSY):
-            while True:
-                kind, content = await self.frames.get()
-                if kind is FrameKind.CONTROL:
-                    return protocol.decode(content)
-                if self.owed >= 2:  # the other side may have none left for what is awaited here
-                    self.give_back()
+        while True:
+            kind, content = await self.frames.get()
+            if kind is FrameKind.CONTROL:
+                return protocol.decode(content)
+            if self.owed >= 2:  # the other side may have none left for what is awaited here
+                self.give_back()
 
     def give_back(self) -> None:
         """The control credits that are owed, if any, in a frame of their own."""

@@ -215,9 +215,8 @@ async def test_a_file_that_is_truncated(factory: ConnectionFactory, file: int, e
                 _, remote = await give(client, server, buffer)
                 os.truncate(file, 0)
                 await ends(server.read(remote, region), LocalProtectionError)
-            async with factory.within(2):
-                await client.wait_closed()
-                await server.wait_closed()
+            await client.wait_closed()
+            await server.wait_closed()
     async with factory.pair(Config()) as (client, server):
         await exchange(client, server, b"as if nothing had happened")
 

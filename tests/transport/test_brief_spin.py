@@ -120,7 +120,7 @@ async def test_those_whom_the_look_of_another_finds(factory: ConnectionFactory) 
                 with await client.recv() as message:
                     assert int.from_bytes(message.data, "little") == number
 
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             group.create_task(echo())
             group.create_task(ask())
 

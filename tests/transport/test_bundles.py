@@ -9,7 +9,7 @@ from aiordma._core import protocol
 from aiordma._core.frames import HEADER_SIZE, MAX_BUNDLE, FrameKind
 from tests.model.test_frames import packed_bundle, unpacked_bundle
 
-from .connection_factory import ALONE, BUSY, SMALL, ConnectionFactory, pattern
+from .connection_factory import ALONE, SMALL, ConnectionFactory, pattern
 from .marks import on_pair
 from .raw_peer import RawPeer, frame
 from .test_hostile import victim
@@ -17,9 +17,8 @@ from .test_hostile import victim
 pytestmark = on_pair
 
 
-async def frames(peer: RawPeer, count: int, limit: float) -> list[tuple[FrameKind, bytes]]:
-    async with asyncio.timeout(limit * BUSY):
-        return [await peer.frames.get() for _ in range(count)]
+async def frames(peer: RawPeer, count: int) -> list[tuple[FrameKind, bytes]]:
+    return [await peer.frames.get() for _ in range(count)]
 
 
 async def test_what_is_sent_in_one_turn_shares_a_frame(factory: ConnectionFactory) -> None:
@@ -27,7 +26,7 @@ async def test_what_is_sent_in_one_turn_shares_a_frame(factory: ConnectionFactor
     async with victim(factory) as (conn, peer):
         contents = [pattern(n, n) for n in range(0, 50, 7)]
         sends = [conn.send_nowait(data, imm=7 if data else None) for data in contents]
-        (kind, first), (other, rest) = await frames(peer, 2, factory.slow)
+        (kind, first), (other, rest) = await frames(peer, 2)
         assert (kind, first) == (FrameKind.DATA, contents[0])
         assert other is FrameKind.BUNDLE
         assert unpacked_bundle(rest) == [(data, 7) for data in contents[1:]]
@@ -39,7 +38,7 @@ async def test_one_after_another_each_has_its_own_frame(factory: ConnectionFacto
         for n in range(SMALL.data_receives):
             await conn.send(pattern(n))
         expected = [(FrameKind.DATA, pattern(n)) for n in range(SMALL.data_receives)]
-        assert await frames(peer, SMALL.data_receives, factory.slow) == expected
+        assert await frames(peer, SMALL.data_receives) == expected
 
 
 async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -> None:
@@ -47,7 +46,7 @@ async def test_a_bundle_fits_a_receive_of_the_peer(factory: ConnectionFactory) -
     async with victim(factory) as (conn, peer):
         sizes = [0, ALONE, ALONE, 40, SMALL.eager_size - HEADER_SIZE]
         sends = [conn.send_nowait(pattern(size)) for size in sizes]
-        found = await frames(peer, 4, factory.slow)
+        found = await frames(peer, 4)
         assert [kind for kind, _ in found] == [*[FrameKind.DATA] * 2, FrameKind.BUNDLE,
                                                FrameKind.DATA]  # fmt: skip
         assert unpacked_bundle(found[2][1]) == [(pattern(size), None) for size in (ALONE, 40)]
@@ -76,15 +75,15 @@ async def test_a_receive_is_free_when_its_last_message_is_taken(factory: Connect
         peer.send(*[bundle] * full)
         peer.credits -= full
         await taken(conn, 3 * full - 1)
-        await barrier_of(peer, factory)
+        await barrier_of(peer)
         early = peer.credits
         await taken(conn, 1)
-        await peer.send_data(b"one more", factory.slow)
+        await peer.send_data(b"one more")
         assert bytes(await conn.recv()) == b"one more"
         assert early < full
 
 
-async def barrier_of(peer: RawPeer, factory: ConnectionFactory) -> None:
+async def barrier_of(peer: RawPeer) -> None:
     """Whatever was sent before has been dealt with."""
     peer.send_control(protocol.Ping(1))
-    assert isinstance(await peer.control(factory.slow), protocol.Pong)
+    assert isinstance(await peer.control(), protocol.Pong)

@@ -88,14 +88,11 @@ async def test_connect_cancelled_at_any_time(factory: ConnectionFactory) -> None
                 await conn.close()
         async with await factory.connect(listener.port) as client:
             await client.send(b"hello")
-            async with factory.within(2):
-                assert await first.get() == b"hello"
+            assert await first.get() == b"hello"
         await listener.close()
-        async with factory.within(2):
-            await accepting
+        await accepting
         for conn in made:
-            async with factory.within(2):
-                await conn.close()
+            await conn.close()
 
 
 @on_device
@@ -122,14 +119,13 @@ async def test_close_cancelled_at_any_time_ends_the_connection(factory: Connecti
             sends = [asyncio.create_task(client.send(bytes(5000))) for _ in range(20)]
             await yield_loop(2)
             await cancelled_after(count, client.close)
-            async with factory.within(1):
-                if not count:  # then it was cancelled before its first step
-                    client.abort()
-                await client.wait_closed()
-                ended = await asyncio.gather(*sends, return_exceptions=True)
-                assert all(isinstance(end, ConnectionClosedError | None) for end in ended)
-                await ends(drain(server), ConnectionBrokenError, ConnectionClosedError)
-                await server.wait_closed()
+            if not count:  # then it was cancelled before its first step
+                client.abort()
+            await client.wait_closed()
+            ended = await asyncio.gather(*sends, return_exceptions=True)
+            assert all(isinstance(end, ConnectionClosedError | None) for end in ended)
+            await ends(drain(server), ConnectionBrokenError, ConnectionClosedError)
+            await server.wait_closed()
 
 
 # ---- operations that no task goes on with --------------------------------------------------------
@@ -148,8 +144,7 @@ async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFacto
             del receiving
             left.clear()
             await (sending or client.send(b"first"))
-            async with factory.within(2):
-                assert bytes(await server.recv()) == b"first"
+            assert bytes(await server.recv()) == b"first"
         sends = [client.send_nowait(pattern(ALONE, n)) for n in range(20)]  # of which some wait
         unfinished = cast("Any", client.send(b"left"))
         unfinished.send(None)

@@ -65,9 +65,8 @@ async def test_a_dropped_connection(factory: ConnectionFactory) -> None:
                 ResourceWarning, match=r"connection_factory\.py:\d+\) was not closed"
             ):
                 kept.clear()
-            async with factory.within(5):
-                await ends(server.recv(), ConnectionBrokenError)
-                await server.close()
+            await ends(server.recv(), ConnectionBrokenError)
+            await server.close()
             await yield_loop(3)
             assert gone() is None
     assert live() == before
@@ -88,9 +87,8 @@ async def test_dropped_in_the_middle_of_everything(factory: ConnectionFactory) -
         del client, borrowed
         with pytest.warns(ResourceWarning, match="was not closed"):
             drop(kept)
-        async with factory.within(5):
-            await ends(sending, ConnectionBrokenError)
-            await server.close()
+        await ends(sending, ConnectionBrokenError)
+        await server.close()
         buffer.release()
         del share, remote, sending
         await yield_loop(3)
@@ -106,9 +104,8 @@ async def test_dropped_in_another_thread(factory: ConnectionFactory) -> None:
         del client
         with pytest.warns(ResourceWarning, match="was not closed"):
             await asyncio.to_thread(kept.clear)
-        async with factory.within(5):
-            await ends(server.recv(), ConnectionBrokenError)
-            await server.close()
+        await ends(server.recv(), ConnectionBrokenError)
+        await server.close()
 
 
 async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
@@ -121,12 +118,11 @@ async def test_a_dropped_listener(factory: ConnectionFactory) -> None:
     del listener
     with pytest.warns(ResourceWarning, match=r"<Listener on .*was not closed"):
         drop(kept)
-    async with factory.within(5):
-        await ends(client.recv(), ConnectionBrokenError)
-        await client.close()
-        await ends(factory.connect(port), RejectedError)
-        while live() != before:  # the side that was dropped has an end of its own
-            await yield_loop(1)
+    await ends(client.recv(), ConnectionBrokenError)
+    await client.close()
+    await ends(factory.connect(port), RejectedError)
+    while live() != before:  # the side that was dropped has an end of its own
+        await yield_loop(1)
 
 
 OF_VERBS: dict[str, Callable[[ProtectionDomain], object]] = {
@@ -144,9 +140,8 @@ async def test_a_dropped_object_of_the_verbs(factory: ConnectionFactory, what: s
         kept = [OF_VERBS[what](pd)]
         with pytest.warns(ResourceWarning, match=r"test_dropped\.py:\d+\) was not closed"):
             drop(kept)
-        async with factory.within(5):
-            while live() != before:
-                await yield_loop(1)
+        while live() != before:
+            await yield_loop(1)
 
 
 @one_loop
@@ -170,8 +165,7 @@ async def test_an_id_whose_queue_pair_is_kept(factory: ConnectionFactory) -> Non
             assert not kept[0].qp.closed
             with pytest.warns(ResourceWarning, match=r"<AsyncConnectionId .*was not closed"):
                 drop(kept)
-            async with factory.within(5):
-                await other.wait_disconnected()
+            await other.wait_disconnected()
 
 
 @one_loop
@@ -182,7 +176,7 @@ async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) 
     port, gone = server.port, weakref.ref(server)
     del server
     gc.collect()
-    async with factory.within(5), await factory.connect(port) as conn:
+    async with await factory.connect(port) as conn:
         await conn.send(b"x")
         assert bytes(await conn.recv()) == b"x"
     kept = gone()

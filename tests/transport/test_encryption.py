@@ -88,20 +88,19 @@ class SealedPeer:
     def send(self, *frames: bytes) -> None:
         self.raw.send(*map(self.sending.seal, frames))
 
-    async def next(self, factory: ConnectionFactory, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
+    async def next(self, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
         """The next frame of these kinds; those before it are passed over."""
-        async with factory.within(5):
-            while True:
-                kind, content = await self.raw.frames.get()
-                if kind in kinds:
-                    return kind, content
+        while True:
+            kind, content = await self.raw.frames.get()
+            if kind in kinds:
+                return kind, content
 
 
-async def prove(factory: ConnectionFactory, raw: RawPeer, said: bytes) -> SealedPeer | None:
+async def prove(raw: RawPeer, said: bytes) -> SealedPeer | None:
     """The connecting side's part of the key proof; None if it said that it does not encrypt."""
     ours, hello = ModelExchange(), Hello.unpack(said)
     raw.send(control(protocol.AuthHello(0, ours.public)))
-    answer = await raw.control(5 * factory.slow)
+    answer = await raw.control()
     assert isinstance(answer, protocol.AuthAnswer)
     connection = transcript(hello, raw.theirs, raw.qp.qp_num, raw.qp.query().dest_qp_num)
     assert answer.proof == proof(KEY, "server", ours.public, answer.nonce, connection)
@@ -124,10 +123,9 @@ async def victim(factory: ConnectionFactory) -> AsyncIterator[tuple[Connection, 
         await factory.listen() as listener,
         RawPeer.connect(factory, listener.port, hello_data=said, key=KEY) as raw,
     ):
-        peer = await prove(factory, raw, said)
+        peer = await prove(raw, said)
         assert peer is not None
-        async with factory.within(5):
-            conn = await listener.accept()
+        conn = await listener.accept()
         try:
             yield conn, peer
         finally:  # the peer gives no credits for a goodbye
@@ -148,17 +146,17 @@ async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> N
         sends = [conn.send_nowait(LETTER) for _ in range(3)]  # the first alone
         kinds, contents = set(), b""
         while contents.count(LETTER) < 3:
-            kind, content = await peer.next(factory, FrameKind.DATA, FrameKind.BUNDLE)
+            kind, content = await peer.next(FrameKind.DATA, FrameKind.BUNDLE)
             kinds.add(kind)
             contents += content
         assert kinds == {FrameKind.DATA, FrameKind.BUNDLE}
         await asyncio.gather(*sends)
 
         sending = asyncio.create_task(conn.send([LONG[:1000], LONG[1000:]]))
-        _, content = await peer.next(factory, FrameKind.RNDV_RTS)
+        _, content = await peer.next(FrameKind.RNDV_RTS)
         request, seal = content[:-SEAL], content[-SEAL:]
         request_id, [piece] = read_request(request)
-        offered = await peer.raw.read(piece, 5 * factory.slow)
+        offered = await peer.raw.read(piece)
         assert len(offered) == len(LONG)
         assert LETTER not in offered
         assert open_payload(offered, seal) == LONG
@@ -166,7 +164,7 @@ async def test_only_the_first_frame_is_in_clear(factory: ConnectionFactory) -> N
         await sending
 
         peer.send(control(protocol.Ping(7)))
-        _, content = await peer.next(factory, FrameKind.CONTROL)
+        _, content = await peer.next(FrameKind.CONTROL)
         assert protocol.decode(content) == protocol.Pong(7)
         first, *others = peer.raw.received
         assert first[0] == FrameKind.CONTROL  # the AuthAnswer
@@ -185,7 +183,7 @@ async def test_what_a_peer_offers_is_opened(factory: ConnectionFactory) -> None:
             peer.send(rendezvous(1, piece) + seal)
             with await conn.recv() as message:
                 assert message == LONG
-            assert (await peer.next(factory, FrameKind.RNDV_ACK))[1][:4] == b"\1\0\0\0"
+            assert (await peer.next(FrameKind.RNDV_ACK))[1][:4] == b"\1\0\0\0"
             into = bytearray(len(LONG))
             peer.send(rendezvous(2, piece) + seal)
             assert (await conn.recv_into(into)).length == len(LONG)
@@ -195,12 +193,12 @@ async def test_what_a_peer_offers_is_opened(factory: ConnectionFactory) -> None:
 # ---- changes on the way --------------------------------------------------------------------------
 
 
-async def broken(factory: ConnectionFactory, conn: Connection, peer: SealedPeer) -> str:
+async def broken(conn: Connection, peer: SealedPeer) -> str:
     """The text of the one error that the connection has ended with, here and at the peer."""
     error = await ends(conn.recv(), IntegrityError)
     for again in (conn.recv(), conn.send(b"x"), conn.recv_into(bytearray(4))):
         assert str(await ends(again, IntegrityError)) == str(error)
-    _, content = await peer.next(factory, FrameKind.CONTROL)
+    _, content = await peer.next(FrameKind.CONTROL)
     said = protocol.decode(content)
     assert isinstance(said, protocol.Goodbye)
     assert said.code == protocol.GoodbyeCode.PROTOCOL_ERROR
@@ -251,7 +249,7 @@ async def test_frames_that_were_not_sent_like_this(factory: ConnectionFactory, l
         if lie == "replayed":
             with await conn.recv() as message:  # the first of the two
                 assert message == LETTER
-        await broken(factory, conn, peer)
+        await broken(conn, peer)
 
 
 @by_cm
@@ -271,7 +269,7 @@ async def test_a_long_message_that_was_changed(
                 target = bytearray(b"x" * len(LONG))
                 await ends(conn.recv_into(target), IntegrityError)
                 assert target == bytes(len(LONG))
-            assert "long message" in await broken(factory, conn, peer)
+            assert "long message" in await broken(conn, peer)
 
 
 @by_cm
@@ -331,7 +329,7 @@ async def test_the_model_changes_its_keys_as_well(factory: ConnectionFactory) ->
             peer.send(frame(FrameKind.DATA, pattern(50, n), control=back))
             with await conn.recv() as message:
                 assert message == pattern(50, n)
-            await peer.next(factory, FrameKind.CREDIT) if n % 2 else None
+            await peer.next(FrameKind.CREDIT) if n % 2 else None
 
 
 @one_loop
@@ -462,9 +460,8 @@ async def test_both_sides_ask_for_the_same(
         if ours != theirs:
             error = await ends(here.connect(listener.port), AuthenticationError)
             assert "give the same encrypt= on both" in str(error)
-            async with factory.within(5):
-                while "give the same encrypt= on both" not in caplog.text:
-                    await yield_loop(1)
+            while "give the same encrypt= on both" not in caplog.text:
+                await yield_loop(1)
         client, server = await there.both(listener)
         async with client, server:
             await check_alive(client, server)

@@ -53,26 +53,25 @@ async def test_a_write_and_what_is_flushed_behind_it(factory: ConnectionFactory)
                     client.send(bytes(100_000)),
                 )
             )
-            async with factory.within(2):
-                failed = await ends(first, RemoteAccessError)
-                qp = f"{client._queue.qp.qp_num:#x}"
-                region = f"{revoked.token.region_id:#x}"
-                root = (
-                    f"write of 32 bytes to offset 16 of region {region} of {peer} on queue pair "
-                    f"{qp}: {ADVICE}"
-                )
-                assert str(failed).partition(", vendor error")[0] == root
-                error = await ends(behind, ConnectionBrokenError)
-                other = f"{remote.token.region_id:#x}"
-                broke = "the connection broke: write failed with RemoteAccessError"
-                assert str(error) == (
-                    f"read of 4096 bytes from offset 4096 of region {other} of {peer}: {broke}"
-                )
+            failed = await ends(first, RemoteAccessError)
+            qp = f"{client._queue.qp.qp_num:#x}"
+            region = f"{revoked.token.region_id:#x}"
+            root = (
+                f"write of 32 bytes to offset 16 of region {region} of {peer} on queue pair "
+                f"{qp}: {ADVICE}"
+            )
+            assert str(failed).partition(", vendor error")[0] == root
+            error = await ends(behind, ConnectionBrokenError)
+            other = f"{remote.token.region_id:#x}"
+            broke = "the connection broke: write failed with RemoteAccessError"
+            assert str(error) == (
+                f"read of 4096 bytes from offset 4096 of region {other} of {peer}: {broke}"
+            )
+            assert repr(error.__cause__) == repr(failed)
+            for task, size in ((sent, 10), (queued, 100_000)):
+                error = await ends(task, ConnectionBrokenError)
+                assert str(error) == f"send of {size} bytes to {peer}: {broke}"
                 assert repr(error.__cause__) == repr(failed)
-                for task, size in ((sent, 10), (queued, 100_000)):
-                    error = await ends(task, ConnectionBrokenError)
-                    assert str(error) == f"send of {size} bytes to {peer}: {broke}"
-                    assert repr(error.__cause__) == repr(failed)
 
 
 async def write_twice(conn: Connection, local: Buffer, remote: RemoteRegion) -> None:
@@ -96,9 +95,8 @@ async def test_each_operation(factory: ConnectionFactory, operation: str) -> Non
     async with factory.pair() as (client, server):
         with client.alloc(64) as local, server.alloc(64) as gone:
             revoked = await withdrawn(server, client, gone)
-            async with factory.within(2):
-                failing = OPERATIONS[operation](client, local, revoked)
-                error = await ends(failing, RemoteAccessError)
+            failing = OPERATIONS[operation](client, local, revoked)
+            error = await ends(failing, RemoteAccessError)
             assert client._queue.peer in str(error)
             region = f"{operation} region {revoked.token.region_id:#x} of {client._queue.peer} on"
             assert str(error).startswith(region), error
@@ -109,8 +107,7 @@ async def test_what_is_under_way_when_the_connection_is_aborted(factory: Connect
         sends = [asyncio.ensure_future(client.send(pattern(600))) for _ in range(20)]
         await yield_loop(2)
         client.abort()
-        async with factory.within(1):
-            error = await ends(sends[-1], ConnectionClosedError)
+        error = await ends(sends[-1], ConnectionClosedError)
         assert re.fullmatch(r"send of 600 bytes to \S+: the connection was aborted", str(error))
         await asyncio.gather(*sends, return_exceptions=True)
 
@@ -118,7 +115,7 @@ async def test_what_is_under_way_when_the_connection_is_aborted(factory: Connect
 async def test_a_refused_request_names_the_peer(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with factory.pair() as (client, server), factory.within(1):
+    async with factory.pair() as (client, server):
         error = await ends(client.request_region(1 << 40), RequestRefusedError)
         assert str(error).startswith(f"{client._queue.peer} refused the request: ")
         monkeypatch.setattr(server._memory.pool, "alloc", mock.Mock(side_effect=MemoryError))

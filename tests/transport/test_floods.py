@@ -53,21 +53,18 @@ async def test_answers_that_are_never_let_out(factory: ConnectionFactory, questi
                 number += 1
                 peer.send(frame(FrameKind.CONTROL, protocol.encode(ask(number)), control=back))
             # New ones come with every frame, and soon that is never one with an answer.
-            await frame_or_end(factory, peer, ended)
+            await frame_or_end(peer, ended)
             most = max(most, figures(conn)["controls_waiting"])
             if conn.closed:
                 break
-        await ends_with(factory, conn, ProtocolError, "answers waiting")
+        await ends_with(conn, ProtocolError, "answers waiting")
         assert 2 * FEW < most <= 4 * FEW
 
 
-async def frame_or_end(
-    factory: ConnectionFactory, peer: RawPeer, ended: asyncio.Task[None]
-) -> FrameKind | None:
+async def frame_or_end(peer: RawPeer, ended: asyncio.Task[None]) -> FrameKind | None:
     """What the other side sends next; None if the connection is over instead."""
     frame = asyncio.create_task(peer.frames.get())
-    async with factory.within(2):
-        await asyncio.wait([frame, ended], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([frame, ended], return_when=asyncio.FIRST_COMPLETED)
     if frame.done():
         return frame.result()[0]
     frame.cancel()
@@ -86,11 +83,11 @@ async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -
                 peer.credits -= 1
                 offers += 1
                 peer.send(rendezvous(offers, Piece(memory.addr, 4096, memory.rkey)))
-            if await frame_or_end(factory, peer, ended) is FrameKind.CREDIT:
+            if await frame_or_end(peer, ended) is FrameKind.CREDIT:
                 peer.send(frame(FrameKind.CREDIT, control=1))
             assert figures(conn)["controls_waiting"] <= 4 * FEW
         await ends(finish(taking), ProtocolError)
-        await ends_with(factory, conn, ProtocolError, "answers waiting")
+        await ends_with(conn, ProtocolError, "answers waiting")
         memory.close()
 
 
@@ -104,13 +101,11 @@ async def test_who_keeps_to_the_limits_never_meets_them(factory: ConnectionFacto
         sending = [asyncio.create_task(client.send(data)) for _ in range(many)]
         most_asked = most_offered = 0
         for _ in range(many):
-            async with factory.within(5):
-                with await server.recv() as message:
-                    assert message == data
+            with await server.recv() as message:
+                assert message == data
             most_asked = max(most_asked, len(client._sharing._requests))
             most_offered = max(most_offered, figures(client)["rendezvous"])
-        async with factory.within(5):
-            await asyncio.gather(*asking, *sending)
+        await asyncio.gather(*asking, *sending)
         assert most_asked <= FEW
         assert most_offered <= FEW
 
@@ -128,7 +123,7 @@ async def test_half_closed_socket_of_the_exchange(factory: ConnectionFactory) ->
     async with victim(factory) as (conn, peer):
         assert peer.socket is not None
         peer.socket.write_eof()
-        await ends_with(factory, conn, ConnectionBrokenError, "without a goodbye")
+        await ends_with(conn, ConnectionBrokenError, "without a goodbye")
 
 
 async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) -> None:
@@ -144,7 +139,6 @@ async def test_the_end_while_a_message_is_offered(factory: ConnectionFactory) ->
         assert (await conn.recv_into(small)).length == 5
         await ends(conn.recv_into(small), MessageTooLongError)
         peer.send(frame(0x55))
-        async with factory.within(1):
-            await conn.wait_closed()
+        await conn.wait_closed()
         await ends(conn.recv_into(small), ProtocolError)
         await ends(conn.recv(), ProtocolError)

@@ -93,13 +93,10 @@ async def drain(conn: Connection) -> None:
         (await conn.recv()).release()
 
 
-async def ends_with(
-    factory: ConnectionFactory, conn: Connection, kind: type[Exception], match: str = ""
-) -> BaseException:
+async def ends_with(conn: Connection, kind: type[Exception], match: str = "") -> BaseException:
     """Every waiter gets it, and the connection is over, within a second."""
-    async with factory.within(1):
-        await conn.wait_closed()
-        error = await ends(drain(conn), kind)
+    await conn.wait_closed()
+    error = await ends(drain(conn), kind)
     assert match in str(error)
     for attempt in (conn.recv, conn.recv_region, lambda: conn.send(b"x")):
         assert isinstance(await ends(attempt(), kind), kind)
@@ -184,15 +181,15 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
 async def test_lie(factory: ConnectionFactory, lie: str) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(*LIES[lie]())
-        await ends_with(factory, conn, ProtocolError)
+        await ends_with(conn, ProtocolError)
 
 
 @on_device  # which sends what was posted before its end
 async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(0x55))
-        await ends_with(factory, conn, ProtocolError)
-        message = await peer.control(factory.slow)
+        await ends_with(conn, ProtocolError)
+        message = await peer.control()
         assert isinstance(message, protocol.Goodbye)
         assert message.code == protocol.GoodbyeCode.PROTOCOL_ERROR
         assert "0x55" in message.text
@@ -201,11 +198,10 @@ async def test_the_peer_is_told(factory: ConnectionFactory) -> None:
 async def test_what_arrived_before_the_lie_can_be_received(factory: ConnectionFactory) -> None:
     async with victim(factory) as (conn, peer):
         peer.send(frame(DATA, b"first"), frame(DATA, b"second"), frame(0x55))
-        async with factory.within(1):
-            await conn.wait_closed()
+        await conn.wait_closed()
         assert bytes(await conn.recv()) == b"first"
         assert bytes(await conn.recv()) == b"second"
-        await ends_with(factory, conn, ProtocolError)
+        await ends_with(conn, ProtocolError)
 
 
 async def test_too_many_regions(factory: ConnectionFactory) -> None:
@@ -213,11 +209,10 @@ async def test_too_many_regions(factory: ConnectionFactory) -> None:
     async with victim(factory, config) as (conn, peer):
         peer.send(*(control(protocol.RegionGrant(0, token(n))) for n in range(3)))
         await asyncio.sleep(0)
-        async with factory.within(1):
-            await conn.wait_closed()
+        await conn.wait_closed()
         assert (await conn.recv_region()).token.region_id == 0
         assert (await conn.recv_region()).token.region_id == 1
-        await ends_with(factory, conn, ProtocolError, "regions")
+        await ends_with(conn, ProtocolError, "regions")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -236,10 +231,9 @@ async def test_random_frames(factory: ConnectionFactory, seed: int) -> None:
                 content = bytes(valid)
             peer.send(frame(kind, content))
         peer.send(frame(0x55))
-        async with factory.within(1):
-            # Closed is what a goodbye does, which it may be by chance.
-            await ends(drain(conn), ProtocolError, ConnectionBrokenError, ConnectionClosedError)
-            await conn.wait_closed()
+        # Closed is what a goodbye does, which it may be by chance.
+        await ends(drain(conn), ProtocolError, ConnectionBrokenError, ConnectionClosedError)
+        await conn.wait_closed()
 
 
 LIES_ABOUT_FIELDS = [
@@ -281,7 +275,7 @@ async def test_offer_of_more_than_there_is(factory: ConnectionFactory, lie: str)
             "the key of one piece": [there, there, guessed, there],
         }
         peer.send(rendezvous(1, *pieces[lie]))
-        error = await ends_with(factory, conn, ConnectionBrokenError)
+        error = await ends_with(conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
         memory.close()
 
@@ -296,13 +290,12 @@ async def test_the_same_memory_and_request_again_and_again(factory: ConnectionFa
         for _ in range(messages):
             with await conn.recv() as message:
                 assert message == pattern(4096)[:3000] + pattern(4096)[:1] + pattern(4096)[:3000]
-        async with factory.within(1):
-            while messages:
-                kind, content = await peer.frames.get()
-                peer.give_back()
-                if kind is FrameKind.RNDV_ACK:
-                    assert content == acknowledgement(7)[8:]
-                    messages -= 1
+        while messages:
+            kind, content = await peer.frames.get()
+            peer.give_back()
+            if kind is FrameKind.RNDV_ACK:
+                assert content == acknowledgement(7)[8:]
+                messages -= 1
         memory.close()
 
 
@@ -311,7 +304,7 @@ async def test_region_of_nothing(factory: ConnectionFactory) -> None:
         peer.send(control(protocol.RegionGrant(0, token())))
         remote = await conn.recv_region()
         await ends(conn.read(remote, bytearray(8)), RemoteAccessError)
-        error = await ends_with(factory, conn, ConnectionBrokenError)
+        error = await ends_with(conn, ConnectionBrokenError)
         assert isinstance(error.__cause__, RemoteAccessError)
 
 
@@ -338,16 +331,16 @@ async def test_wrong_answer_to_a_request_for_memory(
         asking: asyncio.Task[object] = asyncio.create_task(
             conn.request_region(100, access=Rights.READ)
         )
-        request = await peer.control(factory.slow)
+        request = await peer.control()
         if renews:
             peer.send(control(grant(100, Rights.READ)(request.request_id)))
             region = await asking
             assert isinstance(region, RemoteRegion)
             asking = asyncio.create_task(region.renew(1))
-            request = await peer.control(factory.slow)
+            request = await peer.control()
         peer.send(control(answer(request.request_id)))
         await ends(asking, ProtocolError)
-        await ends_with(factory, conn, ProtocolError)
+        await ends_with(conn, ProtocolError)
 
 
 # ---- not lies, but not nice ----------------------------------------------------------------------
@@ -363,7 +356,7 @@ async def test_requests_beyond_the_quota_are_refused(factory: ConnectionFactory)
         }
         for number, request in requests.items():
             peer.send(control(request))
-            answer = await peer.control(factory.slow)
+            answer = await peer.control()
             assert isinstance(answer, protocol.Error)
             assert answer.request_id == number
             peer.send(frame(CREDIT, control=1))
@@ -377,7 +370,7 @@ async def test_regions_that_are_not_known(factory: ConnectionFactory) -> None:
     async with victim(factory, SLOW_PEER) as (conn, peer):
         with conn.alloc(8) as buffer:
             share = await conn.send_region(buffer)
-            grant = await peer.control(factory.slow)
+            grant = await peer.control()
             assert isinstance(grant, protocol.RegionGrant)
             peer.send(
                 control(protocol.RegionReturn(0, 12345)),
@@ -402,10 +395,9 @@ async def test_peer_that_never_reads(factory: ConnectionFactory) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await asyncio.shield(sends[-1])
-        async with factory.within(1):
-            await conn.close()
-            for task in (sends[-1], large):
-                await ends(finish(task), ConnectionClosedError)
+        await conn.close()
+        for task in (sends[-1], large):
+            await ends(finish(task), ConnectionClosedError)
 
 
 async def finish(task: asyncio.Task[None]) -> None:
@@ -421,7 +413,7 @@ async def test_nothing_counts_after_the_goodbye(factory: ConnectionFactory) -> N
             frame(0x55),
         )
         assert bytes(await conn.recv()) == b"last"
-        error = await ends_with(factory, conn, ConnectionClosedError)
+        error = await ends_with(conn, ConnectionClosedError)
         assert isinstance(error, ConnectionClosedError)
         assert error.by_peer
 
@@ -442,10 +434,7 @@ BAD_HELLOS = {
 @by_cm
 async def test_wrong_hello_in_a_request(factory: ConnectionFactory, kind: str) -> None:
     async with factory.witness(), await factory.listen() as listener:
-        async with (
-            factory.within(1),
-            raw_request(factory, listener.port, BAD_HELLOS[kind]) as (_, event),
-        ):
+        async with raw_request(factory, listener.port, BAD_HELLOS[kind]) as (_, event):
             assert event.type is cm.EventType.REJECTED
             assert event.private_data.startswith(b"AIOX")
         await factory.works(listener)
@@ -460,8 +449,7 @@ async def test_wrong_hello_in_an_answer(factory: ConnectionFactory, kind: str) -
             connecting = asyncio.create_task(factory.connect(listener.port))
             raw = RawId((await listener.request()).id)
             raw.id.accept(parameters(BAD_HELLOS[kind]))
-            async with factory.within(1):
-                await ends(connecting, ProtocolError)
+            await ends(connecting, ProtocolError)
             raw.close()
 
 
@@ -473,8 +461,7 @@ async def test_listener_that_refuses(factory: ConnectionFactory) -> None:
         request = await listener.request()
         request.id.reject(b"go away")
         request.id.close()
-        async with factory.within(1):
-            error = await ends(connecting, RejectedError)
+        error = await ends(connecting, RejectedError)
         assert error.private_data.rstrip(b"\0") == b"go away"
 
 
@@ -487,8 +474,7 @@ async def test_listener_that_never_answers(factory: ConnectionFactory) -> None:
             connecting = asyncio.create_task(factory.connect(listener.port))
             request = await listener.request()
             limits_pass()
-            async with factory.within(1):
-                await ends(connecting, UnreachableError)
+            await ends(connecting, UnreachableError)
             request.id.close()
 
 

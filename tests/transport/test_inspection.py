@@ -237,7 +237,7 @@ async def test_nothing_comes_before_the_decision(
             peer.send(control(protocol.ConnectData(0, b"")))
             await seen.wait()
         peer.send(early)
-        goodbye = await peer.control(factory.slow)
+        goodbye = await peer.control()
         assert isinstance(goodbye, protocol.Goodbye)
         assert goodbye.code == protocol.GoodbyeCode.PROTOCOL_ERROR
         assert "before its connection was accepted" in goodbye.text

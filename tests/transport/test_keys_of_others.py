@@ -91,11 +91,10 @@ auths = pytest.mark.parametrize("auth", [None, KEY], ids=["without auth", "auth"
 PATIENT = replace(SMALL, handshake_timeout=NEVER)
 
 
-async def refused(factory: ConnectionFactory, attack: Awaitable[object]) -> None:
+async def refused(attack: Awaitable[object]) -> None:
     """The device of the memory's owner refuses it, and that ends the attacker's connection."""
     with pytest.raises((WorkCompletionError, ConnectionBrokenError)) as caught:
-        async with factory.within(2):
-            await attack
+        await attack
     error = caught.value
     assert isinstance(
         error if isinstance(error, WorkCompletionError) else error.__cause__, RemoteAccessError
@@ -114,10 +113,9 @@ def post(peer: RawPeer, opcode: WROpcode, token: RegionToken) -> None:
     ])  # fmt: skip
 
 
-async def failure(factory: ConnectionFactory, peer: RawPeer) -> verbs.WCStatus:
-    async with factory.within(2):
-        while not peer.failures:  # noqa: ASYNC110 - a raw peer has no event for them
-            await asyncio.sleep(0.001)
+async def failure(peer: RawPeer) -> verbs.WCStatus:
+    while not peer.failures:  # noqa: ASYNC110 - a raw peer has no event for them
+        await asyncio.sleep(0.001)
     return peer.failures[0]
 
 
@@ -138,7 +136,7 @@ async def test_key_of_another_connection(
                 buffer.view[:] = pattern(8)
                 share, remote = await give(server, client, buffer, ALL)
                 stolen = forged(thief, share.token)
-                await refused(factory, ATTACKS[attack](thief, stolen))
+                await refused(ATTACKS[attack](thief, stolen))
                 assert buffer.view == pattern(8)
                 got = bytearray(8)
                 await client.read(remote, got)
@@ -178,7 +176,7 @@ async def test_before_the_proof_of_the_key(
                     if peer.connect_unproved is not None:
                         peer.connect_unproved()
                     post(peer, opcode, token)
-                    assert await failure(factory, peer) in NOT_PROVED[via]
+                    assert await failure(peer) in NOT_PROVED[via]
                 assert buffer.view == pattern(8)
                 region.close()
                 share.revoke()
@@ -211,7 +209,7 @@ async def test_before_the_proof_on_a_channel_of_their_own(
             )
             token = RegionToken(1, region.addr, 8, region.rkey, ALL)
             post(peer, opcode, token)
-            assert await failure(factory, peer) in REFUSED
+            assert await failure(peer) in REFUSED
             assert memory == pattern(8)
             region.close()
             peer.close()
@@ -271,14 +269,13 @@ IS_WINDOW = 1
 
 
 async def offer(
-    factory: ConnectionFactory, conn: Connection, peer: RawPeer, data: object
+    conn: Connection, peer: RawPeer, data: object
 ) -> tuple[asyncio.Task[None], int, list[Piece]]:
     """A message that waits to be read: its `send`, its number and where it lies."""
     sending = asyncio.create_task(sent(conn, data))
-    async with factory.within(2):
+    kind, content = await peer.frames.get()
+    while kind is not FrameKind.RNDV_RTS:
         kind, content = await peer.frames.get()
-        while kind is not FrameKind.RNDV_RTS:
-            kind, content = await peer.frames.get()
     return sending, *read_request(content)
 
 
@@ -297,14 +294,13 @@ async def test_message_for_another_connection(factory: ConnectionFactory, via: V
     factory = replace(factory, via=via)
     async with raw_pair(factory) as (conn, peer):
         data = pattern(LONG)
-        sending, request_id, [piece] = await offer(factory, conn, peer, data)
+        sending, request_id, [piece] = await offer(conn, peer, data)
         async with factory.pair() as (thief, _):
             stolen = forged(thief, token_of(piece))
-            await refused(factory, thief.read(stolen, bytearray(LONG)))
+            await refused(thief.read(stolen, bytearray(LONG)))
         assert piece.flags == IS_WINDOW
         peer.send(acknowledgement(request_id))
-        async with factory.within(2):
-            await sending
+        await sending
 
 
 def acknowledge(peer: RawPeer, request_id: int, key: int) -> None:
@@ -335,14 +331,13 @@ async def test_key_after_the_message(factory: ConnectionFactory, end: str, piece
         parts = [pattern(LONG, seed) for seed in range(pieces)]
         before = verbs.live().get("MemoryWindow", 0)
         for _ in range(SMALL.data_receives):
-            sending, request_id, offered = await offer(factory, conn, peer, parts)
+            sending, request_id, offered = await offer(conn, peer, parts)
             assert len(offered) == pieces
             ENDS[end](peer, request_id, offered)
-            async with factory.within(2):
-                await sending
+            await sending
             assert verbs.live().get("MemoryWindow", 0) - before <= 1
         post(peer, WROpcode.RDMA_READ, token_of(offered[-1]))
-        assert await failure(factory, peer) in REFUSED
+        assert await failure(peer) in REFUSED
 
 
 @one_loop
@@ -352,10 +347,9 @@ async def test_a_region_offered_as_a_window(factory: ConnectionFactory) -> None:
     async with factory.witness(), raw_pair(factory) as (conn, peer):
         memory = peer.qp.pd.reg_mr(bytearray(pattern(LONG)), verbs.AccessFlags.REMOTE_READ)
         peer.send(rendezvous(1, Piece(memory.addr, LONG, memory.rkey, IS_WINDOW)))
-        async with factory.within(2):
-            with await conn.recv() as message:
-                assert message == pattern(LONG)
-            await conn.wait_closed()
+        with await conn.recv() as message:
+            assert message == pattern(LONG)
+        await conn.wait_closed()
         memory.close()
 
 

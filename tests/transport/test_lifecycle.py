@@ -177,13 +177,12 @@ async def test_goodbye(factory: ConnectionFactory) -> None:
     async with factory.pair() as (client, server):
         waiting = asyncio.create_task(server.recv())
         await yield_loop(2)
-        async with factory.within(1):
-            await client.close()
-            error = await ends(server.recv(), ConnectionClosedError)
-            assert error.by_peer
-            with pytest.raises(ConnectionClosedError):
-                await waiting
-            await server.wait_closed()
+        await client.close()
+        error = await ends(server.recv(), ConnectionClosedError)
+        assert error.by_peer
+        with pytest.raises(ConnectionClosedError):
+            await waiting
+        await server.wait_closed()
         assert client.closed
         assert server.closed
         error = await ends(client.recv(), ConnectionClosedError)
@@ -221,8 +220,7 @@ async def test_used_again_after_the_end(factory: ConnectionFactory, end: str) ->
                 await server.close()
             case _:
                 server.abort()
-        async with factory.within(2):
-            await client.wait_closed()
+        await client.wait_closed()
         for _ in range(2):
             for name, call in CALLS.items():
                 error = await ends(call(client, remote), kind, ConnectionClosedError)
@@ -255,9 +253,8 @@ async def test_close_delivers_what_was_to_be_sent(factory: ConnectionFactory) ->
         await yield_loop(1)
         closing = asyncio.create_task(client.close())
         assert [bytes(message) async for message in server] == messages
-        async with factory.within(1):
-            await closing
-            await asyncio.gather(*sends)
+        await closing
+        await asyncio.gather(*sends)
 
 
 @one_loop
@@ -340,8 +337,7 @@ async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -
             for n in range(SMALL.data_receives):
                 await client.send(pattern(1000 if n else 5000, n))
             await client.close()
-            async with factory.within(1):
-                await server.wait_closed()
+            await server.wait_closed()
         del client, server
         gc.collect()
         assert await leases(anchor, other) == before
@@ -390,8 +386,7 @@ async def test_async_for_over_a_broken_connection(factory: ConnectionFactory) ->
             async for message in server:
                 seen.append(bytes(message))
 
-        async with factory.within(1):
-            await ends(iterate(), ConnectionBrokenError)
+        await ends(iterate(), ConnectionBrokenError)
         assert seen in ([b"one"], [])
 
 
@@ -409,14 +404,12 @@ async def test_listener_close(factory: ConnectionFactory) -> None:
 
     iterating = asyncio.create_task(iterate())
     await yield_loop(2)
-    async with factory.within(1):
-        await listener.close()
-        await listener.close()
-        await ends(finish(waiting), ConnectionClosedError)
-        assert await iterating == 0
-        await ends(listener.accept(), ConnectionClosedError)
-    async with factory.within(2):
-        await ends(factory.connect(listener.port), RejectedError)
+    await listener.close()
+    await listener.close()
+    await ends(finish(waiting), ConnectionClosedError)
+    assert await iterating == 0
+    await ends(listener.accept(), ConnectionClosedError)
+    await ends(factory.connect(listener.port), RejectedError)
     async with client, server:
         await check_alive(client, server)
 
@@ -429,9 +422,8 @@ async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
     """After the bootstrap the socket is for its end alone."""
     async with factory.witness(), factory.pair() as (client, server):
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
-        async with factory.within(1):
-            error = await ends(server.recv(), ConnectionBrokenError)
-            assert "sent something after the bootstrap" in str(error)
+        error = await ends(server.recv(), ConnectionBrokenError)
+        assert "sent something after the bootstrap" in str(error)
 
 
 # ---- nothing happens -----------------------------------------------------------------------------
@@ -456,14 +448,13 @@ async def test_idle_connection_costs_nothing(factory: ConnectionFactory) -> None
     async with factory.pair() as (client, server):
         await check_alive(client, server)
         waiting = asyncio.create_task(server.recv())
-        async with factory.within(2):
-            while True:
-                before = wake_ups()
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.5):
-                        await asyncio.shield(waiting)
-                if wake_ups() - before <= 3:  # one is that of this timeout
-                    break
+        while True:
+            before = wake_ups()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await asyncio.shield(waiting)
+            if wake_ups() - before <= 3:  # one is that of this timeout
+                break
         await client.send(b"x")
         assert bytes(await waiting) == b"x"
 
@@ -508,8 +499,7 @@ async def test_the_end_comes_with_the_last_of_what_was_under_way(
         client._queue.post(Probe(lambda: None))
         client._take_control(GOODBYE)
         assert not client.closed
-        async with factory.within(2):
-            await client.wait_closed()
+        await client.wait_closed()
 
 
 @on_pair
@@ -537,9 +527,8 @@ async def test_one_closes_while_the_other_does(factory: ConnectionFactory) -> No
         closing = asyncio.create_task(client.close())
         await yield_loop(10)
         assert not closing.done()
-        async with factory.within(5):
-            await server.close()
-            await closing
+        await server.close()
+        await closing
 
 
 async def live_and_die(factory: ConnectionFactory, number: int) -> Node[Any] | None:

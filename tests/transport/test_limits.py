@@ -26,8 +26,7 @@ TWO = replace(SMALL, max_connections=2)
 
 async def turned_away(factory: ConnectionFactory, port: int) -> str:
     """The reason that a peer is given."""
-    async with factory.within(5):
-        error = await ends(factory.connect(port), RejectedError)
+    error = await ends(factory.connect(port), RejectedError)
     return str(error)
 
 
@@ -41,8 +40,7 @@ async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
             )
         await check_alive(*first)
         await second[0].close()
-        async with factory.within(5):
-            await second[1].wait_closed()
+        await second[1].wait_closed()
         third = await factory.both(listener)
         await turned_away(factory, listener.port)
         first[1].abort()
@@ -61,8 +59,7 @@ async def test_one_host_takes_no_more_than_its_share(factory: ConnectionFactory)
         why = await turned_away(factory, listener.port)
         assert f"with {client.local_address[0]} as it takes (1)" in why
         await client.close()
-        async with factory.within(5):
-            await server.wait_closed()
+        await server.wait_closed()
         await factory.works(listener)
 
 
@@ -86,8 +83,7 @@ async def test_a_place_that_is_taken_during_the_proof(
                 async with await factory.connect(listener.port) as other:
                     await other.recv()
 
-            async with factory.within(5):
-                assert "as it takes (1)" in str(await ends(late(), RejectedError))
+            assert "as it takes (1)" in str(await ends(late(), RejectedError))
             await check_alive(client, server)
             assert limits._taken.total() == 1
 
@@ -204,8 +200,7 @@ async def test_who_has_not_been_accepted_counts(factory: ConnectionFactory) -> N
         clients = [await factory.connect(listener.port) for _ in range(2)]
         await turned_away(factory, listener.port)
     for client in clients:
-        async with factory.within(5):
-            await client.wait_closed()
+        await client.wait_closed()
 
 
 @one_loop
@@ -218,7 +213,7 @@ async def test_connections_that_end_before_they_are_accepted(factory: Connection
             await other.close()
         assert len(listener._ready) <= 10
         last = await factory.connect(listener.port)
-        async with first, last, factory.within(5):
+        async with first, last:
             async with await listener.accept() as server:
                 await check_alive(first, server)
             while (server := await listener.accept()).closed:
@@ -243,7 +238,7 @@ async def test_a_failed_handshake_keeps_no_place(factory: ConnectionFactory) -> 
             with suppress(RejectedError):
                 return await replace(factory, auth=auth).connect(server.port)
 
-    async with server, factory.within(10):
+    async with server:
         for _ in range(3):
             await ends(with_key(bytes(16)), AuthenticationError)
             async with await with_key(key):

@@ -188,7 +188,7 @@ async def test_handshakes_are_not_begun_by_the_task_factory(factory: ConnectionF
 
 async def test_a_handshake_goes_on_when_all_tasks_are_cancelled(factory: ConnectionFactory) -> None:
     """As `asyncio.run` cancels them at its end: the client may have its connection by then."""
-    async with factory.within(10), await factory.listen() as listener:
+    async with await factory.listen() as listener:
         connecting = asyncio.create_task(factory.connect(listener.port))
         while not listener._acceptor.handshakes:
             await yield_loop(1)

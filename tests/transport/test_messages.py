@@ -143,18 +143,17 @@ async def test_what_may_be_read_ahead_is(
     messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
     async with factory.pair(config) as (client, server):
         for _ in range(2):
-            async with factory.within(10):
-                sending = [client.send_nowait(message) for message in messages]
-                await asyncio.gather(*sending[:ahead])
-                while figures(server)["arrived"] < len(messages):
-                    await yield_loop(1)
-                assert not any(future.done() for future in sending[ahead:])
-                assert figures(server)["unread"] == len(messages) - ahead
-                assert figures(server)["read_ahead"] == sum(sizes[:ahead])
-                for message in messages:
-                    with await server.recv() as received:
-                        assert received == message
-                await asyncio.gather(*sending)
+            sending = [client.send_nowait(message) for message in messages]
+            await asyncio.gather(*sending[:ahead])
+            while figures(server)["arrived"] < len(messages):
+                await yield_loop(1)
+            assert not any(future.done() for future in sending[ahead:])
+            assert figures(server)["unread"] == len(messages) - ahead
+            assert figures(server)["read_ahead"] == sum(sizes[:ahead])
+            for message in messages:
+                with await server.recv() as received:
+                    assert received == message
+            await asyncio.gather(*sending)
             assert (figures(server)["unread"], figures(server)["read_ahead"]) == (0, 0)
 
 
@@ -165,11 +164,10 @@ async def test_none_is_read_before_those_that_wait(factory: ConnectionFactory) -
         await exchange(client, server, pattern(1 << 20))  # now the pool has a block for it
         messages = [pattern(size, seed) for seed, size in enumerate(sizes)]
         sending = [client.send_nowait(message) for message in messages]
-        async with factory.within(10):
-            while figures(server)["arrived"] < len(sizes):
-                await yield_loop(1)
-            assert (figures(server)["unread"], figures(server)["read_ahead"]) == (2, 2 << 20)
-            for message in messages:
-                with await server.recv() as received:
-                    assert received == message
-            await asyncio.gather(*sending)
+        while figures(server)["arrived"] < len(sizes):
+            await yield_loop(1)
+        assert (figures(server)["unread"], figures(server)["read_ahead"]) == (2, 2 << 20)
+        for message in messages:
+            with await server.recv() as received:
+                assert received == message
+        await asyncio.gather(*sending)

@@ -311,7 +311,7 @@ def matches(expected: str, text: str) -> bool:
 @pytest.mark.parametrize("mistake", MISTAKES)
 async def test_the_error_says_what_to_do(factory: ConnectionFactory, mistake: str) -> None:
     make, kinds, expected = MISTAKES[mistake]
-    async with scene(factory) as here, factory.within(5):
+    async with scene(factory) as here:
         with pytest.raises(kinds) as raised:
             await make(here)
         text = str(raised.value)
@@ -373,7 +373,7 @@ async def test_no_memory_for_a_long_message_is_no_fault_of_the_peer(
 ) -> None:
     """The receiver is told; message and connection stay."""
     data = pattern(3 << 20)
-    async with factory.pair(PATIENT) as (client, server), factory.within(5):
+    async with factory.pair(PATIENT) as (client, server):
         with client.register(data) as region:
             sending = client.send_nowait(region)
             with monkeypatch.context() as patch:
@@ -393,7 +393,7 @@ async def test_no_memory_at_the_listener_is_its_failure(
 ) -> None:
     """The client reads what has happened there, and not that the protocol was violated."""
     host, device = factory.host, factory.device
-    async with await aiordma.listen(host, device=device, via=via) as listener, factory.within(5):
+    async with await aiordma.listen(host, device=device, via=via) as listener:
         monkeypatch.setattr(Acceptor, "take_place", no_memory)
         refused = await ends(
             aiordma.connect(host, listener.port, device=device, via=via, config=PATIENT),

@@ -57,12 +57,10 @@ class Child:
     async def line(self) -> str:
         """The next line that it prints, or nothing when it is gone."""
         assert self._process.stdout is not None
-        async with self._factory.within(10):
-            return (await asyncio.to_thread(self._process.stdout.readline)).strip()
+        return (await asyncio.to_thread(self._process.stdout.readline)).strip()
 
     async def ended(self) -> int:
-        async with self._factory.within(5):
-            return await asyncio.to_thread(self._process.wait)
+        return await asyncio.to_thread(self._process.wait)
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -101,15 +99,14 @@ async def test_peer_that_is_busy_in_python(factory: ConnectionFactory) -> None:
         await conn.send(b"go")
         assert await child.line() == "busy"
         idle = asyncio.create_task(child.line())
-        async with factory.within(2):
-            for n in range(10):
-                data = pattern(100_000, n)
-                await conn.write(data, remote[8:100_008])
-                back = bytearray(100_000)
-                await conn.read(remote[8:100_008], back)
-                assert back == data
-                assert await conn.fetch_and_add(remote[:8], 1) == n
-                assert await conn.compare_and_swap(remote[:8], n + 1, n + 1) == n + 1
+        for n in range(10):
+            data = pattern(100_000, n)
+            await conn.write(data, remote[8:100_008])
+            back = bytearray(100_000)
+            await conn.read(remote[8:100_008], back)
+            assert back == data
+            assert await conn.fetch_and_add(remote[:8], 1) == n
+            assert await conn.compare_and_swap(remote[:8], n + 1, n + 1) == n + 1
         assert not idle.done()
         await conn.write(b"x", remote[-1:])
         assert await idle == "idle"
@@ -123,9 +120,8 @@ async def broken_soon(
     factory: ConnectionFactory, conn: Connection, *work: asyncio.Task[Any]
 ) -> None:
     """Everything that waits ends with a named exception, within a second."""
-    async with factory.within(1):
-        results = await asyncio.gather(*work, return_exceptions=True)
-        await conn.wait_closed()
+    results = await asyncio.gather(*work, return_exceptions=True)
+    await conn.wait_closed()
     # A kernel that clears up after the peer may take its memory away before its queue pair: then
     # the operation under way is refused, and that is what ends the connection.
     refused = [result for result in results if isinstance(result, WorkCompletionError)]
@@ -239,14 +235,13 @@ async def test_killed_during_the_handshake(factory: ConnectionFactory) -> None:
                 connecting = asyncio.create_task(factory.connect(port))
                 await yield_loop(count)
                 child.signal(signal.SIGKILL)
-                async with factory.within(2):
-                    await asyncio.wait([connecting])
-                    error = connecting.exception()
-                    # Which one depends on the moment.
-                    assert isinstance(error, RDMAError | None)
-                    if error is None:
-                        await ends(connecting.result().recv(), ConnectionBrokenError)
-                        await connecting.result().wait_closed()
+                await asyncio.wait([connecting])
+                error = connecting.exception()
+                # Which one depends on the moment.
+                assert isinstance(error, RDMAError | None)
+                if error is None:
+                    await ends(connecting.result().recv(), ConnectionBrokenError)
+                    await connecting.result().wait_closed()
             finally:
                 child.end()
 
@@ -258,19 +253,17 @@ async def test_a_client_killed_during_the_handshake(factory: ConnectionFactory) 
         for count in (0, 1, 2, 4, 8, 16):
             child = Child(factory, "dial", str(listener.port))
             try:
-                async with factory.within(10):
-                    while not (listener._acceptor.handshakes or listener._ready):
-                        await yield_loop(1)
+                while not (listener._acceptor.handshakes or listener._ready):
+                    await yield_loop(1)
                 await yield_loop(count)
             finally:
                 child.end()
-            async with factory.within(5):
-                while listener._acceptor.handshakes:
-                    await yield_loop(1)
-                if listener._ready:
-                    conn = await listener.accept()
-                    await ends(conn.recv(), ConnectionBrokenError)
-                    await conn.wait_closed()
+            while listener._acceptor.handshakes:
+                await yield_loop(1)
+            if listener._ready:
+                conn = await listener.accept()
+                await ends(conn.recv(), ConnectionBrokenError)
+                await conn.wait_closed()
             await witness.check()
 
 
@@ -287,8 +280,7 @@ async def test_stopped_peer(factory: ConnectionFactory) -> None:
                 await conn.request_region(8)
         await witness.check()
         child.signal(signal.SIGCONT)
-        async with factory.within(3):
-            await conn.send(b"after")
-            assert bytes(await conn.recv()) == b"after"
-            with pytest.raises(RequestRefusedError):
-                await conn.request_region(1 << 40)
+        await conn.send(b"after")
+        assert bytes(await conn.recv()) == b"after"
+        with pytest.raises(RequestRefusedError):
+            await conn.request_region(1 << 40)

@@ -63,8 +63,7 @@ async def test_echo(factory: ConnectionFactory) -> None:
         await asyncio.gather(*(talk(n, client) for n, client in enumerate(clients)))
         assert server.connections == 5
         await asyncio.gather(*(client.close() for client in clients))
-        async with factory.within(1):
-            await asyncio.gather(*server._tasks)
+        await asyncio.gather(*server._tasks)
         assert server.connections == 0
 
 
@@ -107,9 +106,8 @@ async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None
         assert not ended
         await good.send(b"go on")
         assert bytes(await good.recv()) == b"answer"
-        async with factory.within(5):
-            while server.connections > 1:
-                await yield_loop(1)
+        while server.connections > 1:
+            await yield_loop(1)
         assert ended == ["good by itself"]
         limits_pass()
         await closing
@@ -131,28 +129,27 @@ async def test_close_ends_what_is_idle_and_lets_requests_finish(factory: Connect
                 await go_on.wait()
                 await conn.send(message)
 
-    async with factory.within(5):
-        server = await serve(factory, answer)
-        idle = await factory.connect(server.port)
-        busy = await factory.connect(server.port)
-        await busy.send(b"under way")
-        await asked.get()
-        await busy.send(b"here already")
-        await serves(server, 2)
-        serving = asyncio.create_task(server.serve_forever())
-        await yield_loop(1)
-        closing = asyncio.create_task(server.close(grace=NEVER))
-        error = await ends(idle.recv(), ConnectionClosedError)
-        assert error.by_peer
-        assert "its server is shutting down" in str(error)
-        assert not closing.done()
-        assert not serving.done()
-        go_on.set()
-        assert [bytes(message) async for message in busy] == [b"under way", b"here already"]
-        await closing
-        await serving
-        for client in (idle, busy):
-            await client.close()
+    server = await serve(factory, answer)
+    idle = await factory.connect(server.port)
+    busy = await factory.connect(server.port)
+    await busy.send(b"under way")
+    await asked.get()
+    await busy.send(b"here already")
+    await serves(server, 2)
+    serving = asyncio.create_task(server.serve_forever())
+    await yield_loop(1)
+    closing = asyncio.create_task(server.close(grace=NEVER))
+    error = await ends(idle.recv(), ConnectionClosedError)
+    assert error.by_peer
+    assert "its server is shutting down" in str(error)
+    assert not closing.done()
+    assert not serving.done()
+    go_on.set()
+    assert [bytes(message) async for message in busy] == [b"under way", b"here already"]
+    await closing
+    await serving
+    for client in (idle, busy):
+        await client.close()
 
 
 @one_loop
@@ -167,20 +164,19 @@ async def test_close_without_grace(factory: ConnectionFactory) -> None:
             started.set()
             await asyncio.Event().wait()
 
-    async with factory.within(5):
-        server = await serve(factory, answer)
-        async with (
-            await factory.connect(server.port) as idle,
-            await factory.connect(server.port) as busy,
-        ):
-            await busy.send(b"x")
-            await started.wait()
-            await serves(server, 2)
-            await server.close()
-            assert [message async for message in idle] == []
-            assert bytes(await busy.recv()) == b"half"
-            error = await ends(busy.recv(), ConnectionBrokenError)
-            assert "the server was shut down before its handler had ended" in str(error)
+    server = await serve(factory, answer)
+    async with (
+        await factory.connect(server.port) as idle,
+        await factory.connect(server.port) as busy,
+    ):
+        await busy.send(b"x")
+        await started.wait()
+        await serves(server, 2)
+        await server.close()
+        assert [message async for message in idle] == []
+        assert bytes(await busy.recv()) == b"half"
+        error = await ends(busy.recv(), ConnectionBrokenError)
+        assert "the server was shut down before its handler had ended" in str(error)
 
 
 @one_loop
@@ -191,21 +187,20 @@ async def test_a_second_close_ends_the_grace(factory: ConnectionFactory) -> None
         started.set()
         await conn.recv()
 
-    async with factory.within(5):
-        server = await serve(factory, stay)
-        async with await factory.connect(server.port) as client:
-            await started.wait()
-            closing = asyncio.create_task(server.close(grace=NEVER))
-            await yield_loop(1)
-            await server.close()
-            await closing
-            await ends(client.recv(), ConnectionBrokenError)
+    server = await serve(factory, stay)
+    async with await factory.connect(server.port) as client:
+        await started.wait()
+        closing = asyncio.create_task(server.close(grace=NEVER))
+        await yield_loop(1)
+        await server.close()
+        await closing
+        await ends(client.recv(), ConnectionBrokenError)
 
 
 @one_loop
 async def test_an_iteration_ends_behind_another_receiver(factory: ConnectionFactory) -> None:
     """In its turn; a `recv` goes on, and the order of messages stays."""
-    async with factory.pair() as (client, server), factory.within(5):
+    async with factory.pair() as (client, server):
         receiving = [asyncio.create_task(server.recv()) for _ in range(2)]
         iterating = asyncio.create_task(anext(aiter(server), None))
         await yield_loop(1)
@@ -232,7 +227,7 @@ async def test_peers_reconnect_elsewhere(
 
     monkeypatch.setattr(transport, "resolve", resolve)
     ports = []
-    async with second, factory.within(5):
+    async with second:
         async for conn in reconnect("name", 1, config=SMALL, **factory.where):
             assert conn.peer_address is not None
             ports.append(conn.peer_address[1])
@@ -277,9 +272,8 @@ async def test_handler_that_fails(
         await good.send(b"go on")
         async with await factory.connect(server.port) as bad:
             await bad.send(b"fail")
-            async with factory.within(1):
-                assert bytes(await bad.recv()) == b"half an answer"
-                error = await ends(bad.recv(), ConnectionBrokenError)
+            assert bytes(await bad.recv()) == b"half an answer"
+            error = await ends(bad.recv(), ConnectionBrokenError)
             assert f"{name} ended the connection in the peer's program" in str(error)
             assert "secret" not in str(error)
             told_once(error)
@@ -302,7 +296,7 @@ async def test_handler_that_fails(
 async def test_a_block_that_an_exception_leaves(
     factory: ConnectionFactory, error: BaseException, kind: type[Exception]
 ) -> None:
-    async with factory.pair() as (client, server), factory.within(5):
+    async with factory.pair() as (client, server):
 
         async def leave() -> None:
             async with client:
@@ -408,7 +402,6 @@ async def test_what_is_a_handler(factory: ConnectionFactory, name: str) -> None:
     async with (
         await serve(factory, HANDLERS[name]) as server,
         await factory.connect(server.port) as client,
-        factory.within(5),
     ):
         await client.send(b"x")
         assert bytes(await client.recv()) == b"x"
@@ -443,9 +436,8 @@ async def test_serve_forever(factory: ConnectionFactory) -> None:
     await client.send(b"x")
     assert bytes(await client.recv()) == b"x"
     serving.cancel()
-    async with factory.within(2):
-        with pytest.raises(asyncio.CancelledError):
-            await serving
-        await ends(client.recv(), ConnectionClosedError, ConnectionBrokenError)
-        await ends(factory.connect(server.port), RejectedError)
-        await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    await ends(client.recv(), ConnectionClosedError, ConnectionBrokenError)
+    await ends(factory.connect(server.port), RejectedError)
+    await client.close()

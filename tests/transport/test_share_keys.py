@@ -127,7 +127,7 @@ async def test_revoked_before_its_bind(factory: ConnectionFactory, held: str, ho
                     with suppress(asyncio.CancelledError):
                         await sharing
                 await go_on()
-            await refused(factory, client.read(forged(client, token), bytearray(8)))
+            await refused(client.read(forged(client, token), bytearray(8)))
 
 
 @one_loop
@@ -143,7 +143,7 @@ async def test_a_lease_ends_before_the_owner_has_seen_its_bind(factory: Connecti
             assert server._sharing.shared == 0
             await check_alive(client, server)
             token = replace(share.token, lease_ms=0)  # for a peer that does not keep to it
-            await refused(factory, client.read(forged(client, token), bytearray(8)))
+            await refused(client.read(forged(client, token), bytearray(8)))
 
 
 @pytest.mark.parametrize("held", ["in the send queue", "in the backlog"])
@@ -161,12 +161,12 @@ async def test_a_lease_ends_before_its_bind(
                 if held == "in the backlog":
                     computes_until_revoked(share)
                 else:
-                    await lease_over(share, factory.slow)
+                    await lease_over(share)
                 assert share.revoked
                 await go_on()
                 await share.ready()
             token = replace(share.token, lease_ms=0)
-            await refused(factory, client.read(forged(client, token), bytearray(8)))
+            await refused(client.read(forged(client, token), bytearray(8)))
 
 
 @one_loop
@@ -185,5 +185,5 @@ async def test_a_lease_begins_with_its_key(factory: ConnectionFactory) -> None:
             qp.modify(qp_state=verbs.QPState.RTS)
             assert await sharing is share
             await client.recv_region()
-            await lease_over(share, factory.slow)
+            await lease_over(share)
         await check_alive(client, server)

@@ -79,8 +79,7 @@ async def test_noise(factory: ConnectionFactory, noise: str) -> None:
             writer.write(NOISE[noise])
             if noise == "one byte":
                 writer.write_eof()
-            async with factory.within(1):
-                assert await hung_up(reader) == b"" or factory.via == "cm"
+            assert await hung_up(reader) == b"" or factory.via == "cm"
             writer.close()
         await witness.check()
         await factory.works(listener)
@@ -98,8 +97,7 @@ async def test_silent_stranger(factory: ConnectionFactory) -> None:
             # The handshake's limit is the transport's by "tcp"; the embedded device has its own.
             if streams is not None:
                 if factory.via == "tcp":
-                    async with factory.within(1):
-                        await when_limits_pass(hung_up(streams[0]))
+                    await when_limits_pass(hung_up(streams[0]))
                 streams[1].close()
             await check_alive(client, server)
 
@@ -122,15 +120,13 @@ async def test_crowd_of_silent_strangers(factory: ConnectionFactory) -> None:
         crowd = [await stranger(factory, listener.port) for _ in range(8)]
         left = {asyncio.create_task(hung_up(streams[0])) for streams in crowd if streams}
         if factory.via == "tcp":
-            async with factory.within(5):
-                while len(left) > 3:
-                    _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            while len(left) > 3:
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             assert len(left) == 3
         await factory.works(listener)
         if factory.via == "tcp":
             assert sum(task.done() for task in left) <= 1  # one may have gone for the client
-            async with factory.within(1):
-                await when_limits_pass(asyncio.gather(*left))
+            await when_limits_pass(asyncio.gather(*left))
         for task in left:
             task.cancel()
         for streams in crowd:
@@ -142,12 +138,10 @@ async def test_crowd_of_silent_strangers(factory: ConnectionFactory) -> None:
 async def test_listener_closes_while_strangers_are_silent(factory: ConnectionFactory) -> None:
     listener = await factory.listen()
     crowd = [await stranger(factory, listener.port) for _ in range(3)]
-    async with factory.within(1):
-        await listener.close()
+    await listener.close()
     for streams in crowd:
         if streams is not None:
-            async with factory.within(1):
-                await hung_up(streams[0])
+            await hung_up(streams[0])
             streams[1].close()
 
 
@@ -173,9 +167,8 @@ async def half_an_exchange(
     async with factory.witness(), await factory.listen() as listener:
         reader, writer = await asyncio.open_connection(factory.host, listener.port)
         writer.write(said)
-        async with factory.within(1):
-            yield reader, writer
-            await hung_up(reader)
+        yield reader, writer
+        await hung_up(reader)
         writer.close()
         await factory.works(listener)
 
@@ -287,8 +280,7 @@ async def test_connecting_to_a_stranger(
     """A named error, at once; an echo offers us ourselves, and that is no peer either."""
     async with factory.witness(), tcp_server(factory, server) as port:
         with pytest.raises((ProtocolError, ConnectionManagerError)):
-            async with factory.within(1):
-                await factory.connect(port)
+            await factory.connect(port)
 
 
 async def test_connecting_to_a_silent_stranger(factory: ConnectionFactory) -> None:
@@ -296,22 +288,19 @@ async def test_connecting_to_a_silent_stranger(factory: ConnectionFactory) -> No
     async with factory.witness(), tcp_server(factory, is_silent) as port:
         # A card's connection manager finds no host there; the embedded one and TCP find silence.
         with pytest.raises((UnreachableError, RejectedError)):
-            async with factory.within(1):
-                await factory.connect(port, config)
+            await factory.connect(port, config)
 
 
 async def test_port_without_a_listener(factory: ConnectionFactory) -> None:
     async with factory.witness():
         with closed_port(factory.host) as port, pytest.raises(RejectedError):
-            async with factory.within(2):
-                await factory.connect(port)
+            await factory.connect(port)
 
 
 @one_loop
 async def test_host_that_is_not_known(factory: ConnectionFactory) -> None:
     with pytest.raises(AddressError, match="no-such-host"):
-        async with factory.within(5):
-            await connect("no-such-host.invalid", 1, **factory.where)
+        await connect("no-such-host.invalid", 1, **factory.where)
 
 
 @one_loop
@@ -319,8 +308,7 @@ async def test_host_that_is_not_reached(factory: ConnectionFactory) -> None:
     """TEST-NET-2 (RFC 5737) is no network: no route there, no answer from there, or a proxy's."""
     config = replace(SMALL, connect_timeout=0.5 * factory.slow)
     with pytest.raises((ConnectionManagerError, ProtocolError)):
-        async with factory.within(1.5):
-            await connect("198.51.100.1", 7471, config=config, **factory.where)
+        await connect("198.51.100.1", 7471, config=config, **factory.where)
 
 
 @one_loop
@@ -375,6 +363,5 @@ async def test_both_ways_at_the_same_port(factory: ConnectionFactory) -> None:
     other = replace(factory, via="tcp" if factory.via == "cm" else "cm")
     async with await factory.listen() as listener:
         with pytest.raises((ProtocolError, ConnectionManagerError)):
-            async with factory.within(1):
-                await other.connect(listener.port, config)
+            await other.connect(listener.port, config)
         await factory.works(listener)

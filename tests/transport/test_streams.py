@@ -783,7 +783,7 @@ async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path
             sending = asyncio.create_task(streams.sendfile(client.transport, file))
             await yield_loop(20)
             (await made(server)).abort()
-            await ends(asyncio.wait_for(sending, 10), ConnectionError)
+            await ends(sending, ConnectionError)
 
 
 # ---- servers -------------------------------------------------------------------------------------
@@ -829,7 +829,7 @@ async def test_serve_forever_ends_with_its_task(factory: ConnectionFactory) -> N
     with pytest.raises(RuntimeError, match="already"):
         await server.serve_forever()
     serving_forever.cancel()
-    await ends(asyncio.wait_for(serving_forever, 10), asyncio.CancelledError)
+    await ends(serving_forever, asyncio.CancelledError)
     assert not server.is_serving()
 
 

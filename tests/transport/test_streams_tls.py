@@ -112,7 +112,7 @@ async def test_a_server_that_is_not_trusted(
     factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """The client is told why, and the server goes on."""
-    async with server(factory, serving) as port, factory.within(10):
+    async with server(factory, serving) as port:
         for wrong in (
             {"ssl": True},
             {"ssl": ssl.create_default_context()},
@@ -130,12 +130,12 @@ async def test_one_side_without(
     factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """Neither side is left waiting."""
-    async with server(factory, serving) as port, factory.within(10):
+    async with server(factory, serving) as port:
         reader, writer = await dialled(factory, port)
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         await hung_up(reader)
         writer.close()
-    async with server(factory, None) as port, factory.within(10):
+    async with server(factory, None) as port:
         await ends(dialled(factory, port, ssl=trusting), ssl.SSLError)
 
 
@@ -145,8 +145,7 @@ async def test_a_client_that_never_shakes_hands(
 ) -> None:
     async with server(factory, serving) as port:
         reader, writer = await dialled(factory, port)
-        async with factory.within(5):
-            await when_limits_pass(hung_up(reader))
+        await when_limits_pass(hung_up(reader))
         writer.close()
 
 

@@ -67,9 +67,8 @@ def cut(*conns: Connection) -> None:
 
 
 async def until_moved(*conns: Connection) -> None:
-    async with asyncio.timeout(20):
-        while any(shown(conn)[:2] != MOVED for conn in conns):
-            await yield_loop(1)
+    while any(shown(conn)[:2] != MOVED for conn in conns):
+        await yield_loop(1)
 
 
 async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes]) -> None:
@@ -80,7 +79,7 @@ async def both_ways(conns: tuple[Connection, Connection], messages: list[bytes])
             with await conn.recv() as message:
                 assert message == data
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.TaskGroup() as tasks:
         for conn in conns:
             tasks.create_task(receive(conn))
             for data in messages:
@@ -130,7 +129,7 @@ async def test_messages_go_on(way: str, which: tuple[int, ...]) -> None:
 async def test_a_long_message_is_read_behind_a_long_write_by_one_rail() -> None:
     """Its READs wait for the end of the write, which the rail that is left goes on with."""
     size = 8 << 20
-    async with joined("tcp", config=replace(SMALL, lend_quota=size)) as conns, asyncio.timeout(20):
+    async with joined("tcp", config=replace(SMALL, lend_quota=size)) as conns:
         await until_rails(conns)
         client, server = conns
         region = await client.request_region(size, access=ALL)
@@ -156,7 +155,7 @@ async def test_what_is_done_while_there_is_no_lead(
     """Messages that are here are taken, and leave their receives to the next lead; what is begun is
     done when there is one, but for what is done to a region of which that has no key yet."""
     come_up = HeldRails(monkeypatch)
-    async with joined(factory.via) as conns, asyncio.timeout(20):
+    async with joined(factory.via) as conns:
         client, server = conns
         await until_rails(conns, ("lead", "connecting"))
         region = await client.request_region(17, access=ALL)
@@ -209,7 +208,7 @@ async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
 ) -> None:
     """That one breaks as well, and a third one reads the rest."""
     monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
-    async with joined("tcp", THREE, THREE) as conns, asyncio.timeout(30):
+    async with joined("tcp", THREE, THREE) as conns:
         await until_rails(conns, ["lead", "up", "up"])
         client, server = conns
         endpoint = next_lead(server).endpoint
@@ -239,7 +238,7 @@ async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.Monkey
     """A message of more pieces than it has entries cannot be opened to it."""
     monkeypatch.delattr(OfferingRails, "begin")
     config = replace(SMALL, fetch_ahead=0, eager_size=1024)
-    async with joined("tcp", config=config) as conns, asyncio.timeout(20):
+    async with joined("tcp", config=config) as conns:
         client, server = conns
         assert client._rails is not None
         client._rails.config = replace(config, send_queue=8)
@@ -259,7 +258,7 @@ async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyP
     """The next lead opens them, with what keys it can, also where it could not at first."""
     config = replace(SMALL, fetch_ahead=0, max_message=1 << 30)
     pieces = [pattern(200_000), pattern(400_000)]  # which the other rail takes part in
-    async with joined("tcp", config=config) as conns, asyncio.timeout(20):
+    async with joined("tcp", config=config) as conns:
         await until_rails(conns)
         client, server = conns
         endpoint = further(client).endpoint
@@ -305,7 +304,7 @@ async def test_a_rail_without_memory_for_its_receive(
     monkeypatch.delattr(OfferingRails, "begin")
     if fails == "registration":  # a key to all memory would spare it
         monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
-    async with joined("tcp") as conns, asyncio.timeout(20):
+    async with joined("tcp") as conns:
         client, server = conns
         take, answer, failing = server._memory.pool._block, AnsweringRails._answer, [""]
 
@@ -470,7 +469,7 @@ async def test_no_memory_for_the_frame_of_a_write_with_immediate_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is refused, and the connection goes on."""
-    async with joined("tcp") as conns, asyncio.timeout(20):
+    async with joined("tcp") as conns:
         await until_rails(conns)
         client, server = conns
         pool = client._memory.pool
@@ -537,7 +536,7 @@ async def test_memory_that_is_shared_and_the_next_lead_cannot_register(
         return make_key(pool, queue, *args)
 
     monkeypatch.setattr(share_keys, "make_key", fail)
-    async with joined("tcp", devices, devices) as conns, asyncio.timeout(30):
+    async with joined("tcp", devices, devices) as conns:
         await until_rails(conns, ["lead", "up", "up"][: len(devices)])
         owner, user = conns
         with owner.alloc(8) as memory:
@@ -560,7 +559,7 @@ async def test_memory_that_is_shared_and_the_next_lead_cannot_register(
 @one_loop
 async def test_a_token_that_was_made_by_the_lead_before() -> None:
     """Its key is gone: it is refused, and the one that takes its place is good."""
-    async with joined("tcp") as conns, asyncio.timeout(30):
+    async with joined("tcp") as conns:
         await until_rails(conns)
         user, owner = conns
         with arrays.share(owner, np.arange(3)) as shared_array:  # which has closed its Region
@@ -857,11 +856,10 @@ async def test_memory_that_the_next_lead_cannot_register(monkeypatch: pytest.Mon
             await yield_loop(0)
             cut(server)
             received: list[bytes] = []
-            async with asyncio.timeout(20):
-                with suppress(ConnectionBrokenError, VerbsError):
-                    while len(received) < 3:
-                        with await server.recv() as message:
-                            received.append(bytes(message))
+            with suppress(ConnectionBrokenError, VerbsError):
+                while len(received) < 3:
+                    with await server.recv() as message:
+                        received.append(bytes(message))
             assert received == sent[: len(received)]
             client.abort()
             server.abort()

@@ -58,11 +58,9 @@ async def victim(
                 conn.abort()  # the peer gives no credit back for a goodbye
 
 
-async def asked(
-    factory: ConnectionFactory, peer: RawPeer, message: protocol.Message
-) -> protocol.Message:
+async def asked(peer: RawPeer, message: protocol.Message) -> protocol.Message:
     peer.send_control(message)
-    return await peer.control(5 * factory.slow)
+    return await peer.control()
 
 
 LIES: dict[str, tuple[protocol.Message, str]] = {
@@ -105,10 +103,10 @@ async def test_rails_were_not_agreed_on(
 async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.Message]) -> None:
     message = RailDown(0, 1) if answer else RailReady(0, 1)
     async with victim(factory) as (conn, peer):
-        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
         peer.send_control(message)
         for expected in answer:
-            assert await peer.control(5 * factory.slow) == expected
+            assert await peer.control() == expected
         peer.send_control(message)
         assert "rail 1 is" in str(await ends(conn.recv(), ProtocolError))
 
@@ -116,15 +114,15 @@ async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.M
 async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
     """The peer is honest: it cannot know yet."""
     async with victim(factory) as (conn, peer):
-        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
         assert conn._rails is not None
         _, rail = conn._rails.rails
         assert rail.queue is not None
         rail.queue.rail_broke(ConnectionBrokenError("its cable"))
-        assert await peer.control(5 * factory.slow) == RailDown(0, 1)
+        assert await peer.control() == RailDown(0, 1)
         peer.send_control(RailReady(0, 1))
         peer.send_control(RailDown(0, 1))
-        assert isinstance(await asked(factory, peer, RailOffer(2, 2, ENDPOINT)), RailAnswer)
+        assert isinstance(await asked(peer, RailOffer(2, 2, ENDPOINT)), RailAnswer)
         assert [rail.state for rail in conn.rails] == ["lead", "connecting"]
 
 
@@ -135,7 +133,7 @@ async def test_before_it_was_accepted(factory: ConnectionFactory) -> None:
         await listen(factory.host, config=SMALL, **options) as listener,
         RawPeer.connect(factory, listener.port, hello_data=data) as peer,
     ):
-        goodbye = await asked(factory, peer, RailOffer(1, 1, ENDPOINT))
+        goodbye = await asked(peer, RailOffer(1, 1, ENDPOINT))
         assert isinstance(goodbye, protocol.Goodbye)
         assert "before its connection was accepted" in goodbye.text
 
@@ -146,12 +144,12 @@ async def test_no_more_than_so_many(factory: ConnectionFactory, most: int) -> No
     config = SMALL if most == 1 else replace(SMALL, max_rails=most + 1)
     async with victim(factory, config=config) as (conn, peer):
         for number in range(1, most + 1):
-            answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+            answer = await asked(peer, RailOffer(number, number, ENDPOINT))
             assert isinstance(answer, RailAnswer)
         assert [rail.device for rail in conn.rails] == ["embedded0", "embedded1"] + (
             ["embedded0"] * (most - 1)
         )
-        refusal = await asked(factory, peer, RailOffer(most + 1, most + 1, ENDPOINT))
+        refusal = await asked(peer, RailOffer(most + 1, most + 1, ENDPOINT))
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.QUOTA
         assert "max_rails" in refusal.text
@@ -163,19 +161,19 @@ async def test_no_more_often_than_that(factory: ConnectionFactory) -> None:
     """And of those that are over, no more is kept than the error of the latest."""
     async with victim(factory) as (conn, peer):
         for number in range(1, MAX_RAILS + 1):
-            answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+            answer = await asked(peer, RailOffer(number, number, ENDPOINT))
             assert isinstance(answer, RailAnswer)
-            assert await asked(factory, peer, RailDown(0, number)) == RailDown(0, number)
+            assert await asked(peer, RailDown(0, number)) == RailDown(0, number)
         assert [rail.state for rail in conn.rails] == ["lead", "down"]
         number += 1
-        refusal = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+        refusal = await asked(peer, RailOffer(number, number, ENDPOINT))
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.BUSY
         assert conn._rails is not None
         later = conn._rails.clock() + 1.001  # a second, rounded
         conn._rails.clock = lambda: later
         number += 1
-        answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+        answer = await asked(peer, RailOffer(number, number, ENDPOINT))
         assert isinstance(answer, RailAnswer)
 
 
@@ -185,7 +183,7 @@ async def test_while_it_is_being_closed(factory: ConnectionFactory) -> None:
         sends = [conn.send_nowait(bytes(ALONE)) for _ in range(SMALL.data_receives + 1)]
         closing = asyncio.create_task(conn.close())
         await yield_loop(3)
-        refusal = await asked(factory, peer, RailOffer(1, 1, ENDPOINT))
+        refusal = await asked(peer, RailOffer(1, 1, ENDPOINT))
         assert isinstance(refusal, protocol.Error)
         assert refusal.code == ErrorCode.CANCELLED
         conn.abort()
@@ -196,7 +194,7 @@ async def test_while_it_is_being_closed(factory: ConnectionFactory) -> None:
 async def test_a_rail_to_another_host(factory: ConnectionFactory, allowed: bool) -> None:
     config = replace(SMALL, allow_other_addresses=allowed)
     async with victim(factory, config=config) as (conn, peer):
-        answer = await asked(factory, peer, RailOffer(1, 1, endpoint_at(FOREIGN)))
+        answer = await asked(peer, RailOffer(1, 1, endpoint_at(FOREIGN)))
         if allowed:
             assert isinstance(answer, RailAnswer)
         else:

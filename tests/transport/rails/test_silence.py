@@ -67,7 +67,7 @@ async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Lat
     """A peer that answers nothing more keeps no queue pair, and a late answer is none too late."""
     async with victim(factory, config=replace(SMALL, max_rails=4)) as (conn, peer):
         for number in range(1, 4):
-            answer = await asked(factory, peer, RailOffer(number, number, ENDPOINT))
+            answer = await asked(peer, RailOffer(number, number, ENDPOINT))
             assert isinstance(answer, RailAnswer)
         assert later.asked == [BY_LISTENER] * 3
         later.fire()
@@ -76,7 +76,7 @@ async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Lat
             assert (rail.queue, rail.endpoint) == (None, None)
             assert "shown that this rail works" in str(rail.error)
             assert "handshake_timeout" in str(rail.error)
-            assert await peer.control(5 * factory.slow) == RailDown(0, rail.number)
+            assert await peer.control() == RailDown(0, rail.number)
             peer.give_back()
         later.fire()  # none of them has written by these rails
         assert not conn.closed
@@ -91,7 +91,7 @@ async def test_what_has_come_while_the_loop_computed_is_not_late(
     factory: ConnectionFactory, later: Later
 ) -> None:
     async with victim(factory) as (conn, peer):
-        assert isinstance(await asked(factory, peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
+        assert isinstance(await asked(peer, RailOffer(1, 1, ENDPOINT)), RailAnswer)
         polls = conn._endpoint.driver.poll
 
         def poll() -> bool:
