@@ -22,6 +22,7 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
+from .inside import figures
 from .marks import on_pair
 
 pytestmark = on_pair
@@ -41,7 +42,7 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
         for _ in range(HOSTILE):
             conn, peer = await stack.enter_async_context(factory.pair(CONFIG))
             peer.send_nowait(bytes(LENGTH)).add_done_callback(lambda it: it.exception())
-            while not conn._messages.figures()["unread"]:
+            while not figures(conn)["unread"]:
                 await yield_loop(1)
             stop(peer)
             if answers == "at first":

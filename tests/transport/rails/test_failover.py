@@ -26,16 +26,15 @@ from aiordma import (
     VerbsError,
     arrays,
 )
-from aiordma._core.protocol import Message, RailAnswer, RailReady, RegionGrant, RegionKey
+from aiordma._core.protocol import Message, RailAnswer, RailReady, RegionGrant
 from aiordma._core.region import RegionToken
 from aiordma._datapath import keys
 from aiordma._datapath.rail import SendQueue
 from aiordma._native import lib
-from aiordma._transport import failover, lease_thread, rails, share_keys
+from aiordma._transport import failover, rails, share_keys
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import AnsweringRails, OfferingRails, Rail, Rails
 from aiordma._transport.shares import Share
-from aiordma._transport.sharing import Sharing
 from aiordma.errors import QuotaError
 from aiordma.mr_pool import Block, MemoryPool, OwnMemory
 from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
@@ -52,6 +51,7 @@ from tests.transport.connection_factory import (
     shared,
     yield_loop,
 )
+from tests.transport.inside import figures
 from tests.transport.marks import by_cm, by_tcp, one_loop
 
 from .joining import THREE, TWO, WAYS, further, joined, lose, next_lead, shown, until_rails
@@ -109,13 +109,12 @@ class HeldRails:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["here", "there", "both at once"])
 @one_loop
-async def test_messages_go_on(way: str, which: tuple[int, ...]) -> None:
+async def test_messages_go_on(way: str) -> None:
     async with joined(way) as conns:
         await until_rails(conns)
         await both_ways(conns, [b"before"])
-        cut(*(conns[number] for number in which))
+        cut(conns[1])
         await both_ways(conns, [b"after", pattern(100)])
         await until_moved(*conns)
         for conn in conns:
@@ -135,7 +134,7 @@ async def test_a_long_message_is_read_behind_a_long_write_by_one_rail() -> None:
         region = await client.request_region(size, access=ALL)
         sending = asyncio.ensure_future(server.send(data := pattern(size)))
         receiving = asyncio.ensure_future(client.recv())
-        while not client._messages.figures()["read_ahead"]:
+        while not figures(client)["read_ahead"]:
             await yield_loop(1)
         written = pattern(size, 1)
         writing = asyncio.ensure_future(client.write(written, region))
@@ -161,7 +160,7 @@ async def test_what_is_done_while_there_is_no_lead(
         region = await client.request_region(17, access=ALL)
         messages = [bytes([number]) * 600 for number in range(4)]
         await asyncio.gather(*(client.send(data) for data in messages))
-        while server._messages.figures()["arrived"] < 4 or not come_up.held:
+        while figures(server)["arrived"] < 4 or not come_up.held:
             await yield_loop(1)
         cut(*conns)
         await yield_loop(5)
@@ -223,7 +222,7 @@ async def test_a_long_message_whose_memory_the_next_lead_cannot_register(
         monkeypatch.setattr(keys, "in_domain", fail)
         sending = asyncio.ensure_future(client.send(data := pattern(6 << 20)))
         receiving = asyncio.ensure_future(server.recv())
-        while not server._messages.figures()["read_ahead"]:
+        while not figures(server)["read_ahead"]:
             await yield_loop(1)
         cut(server)
         with await receiving as message:
@@ -245,7 +244,7 @@ async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.Monkey
         await begin_rails(conns)
         assert client._queue.capacity > 11 + 4 > further(client).queue.capacity  # type: ignore[union-attr]
         sending = asyncio.ensure_future(client.send([pattern(65536, n) for n in range(11)]))
-        while not server._messages.figures()["unread"]:
+        while not figures(server)["unread"]:
             await yield_loop(1)
         cut(client)
         assert "send queue is too short" in str(await ends(sending, ConnectionBrokenError))
@@ -280,7 +279,7 @@ async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyP
 
                 monkeypatch.setattr(ProtectionDomain, "alloc_mw", alloc)
             sends = [asyncio.ensure_future(client.send(pieces)) for _ in range(3)]
-            while server._messages.figures()["unread"] < 3:
+            while figures(server)["unread"] < 3:
                 await yield_loop(1)
             assert fails == "no windows" or not errors
             cut(client)
@@ -290,45 +289,31 @@ async def test_messages_that_are_offered(fails: str, monkeypatch: pytest.MonkeyP
             await asyncio.gather(*sends)
 
 
-@pytest.mark.parametrize(
-    ("fails", "ends"), [("the pool", False), ("the pool", True), ("registration", False)]
-)
+@pytest.mark.parametrize("ends", [False, True])
 @by_tcp
 @one_loop
 async def test_a_rail_without_memory_for_its_receive(
-    fails: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+    ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It breaks at the side that answers, and comes up when there is memory again; unless the
     answer is one that ends the connection."""
     monkeypatch.setattr(rails, "FIRST_DELAY", 0)
     monkeypatch.delattr(OfferingRails, "begin")
-    if fails == "registration":  # a key to all memory would spare it
-        monkeypatch.setattr("aiordma.mr_pool.reg_local_dma", lambda _: None)
     async with joined("tcp") as conns:
         client, server = conns
-        take, answer, failing = server._memory.pool._block, AnsweringRails._answer, [""]
-
-        def refuse(what: str) -> None:
-            if failing == [what]:
-                failing.clear()
-                raise QuotaError("none is left")
+        pool, answer = server._memory.pool, AnsweringRails._answer
 
         def block(size: int) -> Block:
-            refuse("the pool")
-            return take(size)
-
-        def register(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
-            refuse("registration")
-            return in_domain(region, pd)
+            monkeypatch.setattr(pool, "_block", take)
+            raise QuotaError("none is left")
 
         def answer_once(*args: Any) -> None:
-            failing[:] = [fails]
             monkeypatch.setattr(AnsweringRails, "_answer", answer)
+            monkeypatch.setattr(pool, "_block", block)
             answer(*args)
 
-        monkeypatch.setattr(keys, "in_domain", register)
+        take = pool._block
         monkeypatch.setattr(AnsweringRails, "_answer", answer_once)
-        monkeypatch.setattr(server._memory.pool, "_block", block)
         if ends:
             tell = Rails._tell
 
@@ -377,7 +362,7 @@ async def test_the_device_of_a_further_rail_fails_as_the_connection_ends(
         client, server = conns
         pools = [conn._memory.pool for conn in conns]
         sending = asyncio.ensure_future(client.send(bytes(1 << 20)))
-        while not server._messages.figures()["unread"]:
+        while not figures(server)["unread"]:
             await yield_loop(1)
         await yield_loop(20)  # it is opened to that rail as well
         assert lib.aiordma_embedded_raise_on(TWO[1].encode(), EventType.DEVICE_FATAL) == 0
@@ -598,85 +583,7 @@ async def test_grants_without_end() -> None:
         await ends(asking, ConnectionClosedError)
 
 
-@by_tcp
-@one_loop
-async def test_keys_that_are_made_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread of leases has not seen the key, which works no longer than the others."""
-    monkeypatch.delattr(OfferingRails, "begin")
-    no_thread = lambda clock, when, action: lease_thread.Deadline(when, action)  # noqa: E731
-    monkeypatch.setattr(lease_thread, "at", no_thread)
-    make_key, add, closed = share_keys.make_key, Share._add_rail, list[bool]()
-
-    def make_late(pool: MemoryPool, queue: SendQueue, *args: Any) -> share_keys.ShareKey:
-        key = make_key(pool, queue, *args)
-        for share in conns[1]._sharing.regions.shares.values():
-            assert share._deadline is not None
-            share._deadline.run()
-        return key
-
-    def add_rail(share: Share, rail: SendQueue, pool: MemoryPool) -> None:
-        add(share, rail, pool)
-        closed.extend(key.closed for key in share._keys.values())
-
-    async with joined("tcp") as conns, shared(conns[1], conns[0], 8, lease=1000):
-        monkeypatch.setattr(share_keys, "make_key", make_late)
-        monkeypatch.setattr(Share, "_add_rail", add_rail)
-        await begin_rails(conns)
-        assert closed == [True, True]
-
-
-@by_tcp
-@one_loop
-async def test_news_of_keys_of_a_rail_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not wait for ever for credits that the peer does not give."""
-    monkeypatch.delattr(OfferingRails, "begin")
-    async with joined("tcp") as conns, shared(conns[1], conns[0], 8):
-        waiting: list[Message] = []
-
-        def notify(_: Sharing, message: Message) -> Callable[[], None]:
-            waiting.append(message)
-            return partial(waiting.remove, message)
-
-        monkeypatch.setattr(Sharing, "notify", notify)
-        await begin_rails(conns)
-        assert [type(message) for message in waiting] == [RegionKey]
-        queue = further(conns[1]).queue
-        assert queue is not None
-        queue.rail_broke(ConnectionBrokenError(CABLE))
-        await until_rails(conns, ("lead", "down"))
-        assert not waiting
-
-
-@by_tcp
-@one_loop
-async def test_a_key_that_the_device_does_not_end_keeps_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with joined("tcp") as conns:
-        await until_rails(conns)
-        _, server = conns
-        with server.alloc(8) as memory:
-            share = await server.send_region(memory)
-            keys, close = list(share._keys.values()), MemoryWindow.close
-            ended: list[MemoryWindow] = []
-
-            def refuse_first(window: MemoryWindow) -> None:
-                ended.append(window)
-                if len(ended) == 1:
-                    raise VerbsError(errno.EBUSY, "ibv_dealloc_mw")
-                close(window)
-
-            monkeypatch.setattr(MemoryWindow, "close", refuse_first)
-            with pytest.raises(VerbsError):
-                share.revoke()
-            assert len(ended) == len(keys) == 2
-            for key in keys:
-                key.end_now()
-            memory._unpin()
-            server._sharing.regions.forget(share)
-
-
-BEGIN = OfferingRails.begin
+BEGIN = Rails.begin
 
 
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -739,11 +646,10 @@ async def test_keys_that_come_after_the_lead_has_broken(
     "kind",
     ["alloc", "register", pytest.param("register_dmabuf", marks=pytest.mark.needs("dma-buf"))],
 )
-@pytest.mark.parametrize("sliced", [False, True])
 @by_tcp
 @one_loop
 async def test_memory_that_was_released_since_it_was_shared(
-    kind: str, sliced: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is pinned for the peer, and rails that come up later open it as well."""
     monkeypatch.delattr(OfferingRails, "begin")
@@ -757,8 +663,7 @@ async def test_memory_that_was_released_since_it_was_shared(
             "register_dmabuf": partial(server.register_dmabuf, file, 8192),
         }
         with made[kind]() as memory:
-            part = memory[4096:] if sliced else memory
-            await server.send_region(part, access=ALL, lease=None)
+            await server.send_region(memory[4096:], access=ALL, lease=None)
         os.close(file)
         region = await client.recv_region()
         await begin_rails(conns)
@@ -793,13 +698,12 @@ async def test_the_id_leaves_with_the_first_rail(which: int) -> None:
         await both_ways(conns, [b"once more"])
 
 
-@pytest.mark.parametrize("devices", [THREE[:2], THREE], ids=["two", "three"])
 @by_cm
 @one_loop
-async def test_a_peer_that_aborts(devices: list[str]) -> None:
+async def test_a_peer_that_aborts() -> None:
     """All rails are found broken, and not the first one alone."""
-    async with joined("cm", devices, devices) as conns:
-        await until_rails(conns, ("lead", *["up"] * (len(devices) - 1)))
+    async with joined("cm", THREE, THREE) as conns:
+        await until_rails(conns, ("lead", "up", "up"))
         conns[0].abort()
         error = await ends(conns[1].recv(), ConnectionBrokenError)
         assert "the peer" in str(error)

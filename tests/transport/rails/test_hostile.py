@@ -30,6 +30,7 @@ from tests.transport.connection_factory import (
     hello,
     yield_loop,
 )
+from tests.transport.inside import figures
 from tests.transport.marks import by_tcp, one_loop
 from tests.transport.raw_peer import Piece, RawPeer, endpoint_at, frame, rendezvous
 
@@ -211,7 +212,7 @@ async def test_a_message_by_a_rail_that_gives_no_key(factory: ConnectionFactory)
         pool._stalled_reads.timeout = 0.01
         receiving = asyncio.create_task(conn.recv())
         peer.send(rendezvous(1, Piece(0x1000, 100_000, 0x1234, 99 << 8)))
-        while not conn._messages.figures()["read_ahead"]:
+        while not figures(conn)["read_ahead"]:
             await yield_loop(1)
         with ExitStack() as held:
             with suppress(QuotaError):
@@ -282,7 +283,7 @@ async def test_no_key_for_a_message_that_was_being_read_as_the_lead_broke() -> N
         pool._stalled_reads.timeout = 0.01
         peer._messages.failover.go_on = lambda lead: None
         sending = asyncio.ensure_future(peer.send(bytes(60_000)))
-        while not conn._messages.figures()["read_ahead"]:
+        while not figures(conn)["read_ahead"]:
             await yield_loop(1)
         conn._queue.rail_broke(ConnectionBrokenError("its cable"))
         while not conn._queue.number:

@@ -367,6 +367,9 @@ async def test_a_path_that_is_dead_is_found(factory: ConnectionFactory, later: L
 # ---- the end of one ------------------------------------------------------------------------------
 
 
+# ---- the listener --------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("side", [0, 1])
 async def test_the_peers_reads_end_before_their_windows(
     factory: ConnectionFactory, later: Later, monkeypatch: pytest.MonkeyPatch, side: int
@@ -404,9 +407,6 @@ async def test_the_peers_reads_end_before_their_windows(
         await until_waiting(later)
         for qp in pairs:
             assert [what for what, whose in steps if whose is qp] == ["queue pair", "windows"]
-
-
-# ---- the listener --------------------------------------------------------------------------------
 
 
 @one_loop

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -14,7 +16,8 @@ from aiordma import Config, Connection, ConnectionBrokenError, LeaseEndedError, 
 from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport import share_keys
-from aiordma._transport.rails import OfferingRails, Rails
+from aiordma._transport.rails import Rails
+from aiordma.errors import VerbsError
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
 from tests.transport.marks import by_tcp, one_loop
@@ -205,6 +208,39 @@ async def test_a_rail_goes_as_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> N
         share._remove_rail(gone)
         assert late.closed
         assert not server._sharing.shared
+
+
+async def test_a_key_that_is_made_as_a_lease_ends() -> None:
+    """The thread of leases has not seen it: it works no longer than the others."""
+    async with sharing(MB) as (_, server, _, _):
+        (share,) = server._sharing.regions.shares.values()
+        share._expire()
+        share._keys.pop(second(server)).close()
+        share._add_rail(second(server), server._sharing.regions.rails[second(server)])
+        assert all(key.closed for key in share._keys.values())
+
+
+async def test_news_of_keys_of_a_rail_that_is_gone() -> None:
+    """They do not wait for ever for credits that the peer does not give."""
+    async with sharing(MB) as (_, server, _, _):
+        (share,) = server._sharing.regions.shares.values()
+        server._sharing.notify = (told := mock.Mock())  # type: ignore[method-assign]
+        share._tell_key(second(server))
+        share._remove_rail(second(server))
+        told.return_value.assert_called_once_with()
+        del server._sharing.notify
+
+
+async def test_a_key_that_the_device_does_not_end_keeps_no_other() -> None:
+    async with sharing(MB) as (_, server, _, _):
+        (share,) = server._sharing.regions.shares.values()
+        first, other = share._keys.values()
+        refusal = VerbsError(errno.EBUSY, "ibv_dealloc_mw")
+        with mock.patch.object(first, "close", side_effect=refusal), pytest.raises(VerbsError):
+            share.revoke()
+        assert other.closed
+        share._over = False
+        share.revoke()
 
 
 async def test_memory_goes_back_behind_a_long_write_that_moves() -> None:
