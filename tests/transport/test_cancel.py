@@ -6,7 +6,6 @@ Random programs (programs.py) cancel what sends, receives, writes, reads and bor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from aiordma import Connection, ConnectionBrokenError, ConnectionClosedError
 
 from .connection_factory import (
     ALONE,
-    SMALL,
     ConnectionFactory,
     cancelled_after,
     ends,
@@ -31,35 +29,6 @@ pytestmark = on_pair
 
 
 # ---- regions -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["region", "buffer"])
-async def test_receiving_memory_cancelled_at_any_time(
-    factory: ConnectionFactory, what: str
-) -> None:
-    async with factory.pair() as (client, server):
-        with client.alloc(100) as memory:
-
-            async def give(size: int) -> None:
-                if what == "region":
-                    await client.send_region(memory[:size])
-                else:
-                    await client.hand_over(await client.request_region(size))
-
-            receive: Callable[[], Coroutine[Any, Any, Any]]
-            receive = server.recv_region if what == "region" else server.recv_buffer
-            arrived: list[Any] = []
-            sizes = list(range(1, 1 + min(len(factory.cancel_points), SMALL.max_regions)))
-            for size, count in zip(sizes, factory.cancel_points, strict=False):
-                giving = asyncio.create_task(give(size))
-                arrived += await cancelled_after(count, receive)
-                await giving
-            while len(arrived) < len(sizes):
-                arrived.append(await receive())
-            assert [len(each) for each in arrived] == sizes
-            if what == "buffer":
-                for buffer in arrived:
-                    buffer.release()
 
 
 # ---- connecting and closing ----------------------------------------------------------------------

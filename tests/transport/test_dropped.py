@@ -24,7 +24,7 @@ from aiordma._loop import per_loop_resource
 from aiordma.errors import RejectedError
 from aiordma.verbs import ProtectionDomain, live, open_device
 
-from .connection_factory import ConnectionFactory, check_alive, echo, ends, shared, yield_loop
+from .connection_factory import ConnectionFactory, check_alive, echo, ends, yield_loop
 from .marks import one_loop
 
 
@@ -184,50 +184,6 @@ async def test_a_server_without_a_reference_goes_on(factory: ConnectionFactory) 
     await kept.close()
 
 
-# ---- cycles --------------------------------------------------------------------------------------
-
-
-# ---- without the collector of cycles -------------------------------------------------------------
-
-
-PARTS = ("_queue", "_messages", "_sharing", "_memory", "_endpoint")
-
-
-async def used(factory: ConnectionFactory, end: str) -> list[weakref.ref[object]]:
-    """All parts of two connections that were used, and have ended, for as long as they live."""
-    both = client, server = await pair_of(factory)
-    await asyncio.gather(*(client.send(bytes(size)) for size in (10, 5000)))
-    async with shared(server, client, 64) as (_, remote):
-        await client.write(bytes(64), remote, imm=1)
-        await client.fetch_and_add(remote[:8], 1)
-        await client.read(remote, bytearray(64))
-    for _ in range(3):
-        (await server.recv()).release()
-    await client.send(b"not received")
-    inboxes = [weakref.ref(conn._messages.inbox) for conn in both]
-    match end:
-        case "close":
-            await asyncio.gather(client.close(), server.close())
-        case "abort":
-            client.abort()
-    for conn in both:
-        await conn.wait_closed()
-    parts = [getattr(conn, name) for conn in both for name in PARTS]
-    parts += [part for conn in both for part in (conn, conn._link)]
-    return inboxes + [weakref.ref(part) for part in parts]
-
-
 async def pair_of(factory: ConnectionFactory) -> tuple[Connection, Connection]:
     async with await factory.listen() as listener:
         return await factory.both(listener)
-
-
-@one_loop
-@pytest.mark.parametrize("end", ["close", "abort"])
-async def test_what_has_ended_is_no_garbage(factory: ConnectionFactory, end: str) -> None:
-    """It goes with the last reference, not when the collector comes round."""
-    async with factory.pair():  # so that what they share stays
-        with without_collector():
-            parts = await used(factory, end)
-            await yield_loop(5)
-            assert [part() for part in parts if part() is not None] == []

@@ -28,7 +28,6 @@ from aiordma import (
 )
 from aiordma._core import protocol
 from aiordma._core.connection_states import ConnectionState, LifecycleEvent, transition
-from aiordma._datapath import one_sided
 from aiordma._loop import per_loop_resource
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.connect_tcp import READY
@@ -56,7 +55,6 @@ from .connection_factory import (
     ConnectionFactory,
     check_alive,
     ends,
-    give,
     leases,
     pattern,
     told_once,
@@ -173,22 +171,6 @@ async def test_pool_too_small_for_a_connection(factory: ConnectionFactory) -> No
 # ---- close ---------------------------------------------------------------------------------------
 
 
-async def test_goodbye(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        waiting = asyncio.create_task(server.recv())
-        await yield_loop(2)
-        await client.close()
-        error = await ends(server.recv(), ConnectionClosedError)
-        assert error.by_peer
-        with pytest.raises(ConnectionClosedError):
-            await waiting
-        await server.wait_closed()
-        assert client.closed
-        assert server.closed
-        error = await ends(client.recv(), ConnectionClosedError)
-        assert not error.by_peer
-
-
 CALLS: dict[str, Callable[[Connection, RemoteRegion], Coroutine[Any, Any, object]]] = {
     "send": lambda conn, _: conn.send(b"x"),
     "send large": lambda conn, _: conn.send(bytes(10_000)),
@@ -243,18 +225,6 @@ async def test_used_again_after_the_end_of_all(factory: ConnectionFactory) -> No
         for name, call in CALLS.items():
             error = await ends(call(client, remote), Exception)
             assert type(error) is ConnectionClosedError, f"{name}: {error!r}"
-
-
-async def test_close_delivers_what_was_to_be_sent(factory: ConnectionFactory) -> None:
-    """Queued, under way and offered: all of it arrives, then the goodbye."""
-    async with factory.pair() as (client, server):
-        messages = [pattern([10, 5000, 100_000][n % 3], n) for n in range(30)]
-        sends = [asyncio.create_task(client.send(data)) for data in messages]
-        await yield_loop(1)
-        closing = asyncio.create_task(client.close())
-        assert [bytes(message) async for message in server] == messages
-        await closing
-        await asyncio.gather(*sends)
 
 
 @one_loop
@@ -321,12 +291,14 @@ async def test_behind_a_long_message_that_was_not_read(factory: ConnectionFactor
         assert isinstance(await ends(long, ConnectionClosedError), ConnectionClosedError)
         with await server.recv() as message:
             assert message == b"before"
-        with pytest.raises(ConnectionClosedError):
-            await server.recv()
+        await ends(server.recv(), ConnectionClosedError)
 
 
 async def finish(task: asyncio.Task[Any]) -> object:
     return await task
+
+
+# ---- abort ---------------------------------------------------------------------------------------
 
 
 @one_loop
@@ -341,9 +313,6 @@ async def test_messages_that_are_not_taken_go_back(factory: ConnectionFactory) -
         del client, server
         gc.collect()
         assert await leases(anchor, other) == before
-
-
-# ---- abort ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.any_device
@@ -414,6 +383,9 @@ async def test_listener_close(factory: ConnectionFactory) -> None:
         await check_alive(client, server)
 
 
+# ---- nothing happens -----------------------------------------------------------------------------
+
+
 @one_loop
 @by_tcp
 async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
@@ -424,9 +396,6 @@ async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
         error = await ends(server.recv(), ConnectionBrokenError)
         assert "sent something after the bootstrap" in str(error)
-
-
-# ---- nothing happens -----------------------------------------------------------------------------
 
 
 def wake_ups() -> int:
@@ -463,20 +432,6 @@ GOODBYE = protocol.Goodbye(0, protocol.GoodbyeCode.NORMAL, "")
 
 
 @on_pair
-async def test_what_the_peer_has_taken_is_sent_though_its_goodbye_is_read_first(
-    factory: ConnectionFactory,
-) -> None:
-    """Nothing orders the completions of sends and of receives."""
-    async with factory.pair() as (client, server):
-        sending = client.send_nowait(b"the last one")
-        client._take_control(GOODBYE)
-        await yield_loop(1)  # that of the loop in which it was read is not all it has
-        await sending
-        await ends(client.recv(), ConnectionClosedError)
-        assert bytes(await server.recv()) == b"the last one"
-
-
-@on_pair
 async def test_goodbye_of_a_peer_that_takes_nothing_any_more(factory: ConnectionFactory) -> None:
     """It says goodbye and stays: what is under way is lost when a close would have its end."""
     config = replace(SMALL, close_timeout=0.1)
@@ -500,23 +455,6 @@ async def test_the_end_comes_with_the_last_of_what_was_under_way(
         client._take_control(GOODBYE)
         assert not client.closed
         await client.wait_closed()
-
-
-@on_pair
-async def test_writes_under_way_when_the_peer_closes(factory: ConnectionFactory) -> None:
-    """Their memory is no more shared, but what their caller hears is that the peer has closed."""
-    async with factory.pair() as (client, server):
-        with server.alloc(64) as buffer, client.alloc(64) as local:
-            share, remote = await give(server, client, buffer)
-            writes = [
-                one_sided.write(client._queue, client._messages.outbox, local, remote, None, None)
-                for _ in range(3)
-            ]
-            share.revoke()
-            client._take_control(GOODBYE)
-            for write in writes:
-                error = await ends(write, ConnectionClosedError)
-                assert error.by_peer
 
 
 @on_pair

@@ -78,6 +78,9 @@ async def test_longer_than_the_peer_takes(factory: ConnectionFactory) -> None:
 # ---- turns ---------------------------------------------------------------------------------------
 
 
+# ---- reading ahead -------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("count", [1, 3])
 async def test_who_comes_later_does_not_overtake_who_was_told(
     factory: ConnectionFactory, count: int
@@ -120,9 +123,6 @@ async def test_turns_are_kept_when_the_connection_ends(factory: ConnectionFactor
         for task in late[1:]:
             with pytest.raises(ConnectionClosedError):
                 await task
-
-
-# ---- reading ahead -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

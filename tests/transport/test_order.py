@@ -11,15 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from .connection_factory import (
-    SMALL,
-    ConnectionFactory,
-    barrier,
-    check_alive,
-    leases,
-    pattern,
-    yield_loop,
-)
+from .connection_factory import SMALL, ConnectionFactory, check_alive, leases, pattern, yield_loop
 from .marks import on_pair
 
 pytestmark = on_pair
@@ -48,6 +40,9 @@ async def test_borrowed_memory_is_handed_over_after_what_was_written(
         await check_alive(client, server)
 
 
+# ---- what is not awaited any more ----------------------------------------------------------------
+
+
 async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFactory) -> None:
     """It is several work requests, and the message after it comes after the last of them."""
     size = (8 << 20) + 1
@@ -62,9 +57,6 @@ async def test_long_write_with_immediate_keeps_its_turn(factory: ConnectionFacto
         assert bytes(await server.recv()) == b"after it"
         await asyncio.gather(writing, sending)
         assert done == [8 << 20, size]
-
-
-# ---- what is not awaited any more ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("operation", ["write", "imm", "progress", "atomic", "batch"])
@@ -112,31 +104,6 @@ async def test_cancelled_before_it_was_posted_is_not_done(
         assert bytes(there.view[:16]) == bytes(8) + b"z" * 8
         assert await leases(client, server) == before
         assert client._queue.free == client._queue.capacity
-        await check_alive(client, server)
-
-
-# Atomics that a send queue of SHORT takes hundreds of turns for.
-MANY = 2000
-
-
-async def test_batch_cancelled_when_half_of_it_was_posted(factory: ConnectionFactory) -> None:
-    async with factory.sharing(512, config=SHORT) as (client, server, there, remote):
-        before = await leases(client, server)
-        olds: list[asyncio.Future[int]] = []
-
-        async def work() -> None:
-            async with client.batch() as batch:
-                olds.extend(batch.fetch_and_add(remote[:8], 1) for _ in range(MANY))
-
-        doomed = asyncio.create_task(work())
-        await yield_loop(1)
-        doomed.cancel()
-        await asyncio.wait([doomed])
-        assert all(old.cancelled() for old in olds)
-        await barrier(client)
-        posted = int.from_bytes(there.view[:8], "little")
-        assert 0 < posted < MANY
-        assert await leases(client, server) == before
         await check_alive(client, server)
 
 

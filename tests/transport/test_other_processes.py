@@ -282,5 +282,4 @@ async def test_stopped_peer(factory: ConnectionFactory) -> None:
         child.signal(signal.SIGCONT)
         await conn.send(b"after")
         assert bytes(await conn.recv()) == b"after"
-        with pytest.raises(RequestRefusedError):
-            await conn.request_region(1 << 40)
+        await ends(conn.request_region(1 << 40), RequestRefusedError)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from aiordma import Config, Message, MessageTooLongError
+from aiordma import Config, MessageTooLongError
 from aiordma._core.frames import HEADER_SIZE
 from aiordma.errors import ConnectionBrokenError
 
 from .connection_factory import (
-    SMALL,
     ConnectionFactory,
     check_alive,
     ends,
@@ -24,7 +22,6 @@ from .connection_factory import (
     pool_statistics,
     yield_loop,
 )
-from .inside import Begun
 from .marks import on_pair
 
 pytestmark = on_pair
@@ -71,50 +68,6 @@ async def test_sizes(factory: ConnectionFactory, size: int, early: bool) -> None
         await check_alive(client, server)
 
 
-async def test_more_than_the_pool_holds(factory: ConnectionFactory) -> None:
-    small_pool = replace(SMALL, pool_limit=4 << 20)
-    size = 24 << 20
-    data = pattern(size)
-    async with factory.pair(small_pool) as (client, server):
-        memory = bytearray(size)
-        receiving = asyncio.create_task(server.recv_into(memory))
-        await client.send(data)
-        assert (await receiving).length == size
-        assert memory == data
-        assert pool_statistics(server).registered_bytes <= 4 << 20
-
-
-@pytest.mark.parametrize("size", [100, EAGER + 1, STAGED + 1, 1 << 20])
-async def test_a_message_that_does_not_fit_stays(factory: ConnectionFactory, size: int) -> None:
-    async with factory.pair(replace(SMALL, fetch_ahead=0)) as (client, server):
-        data = pattern(size)
-        sending = asyncio.create_task(client.send(data))
-        first = asyncio.create_task(server.recv_into(bytearray(size - 1)))
-        second = asyncio.create_task(server.recv_into(bytearray(1)))
-        third = asyncio.create_task(server.recv())
-        for task, limit in ((first, size - 1), (second, 1)):
-            error = await ends(task, MessageTooLongError)
-            assert isinstance(error, MessageTooLongError)
-            assert (error.amount, error.limit) == (size, limit)
-        assert await third == data
-        await sending
-
-
-async def test_who_comes_just_then_waits_for_the_next(factory: ConnectionFactory) -> None:
-    """Between being told that a message has landed and taking it, no other task can take it."""
-    size = 1 << 20
-    async with factory.pair(Config()) as (client, server):
-        late: list[Begun[Message]] = []
-        memory = bytearray(size)
-        begun = Begun(server.recv_into(memory), lambda: late.append(Begun(server.recv())))
-        first = asyncio.create_task(begun.task())
-        await client.send(pattern(size))
-        assert (await first).length == size
-        assert memory == pattern(size)
-        await client.send(b"the next")
-        assert await late[0] == b"the next"
-
-
 async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> None:
     """Neither by the exception that the user keeps, nor by a cycle that only a collector ends."""
     async with factory.pair() as (client, server):
@@ -134,21 +87,3 @@ async def test_who_was_refused_keeps_no_memory(factory: ConnectionFactory) -> No
             if collecting:
                 gc.enable()
         assert isinstance(sending.exception(), ConnectionBrokenError)
-
-
-async def test_one_that_is_too_short_before_one_that_is_not(factory: ConnectionFactory) -> None:
-    """The first is told before the message is read into the memory of the second.
-
-    The second message comes before the first receiver has looked.
-    """
-    long = 200_000
-    async with factory.pair(SMALL) as (client, server):
-        short = asyncio.create_task(server.recv_into(bytearray(1)))
-        fits = asyncio.create_task(server.recv_into(bytearray(long)))
-        await yield_loop(3)
-        sends = [client.send_nowait(bytes(long)), client.send_nowait(bytes(long))]
-        with pytest.raises(MessageTooLongError):
-            await short
-        assert (await fits).length == long
-        assert len(await server.recv()) == long
-        await asyncio.gather(*sends)

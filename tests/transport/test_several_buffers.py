@@ -112,8 +112,7 @@ async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) 
         held.clear()
         with client.alloc(10) as buffer:
             pass
-        with pytest.raises(BufferStateError):
-            await client.send([b"1", buffer])
+        await ends(client.send([b"1", buffer]), BufferStateError)
         await check_alive(client, server)
 
 
@@ -142,8 +141,7 @@ async def test_no_memory_to_join_them(factory: ConnectionFactory) -> None:
         with no_more_memory(30 << 20):
             for n in range(SMALL.data_receives):
                 assert await server.recv() == pattern(ALONE, n)
-            with pytest.raises(MemoryError):
-                await large
+            await ends(large, MemoryError)
         assert await server.recv() == b"last"
         await asyncio.gather(*first, last)
         await check_alive(client, server)
