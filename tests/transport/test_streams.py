@@ -13,10 +13,9 @@ import pytest
 
 from aiordma import Config, Connection, ConnectionBrokenError, streams
 from aiordma._core import protocol
-from aiordma.errors import ProtocolError, QuotaError, RejectedError
+from aiordma.errors import ProtocolError, RejectedError
 from aiordma.streams import StreamServer, StreamTransport
 from aiordma.streams.transport import PIECE, WINDOW
-from aiordma.transport import Message
 
 from .connection_factory import SMALL, ConnectionFactory, ends, pattern, yield_loop
 from .marks import by_tcp, one_loop
@@ -260,17 +259,6 @@ async def test_written_memory_may_be_reused_at_once(factory: ConnectionFactory) 
         assert server.data == expected
 
 
-@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-async def test_a_buffered_protocol_gets_every_byte(factory: ConnectionFactory, size: int) -> None:
-    data = pattern(300_000 if size > 1 else 3000)
-    async with pair(factory, server=lambda: Buffered(size)) as (client, server):
-        transport = client.transport
-        transport.write(data)
-        transport.write_eof()
-        await server.eof.wait()
-        assert server.data == data
-
-
 @one_loop
 @pytest.mark.parametrize("kind", [Recorder, Buffered])
 async def test_a_protocol_needs_methods_and_no_base_class(
@@ -295,8 +283,12 @@ async def test_a_protocol_needs_methods_and_no_base_class(
 async def test_what_cannot_be_written_is_refused(factory: ConnectionFactory) -> None:
     async with pair(factory) as (client, server):
         transport = client.transport
-        with pytest.raises(TypeError, match="bytes"):
-            transport.write(cast(bytes, "text"))
+        objects: Any = np.zeros(9, object)
+        for wrong, why in (("text", "bytes"), (objects.data, "addresses in this process")):
+            with pytest.raises(TypeError, match=why):
+                transport.write(cast(bytes, wrong))
+            with pytest.raises(TypeError):
+                transport.writelines([b"x", cast(bytes, wrong)])
         transport.write(b"")
         transport.write(b"x")
         transport.write_eof()
@@ -372,18 +364,6 @@ async def test_a_buffered_protocol_ends_in_the_middle_of_a_message(
         await (second.until(3000) if changes else server.lost.wait())
         assert server.data == data[:2000]
         assert second.data == (data[2000:] if changes else b"")
-
-
-@one_loop
-async def test_water_marks(factory: ConnectionFactory) -> None:
-    async with pair(factory) as (client, server):
-        here = client.transport
-        assert here.get_write_buffer_limits() == (HIGH_WATER // 4, HIGH_WATER)
-        here.set_write_buffer_limits(high=0)
-        (await made(server)).pause_reading()
-        here.write(bytes(TOO_MUCH))
-        (await made(server)).resume_reading()
-        await client.resumed.wait()
 
 
 @one_loop
@@ -469,28 +449,6 @@ async def test_a_peer_that_breaks_the_protocol_loses_its_stream(factory: Connect
         assert there.is_closing()
         await client.lost.wait()
         assert isinstance(client.error, ConnectionBrokenError)
-
-
-@one_loop
-@pytest.mark.parametrize("error", [QuotaError("no room"), MemoryError("no memory")], ids=repr)
-async def test_a_message_that_cannot_be_received_ends_the_stream(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    async with pair(factory) as (client, server):
-        here, there = client.transport, await made(server)
-        here.write(b"one")
-        await server.until(3)
-
-        async def messages() -> AsyncIterator[Message]:
-            raise error
-            yield
-
-        # Waiting for a message has begun already: the next one is the last.
-        monkeypatch.setattr(there._inbox, "messages", messages())
-        here.write(b"two")
-        await server.lost.wait()
-        assert server.data == b"onetwo"
-        assert server.error is error
 
 
 @one_loop
@@ -730,21 +688,6 @@ async def test_a_buffered_protocol_answers_for_its_buffer(
     assert text in str(reported[0]["exception"])
 
 
-@one_loop
-async def test_objects_are_no_bytes_to_write(factory: ConnectionFactory) -> None:
-    objects: Any = np.zeros(9, object)
-    view = memoryview(objects[::2])
-    async with pair(factory) as (client, server):
-        transport = client.transport
-        with pytest.raises(TypeError, match="addresses in this process"):
-            transport.write(view)
-        with pytest.raises(TypeError, match="addresses in this process"):
-            transport.writelines([b"x", view])
-        transport.write(memoryview(b"f-i-n-e")[::2])
-        await server.until(4)
-        assert server.data == b"fine"
-
-
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -773,6 +716,9 @@ async def test_sendfile(factory: ConnectionFactory, tmp_path: Path) -> None:
             await ends(streams.sendfile(here, file), ConnectionError)
 
 
+# ---- servers -------------------------------------------------------------------------------------
+
+
 @one_loop
 async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path: Path) -> None:
     path = tmp_path / "data"
@@ -784,9 +730,6 @@ async def test_sendfile_to_a_peer_that_goes(factory: ConnectionFactory, tmp_path
             await yield_loop(20)
             (await made(server)).abort()
             await ends(sending, ConnectionError)
-
-
-# ---- servers -------------------------------------------------------------------------------------
 
 
 @one_loop
@@ -865,8 +808,7 @@ async def test_a_client_factory_that_fails_leaves_nothing(factory: ConnectionFac
         raise LookupError("no protocol today")
 
     async with serving(factory, Recorder) as server:
-        with pytest.raises(LookupError):
-            await dial(factory, server, make_protocol)
+        await ends(dial(factory, server, make_protocol), LookupError)
 
 
 @one_loop

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import trustme
-import uvloop
 
 from aiordma import Config, Connection, streams
 
@@ -161,32 +160,3 @@ async def test_what_is_no_context(factory: ConnectionFactory) -> None:
             dialled(factory, 1, ssl=none, server_hostname="server.example"), ValueError
         )
         assert "server_hostname 'server.example'" in str(error)
-
-
-async def test_start_tls(
-    factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
-) -> None:
-    """In the middle of a stream, by the loop's own function; uvloop's takes only its own."""
-
-    async def upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if await reader.read(3) == b"TLS":
-            writer.write(b"yes")
-            await writer.start_tls(serving)
-            await echo(reader, writer)
-
-    made = await streams.start_stream_server(upgrade, factory.host, config=SMALL, **factory.there)
-    async with made:
-        reader, writer = await dialled(factory, made.address[1])
-        try:
-            if isinstance(asyncio.get_running_loop(), uvloop.Loop):
-                with pytest.raises(TypeError):
-                    await writer.start_tls(trusting, server_hostname=factory.host)
-                return
-            writer.write(b"TLS")
-            assert await reader.readexactly(3) == b"yes"
-            await writer.start_tls(trusting, server_hostname=factory.host)
-            assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
-            await talk(reader, writer)
-        finally:
-            writer.close()
-            made.abort_clients()
