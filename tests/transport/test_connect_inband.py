@@ -88,18 +88,6 @@ async def next_of(factory: ConnectionFactory, listener: Listener) -> tuple[Conne
 # ---- together ------------------------------------------------------------------------------------
 
 
-async def test_a_further_connection_shares_the_socket(factory: ConnectionFactory) -> None:
-    async with first(factory) as (listener, client, server):
-        other, its_server = await factory.both(listener)
-        async with other, its_server:
-            assert share_a_group(client, other)
-            assert share_a_group(server, its_server)
-            assert other.local_address == client.local_address == its_server.peer_address
-            assert other.peer_address == (factory.host, listener.port)
-            for pair in ((client, server), (other, its_server), (server, client)):
-                await check_alive(*pair)
-
-
 @one_loop
 async def test_each_has_limits_of_its_own(factory: ConnectionFactory) -> None:
     async with await factory.listen(replace(SMALL, max_message=70_000)) as listener:
@@ -245,21 +233,6 @@ async def test_a_listener_that_was_closed(factory: ConnectionFactory) -> None:
                 third, its_third = await factory.both(following)
                 async with third, its_third:
                     assert share_a_group(other, third)
-
-
-@one_loop
-async def test_no_place(factory: ConnectionFactory) -> None:
-    """The reason is the same as on a socket, without one."""
-    two = replace(SMALL, max_connections=2)
-    async with first(factory, two) as (listener, client, _):
-        other, its_server = await factory.both(listener)
-        error = await ends(factory.connect(listener.port), RejectedError)
-        assert "as many connections as it takes (2)" in str(error)
-        await other.close()
-        await its_server.wait_closed()
-        other, its_server = await factory.both(listener)
-        async with other, its_server:
-            assert share_a_group(client, other)
 
 
 async def never_arrives(channel: ControlChannel, member: GroupMember) -> None:

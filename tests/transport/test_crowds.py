@@ -221,20 +221,6 @@ async def elsewhere_is_let_in(factory: ConnectionFactory, listener: Listener) ->
 
 
 @one_loop
-async def test_failing_handshakes_are_limited_in_all(
-    factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Then one of a host is enough, but none is needed of a host that has not failed."""
-    monkeypatch.setattr(admission_control, "TOTAL_BURST", 4)
-    monkeypatch.setattr(admission_control, "TOTAL_RATE", 1e-6)
-    async with await listening(factory, KEY) as listener:
-        for last in range(10, 14):
-            await fails(factory, listener, f"127.0.0.{last}")
-        await ends(dial(factory, listener.port, KEY, "127.0.0.10"), RejectedError)
-        await elsewhere_is_let_in(factory, listener)
-
-
-@one_loop
 async def test_a_proof_forgives_its_host(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

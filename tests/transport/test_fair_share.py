@@ -162,6 +162,16 @@ def test_failures_that_were_under_way_count() -> None:
     assert limit.wait("a", 0.0) == (1 + admission_control.HOST_BURST) / admission_control.HOST_RATE
 
 
+def test_failures_are_limited_in_all() -> None:
+    """Then one of a host is enough, but none is needed of a host that has not failed."""
+    limit = FailureLimit(0.0)
+    for number in range(admission_control.TOTAL_BURST):
+        assert limit.wait("a", 0.0) == 0
+        limit.failed(f"a{number}" if number else "a", 0.0)
+    assert limit.wait("a", 0.0) == 1 / admission_control.TOTAL_RATE
+    assert limit.wait("b", 0.0) == 0
+
+
 def test_no_more_hosts_are_remembered_than_are_allowed() -> None:
     limit = FailureLimit(0.0)
     for number in range(2 * admission_control.MAX_HOSTS):

@@ -139,14 +139,6 @@ async def test_it_never_sees_strangers(factory: ConnectionFactory) -> None:
         assert not guard.seen
 
 
-async def test_data_for_a_listener_that_does_not_inspect(factory: ConnectionFactory) -> None:
-    async with await listening(factory, None) as listener:
-        client = await connecting(factory, listener, b"not sent")
-        async with client, await listener.accept() as server:
-            assert server.request_data == b""
-            await check_alive(client, server)
-
-
 async def test_how_much_data(factory: ConnectionFactory) -> None:
     guard = Guard()
     async with await listening(factory, guard.decide) as listener:

@@ -51,18 +51,6 @@ async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
             await end.close()
 
 
-async def test_one_host_takes_no_more_than_its_share(factory: ConnectionFactory) -> None:
-    limits = replace(SMALL, max_connections=5, max_connections_per_host=1)
-    async with await factory.listen(limits) as listener:
-        client, server = await factory.both(listener)
-        assert client.local_address is not None
-        why = await turned_away(factory, listener.port)
-        assert f"with {client.local_address[0]} as it takes (1)" in why
-        await client.close()
-        await server.wait_closed()
-        await factory.works(listener)
-
-
 @one_loop
 async def test_a_place_that_is_taken_during_the_proof(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch

@@ -78,8 +78,7 @@ async def test_stop_frees_the_port_at_once(factory: ConnectionFactory) -> None:
     listener.stop()
     async with await listen(*where, config=SMALL, **factory.where) as second:
         assert second.address == where
-        with pytest.raises(ConnectionClosedError):
-            await listener.accept()
+        await ends(listener.accept(), ConnectionClosedError)
         await listener.close()
         await listener.close()
         async with client, server:
@@ -120,12 +119,6 @@ async def test_a_port_in_use_at_one_address(
             assert error.errno == errno.EADDRINUSE
     async with await listen(name, other.port, config=SMALL, **factory.where) as listener:
         await check(factory, listener, hosts)
-
-
-@one_loop
-async def test_no_address_of_this_machine(factory: ConnectionFactory) -> None:
-    error = await ends(factory.listen(host="203.0.113.9"), AddressError)
-    assert "203.0.113.9" in str(error)
 
 
 @pytest.mark.parametrize("in_use", [1, 5])

@@ -53,27 +53,17 @@ async def test_options_of_both_ways(factory: ConnectionFactory) -> None:
 async def test_options_of_the_bootstrap(
     factory: ConnectionFactory, hop_limit: Callable[[int], int], deviations: frozenset[str]
 ) -> None:
-    async with factory.pair(with_options(BY_TCP)) as (client, server):
-        await check_alive(client, server)
-        for found in map(attributes, (client, server)):
-            assert found.path_mtu is MTU.MTU_512
-            assert found.pkey_index == 0
-            assert found.ah_attr.hop_limit == hop_limit(17)
-            assert found.ah_attr.sl == (0 if "the service level is not kept" in deviations else 3)
-
-
-@by_tcp
-async def test_each_side_has_its_own(
-    factory: ConnectionFactory, hop_limit: Callable[[int], int]
-) -> None:
-    """But for the path MTU, of which the smaller one applies."""
-    other = replace(SMALL, path_mtu=256, hop_limit=9, retry_count=1)
+    """Each side has its own, but for the path MTU, of which the smaller one applies."""
+    other = with_options(BY_TCP | {"path_mtu": 256, "hop_limit": 9, "retry_count": 1})
     async with factory.pair(with_options(BY_TCP), server=other) as (client, server):
         await check_alive(client, server)
-        assert attributes(client).path_mtu is attributes(server).path_mtu is MTU.MTU_256
-        assert attributes(client).ah_attr.hop_limit == hop_limit(17)
-        assert attributes(server).ah_attr.hop_limit == hop_limit(9)
-        assert (attributes(client).retry_cnt, attributes(server).retry_cnt) == (6, 1)
+        for conn, limit, retries in ((client, 17, 6), (server, 9, 1)):
+            found = attributes(conn)
+            assert found.path_mtu is MTU.MTU_256
+            assert found.pkey_index == 0
+            assert found.ah_attr.hop_limit == hop_limit(limit)
+            assert found.ah_attr.sl == (0 if "the service level is not kept" in deviations else 3)
+            assert found.retry_cnt == retries
 
 
 @by_tcp

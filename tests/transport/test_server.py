@@ -67,14 +67,6 @@ async def test_echo(factory: ConnectionFactory) -> None:
         assert server.connections == 0
 
 
-async def test_connection_is_closed_when_its_handler_returns(factory: ConnectionFactory) -> None:
-    async def greet(conn: Connection) -> None:
-        await conn.send(b"hello")
-
-    async with await serve(factory, greet) as server, await factory.connect(server.port) as client:
-        assert [bytes(message) async for message in client] == [b"hello"]
-
-
 @one_loop
 async def test_close_gives_the_handlers_time(factory: ConnectionFactory) -> None:
     """Those that end by themselves meanwhile are not cancelled; no new one is accepted."""
@@ -387,11 +379,9 @@ async def generates(conn: Connection) -> AsyncIterator[None]:
 
 HANDLERS: dict[str, Any] = {
     "partial": functools.partial(Echo().method, b""),
-    "partial of partial": functools.partial(functools.partial(Echo.method, Echo()), b""),
     "object": Echo(),
     "class method": Echo.of_class,
     "wrapped": wrapped(echo),
-    "wrapped partial": wrapped(functools.partial(Echo().method, b"")),
     "mock": AsyncMock(side_effect=echo),
 }
 
