@@ -7,7 +7,7 @@ import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -16,7 +16,7 @@ from aiordma import Config, Connection, ConnectionBrokenError, LeaseEndedError, 
 from aiordma._core.protocol import RegionKey
 from aiordma._datapath.rail import SendQueue
 from aiordma._transport import share_keys
-from aiordma._transport.rails import Rails
+from aiordma._transport.rails import OfferingRails, Rails
 from aiordma.errors import VerbsError
 from aiordma.mr_pool import LocalMemory
 from tests.transport.connection_factory import check_alive, ends, pattern, shared, yield_loop
