@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ._native import fork, lib
+from ._native import fork, softdev
 from ._native.service_thread import ServiceThread
 from .monitoring import open_connections, refresh_wires, snapshot
 from .verbs import EventType
@@ -184,7 +184,7 @@ class _Server:
 def set_port(device: str, state: str) -> str:
     """What is wrong; empty: the port of that embedded device is "down" or "up" now."""
     event = {"down": EventType.PORT_ERR, "up": EventType.PORT_ACTIVE}[state]
-    code = lib.aiordma_embedded_raise_on(device.encode(), event)
+    code = softdev.raise_on(device.encode(), event)
     return f"{device} is no embedded device of this process that is in use" if code else ""
 
 

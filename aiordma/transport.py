@@ -74,7 +74,7 @@ from ._transport.connection import Connection
 from ._transport.inspection import ConnectionRequest, OnRequest, check_data, introduce
 from ._transport.listening import Port, open_ports
 from ._transport.observation import Statistics
-from ._transport.rails import RailStatus
+from ._transport.rail_status import RailStatus
 from ._transport.remote_memory import RemoteRegion, RemoteSlice
 from ._transport.shares import Share
 from .cm.address import Address

@@ -8,6 +8,7 @@ from __future__ import annotations
 from aiordma._native._lib import lib
 
 calls = lib.aiordma_embedded_calls
+raise_on = lib.aiordma_embedded_raise_on
 sim_begin = lib.aiordma_sim_begin
 sim_boot = lib.aiordma_sim_boot
 sim_end = lib.aiordma_sim_end

@@ -19,7 +19,7 @@ from ..verbs import QueuePair
 from . import observation
 from .memory_methods import MemoryMethods
 from .observation import Statistics
-from .rails import RailStatus
+from .rail_status import RailStatus
 
 if TYPE_CHECKING:
     from .endpoint import RailEndpoint

@@ -21,21 +21,18 @@ import asyncio
 import errno
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from .. import verbs
 from .._core import protocol
 from .._core.fields import MAX_RAILS
 from .._core.handshake import Endpoint
-from .._core.snapshot_types import RailState as RailFigures
 from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from ..cm.address import Address
@@ -53,6 +50,7 @@ from .admission_control import Bucket
 from .auth import Security
 from .endpoint import AddressedEndpoint, driver_at, host_part, most_rails
 from .keep_alive import KeepAlive, Probe, keep_alive_of
+from .rail_status import RailStatus, Shown
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -70,8 +68,6 @@ FIRST_DELAY, LONGEST_DELAY = 0.25, 5.0
 
 # A rail cannot be made here: the device, the route to the peer, or memory.
 UNMADE = (RDMAError, OSError, ValueError, MemoryError)
-
-Shown = Literal["lead", "up", "connecting", "down"]
 
 
 class RailState(Enum):
@@ -131,55 +127,6 @@ AWAITED: Mapping[RailState, str] = MappingProxyType(
 )
 """By state, the step that the peer must take within a limit.  After it the rail breaks; one that is
 STOPPED has nothing any more, and ends the connection if writes wait for that word."""
-
-
-def date_and_time(when: float) -> str:
-    """Of a time of `time.monotonic`, in UTC."""
-    at = datetime.fromtimestamp(time.time() - time.monotonic() + when, UTC)
-    return at.isoformat(" ", "milliseconds").removesuffix("+00:00")
-
-
-@dataclass(frozen=True, slots=True)
-class RailStatus:
-    """A rail as it was when `Connection.rails` was asked for."""
-
-    device: str
-    """The name of this side's device."""
-    state: Shown
-    """"lead": carries the messages; "up", "connecting", or "down"."""
-    since: float
-    """The time at which it came into that state, by `time.monotonic`."""
-    error: BaseException | None
-    """The reason why it is down; of one that is not, why the latest before it was."""
-    bytes_sent: int
-    """Bytes of messages to the peer that were sent while this was the lead.  The peer reads long
-    ones, and by which rails is known there alone (`bytes_received`)."""
-    bytes_received: int
-    """Bytes of messages from the peer that rails on this device have carried."""
-    error_at: float = 0.0
-    """The time of the error, by `time.monotonic`."""
-
-    @property
-    def since_text(self) -> str:
-        """`since` as a date and time, in UTC."""
-        return date_and_time(self.since)
-
-    @property
-    def error_text(self) -> str:
-        """The error with its date and time, in UTC; empty: there was none."""
-        error = self.error
-        return "" if error is None else f"{date_and_time(self.error_at)}: {cause_text(error)}"
-
-    def figures(self, now: float) -> RailFigures:
-        """Its part of `aiordma.snapshot`."""
-        return {
-            "device": self.device,
-            "state": self.state,
-            "age": now - self.since,
-            "error": self.error_text or None,
-            "bytes_sent": self.bytes_sent,
-            "bytes_received": self.bytes_received,
-        }
 
 
 @dataclass(eq=False, slots=True)

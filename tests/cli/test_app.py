@@ -38,7 +38,7 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
 @pytest.mark.parametrize(
     ("group", "names"),
     [
-        ([], ["devinfo", "doctor", "echo", "perf", "run", "top", "trace"]),
+        ([], ["devinfo", "doctor", "echo", "perf", "port", "run", "top", "trace"]),
         (["perf"], ["client", "local", "plot", "server"]),
     ],
 )

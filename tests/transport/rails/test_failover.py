@@ -583,7 +583,7 @@ async def test_grants_without_end() -> None:
         await ends(asking, ConnectionClosedError)
 
 
-BEGIN = Rails.begin
+BEGIN = OfferingRails.begin
 
 
 def late_keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
