@@ -16,9 +16,9 @@ from .top import TIMEOUT
 @click.argument("device")
 @click.argument("state", type=click.Choice(["down", "up"]))
 def port(pid: int, device: str, state: str) -> None:
-    """Take the port of an embedded DEVICE of process PID down or up, as if a cable were pulled.
+    """Break or mend the port of an embedded device of a process.
 
-    To see what a program does when a device breaks. The process is one of this user that had
+    To see what a program does when a device breaks. PID is a process of this user that had
     AIORDMA_MONITOR=1 in its environment; `aiordma top` lists them.
     """
     try:
