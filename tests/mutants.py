@@ -63,7 +63,7 @@ PARTS = {
     "memory": ("_memory/|mr_pool|dmabuf", 30, (DATAPATH, DEVICE, TRANSPORT)),
     "_core": ("_core/", 30, (CORE, SESSION, DEVICE, TRANSPORT, AROUND)),
     "verbs": ("verbs/|async_queue", 40, (DEVICE, CM, TRANSPORT)),
-    "_loop, _native": ("_(loop|native)/", 30, (DATAPATH, DEVICE, CM, TRANSPORT)),
+    "_loop, _native": ("_(loop|native)/", 30, (SESSION, DATAPATH, DEVICE, CM, TRANSPORT)),
     "cli, perf": ("cli/|perf/", 20, (AROUND, FACES)),
     "_simulation": ("_simulation/", 10, ("tests/simulation", FACES)),
     "rpc, arrays and others": ("", 40, (FACES, TRANSPORT, AROUND)),
