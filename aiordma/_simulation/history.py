@@ -297,7 +297,8 @@ def _check_channel(operations: list[Operation], _: int) -> str:
 
 def _check_lease(operations: list[Operation], _: int) -> str:
     ends = [it for it in operations if it._kind == "lease_ended"][:1]
-    late = [it for it in operations if ends and ends[0]._begin < it._begin < it._end < inf]
+    accesses = [it for it in operations if it._kind == "access"]
+    late = [it for it in accesses if ends and ends[0]._begin < it._begin < it._end < inf]
     return (
         _text(f"an access succeeded after the end of {late[0]._of!r}", ends + late[:1])
         if late

@@ -40,6 +40,7 @@ GOOD = {
     "perhaps sent, late": "m:send:1 n:send:2 n. y:received:2 x:received:1",
     "alike, perhaps sent": "m:send:1 n:send:1 n. x:received:1 y:received:1",
     "in time": "a:access a. b:access e:lease_ended b. c:access d:access d!",
+    "an end that two have seen": "e:lease_ended f:lease_ended",
 }
 # And the operations that are shown.
 BAD = {
