@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from .._core.arguments import instance, integer, real, seconds
+from .._core.arguments import instance, integer, real, refusal, seconds
 
 MAIN = "main"
 # Of what a Link and a FaultPlan say: seconds, and times per second.
@@ -82,6 +82,8 @@ class Fault:
             raise ValueError(f"the kind of a Fault is one of {', '.join(KINDS)}, not {self.kind!r}")
         instance("host", self.host, str, "the name of a host")
         _check(self, "begin end", math.inf)
+        if self.end < self.begin:
+            raise ValueError(f"end is not before begin, as {self.end:g} is before {self.begin:g}")
         integer("network", self.network)
 
     def __str__(self) -> str:
@@ -131,8 +133,16 @@ class FaultPlan:
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(f"hosts are names of hosts other than {MAIN!r}, not {self.hosts!r}")
         integer("at_least", self.at_least)
+        if not isinstance(self.exactly, Collection | None):
+            raise TypeError(refusal("exactly", "a list of Faults", self.exactly))
         for fault in self.exactly or ():
             instance("each of exactly", fault, Fault, "a Fault")
+        if MAIN in self._names:
+            raise ValueError(f"a FaultPlan spares {MAIN!r}, which exactly names")
+
+    @property
+    def _names(self) -> set[str]:
+        return {*self.hosts, *(fault.host for fault in self.exactly or ())}
 
     @property
     def _rates(self) -> list[float]:

@@ -263,13 +263,13 @@ def logged() -> Iterator[None]:
     """
     before, root = logging.getLogRecordFactory(), logging.getLogger()
     level = root.level
-    logging.setLogRecordFactory(record_of_host(softdev.sim_now(), before))
     handler: logging.Handler | None = None
     if name := os.environ.get(LOG):
         handler = logging.StreamHandler() if name == "-" else logging.FileHandler(name, "w")
         handler.setFormatter(logging.Formatter(LOG_LINE))
         root.addHandler(handler)
         root.setLevel(logging.DEBUG)
+    logging.setLogRecordFactory(record_of_host(softdev.sim_now(), before))
     try:
         yield
     finally:

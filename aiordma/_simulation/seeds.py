@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,17 +51,21 @@ def command() -> str:
     return shlex.join([os.path.basename(name), *arguments]) if arguments else ""
 
 
-def run_seeds(attempt: Attempt, seeds: Collection[int], stop: bool) -> Seeds:
+def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
     """Each seed once; with `stop` until one fails."""
     ran, failed = 0, dict[int, str]()
     with _progress(len(seeds)) as show, _results(attempt, seeds) as results:
-        for seed, text in results:
-            ran += 1
-            if text:
-                failed[seed] = text
-            show(ran, len(failed))
-            if text and stop:
-                break
+        try:
+            for seed, text in results:
+                ran += 1
+                if text:
+                    failed[seed] = text
+                show(ran, len(failed))
+                if text and stop:
+                    break
+        except RuntimeError as error:  # BrokenProcessPool
+            error.add_note(f"seed {seeds[ran]}, or one of the next ones, has ended its process")
+            raise
     return Seeds(ran, failed)
 
 

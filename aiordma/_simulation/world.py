@@ -42,6 +42,8 @@ TURNS_PER_COLLECTION = 2000
 GRACE = 120.0
 # Of a timeline, and of what waits, in the note of an error.
 MOST_LINES = 40
+# What is no failure of one seed; pytest's failures and CancelledError are no Exception either.
+STOPS = KeyboardInterrupt, SystemExit
 
 
 class KilledError(RuntimeError):
@@ -279,10 +281,7 @@ class World:
     def _numbers_of(self, network: int | None) -> range:
         if network is None:
             return self._networks
-        if integer("network", network) not in self._networks:
-            raise ValueError(
-                f"there is no network {network}: it needs simulate(devices={network + 1})"
-            )
+        _check_network(integer("network", network), len(self._networks))
         return range(network, network + 1)
 
     def _is_cut(self, one: Host, other: Host, network: int = 0) -> bool:
@@ -373,9 +372,10 @@ class World:
 
     def _break(self) -> None:
         """Ends and begins the faults of the plan that are due."""
-        while self._ends and self._ends[0][0] <= self.now:
+        now = softdev.sim_now()
+        while self._ends and self._time(self._ends[0][0]) <= now:
             heappop(self._ends)[-1]()
-        while (due := self._due_fault) and due[0] <= self.now:
+        while (due := self._due_fault) and self._time(due[0]) <= now:
             alive = [name for name, host in self.hosts.items() if host.alive and name != MAIN]
             if fault := due[1](alive):
                 end = self._begin(fault)
@@ -385,7 +385,11 @@ class World:
 
     def _next_break(self) -> int:
         times = [entry[0] for entry in (*self._ends[:1], self._due_fault) if entry]
-        return self._begun + math.ceil(min(times) * 1e9) if times else NEVER
+        return self._time(min(times, default=math.inf))
+
+    def _time(self, when: float) -> int:
+        """Of a fault's beginning or end, by the devices' clock."""
+        return self._begun + math.ceil(when * 1e9) if when <= MOST else NEVER
 
     def _begin(self, fault: Fault) -> Callable[[], object]:
         """Begins it, and returns what ends it."""
@@ -526,6 +530,8 @@ def simulate(
     integer("devices", devices, 1, softdev.SIM_NETWORKS)
     if plan.cables and devices == 1:
         raise ValueError("FaultPlan.cables cuts one of several cables: simulate(devices=2)")
+    for fault in plan.exactly or ():
+        _check_network(fault.network, devices)
     if injected := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
         raise BusyError(
             f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({injected}) has no effect on simulated "
@@ -546,6 +552,11 @@ def simulate(
     return run(plan, drawn, _again(drawn))
 
 
+def _check_network(number: int, devices: int) -> None:
+    if number >= devices:
+        raise ValueError(f"there is no network {number}: it needs simulate(devices={number + 1})")
+
+
 def _again(seed: int) -> str:
     return f"{VARIABLE}={seed} {command()}" if command() else ""
 
@@ -553,11 +564,13 @@ def _again(seed: int) -> str:
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
     """Runs them; the first one that fails is run again here, and its error raised, with `stop`."""
 
-    def attempt(seed: int, plan: FaultPlan = plan) -> Exception | None:
+    def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
         with patch.dict(os.environ, {process.LOG: ""}):  # of the run whose error is shown
             try:
                 run(plan, seed)
-            except Exception as error:
+            except STOPS:
+                raise
+            except BaseException as error:
                 return error.with_traceback(None)
         return None
 
@@ -568,7 +581,9 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
     had: list[Fault] = []
     try:
         run(plan, seed, _again(seed), had)
-    except Exception as error:
+    except STOPS:
+        raise
+    except BaseException as error:
         kind, plan = type(error), replace(plan, at_least=0)
         kept = enough(lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had)
         if had:
@@ -606,7 +621,7 @@ def _run(
             world = World(seed, plan, devices)
             try:
                 return _simulate(world, main, hosts, limit)
-            except Exception as error:
+            except BaseException as error:
                 if again:
                     error.add_note(f"again: {again}")
                 raise
@@ -629,9 +644,9 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
     try:
         world._run(task.done, limit)
         result = task.result()
-        if never := set(world._plan.hosts) - world.hosts.keys():
+        if never := world._plan._names - world.hosts.keys():
             names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
-            raise ValueError(f"FaultPlan.hosts names {names}, never a host; there were {there}")
+            raise ValueError(f"the FaultPlan names {names}, never a host; there were {there}")
         if world._plan._rates and len(world.hosts) == 1:
             raise ValueError(f"a FaultPlan spares {MAIN!r}, and there never was another host")
         if (begun := len(world.faults)) < world._plan.at_least:

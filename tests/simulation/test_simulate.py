@@ -230,10 +230,18 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         lambda: testing.FaultPlan(pauses=1, duration=0),
         lambda: testing.FaultPlan(duration=float("inf")),
         lambda: testing.FaultPlan(until=float("nan")),
+        lambda: testing.Fault("pause", "server", float("nan"), 1),
         lambda: testing.simulate(fails, limit=-1),
     ):
         with pytest.raises(ValueError, match=r"is a (finite )?number"):
             wrong()
+    with pytest.raises(ValueError, match="end is not before begin, as 1 is before 2"):
+        testing.Fault("pause", "server", 2, 1)
+    once: Any = (testing.Fault("pause", "server", 1, 2) for _ in range(1))
+    with pytest.raises(TypeError, match="exactly is a list of Faults, not generator"):
+        testing.FaultPlan(exactly=once)
+    with pytest.raises(ValueError, match="spares 'main', which exactly names"):
+        testing.FaultPlan(exactly=[testing.Fault("pause", "main", 1, 2)])
     with pytest.raises(TypeError, match="faults is a FaultPlan, not Link"):
         testing.simulate(fails, faults=testing.Link())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="hosts is a mapping of names to programs, not list"):
@@ -264,9 +272,14 @@ def test_wrong_programs_are_refused() -> None:
 
 
 def test_a_plan_that_breaks_nothing_is_an_error() -> None:
-    plan = testing.FaultPlan(hosts=["server", "servr"])
-    with pytest.raises(ValueError, match="names servr, never a host; there were main, server"):
-        testing.simulate(lambda _: asyncio.sleep(1), seed=1, hosts={"server": echo}, faults=plan)
+    run = partial(testing.simulate, lambda _: asyncio.sleep(1), seed=1, hosts={"server": echo})
+    given = testing.FaultPlan(exactly=[testing.Fault("pause", "servr", 0, 1)])
+    for plan in testing.FaultPlan(hosts=["server", "servr"]), given:
+        with pytest.raises(ValueError, match="names servr, never a host; there were main, server"):
+            run(faults=plan)
+    cable = testing.FaultPlan(exactly=[testing.Fault("cable", "server", 0, 1, network=1)])
+    with pytest.raises(ValueError, match=r"no network 1: it needs simulate\(devices=2\)"):
+        run(faults=cable)
     with pytest.raises(ValueError, match="spares 'main', and there never was another host"):
         testing.simulate(lambda _: asyncio.sleep(1), seed=1, faults=testing.FaultPlan(kills=1))
     with pytest.raises(ValueError, match=r"one of several cables: simulate\(devices=2\)"):
@@ -736,6 +749,53 @@ def test_a_failure_that_is_not_repeated_is_said() -> None:
 
     with pytest.raises(RuntimeError, match=r"^seed [01] failed .*AssertionError.*not simulated$"):
         testing.simulate(main, seeds=range(2))
+
+
+def test_a_failure_of_pytest_is_one_of_its_seed() -> None:
+    """It is no Exception, as CancelledError."""
+
+    async def main(_: testing.World) -> None:
+        pytest.fail("as pytest.raises does")
+
+    again = r"(?s)^as pytest.*\nagain: AIORDMA_SIMULATION_SEEDS=0 pytest "
+    with pytest.raises(pytest.fail.Exception, match=again):
+        testing.simulate(main, seeds=range(2))
+
+
+def test_a_seed_that_ends_its_process_is_named() -> None:
+    here = os.getpid()
+
+    async def main(world: testing.World) -> None:
+        if world.seed == 2 and os.getpid() != here:
+            os._exit(1)
+
+    with pytest.raises(RuntimeError) as it:
+        testing.simulate(main, seeds=range(3))
+    assert re.search(r"^seed [012], or one of the next ones", it.value.__notes__[0])
+
+
+def test_faults_begin_also_at_times_that_no_nanosecond_has() -> None:
+    """Of which a time of 53 bits, as nanoseconds and back, is less than it was."""
+    begin = 464.90332275000003
+    assert math.ceil(begin * 1e9) / 1e9 < begin
+    faults = [testing.Fault("pause", "server", at, math.inf) for at in (begin, math.inf)]
+
+    async def main(world: testing.World) -> None:
+        world.host("server")
+        await asyncio.sleep(500)
+        assert world.faults == faults[:1]
+
+    testing.simulate(main, seed=1, faults=testing.FaultPlan(exactly=faults))
+
+
+def test_a_log_that_cannot_be_written_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = logging.getLogRecordFactory()
+    monkeypatch.setenv("AIORDMA_SIMULATION_LOG", str(tmp_path))
+    with pytest.raises(IsADirectoryError):
+        testing.simulate(fails, seed=1)
+    assert logging.getLogRecordFactory() is before
 
 
 def test_records_of_logs_have_the_host_and_its_time(
