@@ -181,7 +181,7 @@ class _Server:
                 logger.exception("no snapshot for `aiordma top`")
 
 
-def set_port(device: str, state: str) -> str:
+def set_port(state: str, device: str) -> str:
     """What is wrong; empty: the port of that embedded device is "down" or "up" now."""
     event = {"down": EventType.PORT_ERR, "up": EventType.PORT_ACTIVE}[state]
     code = softdev.raise_on(device.encode(), event)
@@ -196,9 +196,9 @@ def answer(peer: socket.socket) -> None:
         logger.warning("user %d asked for the state of this process, and got nothing", uid)
         return
     peer.settimeout(ANSWER_TIMEOUT)
-    asked = peer.recv(MOST_ASKED).decode(errors="replace").split()
-    if asked[:1] == ["port"]:
-        peer.sendall(set_port(*asked[1:3]).encode())
+    asked, *names = peer.recv(MOST_ASKED).decode(errors="replace").split(" ", 2)
+    if asked == "port":
+        peer.sendall(set_port(*names).encode())
         return
     refresh_wires(open_connections(), WIRE_TIMEOUT)
     peer.sendall(json.dumps(snapshot()).encode())
@@ -233,7 +233,7 @@ fork.reset_in_child(_restart_after_fork)
 
 
 def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
-    """The answer of the process that listens there: JSON, or with `what` as "port embedded1 down"
+    """The answer of the process that listens there: JSON, or with `what` as "port down embedded1"
     why it cannot.
 
     OSError when it gives none in that time, ConnectionRefusedError when it has ended.

@@ -26,7 +26,7 @@ def port(pid: int, device: str, state: str) -> None:
         found = [path for each in where for path in sockets(each, pid)]
         if not found:
             raise click.ClickException(f"no process {pid} with {VARIABLE}=1 in its environment")
-        failure = ask(found[0], TIMEOUT, f"port {device} {state}").decode()
+        failure = ask(found[0], TIMEOUT, f"port {state} {device}").decode()
     except (OSError, ValueError) as error:
         raise click.ClickException(f"process {pid} cannot be asked: {error}") from None
     if failure:

@@ -138,8 +138,9 @@ def test_a_port_is_taken_down_and_up(sockets: Path) -> None:
             assert port(process.pid, "embedded0", state) == ""
             enter(process)
             expect(process, shown)
-        no_device = "Error: embedded9 is no embedded device of this process that is in use\n"
-        assert port(process.pid, "embedded9", "up") == no_device
+        for name in "embedded9", "", "embedded0 up", "embedded0 ":
+            no_device = f"Error: {name} is no embedded device of this process that is in use\n"
+            assert port(process.pid, name, "up") == no_device
         assert port(1, "embedded0", "up").startswith("Error: no process 1 with AIORDMA_MONITOR=1")
         process.kill()
 
