@@ -444,3 +444,10 @@ def test_counts_wait_for_no_thread() -> None:
     assert during.errors["OSError"] == before.errors["OSError"] + 2 * observation.MOST_FINALIZED
     assert observation.counts() == during
     assert not observation._finalized
+
+
+def test_events_are_added_up_without_new_connections() -> None:
+    """As those of a rail that breaks again and again."""
+    for _ in range(3 * observation.MOST_FINALIZED):
+        observation.failed(None, OSError(), accepted=True)
+        assert len(observation._counted) <= 2 * observation.MOST_FINALIZED

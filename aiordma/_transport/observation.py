@@ -115,7 +115,7 @@ def _count_end(event: str, error: BaseException | None) -> None:
 
 def _count(**names: str) -> None:
     it = _Event(names)
-    _counted[id(it)] = it
+    register(it)
     finalized(it)
 
 
@@ -166,9 +166,9 @@ def lead_moved(device: str) -> None:
     _count(leads_moved=device)
 
 
-def register(statistics: Statistics) -> None:
-    """The counts of a new connection belong to those of the process."""
-    _counted[id(statistics)] = statistics
+def register(counted: Statistics | _Event) -> None:
+    """What a new connection counts, or an event, belongs to the counts of the process."""
+    _counted[id(counted)] = counted
     if len(_finalized) >= MOST_FINALIZED:
         _add_finalized()
 
