@@ -83,6 +83,11 @@ def _rails(taken: Snapshot) -> Iterable[RailState]:
     return (rail for connection in taken["connections"] for rail in connection["rails"])
 
 
+def _of_rails(part: str) -> Callable[[Snapshot], Rows]:
+    """By device, and from 0 on: an alert by `increase` sees no counter that begins as 1."""
+    return lambda taken: [*(((it["device"],), 0) for it in _rails(taken)), *_keys(part)(taken)]
+
+
 def _rail_states(taken: Snapshot) -> Rows:
     return [((rail["device"], rail["state"]), 1) for rail in _rails(taken)]
 
@@ -119,10 +124,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("aiordma_wait_seconds", "counter", "s", "How long they waited", ("for",),
         _keys("waits", "seconds")),
     Metric("aiordma_rail_failures", "counter", "1", "Rails that broke", ("device",),
-        _keys("rail_failures")),
+        _of_rails("rail_failures")),
     Metric("aiordma_leads_moved", "counter", "1",
         "Leads that broke and moved to another device, by that which they left", ("device",),
-        _keys("leads_moved")),
+        _of_rails("leads_moved")),
     Metric("aiordma_latency_seconds", "histogram", "s",
         "From a post until its completion was taken, of every 17th", ("operation", "le"),
         _latencies),

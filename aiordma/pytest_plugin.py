@@ -68,12 +68,18 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def _count_of(count: int = 20) -> int:
+    """Of the marker rdma_seeds."""
+    return count
+
+
 # Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
 # markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The device and the faults of a marked test; a nearer marker's keywords replace others."""
     if (marker := item.get_closest_marker("rdma_seeds")) and not os.environ.get(_SEEDS):
-        wanted = str(item.config.getoption("--rdma-seeds") or [*marker.args, 20][0])
+        count = _count_of(*marker.args, **marker.kwargs)
+        wanted = str(item.config.getoption("--rdma-seeds") or count)
         stack = item.stash.setdefault(_STACK, ExitStack())
         environment = stack.enter_context(pytest.MonkeyPatch.context())
         environment.setenv(_SEEDS, wanted if ":" in wanted else f"0:{wanted}")

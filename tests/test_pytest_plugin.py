@@ -50,7 +50,7 @@ def device():
     return os.environ.get("AIORDMA_DEVICE")
 
 
-@pytest.mark.rdma_seeds(1)
+@pytest.mark.rdma_seeds(count=1)
 def test_seeds():
     async def main(world):
         RAN.append(world.seed)
@@ -58,6 +58,11 @@ def test_seeds():
     testing.simulate(main)
     testing.simulate(main, seed=9)
     assert {*RAN} == {5, 9}
+
+
+@pytest.mark.rdma_seeds(seeds=1)
+def test_wrong_seeds():
+    pass
 
 
 @pytest.mark.rdma
@@ -207,6 +212,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
     assert {name: (verdict, error) for verdict, name, error in found} == {
         "test_faults": ("PASSED", ""),
         "test_seeds": ("PASSED", ""),
+        "test_wrong_seeds": ("ERROR", "TypeError"),
         "test_without_faults": ("PASSED", ""),
         "test_both": ("PASSED", ""),
         "test_no_device": ("FAILED", "Failed"),

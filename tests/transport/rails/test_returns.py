@@ -489,6 +489,10 @@ async def test_snapshots_metrics_and_tables(later: Later) -> None:
         broke = (taken["rail_failures"]["embedded1"], before["rail_failures"].get("embedded1", 0))
         assert broke[0] - broke[1] == 2
         assert metrics["aiordma_rail_failures"]["embedded1",] == broke[0]
+        taken["rail_failures"] = taken["leads_moved"] = {}
+        for name in "rail_failures", "leads_moved":
+            (metric,) = [metric for metric in METRICS if metric.name == f"aiordma_{name}"]
+            assert metric.values(taken) == {("embedded0",): 0, ("embedded1",): 0}
         assert metrics["aiordma_rail_received_bytes"] == {
             ("embedded0",): lead.bytes_received, ("embedded1",): other.bytes_received,
         }  # fmt: skip
