@@ -195,7 +195,7 @@ class MemoryPool(BlockCache):
     ) -> None:
         self.pd = pd
         self.limit = limit
-        self._slabs = SlabAllocator(SLAB_SIZE, smallest=SMALLEST)
+        self._slabs = SlabAllocator(SLAB_SIZE, SMALLEST)
         self._regions: dict[int, tuple[verbs.MemoryRegion, memoryview]] = {}
         self.slab_size = SLAB_SIZE
         self.smallest = SMALLEST

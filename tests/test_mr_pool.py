@@ -440,7 +440,6 @@ class PoolMachine(RuleBasedStateMachine):
             self.end(number)
         self.tenants.clear()
         assert self.pool.statistics().leases == 0
-        self.pool._slabs.check()
         for region, _ in list(self.pool._regions.values()):
             region.close()
         self.pool._large.drop()

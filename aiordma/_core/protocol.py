@@ -319,9 +319,6 @@ Message: TypeAlias = (
     | RegionReturn
     | RegionRequest
     | RegionRelease
-    | RegionEnd
-    | RegionRenew
-    | RegionLease
     | Ping
     | Pong
     | Goodbye
@@ -333,6 +330,9 @@ Message: TypeAlias = (
     | ConnectRequest
     | ConnectReply
     | ReadyToUse
+    | RegionEnd
+    | RegionRenew
+    | RegionLease
     | ConnectData
     | ConnectAccepted
     | RailOffer
@@ -342,40 +342,13 @@ Message: TypeAlias = (
     | Resume
     | RegionKey
 )
-"""Any control message; its request id stands first."""
+"""Any control message; its request id stands first. New ones go to the end: see NUMBERS."""
 
 BEFORE_PROOF: frozenset[type[Message]] = frozenset({AuthHello, AuthAnswer, AuthProof, Goodbye})
 """Messages that a peer may send before it has proved the key: all others end the connection."""
 
 NUMBERS: Mapping[type[Message], int] = MappingProxyType(
-    {
-        RegionGrant: 3,
-        RegionReturn: 4,
-        RegionRequest: 5,
-        RegionRelease: 6,
-        Ping: 7,
-        Pong: 8,
-        Goodbye: 9,
-        Error: 10,
-        AuthHello: 11,
-        AuthAnswer: 12,
-        AuthProof: 13,
-        ReceiveSize: 14,
-        ConnectRequest: 15,
-        ConnectReply: 16,
-        ReadyToUse: 17,
-        RegionEnd: 18,
-        RegionRenew: 19,
-        RegionLease: 20,
-        ConnectData: 21,
-        ConnectAccepted: 22,
-        RailOffer: 23,
-        RailAnswer: 24,
-        RailReady: 25,
-        RailDown: 26,
-        Resume: 27,
-        RegionKey: 28,
-    }
+    {cls: number for number, cls in enumerate(get_args(Message), 3)}
 )
 """The type of each message as a number, which stands third in its array."""
 

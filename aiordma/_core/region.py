@@ -135,14 +135,6 @@ class RegionToken:
             raise ProtocolError(f"region token: the peer sent nonsense: {error}") from None
 
 
-def check_range(
-    offset: int, length: int, available: int, error: type[RangeError] = RemoteRangeError
-) -> None:
-    """Raise ``error`` unless ``offset`` and ``length`` lie within ``available`` bytes."""
-    if offset < 0 or length < 0 or offset + length > available:
-        raise error(offset, length, available)
-
-
 def slice_range(
     key: slice,
     available: int,
@@ -188,7 +180,8 @@ class RemoteRange:
     length: int
 
     def __post_init__(self) -> None:
-        check_range(self.offset, self.length, self.token.length)
+        if min(self.offset, self.length, self.token.length - self.offset - self.length) < 0:
+            raise RemoteRangeError(self.offset, self.length, self.token.length)
 
     @classmethod
     def of(cls, token: RegionToken) -> RemoteRange:

@@ -13,60 +13,23 @@ free would split and join the same blocks all day.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from aiordma.errors import BufferStateError, InternalError, QuotaError
-
-
-class SlabStatistics(NamedTuple):
-    """Bytes and counts as they are now; ``peak_bytes`` is the most that was ever in use.
-
-    ``used_bytes`` counts whole blocks, ``used_blocks`` how many there are of each size.
-    """
-
-    slabs: int
-    slab_size: int
-    used_bytes: int
-    free_bytes: int
-    peak_bytes: int
-    used_blocks: dict[int, int]
-    joins: int
+from aiordma.errors import BufferStateError
 
 
 class SlabAllocator:
     """Blocks within slabs. Makes no slab by itself: the owner registers memory, then adds one.
 
-    ``slab_size`` and ``smallest`` are powers of two, in bytes; ``limit`` is the most bytes of
-    slabs there may be (None: no limit).
+    ``slab_size`` and ``smallest`` are powers of two, in bytes.
     """
 
     __slots__ = (
-        "_classes",
-        "_free",
-        "_freed",
-        "_joins",
-        "_limit",
-        "_peak",
-        "_shift",
-        "_slabs",
-        "_smallest_bits",
-        "_used",
-        "_used_bytes",
-        "slab_size",
-        "smallest",
-    )
+        "_classes", "_free", "_freed", "_shift", "_slabs", "_smallest_bits", "_used", "_used_bytes",
+        "slab_size", "smallest",
+    )  # fmt: skip
 
-    def __init__(self, slab_size: int, *, smallest: int = 4096, limit: int | None = None) -> None:
-        for name, value in (("slab_size", slab_size), ("smallest", smallest)):
-            if value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two, not {value}")
-        if smallest > slab_size:
-            raise ValueError(f"smallest ({smallest}) is larger than slab_size ({slab_size})")
-        if limit is not None and limit < slab_size:
-            raise ValueError(f"limit ({limit}) leaves no room for one slab of {slab_size}")
+    def __init__(self, slab_size: int, smallest: int) -> None:
         self.slab_size = slab_size
         self.smallest = smallest
-        self._limit = limit
         self._shift = slab_size.bit_length() - 1
         self._smallest_bits = smallest.bit_length() - 1
         self._classes = self._shift - self._smallest_bits + 1
@@ -75,63 +38,34 @@ class SlabAllocator:
         self._free: list[list[int]] = [[] for _ in range(self._classes)]
         self._used: dict[int, int] = {}
         self._slabs: set[int] = set()
-        self._used_bytes = self._peak = self._joins = 0
+        self._used_bytes = 0
         self._freed = False  # whether anything was freed since buddies were last joined
 
-    def _class_of(self, size: int) -> int:
-        if not 1 <= size <= self.slab_size:
-            raise ValueError(f"a block has 1 to {self.slab_size} bytes, not {size}")
-        return max(0, (size - 1).bit_length() - self._smallest_bits)
-
-    def block_size(self, size: int) -> int:
-        """The bytes that a request for ``size`` takes: the next power of two."""
-        return self.smallest << self._class_of(size)
-
-    @property
-    def can_add_slab(self) -> bool:
-        """Whether the limit leaves room for another slab."""
-        return self._limit is None or (len(self._slabs) + 1) * self.slab_size <= self._limit
-
     def add_slab(self) -> int:
-        """Take in a new, free slab; the answer is its index (the lowest that is not in use).
-
-        Raises QuotaError when the limit is reached.
-        """
-        if self._limit is not None and not self.can_add_slab:
-            raise QuotaError(
-                f"the pool is limited to {self._limit} bytes and has {len(self._slabs)} slabs "
-                f"of {self.slab_size}",
-                amount=(len(self._slabs) + 1) * self.slab_size,
-                limit=self._limit,
-            )
+        """Take in a new, free slab; the answer is its index (the lowest that is not in use)."""
         slab = next(index for index in range(len(self._slabs) + 1) if index not in self._slabs)
         self._slabs.add(slab)
         self._free[-1].append(slab << self._shift)
         return slab
 
     def allocate(self, size: int) -> tuple[int, int] | None:
-        """A free block of at least ``size`` bytes, as (slab index, offset).
+        """A free block of at least ``size`` bytes, 1 to ``slab_size``, as (slab index, offset).
 
-        None when the slabs there are have no room: add one, or wait for a free. Raises ValueError
-        for a size that no block has.
+        None when the slabs there are have no room: add one, or wait for a free.
         """
-        wanted = self._class_of(size)
+        wanted = max(0, (size - 1).bit_length() - self._smallest_bits)
         free = self._free[wanted]
-        if free:
-            place = free.pop()
-        else:
-            split = self._split(wanted)
-            if split is None:
-                return None
-            place = split
+        place = free.pop() if free else self._split(wanted)
+        if place is None:
+            return None
         self._used[place] = wanted
         self._used_bytes += self.smallest << wanted
-        self._peak = max(self._peak, self._used_bytes)
         return place >> self._shift, place & (self.slab_size - 1)
 
     def _split(self, wanted: int) -> int | None:
         found = self._larger(wanted)
-        if found is None and self._freed and self._has(wanted):
+        unused = len(self._slabs) * self.slab_size - self._used_bytes
+        if found is None and self._freed and unused >= self.smallest << wanted:
             self._join()
             found = wanted if self._free[wanted] else self._larger(wanted)
         if found is None:
@@ -140,9 +74,6 @@ class SlabAllocator:
         for smaller in range(found - 1, wanted - 1, -1):
             self._free[smaller].append(place + (self.smallest << smaller))
         return place
-
-    def _has(self, wanted: int) -> bool:
-        return len(self._slabs) * self.slab_size - self._used_bytes >= self.smallest << wanted
 
     def _larger(self, wanted: int) -> int | None:
         for larger in range(wanted + 1, self._classes):
@@ -162,7 +93,6 @@ class SlabAllocator:
 
     def _join(self) -> None:
         """Join free buddies, from the smallest class up, until no two are left."""
-        self._joins += 1
         self._freed = False
         for size_class in range(self._classes - 1):
             bit = self.smallest << size_class
@@ -188,39 +118,3 @@ class SlabAllocator:
         del whole[:spare]
         self._slabs.difference_update(gone)
         return gone
-
-    def statistics(self) -> SlabStatistics:
-        """Bytes and counts; walks the used blocks."""
-        used_blocks: dict[int, int] = {}
-        for size_class in self._used.values():
-            size = self.smallest << size_class
-            used_blocks[size] = used_blocks.get(size, 0) + 1
-        return SlabStatistics(
-            slabs=len(self._slabs),
-            slab_size=self.slab_size,
-            used_bytes=self._used_bytes,
-            free_bytes=len(self._slabs) * self.slab_size - self._used_bytes,
-            peak_bytes=self._peak,
-            used_blocks=used_blocks,
-            joins=self._joins,
-        )
-
-    def check(self) -> None:
-        """Raise InternalError unless used and free blocks cover every slab exactly once.
-
-        For tests and for a debug mode; walks everything.
-        """
-        blocks = [(place, self.smallest << c) for place, c in self._used.items()]
-        for size_class, places in enumerate(self._free):
-            blocks += [(place, self.smallest << size_class) for place in places]
-        blocks.sort()
-        covered = [0] * (max(self._slabs, default=-1) + 1)
-        end = 0
-        for place, size in blocks:
-            slab = place >> self._shift
-            if place < end or place % size or slab not in self._slabs:
-                raise InternalError(f"block of {size} bytes at {place:#x} is not where it may be")
-            end = place + size
-            covered[slab] += size
-        if any(covered[slab] != self.slab_size for slab in self._slabs):
-            raise InternalError("bytes of a slab are lost")
