@@ -134,14 +134,3 @@ def transition(state: ConnectionState, event: LifecycleEvent) -> Transition | No
     if row is None and (state, event) not in IGNORED:
         raise InternalError(f"a connection that is {state.name} got the event {event.name}")
     return row
-
-
-def mermaid() -> str:
-    """The table as a diagram; events that lead to the same state share an arrow."""
-    lines = ["stateDiagram-v2", "    [*] --> CONNECTING"]
-    for state, rows in _ROWS.items():
-        events: dict[ConnectionState, list[str]] = {}
-        for event, row in rows.items():
-            events.setdefault(row.next, []).append(event.name)
-        lines += [f"    {state.name} --> {to.name}: {', '.join(of)}" for to, of in events.items()]
-    return "\n".join([*lines, "    CLOSED --> [*]", ""])

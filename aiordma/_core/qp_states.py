@@ -1,6 +1,6 @@
 """The table of queue-pair state transitions.
 
-It drives the check before ``ibv_modify_qp``, the text of its error, and the diagrams in the
+It drives the check before ``ibv_modify_qp``, the text of its error, and the diagram in the
 documentation. The steps are those of the software device's header, abi/qp_states.h, which names the
 sources: the build makes ``qp_steps.py`` of it.
 """
@@ -179,26 +179,3 @@ def check_transition(
         QPAttrMask(row.required & ~mask),
         QPAttrMask(mask & ~int(row.required | row.optional)),
     )
-
-
-def mermaid(qp_type: QPType) -> str:
-    """A Mermaid state diagram of one type, for the documentation.
-
-    Solid arrows are modifies; those marked *device* are made by the device itself when an
-    operation fails (10.3.1). An arrow from ``working`` leaves each of the states inside.
-    """
-    steps = [(row.current, row.next) for row in TRANSITIONS.values() if row.qp_type is qp_type]
-    ends = (QPState.RESET, QPState.ERR)
-    inside = [step for step in steps if not set(ends) & set(step)]
-    lines = ["stateDiagram-v2", "    state working {"]
-    lines += [f"        {current.name} --> {following.name}" for current, following in inside]
-    if (QPState.SQE, QPState.RTS) in inside:
-        lines.append("        RTS --> SQE: device on error")
-    lines += ["    }", "    [*] --> RESET: ibv_create_qp"]
-    lines += [
-        f"    {current.name} --> {following.name}"
-        for current, following in steps
-        if current in ends
-    ]
-    lines += ["    working --> RESET", "    working --> ERR: modify, or device on error"]
-    return "\n".join(lines) + "\n"

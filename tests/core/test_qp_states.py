@@ -15,8 +15,8 @@ from aiordma._core.qp_states import (
     QPType,
     attribute_names,
     check_transition,
-    mermaid,
 )
+from tests.docs.states_page import mermaid
 
 ALL = sum(QPAttrMask)
 

@@ -29,7 +29,12 @@ def test_the_last_freed_block_is_used_first() -> None:
 def joins(monkeypatch: pytest.MonkeyPatch) -> list[SlabAllocator]:
     """An entry for each time that an allocator joined buddies."""
     join, found = SlabAllocator._join, list[SlabAllocator]()
-    monkeypatch.setattr(SlabAllocator, "_join", lambda self: (found.append(self), join(self)))
+
+    def counted(self: SlabAllocator) -> None:
+        found.append(self)
+        join(self)
+
+    monkeypatch.setattr(SlabAllocator, "_join", counted)
     return found
 
 

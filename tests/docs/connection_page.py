@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiordma._core.connection_states import ConnectionState, mermaid
+from aiordma._core.connection_states import _ROWS, ConnectionState
 from aiordma._transport.failover import TRANSITIONS, FailoverEvent
 
 
@@ -19,3 +19,14 @@ def sections() -> dict[str, str]:
         "diagram": f"```mermaid\n{mermaid()}```\n",
         "states": f"| state | meaning |\n|---|---|\n{rows}",
     }
+
+
+def mermaid() -> str:
+    """The table as a diagram; events that lead to the same state share an arrow."""
+    lines = ["stateDiagram-v2", "    [*] --> CONNECTING"]
+    for state, rows in _ROWS.items():
+        events: dict[ConnectionState, list[str]] = {}
+        for event, row in rows.items():
+            events.setdefault(row.next, []).append(event.name)
+        lines += [f"    {state.name} --> {to.name}: {', '.join(of)}" for to, of in events.items()]
+    return "\n".join([*lines, "    CLOSED --> [*]", ""])

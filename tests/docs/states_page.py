@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiordma._core.qp_states import NO_ATTRIBUTES, TRANSITIONS, QPAttrMask, QPState, QPType, mermaid
+from aiordma._core.qp_states import NO_ATTRIBUTES, TRANSITIONS, QPAttrMask, QPState, QPType
 from aiordma.verbs._qp.qp_attributes import MASK_OF_FIELD
 
 ENDS = (QPState.RESET, QPState.ERR)
@@ -12,6 +12,28 @@ def sections() -> dict[str, str]:
     """The text of each generated part, by its mark."""
     diagram = f"```mermaid\n{mermaid(QPType.UC)}```\n"
     return {"diagram": diagram, "attributes": attributes(), "transitions": transitions()}
+
+
+def mermaid(qp_type: QPType) -> str:
+    """A Mermaid state diagram of one type, for the documentation.
+
+    Solid arrows are modifies; those marked *device* are made by the device itself when an
+    operation fails (10.3.1). An arrow from ``working`` leaves each of the states inside.
+    """
+    steps = [(row.current, row.next) for row in TRANSITIONS.values() if row.qp_type is qp_type]
+    inside = [step for step in steps if not set(ENDS) & set(step)]
+    lines = ["stateDiagram-v2", "    state working {"]
+    lines += [f"        {current.name} --> {following.name}" for current, following in inside]
+    if (QPState.SQE, QPState.RTS) in inside:
+        lines.append("        RTS --> SQE: device on error")
+    lines += ["    }", "    [*] --> RESET: ibv_create_qp"]
+    lines += [
+        f"    {current.name} --> {following.name}"
+        for current, following in steps
+        if current in ENDS
+    ]
+    lines += ["    working --> RESET", "    working --> ERR: modify, or device on error"]
+    return "\n".join(lines) + "\n"
 
 
 def attributes() -> str:
