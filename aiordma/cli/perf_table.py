@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .tables import size_text, table, time_text
+from .tables import size_text, table, time_text, verdict
 
 ENDS = ("client", "server")
 TIMES = {name: name.replace("_", ".") for name in ("min", "median", "p90", "p99", "p99_9", "max")}
@@ -40,10 +40,6 @@ def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
         console.print("[yellow]interrupted: what had been measured by then[/]")
 
 
-def verdict(row: dict[str, Any]) -> str:
-    return "[bold red]NO[/]" if row["mismatch"] else "[green]yes[/]"
-
-
 def latencies(record: dict[str, Any]) -> Table:
     headings = ("size", "count", *TIMES.values(), "completion", "p99", "verified")
     rows = table(
@@ -63,7 +59,7 @@ def latencies(record: dict[str, Any]) -> Table:
             f"{latency['count']:,}",
             *(time_text(latency[key]) for key in TIMES),
             *(time_text(completion[key]) if completion else "-" for key in ("median", "p99")),
-            verdict(row),
+            verdict(row["mismatch"]),
         )
     return rows
 
@@ -87,7 +83,7 @@ def throughputs(record: dict[str, Any]) -> Table:
             *(amount(row[key]) for key in ("mb_per_s", "gbit_per_s")),
             f"{row['mmsg_per_s']:.4f}",
             *(amount(spread[key]) if spread else "-" for key in ("min_mb_per_s", "max_mb_per_s")),
-            verdict(row),
+            verdict(row["mismatch"]),
         )
     return rows
 

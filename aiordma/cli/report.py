@@ -10,13 +10,14 @@ from rich.console import Console
 from aiordma.errors import host_port
 
 from .round_trips import Result
-from .tables import size_text, table, time_text
+from .tables import size_text, table, time_text, verdict
 
 CAPTION = (
     "One message at a time. Round trip: from the call of send until the echo has been received. "
     "Throughput: the bytes of both directions by the time of all round trips, 1 GB = 10^9 bytes. "
     "Comparing is not timed."
 )
+TIMES = ("min", "median", "p99")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,7 @@ class Report:
                     "size": result.size,
                     "whole_file": result.whole_file,
                     "messages": len(result.times),
-                    "min_us": result.quantile(0) * 1e6,
-                    "median_us": result.quantile(0.5) * 1e6,
-                    "p99_us": result.quantile(0.99) * 1e6,
+                    **{f"{name}_us": getattr(result.us, name) for name in TIMES},
                     "gb_per_s": result.throughput / 1e9,
                     "verified": not result.mismatch,
                     "mismatch": result.mismatch or None,
@@ -61,15 +60,15 @@ class Report:
             f"from {address_text(self.local_address)} to {address_text(self.peer_address)}",
             highlight=False,
         )
-        headings = "size", "messages", "min us", "median us", "p99 us", "GB/s", "verified"
+        headings = "size", "messages", *(f"{name} us" for name in TIMES), "GB/s", "verified"
         rows = table(*headings, numbers=headings[:-1], caption=CAPTION)
         for result in self.results:
             rows.add_row(
                 size_text(result.size) + (" (all)" if result.whole_file else ""),
                 f"{len(result.times):,}",
-                *(time_text(result.quantile(part) * 1e6) for part in (0, 0.5, 0.99)),
+                *(time_text(getattr(result.us, name)) for name in TIMES),
                 throughput_text(result.throughput / 1e9),
-                "[bold red]NO[/]" if result.mismatch else "[green]yes[/]",
+                verdict(result.mismatch),
             )
         console.print(rows)
         for result in self.results:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import aiordma
+from aiordma.perf.contents import difference
+from aiordma.perf.ends import misnumbered
+from aiordma.perf.statistics import Summary
 
 # Messages of each size that are sent and compared but not timed: they warm up memory and caches.
 WARM_UP = 2
@@ -33,10 +36,10 @@ class Result:
     mismatch: str = ""
     """The first difference between a message and its echo."""
 
-    def quantile(self, part: float) -> float:
-        """The nearest-rank quantile: a measured time with `part` of all times at or below it."""
-        ordered = sorted(self.times)
-        return ordered[max(0, -int(-part * len(ordered) // 1) - 1)]
+    @property
+    def us(self) -> Summary:
+        """Statistics of the times, in microseconds."""
+        return Summary.of(self.times).scaled(1e6)
 
     @property
     def throughput(self) -> float:
@@ -105,14 +108,5 @@ async def round_trip(
     result.payload += len(data)
     with message:
         back, imm = bytes(message), message.imm
-    if not result.mismatch and (back != data or imm != number):
-        result.mismatch = describe_mismatch(data, number, back, imm)
-
-
-def describe_mismatch(data: bytes, number: int, back: bytes, imm: int | None) -> str:
-    if imm != number:
-        return f"message {number} came back as number {imm}"
-    if len(back) != len(data):
-        return f"message {number} of {len(data)} bytes came back with {len(back)}"
-    at = next(index for index in range(len(data)) if data[index] != back[index])
-    return f"message {number}: byte {at} was {data[at]:#04x} and came back as {back[at]:#04x}"
+    if wrong := misnumbered(imm, number) or difference(back, data):
+        result.mismatch = result.mismatch or f"message {number}: {wrong}"

@@ -46,3 +46,7 @@ def amount(size: float) -> str:
 
 def time_text(us: float) -> str:
     return f"{us:,.1f}" if us < 1000 else f"{us:,.0f}"
+
+
+def verdict(mismatch: object) -> str:
+    return "[bold red]NO[/]" if mismatch else "[green]yes[/]"

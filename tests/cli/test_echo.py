@@ -140,9 +140,9 @@ def test_a_server_that_changes_messages(device_name: str, monkeypatch: pytest.Mo
     told = json.loads(done.stdout)
     assert told["verified"] is False
     shorter, changed, also_changed = (row["mismatch"] for row in told["results"])
-    assert shorter == "message 0 of 1 bytes came back with 0"
-    assert "byte 4095 was" in changed
-    assert "byte 1048575 was" in also_changed
+    assert shorter == "message 0: 0 bytes instead of 1"
+    assert "byte 4095 is" in changed
+    assert "byte 1048575 is" in also_changed
 
 
 @pytest.mark.parametrize(
