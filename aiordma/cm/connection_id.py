@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma._core.arguments import I32_MAX, instance, integer, seconds
 from aiordma._native import Library, explained, ffi
-from aiordma.errors import AddressError, RouteError, VerbsError, host_port
+from aiordma.errors import AddressError, ConnectionManagerError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs._device.enums import QPCreateFlags, QPType
 from aiordma.verbs._device.resource import Node
@@ -154,7 +154,8 @@ class ConnectionId(Options):
         try:
             self.library.calls.rdma_bind_addr(self.pointer, sockaddr)
         except VerbsError as error:
-            raise self._address_error("cannot bind to", address, error) from error
+            what = f"cannot bind to {host_port(address)}"
+            raise self._failed(AddressError, what, error) from error
         self._note("bind_addr")
 
     def resolve_addr(
@@ -172,8 +173,8 @@ class ConnectionId(Options):
             )
         except VerbsError as error:
             begin = f" from {source[0]}" if source else ""
-            what = f"no RDMA device has a route{begin} to"
-            raise self._address_error(what, address, error) from error
+            what = f"no RDMA device has a route{begin} to {host_port(address)}"
+            raise self._failed(AddressError, what, error) from error
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
@@ -183,10 +184,8 @@ class ConnectionId(Options):
             self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
         except VerbsError as error:
             peer = self.peer_address
-            text = f"no route{f' to {host_port(peer)}' if peer else ''}: {error.strerror}"
-            if rule := self._rule(error):
-                text += f"; {rule}"
-            raise RouteError(text, status=-(error.errno or 0)) from error
+            what = f"no route to {host_port(peer)}" if peer else "no route"
+            raise self._failed(RouteError, what, error) from error
         self._note("resolve_route")
 
     # --- queue pair ------------------------------------------------------------------------
@@ -297,7 +296,8 @@ class ConnectionId(Options):
             address = self.local_address
             if error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or address is None:
                 raise
-            raise self._address_error("cannot listen on", address, error) from error
+            what = f"cannot listen on {host_port(address)}"
+            raise self._failed(AddressError, what, error) from error
 
     def establish(self) -> None:
         """Complete a connection whose queue pair is not the id's, after CONNECT_RESPONSE."""
@@ -400,11 +400,11 @@ class ConnectionId(Options):
             error = VerbsError(errno.EINVAL, verb)
             raise explained(error, f"{self._about(error)}; it is bound to no device")
 
-    def _address_error(self, what: str, address: Address, error: VerbsError) -> AddressError:
-        text = f"{what} {host_port(address)}: {error.strerror}"
-        if rule := self._rule(error):
-            text += f"; {rule}"
-        return AddressError(text, status=-(error.errno or 0))
+    def _failed(
+        self, kind: type[ConnectionManagerError], what: str, error: VerbsError
+    ) -> ConnectionManagerError:
+        text = "; ".join(filter(None, (f"{what}: {error.strerror}", self._rule(error))))
+        return kind(text, status=-(error.errno or 0))
 
     def _details(self) -> str:
         local, peer = self.local_address, self.peer_address
