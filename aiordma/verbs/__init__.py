@@ -31,7 +31,7 @@ else:
             "._cq.completion_cursor": "CompletionCursor",
             "._cq.work_completion": "WorkCompletion",
             "._device.address": "GID AddressVector GIDEntry",
-            "._device.address_handle": "AddressHandle Destination",
+            "._device.address_handle": "AddressHandle Destination PathKeywords",
             "._device.attributes": "DeviceAttributes PortAttributes",
             "._device.capabilities": "CQModerationCapabilities ExtendedDeviceAttributes "
             "OdpCapabilities PacketPacingCapabilities PciAtomicCapabilities RssCapabilities "
@@ -55,7 +55,6 @@ else:
             "._memory.memory_region": "MemoryRegion address_of",
             "._memory.memory_window": "MemoryWindow inc_rkey",
             "._qp.batch": "ReceiveBatch SendBatch",
-            "._qp.bring_up": "PathKeywords",
             "._qp.multicast": "MULTICAST_QPN MulticastAttachment",
             "._qp.qp_attributes": "ECE QPAttributes QPCapabilities RateLimit",
             "._qp.qp_creation": "QPKeywords",

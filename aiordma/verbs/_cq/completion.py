@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from aiordma._core.arguments import I32_MAX, integer, seconds
 from aiordma._native import CompletionArray, failure, ffi, lib
-from aiordma.errors import BusyError, UnsupportedError, VerbsError
+from aiordma.errors import BusyError, VerbsError
 
 from .._device.enums import CQFlags, WCFields
 from .._device.resource import Node, Resource
@@ -166,7 +166,7 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
         With ``polls_again`` the caller will poll again soon if there was something; peers need not
         notify it until then.
         """
-        if self._node.pointer is None:  # as `self.pointer` does, but faster
+        if self.node.pointer is None:  # as `self.pointer` does, but faster
             raise self.closed_error()
         return self._drained(table.drain(self._state_address, capacity, polls_again))
 
@@ -349,9 +349,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
         """
         most = self.context.query_device_ex().cq_mod_caps
         if not most.max_cq_count and not most.max_cq_period:
-            raise UnsupportedError(
-                "moderation of completion queues", device=self.context.name, verb="ibv_modify_cq"
-            )
+            raise self.context._lacking("moderation of completion queues", "ibv_modify_cq")
         cq_count = integer("cq_count", cq_count, None)
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:

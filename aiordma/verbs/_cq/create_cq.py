@@ -30,13 +30,23 @@ _ALL_TIMES = _TIMES[0] | _TIMES[1]
 def create_cq(
     context: Context,
     cqe: int,
-    channel: CompletionChannel | None,
-    comp_vector: int,
-    extended: bool | None,
-    fields: WCFields | None,
-    flags: CQFlags,
+    channel: CompletionChannel | None = None,
+    comp_vector: int = 0,
+    *,
+    extended: bool | None = None,
+    fields: WCFields | None = None,
+    flags: CQFlags = CQFlags.NONE,
 ) -> CompletionQueue:
-    """As :meth:`Context.create_cq`, which has the contract."""
+    """Make a completion queue of at least ``cqe`` entries.
+
+    Its events go to ``channel``, after :meth:`CompletionQueue.req_notify`; without a channel
+    it can only be polled. ``comp_vector`` is below ``num_comp_vectors``.
+
+    Where the device has extended queues it is one of those, which tells the timestamps that
+    the device has; ``extended`` chooses. ``fields`` are what an extended one shall tell,
+    ``flags`` how it works. ValueError for a number out of range, UnsupportedError for what
+    the device lacks, naming it.
+    """
     cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
     if channel is not None:
         instance("channel", channel, CompletionChannel, "a CompletionChannel (create_comp_channel)")
@@ -54,9 +64,7 @@ def create_cq(
         extended = True if fields is not None or flags else context.cq_fields is not None
     if extended:
         if fields is None and (fields := context.cq_fields) is None:
-            raise UnsupportedError(
-                "extended completion queues", device=context.name, verb="ibv_create_cq_ex"
-            )
+            raise context._lacking("extended completion queues", "ibv_create_cq_ex")
         pointer = _extended(context, cqe, channel, comp_vector, fields, flags)
         return CompletionQueue(context, pointer, channel, fields, flags)
     if fields is not None or flags:

@@ -150,12 +150,11 @@ class GIDEntry(NamedTuple):
         A link-local address does not leave its link, a loopback address not its host; RoCE v1
         is not routed at all. The order within one class is that of the table.
         """
-        ip = self.gid.ip
-        reach = 3 if self.gid.is_zero else 2 if ip.is_link_local else 1 if ip.is_loopback else 0
+        ip, reach = self.gid.ip, 0
+        if self.gid_type is not GIDType.IB:  # whose default subnet prefix is fe80::/64
+            reach = 2 if ip.is_link_local else int(ip.is_loopback)
         kind = {GIDType.ROCE_V2: 0, GIDType.IB: 0, GIDType.ROCE_V1: 1}.get(self.gid_type, 2)
-        if self.gid_type is GIDType.IB:
-            reach = 3 if self.gid.is_zero else 0  # fe80::/64 is the default subnet prefix there
-        return (reach == 3, kind, reach)
+        return (self.gid.is_zero, kind, reach)
 
 
 def best(entries: Sequence[GIDEntry]) -> GIDEntry:

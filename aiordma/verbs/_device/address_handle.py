@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 from aiordma._core.arguments import integer
 from aiordma._core.handshake import Endpoint
@@ -11,7 +11,7 @@ from aiordma._native import ffi
 from aiordma.errors import VerbsError
 
 from .address import GID, AddressVector
-from .enums import QPType, WCFlags
+from .enums import WCFlags
 from .grh import GRH_SIZE
 from .resource import Node, Resource
 from .route_lookup import source_entry
@@ -49,16 +49,18 @@ class Destination(NamedTuple):
     remote_qkey: int
 
 
+class PathKeywords(TypedDict, total=False):
+    """Fields of an :class:`AddressVector` to a peer: ``hop_limit``, 64 unless given; others 0."""
+
+    hop_limit: int
+    traffic_class: int
+    flow_label: int
+    sl: int
+    static_rate: int
+
+
 def vector_to(
-    context: Context,
-    local: Endpoint,
-    remote: Endpoint,
-    *,
-    hop_limit: int = 64,
-    traffic_class: int = 0,
-    flow_label: int = 0,
-    sl: int = 0,
-    static_rate: int = 0,
+    context: Context, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
 ) -> AddressVector:
     """The route from one exchanged endpoint to the other. ValueError when ``local`` is not here.
 
@@ -70,15 +72,7 @@ def vector_to(
         problem = context.explain_gid(source, dgid)
         raise VerbsError(errno.ENETUNREACH, "ibv_modify_qp", problem)
     return AddressVector(
-        dgid=dgid,
-        sgid_index=source.gid_index,
-        hop_limit=hop_limit,
-        traffic_class=traffic_class,
-        flow_label=flow_label,
-        dlid=remote.lid,
-        sl=sl,
-        static_rate=static_rate,
-        port_num=source.port_num,
+        dgid=dgid, sgid_index=source.gid_index, dlid=remote.lid, port_num=source.port_num, **path
     )
 
 
@@ -105,10 +99,3 @@ def vector_from_wc(
     with context._offering("address handles from completions"):
         context.library.calls.ibv_init_ah_from_wc(context.pointer, port_num, raw, header, attr)
     return AddressVector.read(attr)
-
-
-def destination(pd: ProtectionDomain, remote: Endpoint, vector: AddressVector) -> Destination:
-    """Where datagrams to an exchanged endpoint go. ValueError when it is none of datagrams."""
-    if remote.qp_type != QPType.UD:
-        raise ValueError(f"the peer's queue pair is {QPType(remote.qp_type).name}, not UD")
-    return Destination(pd.create_ah(vector), remote.qp_num, remote.qkey)

@@ -7,20 +7,21 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aiordma._core.arguments import I32_MAX, U32_MAX, instance, integer
 from aiordma._native import Library, explained, failure, ffi, lib
 from aiordma.errors import DeviceEventError, UnsupportedError, VerbsError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
-from .._cq.create_cq import create_cq, most_fields
+from .._cq.create_cq import create_cq as create_cq_on
+from .._cq.create_cq import most_fields
 from .._memory.device_memory import DeviceMemory
-from .._qp.xrc import XRCDomain, open_xrcd
+from .._qp.xrc import open_xrcd as open_xrcd_on
 from .address import GID, GIDEntry, IPAddress, best
 from .attributes import DeviceAttributes, PortAttributes
 from .domains import ParentDomain, ThreadDomain
-from .enums import CQFlags, EventType, WCFields
+from .enums import EventType, WCFields
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
 from .route_lookup import better_gid
@@ -182,9 +183,7 @@ class Context(Resource["h.ibv_context"]):
         with self._offering("reading its clock"):
             self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
         if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
-            raise UnsupportedError(
-                "reading its clock", device=self.name, verb="ibv_query_rt_values_ex"
-            )
+            raise self._lacking("reading its clock", "ibv_query_rt_values_ex")
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager
@@ -198,16 +197,16 @@ class Context(Resource["h.ibv_context"]):
         try:
             yield
         except UnsupportedError as error:
-            raise self._lacking(capability, error) from None
+            raise self._lacking(capability, error.verb, error.errno or 0) from None
         except VerbsError as error:
             if about is None:
                 raise
             raise explained(error, about(error)) from None
 
-    def _lacking(self, capability: str, error: VerbsError) -> UnsupportedError:
-        return UnsupportedError(
-            capability, device=self.name, verb=error.verb, errno=error.errno or 0
-        )
+    def _lacking(
+        self, capability: str, verb: str, code: int = errno.EOPNOTSUPP
+    ) -> UnsupportedError:
+        return UnsupportedError(capability, device=self.name, verb=verb, errno=code)
 
     # --- ports, which count from 1; GIDs ---------------------------------------------------
 
@@ -362,7 +361,7 @@ class Context(Resource["h.ibv_context"]):
         most = self.query_device_ex().max_dm_size
         capability = "memory of its own (device memory)"
         if not most:
-            raise UnsupportedError(capability, device=self.name, verb="ibv_alloc_dm")
+            raise self._lacking(capability, "ibv_alloc_dm")
         if not 0 < length <= most:
             raise ValueError(f"{length} bytes of device memory; {self.name} has 1 to {most}")
         attr = ffi.new("struct ibv_alloc_dm_attr *")
@@ -372,39 +371,12 @@ class Context(Resource["h.ibv_context"]):
             pointer = self.library.calls.ibv_alloc_dm(self.pointer, attr)
         return DeviceMemory(self, pointer, length)
 
-    def open_xrcd(self, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
-        """Open an XRC domain, or make it: ibv_open_xrcd(3).
-
-        Processes that name the same file by ``fd`` share one; without it the domain is one's own.
-        With ``exclusive`` it must not exist yet. UnsupportedError where the device has no XRC.
-        """
-        return open_xrcd(self, fd, exclusive)
+    create_cq: Final = create_cq_on
+    open_xrcd: Final = open_xrcd_on
 
     def create_comp_channel(self) -> CompletionChannel:
         """Make a completion channel; its ``fd`` does not block."""
         return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
-
-    def create_cq(
-        self,
-        cqe: int,
-        channel: CompletionChannel | None = None,
-        comp_vector: int = 0,
-        *,
-        extended: bool | None = None,
-        fields: WCFields | None = None,
-        flags: CQFlags = CQFlags.NONE,
-    ) -> CompletionQueue:
-        """Make a completion queue of at least ``cqe`` entries.
-
-        Its events go to ``channel``, after :meth:`CompletionQueue.req_notify`; without a channel
-        it can only be polled. ``comp_vector`` is below ``num_comp_vectors``.
-
-        Where the device has extended queues it is one of those, which tells the timestamps that
-        the device has; ``extended`` chooses. ``fields`` are what an extended one shall tell,
-        ``flags`` how it works. ValueError for a number out of range, UnsupportedError for what
-        the device lacks, naming it.
-        """
-        return create_cq(self, cqe, channel, comp_vector, extended, fields, flags)
 
     @property
     def cq_fields(self) -> WCFields | None:

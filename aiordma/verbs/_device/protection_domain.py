@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiordma._core.arguments import I32_MAX, choice, integer
 from aiordma._native import SGE, explained, ffi, lib
-from aiordma.errors import UnsupportedError, VerbsError
+from aiordma.errors import VerbsError
 
 from .._memory.device_memory import DeviceMemory
 from .._memory.memlock import shortage
@@ -24,7 +24,7 @@ from .._memory.memory_window import MemoryWindow, offers_windows
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.qp_creation import QPOptions, create_qp
 from .._qp.queue_pair import QueuePair
-from .._qp.shared_receive_queue import SharedReceiveQueue, create_srq
+from .._qp.shared_receive_queue import create_srq as create_srq_in
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import ScatterGatherElement
 from .address import AddressVector, vector_fields
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from .._cq.completion import CompletionQueue
     from .._cq.work_completion import WorkCompletion
-    from .._qp.xrc import XRCDomain
+    from .._qp.shared_receive_queue import SharedReceiveQueue
     from .context import Context
 
 
@@ -240,29 +240,14 @@ class ProtectionDomain(Resource["h.ibv_pd"]):
         context, mw_type = self.context, choice("mw_type", mw_type, MWType)
         what = f"memory windows of type {int(mw_type)}"
         if not offers_windows(context, mw_type):
-            raise UnsupportedError(what, device=context.name, verb="ibv_alloc_mw")
+            raise context._lacking(what, "ibv_alloc_mw")
         try:
             pointer = context.library.calls.ibv_alloc_mw(self.pointer, mw_type)
         except VerbsError as error:
             raise explained(error, f"{what} on {context.name}") from None
         return MemoryWindow(self, pointer, mw_type)
 
-    def create_srq(
-        self,
-        max_wr: int,
-        max_sge: int = 1,
-        *,
-        xrcd: XRCDomain | None = None,
-        cq: CompletionQueue | None = None,
-    ) -> SharedReceiveQueue:
-        """Make a shared receive queue for ``max_wr`` receives of ``max_sge`` pieces each.
-
-        The device may grant more. The receives' memory must be of this protection domain; that of
-        the queue pairs may be another. With ``xrcd`` it is one for extended reliable connections,
-        whose completions go to ``cq``. ValueError for sizes that the device does not have,
-        UnsupportedError when it has no shared receive queues; ibv_create_srq(3).
-        """
-        return create_srq(self, max_wr, max_sge, xrcd, cq)
+    create_srq: Final = create_srq_in
 
     def create_qp(
         self,

@@ -203,14 +203,10 @@ class Resource(Generic[P]):
     _made_at: str = ""
 
     def __init__(self, node: Node[P]) -> None:
-        self._node = node
+        self.node: Node[P] = node
+        """The pointer with its children; for this package."""
         if _remember_places:
             self._made_at = "".join(traceback.format_stack(sys._getframe(2), limit=12))
-
-    @property
-    def node(self) -> Node[P]:
-        """The pointer with its children; for this package."""
-        return self._node
 
     @property
     def pointer(self) -> P:
@@ -218,7 +214,7 @@ class Resource(Generic[P]):
 
         The object stays the owner. BufferStateError once closed.
         """
-        if (pointer := self._node.pointer) is None:
+        if (pointer := self.node.pointer) is None:
             raise self.closed_error()
         return pointer
 
@@ -234,11 +230,11 @@ class Resource(Generic[P]):
     @property
     def closed(self) -> bool:
         """Whether it has been closed, by itself or along with what it was made from."""
-        return self._node.pointer is None
+        return self.node.pointer is None
 
     def closed_error(self) -> BufferStateError:
         """The exception for using this after it has been closed."""
-        return BufferStateError(f"{self._label()} {self._node.end}")
+        return BufferStateError(f"{self._label()} {self.node.end}")
 
     def close(self) -> None:
         """Destroy it and everything that was made from it, children first.
@@ -246,7 +242,7 @@ class Resource(Generic[P]):
         Closing again does nothing. Raises VerbsError when the device refuses; it is then still
         open and may be closed again.
         """
-        self._node.close()
+        self.node.close()
 
     def __enter__(self) -> Self:
         if self.closed:
@@ -271,7 +267,7 @@ class Resource(Generic[P]):
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _keep: list[Node[Any]] = _abandoned
     ) -> None:
-        node = getattr(self, "_node", None)
+        node = getattr(self, "node", None)
         if node is None or node.pointer is None:
             return
         if node.is_root and (node.counted or node.children):

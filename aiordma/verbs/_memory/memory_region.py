@@ -206,7 +206,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         what = f"changing {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
-            raise context._lacking("changing memory regions", error)
+            raise context._lacking("changing memory regions", error.verb, error.errno or 0)
         if code <= _ERR_CMD:  # "the user still needs to call ibv_dereg_mr"
             what += ", which has been closed"
             self.close()
@@ -307,7 +307,8 @@ def reg_mr(
         call = library.reg_own_mr if there else library.calls.ibv_reg_mr
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
-        raise pd.context._lacking(f"registering memory with {access!r}", error) from None
+        what = f"registering memory with {access!r}"
+        raise pd.context._lacking(what, error.verb, error.errno or 0) from None
     except VerbsError as error:
         raise explained(error, f"registering {length} bytes{shortage(error)}") from None
 
@@ -382,7 +383,7 @@ def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool =
         what = "the whole address space as one region (implicit ODP)"
     else:
         return
-    raise UnsupportedError(what, device=context.name, verb="ibv_reg_mr")
+    raise context._lacking(what, "ibv_reg_mr")
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:

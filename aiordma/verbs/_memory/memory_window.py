@@ -147,11 +147,7 @@ class MemoryWindow(Resource["h.ibv_mw"]):
     ) -> None:
         """Type 1: a call of its own, which sets the new key."""
         if not has(qp.qp_type, WROpcode.BIND_MW):
-            raise UnsupportedError(
-                f"BIND_MW on a {qp.qp_type.name} queue pair",
-                device=self.context.name,
-                verb="ibv_bind_mw",
-            )
+            raise self.context._lacking(f"BIND_MW on a {qp.qp_type.name} queue pair", "ibv_bind_mw")
         bind = ffi.new("struct ibv_mw_bind *")
         bind.wr_id = wr_id
         bind.bind_info.mr = mr.pointer

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 from aiordma._core.arguments import choice, instance
 from aiordma._core.handshake import Endpoint
@@ -15,7 +15,7 @@ from aiordma._native import errno_of, explained, failure, lib
 from aiordma.errors import QPTransitionError, VerbsError
 
 from .._device.address import AddressVector, GIDEntry
-from .._device.address_handle import Destination, destination, vector_to
+from .._device.address_handle import Destination, PathKeywords, vector_to
 from .._device.enums import MTU, AccessFlags, GIDType, LinkLayer, QPAttrMask, QPState, QPType
 from .._device.resource import Resource
 from .._device.route_lookup import active_port, describe
@@ -66,16 +66,6 @@ RNR_TIMER = 0.00064
 
 def _random_bits(count: int) -> int:
     return int.from_bytes(os.urandom(4)) >> (32 - count)
-
-
-class PathKeywords(TypedDict, total=False):
-    """Fields of an :class:`AddressVector` to a peer: ``hop_limit``, 64 unless given; others 0."""
-
-    hop_limit: int
-    traffic_class: int
-    flow_label: int
-    sl: int
-    static_rate: int
 
 
 class BringUp(Resource["h.ibv_qp"]):
@@ -227,7 +217,9 @@ class BringUp(Resource["h.ibv_qp"]):
         completed; the protection domain closes it at the latest. Errors as of :meth:`connect`.
         """
         vector = self._vector(self.destination, local, remote, path)
-        return destination(self.pd, remote, vector)
+        if remote.qp_type != QPType.UD:
+            raise ValueError(f"the peer's queue pair is {QPType(remote.qp_type).name}, not UD")
+        return Destination(self.pd.create_ah(vector), remote.qp_num, remote.qkey)
 
     def _vector(
         self, call: Callable[..., object], local: Endpoint, remote: Endpoint, path: PathKeywords

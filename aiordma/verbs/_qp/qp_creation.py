@@ -213,13 +213,13 @@ def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
         require_xrc(context, "ibv_create_qp")
     for operation, (bits, text) in _OFFERED.items():
         if send_ops & operation and not context.query_device_ex().device_cap_flags_ex & bits:
-            raise UnsupportedError(text, device=context.name, verb="ibv_create_qp_ex")
+            raise context._lacking(text, "ibv_create_qp_ex")
 
 
 def require_xrc(context: Context, verb: str) -> None:
     """UnsupportedError when the device does not say that it has XRC."""
     if not context.query_device().device_cap_flags & DeviceCapability.XRC:
-        raise UnsupportedError(XRC, device=context.name, verb=verb)
+        raise context._lacking(XRC, verb)
 
 
 def refused(
@@ -231,9 +231,7 @@ def refused(
 ) -> VerbsError:
     code = error.errno or 0
     if isinstance(error, UnsupportedError):
-        return UnsupportedError(
-            f"{qp_type.name} queue pairs{options}", device=context.name, verb=error.verb, errno=code
-        )
+        return context._lacking(f"{qp_type.name} queue pairs{options}", error.verb, code)
     detail = f"a {qp_type.name} queue pair with {capabilities}{options} on {context.name}"
     limits = context.query_device()
     for name, limit in _LIMITS.items():

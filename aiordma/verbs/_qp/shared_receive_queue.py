@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._core.arguments import U32_MAX, integer
 from aiordma._native import RequestArray, explained, failure, ffi, lib
-from aiordma.errors import UnsupportedError, VerbsError
+from aiordma.errors import VerbsError
 
 from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
@@ -104,9 +104,7 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         if max_wr is not None and not (
             context.query_device().device_cap_flags & DeviceCapability.SRQ_RESIZE
         ):
-            raise UnsupportedError(
-                "resizing shared receive queues", device=context.name, verb="ibv_modify_srq"
-            )
+            raise context._lacking("resizing shared receive queues", "ibv_modify_srq")
         held = self._completing_at
         more = {cq: max_wr - held[cq] for cq in held if max_wr is not None and max_wr > held[cq]}
         with ExitStack() as undone:
@@ -182,16 +180,23 @@ def _give_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
 def create_srq(
     pd: ProtectionDomain,
     max_wr: int,
-    max_sge: int,
-    xrcd: Resource[h.ibv_xrcd] | None,
-    cq: CompletionQueue | None,
+    max_sge: int = 1,
+    *,
+    xrcd: Resource[h.ibv_xrcd] | None = None,
+    cq: CompletionQueue | None = None,
 ) -> SharedReceiveQueue:
-    """As :meth:`ProtectionDomain.create_srq`."""
+    """Make a shared receive queue for ``max_wr`` receives of ``max_sge`` pieces each.
+
+    The device may grant more. The receives' memory must be of this protection domain; that of
+    the queue pairs may be another. With ``xrcd`` it is one for extended reliable connections,
+    whose completions go to ``cq``. ValueError for sizes that the device does not have,
+    UnsupportedError when it has no shared receive queues; ibv_create_srq(3).
+    """
     context = pd.context
     max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)
     device = context.query_device()
     if not device.max_srq:
-        raise UnsupportedError("shared receive queues", device=context.name, verb="ibv_create_srq")
+        raise context._lacking("shared receive queues", "ibv_create_srq")
     if not 0 < max_wr <= device.max_srq_wr:
         raise ValueError(
             f"a shared receive queue of {max_wr} receives; {context.name} takes 1 to"

@@ -12,8 +12,6 @@ from enum import IntFlag
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiordma.errors import UnsupportedError
-
 from .._device.enums import DeviceCapability, QPType, SendFlags, WROpcode
 
 if TYPE_CHECKING:
@@ -159,22 +157,23 @@ _CHECKSUMS = {
 
 def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     """Raise what is wrong with a request to a queue pair, if anything is."""
+    lacking, verb = qp.context._lacking, "ibv_post_send"
     if not has(qp.qp_type, opcode):
-        raise _lacking(qp, f"{opcode.name} on a {qp.qp_type.name} queue pair")
+        raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
     if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
         raise ValueError(
             f"{qp!r} was made without SendOps.{OPERATIONS[opcode].send_op.name}:"
             f" {opcode.name} cannot be posted to it"
         )
     if opcode in _BUILT and not qp.send_ops:
-        raise _lacking(qp, f"{opcode.name} on a queue pair made without send_ops")
+        raise lacking(f"{opcode.name} on a queue pair made without send_ops", verb)
     wrong = SendFlags(wr.send_flags) & ~flags_of(qp.qp_type, opcode)
     if wrong:
         raise ValueError(f"{opcode.name} on a {qp.qp_type.name} queue pair cannot have {wrong!r}")
     if wr.send_flags & SendFlags.IP_CSUM:
         offered = qp.context.query_device().device_cap_flags
         if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
-            raise _lacking(qp, f"IP checksums on a {qp.qp_type.name} queue pair")
+            raise lacking(f"IP checksums on a {qp.qp_type.name} queue pair", verb)
     if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
         # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
         if wr.remote_addr % 8:
@@ -187,7 +186,3 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
         raise ValueError("TSO needs a Segmentation, tso=")
     if opcode is WROpcode.FLUSH and (wr.flush is None or wr.sges):
         raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
-
-
-def _lacking(qp: Posting, capability: str) -> UnsupportedError:
-    return UnsupportedError(capability, device=qp.context.name, verb="ibv_post_send")

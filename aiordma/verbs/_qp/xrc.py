@@ -59,8 +59,12 @@ class XRCDomain(Resource["h.ibv_xrcd"]):
         return QueuePair(node, None, None, None, attr, context=context)
 
 
-def open_xrcd(context: Context, fd: int | None, exclusive: bool) -> XRCDomain:
-    """As :meth:`Context.open_xrcd`."""
+def open_xrcd(context: Context, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
+    """Open an XRC domain, or make it: ibv_open_xrcd(3).
+
+    Processes that name the same file by ``fd`` share one; without it the domain is one's own.
+    With ``exclusive`` it must not exist yet. UnsupportedError where the device has no XRC.
+    """
     require_xrc(context, "ibv_open_xrcd")
     attr = ffi.new("struct ibv_xrcd_init_attr *")
     attr.comp_mask = _FD | _OFLAGS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from aiordma._native import RequestArray, failure, ffi, lib
-from aiordma.errors import UnsupportedError, VerbsError
+from aiordma.errors import VerbsError
 
 from .._cq.completion import hold_room
 from .._device.enums import WROpcode
@@ -120,10 +120,8 @@ class DriverQueuePair(Resource["h.ibv_qp"]):
     ) -> None:
         """Post one request to a peer that it names."""
         if wr.opcode not in _OPERATIONS:
-            raise UnsupportedError(
-                f"{WROpcode(wr.opcode).name} on a {self._label()}",
-                device=self.context.name,
-                verb="ibv_wr_start",
+            raise self.context._lacking(
+                f"{WROpcode(wr.opcode).name} on a {self._label()}", "ibv_wr_start"
             )
         array, qp = RequestArray(), self.context.library.calls.ibv_qp_to_qp_ex(self.pointer)
         try:
