@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from aiordma._core.strict_json import parse_json
+
+T = TypeVar("T")
 
 VERSION = 1
 """The version of the schema that this module reads."""
@@ -73,7 +75,12 @@ REASONS = {
 """The meaning of each ``reason`` and ``cause`` of a line, and of each status that is one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _record(cls: type[T]) -> type[T]:
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+
+@_record
 class Record:
     """A line of a trace, with the time at which it was written."""
 
@@ -83,7 +90,7 @@ class Record:
     t: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class Header(Record):
     """The first line of a run: which process, when by both clocks, in which boot of the kernel.
 
@@ -99,7 +106,7 @@ class Header(Record):
     device: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class Posted(Record):
     """A posted work request of either queue; ``length`` is the bytes of its memory.
 
@@ -112,7 +119,7 @@ class Posted(Record):
     num_sge: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class PostedSend(Posted):
     """A work request in a send queue: ibv_post_send(3), ibv_wr_post(3), ibv_bind_mw(3)."""
 
@@ -127,21 +134,21 @@ class PostedSend(Posted):
     remote_srqn: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class PostedReceive(Posted):
     """A receive of a queue pair: ibv_post_recv(3)."""
 
     qp_num: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class PostedSharedReceive(Posted):
     """A receive of a shared receive queue: ibv_post_srq_recv(3)."""
 
     srq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class Refused(Record):
     """A work request that was not taken, with the errno value that the call returned."""
 
@@ -154,7 +161,7 @@ class Refused(Record):
     opcode: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class Completion(Record):
     """A work completion, when the device put it into its queue.
 
@@ -177,7 +184,7 @@ class Completion(Record):
     lost: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class CreatedQP(Record):
     """A new queue pair, in RESET. With XRC, neither side has both completion queues."""
 
@@ -190,14 +197,14 @@ class CreatedQP(Record):
     sq_sig_all: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class DestroyedQP(Record):
     """A queue pair is no more, and what was outstanding on it is forgotten."""
 
     qp_num: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class QPStateChange(Record):
     """A queue pair went from ``cur_qp_state`` to ``qp_state``, asked or by itself."""
 
@@ -207,7 +214,7 @@ class QPStateChange(Record):
     dest_qp_num: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class AsyncEvent(Record):
     """An asynchronous event, when it came up: ibv_get_async_event(3)."""
 
@@ -218,7 +225,7 @@ class AsyncEvent(Record):
     port_num: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class RegisteredMR(Record):
     """A region from now on, or its new properties: ibv_reg_mr(3), ibv_rereg_mr(3).
 
@@ -232,14 +239,14 @@ class RegisteredMR(Record):
     access: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class KeyEnded(Record):
     """A region was deregistered, or a window is not bound any more."""
 
     key: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class Retry(Record):
     """Requests are transmitted again, from the oldest on.
 
@@ -250,7 +257,7 @@ class Retry(Record):
     cause: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class AccessRefused(Record):
     """The peer of a queue pair may not reach what its request names: the owner's trace says why.
 
@@ -266,7 +273,7 @@ class AccessRefused(Record):
     length: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class RequestRefused(Record):
     """A request of the peer was refused, or a datagram dropped: the receiver's trace says why."""
 
@@ -274,7 +281,7 @@ class RequestRefused(Record):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class Fault(Record):
     """A fault on command struck: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
 
@@ -283,7 +290,7 @@ class Fault(Record):
     cq: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@_record
 class End(Record):
     """The last line: the trace was stopped, or could not go on because of ``error``."""
 
