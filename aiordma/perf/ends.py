@@ -62,6 +62,11 @@ class End:
 
     lossy: bool = False
     """Whether operations may be lost."""
+    numbered: bool = False
+    """Whether operations have their numbers as immediate data."""
+
+    def imm(self, number: int) -> int | None:
+        return number & U32 if self.numbered else None
 
     def prepare(self, load: Load) -> bytes:
         """Allocate the part's memory; returns a token of it if the peer accesses it."""

@@ -113,14 +113,13 @@ class Writes(OneSided):
     """Writes; the peer answers with a write with immediate data to memory of this side."""
 
     def prepare(self, load: Load) -> bytes:
-        self._expected, self._numbered = load.expected, load.numbered
+        self._expected, self.numbered = load.expected, load.numbered
         self._outbox = self.hold(load.sent).local
         self._inbox, token = self.open_up(bytes(len(load.expected)), Rights.WRITE)
         return token
 
     def operate(self, number: int) -> Awaitable[None]:
-        imm = number & U32 if self._numbered else None
-        return self._conn.write(self._outbox, self.remote, imm=imm)
+        return self._conn.write(self._outbox, self.remote, imm=self.imm(number))
 
     def collect(self, batch: Batch, count: int) -> None:
         memory, remote = self._outbox, self.remote
@@ -128,7 +127,7 @@ class Writes(OneSided):
             batch.write(memory, remote)
 
     async def alone(self, run: Run) -> None:
-        if self._numbered:
+        if self.numbered:
             await super().alone(run)
             return
         conn, memory, remote, times = self._conn, self._outbox, self.remote, run.times

@@ -10,7 +10,7 @@ from aiordma import Message
 
 from . import wire
 from .contents import difference
-from .ends import U32, End, Load, Run, misnumbered
+from .ends import End, Load, Run, misnumbered
 
 # The limit of a stream reader's buffer, in bytes.
 STREAM_LIMIT = 1 << 20
@@ -27,14 +27,14 @@ class Sends(End):
         self._last: Message | None = None
 
     def prepare(self, load: Load) -> bytes:
-        self._sent, self._expected, self._numbered = load.sent, load.expected, load.numbered
+        self._sent, self._expected, self.numbered = load.sent, load.expected, load.numbered
         return b""
 
     def operate(self, number: int) -> Awaitable[None]:
-        return self._conn.send(self._sent, imm=number & U32 if self._numbered else None)
+        return self._conn.send(self._sent, imm=self.imm(number))
 
     def begin(self, number: int) -> asyncio.Future[None]:
-        return self._conn.send_nowait(self._sent, imm=number & U32 if self._numbered else None)
+        return self._conn.send_nowait(self._sent, imm=self.imm(number))
 
     def reply(self, number: int) -> asyncio.Future[None]:
         return self.begin(number)
@@ -46,7 +46,7 @@ class Sends(End):
         if self._last is not None:
             self._last.release()
         self._last = arrived
-        imm = None if number is None or not self._numbered else number & U32
+        imm = None if number is None else self.imm(number)
         if arrived.imm != imm:
             return misnumbered(arrived.imm, imm)
         if compared or len(arrived) != len(self._expected):

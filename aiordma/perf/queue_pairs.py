@@ -18,7 +18,7 @@ from aiordma.errors import LimitError, ProtocolError
 
 from . import wire
 from .contents import difference
-from .ends import U32, End, Load, Run, misnumbered
+from .ends import End, Load, Run, misnumbered
 
 MEMORY = struct.Struct("!QI")
 """The address and the key of the memory that the peer reaches, behind the endpoint of a token."""
@@ -47,7 +47,7 @@ class QueuePair(End):
         self.lossy: bool = opened.qp != "rc"
 
     def prepare(self, load: Load) -> bytes:
-        self._expected, self._numbered = load.expected, load.numbered
+        self._expected, self.numbered = load.expected, load.numbered
         opened, size = self._opened, len(load.sent)
         messages = 1 if opened.operation == "write" else size  # immediate data take a receive
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
@@ -100,7 +100,7 @@ class QueuePair(End):
         with verbs.SendBatch(requests.extend) as batch:
             for number in numbers:
                 signaled = number == numbers[-1]
-                imm, inline = self._imm(number), self._inline
+                imm, inline = self.imm(number), self._inline
                 match self._opened.operation:
                     case "send":
                         batch.send(
@@ -113,9 +113,6 @@ class QueuePair(End):
                     case _:
                         batch.read([self._target], *self._remote, signaled=signaled)
         return self.queue.submit_nowait(requests)
-
-    def _imm(self, number: int) -> int | None:
-        return number & U32 if self._numbered else None
 
     def begin(self, number: int) -> Completed:
         (completed,) = self.post(range(number, number + 1))
@@ -139,7 +136,7 @@ class QueuePair(End):
 
     def check(self, arrived: Arrived, number: int | None, compared: bool) -> str:
         completion, view = arrived
-        if number is not None and (wrong := misnumbered(completion.imm_data, self._imm(number))):
+        if number is not None and (wrong := misnumbered(completion.imm_data, self.imm(number))):
             return wrong
         payload, expected = view[self._header :], self._expected
         if self._opened.operation == "send" and (compared or len(payload) != len(expected)):

@@ -107,7 +107,5 @@ def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float
     """
     ordered = sorted(samples)
     count = len(ordered)
-    above = sorted(
-        {round(count ** (1 - step / points)) for step in range(points + 1)}, reverse=True
-    )
+    above = {round(count ** (1 - step / points)) for step in range(points + 1)}
     return [(ordered[count - number], number / count) for number in sorted(above, reverse=True)]

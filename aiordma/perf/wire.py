@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from typing import get_args
 
 import msgpack  # type: ignore[import-untyped]  # without type annotations
 
@@ -168,10 +169,7 @@ class Refused:
 
 Wire = Open | Opened | Attach | Begin | Begun | Finish | Reached | Finished | Refused
 
-KINDS: dict[str, type[Wire]] = {
-    kind.__name__: kind
-    for kind in (Open, Opened, Attach, Begin, Begun, Finish, Reached, Finished, Refused)
-}
+KINDS: dict[str, type[Wire]] = {kind.__name__: kind for kind in get_args(Wire)}
 
 
 def pack(message: Wire) -> bytes:

@@ -198,20 +198,15 @@ class AddressVector(NamedTuple):
 
     def fields(self) -> dict[str, object]:
         """``struct ibv_ah_attr`` as cffi takes it."""
-        fields: dict[str, object] = {
-            name: integer(name, getattr(self, name), 0, most)
-            for name, most in _OF_THE_VECTOR.items()
-        }
+
+        def numbers(of: dict[str, int]) -> dict[str, object]:
+            return {name: integer(name, getattr(self, name), 0, most) for name, most in of.items()}
+
+        fields = numbers(_OF_THE_VECTOR)
         if self.dgid is not None:
             dgid = instance("dgid", self.dgid, GID, "a GID, as GID(raw) or GID.from_ip(text)")
             fields["is_global"] = 1
-            fields["grh"] = {
-                "dgid": {"raw": dgid.raw},
-                **{
-                    name: integer(name, getattr(self, name), 0, most)
-                    for name, most in _OF_THE_ROUTE.items()
-                },
-            }
+            fields["grh"] = {"dgid": {"raw": dgid.raw}, **numbers(_OF_THE_ROUTE)}
         return fields
 
     @classmethod

@@ -54,21 +54,17 @@ def source_entry(context: Context, local: Endpoint) -> GIDEntry:
 
 def describe(context: Context, vector: AddressVector, error: VerbsError) -> str:
     """The route that failed: peer, GID, port and device; what is wrong with it, what is better."""
-    text = _describe(context, vector)
-    if error.errno in NO_ROUTE:
-        text += "; the peer cannot be reached from there: check its address and the routes"
-    return text
-
-
-def _describe(context: Context, vector: AddressVector) -> str:
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
-        return f"to LID {vector.dlid} by {where}, without a dgid, which RoCE needs"
-    source, problem = f"GID index {vector.sgid_index}", "is empty"
-    for entry in context.query_gid_table():
-        if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
-            source, problem = str(entry), entry.problem(vector.dgid)
-    text = f"to {vector.dgid} by {source} of {where}"
-    if problem:
-        text += f", which {problem}; {better_gid(context, vector.port_num, vector.dgid)}"
+        text = f"to LID {vector.dlid} by {where}, without a dgid, which RoCE needs"
+    else:
+        source, problem = f"GID index {vector.sgid_index}", "is empty"
+        for entry in context.query_gid_table():
+            if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
+                source, problem = str(entry), entry.problem(vector.dgid)
+        text = f"to {vector.dgid} by {source} of {where}"
+        if problem:
+            text += f", which {problem}; {better_gid(context, vector.port_num, vector.dgid)}"
+    if error.errno in NO_ROUTE:
+        text += "; the peer cannot be reached from there: check its address and the routes"
     return text

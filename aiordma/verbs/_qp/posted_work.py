@@ -39,11 +39,6 @@ _OF_A_SEND = frozenset(
 )
 
 
-def _hint(status: int) -> str:
-    # A device that connects by sockets, as the embedded one, then cannot reach the peer.
-    return shortage_hint() if status == WCStatus.RETRY_EXC_ERR else ""
-
-
 class PostedWork:
     """The posted work of a queue pair: posting adds to it, polling its completion queues removes.
 
@@ -133,14 +128,19 @@ class PostedWork:
                 self._end_send(wr_id, unsignaled=False)
             return None
         self._failures[status] += 1
-        first = self.first_failure if status == WCStatus.WR_FLUSH_ERR else None
+        first, detail = None, ""
+        if status == WCStatus.WR_FLUSH_ERR:
+            first = self.first_failure
+        elif status == WCStatus.RETRY_EXC_ERR:
+            # A device that connects by sockets, as the embedded one, then cannot reach the peer.
+            detail = shortage_hint()
         error = work_completion_error(
             status,
             operation=self._failed(wr_id, status),
             qp_num=record[6],
             wr_id=wr_id,
             vendor_err=record[3],
-            detail=f"the first failure: {first}" if first is not None else _hint(status),
+            detail=f"the first failure: {first}" if first else detail,
             cause=first,
         )
         if self.first_failure is None:

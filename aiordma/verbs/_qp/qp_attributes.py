@@ -13,7 +13,7 @@ from aiordma._core.timers import (
     encode_ack_timeout,
     encode_rnr_timer,
 )
-from aiordma._native import Library, ffi
+from aiordma._native import Library, copy_of, ffi
 
 from .._device.address import AddressVector, vector_fields
 from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState
@@ -40,7 +40,7 @@ class QPCapabilities(NamedTuple):
     @classmethod
     def read(cls, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> Self:
         """From the ``cap`` of a C structure."""
-        return cls._make(getattr(attr.cap, name) for name in cls._fields)
+        return copy_of(attr.cap, cls)
 
     @classmethod
     def _of(cls, value: object) -> Self:
@@ -195,20 +195,16 @@ class QPAttributes(NamedTuple):
     @classmethod
     def read(cls, attr: h.ibv_qp_attr) -> Self:
         """From ``struct ibv_qp_attr``."""
-        fields: dict[str, Any] = {name: getattr(attr, name) for name in cls._fields}
-        fields |= {
-            "qp_state": QPState(attr.qp_state),
-            "path_mtu": MTU(attr.path_mtu) if attr.path_mtu in MTU._value2member_map_ else None,
-            "path_mig_state": MigrationState(attr.path_mig_state),
-            "qp_access_flags": AccessFlags(attr.qp_access_flags),
-            "cap": QPCapabilities.read(attr),
-            "ah_attr": AddressVector.read(attr.ah_attr),
-            "alt_ah_attr": AddressVector.read(attr.alt_ah_attr),
-            "sq_draining": bool(attr.sq_draining),
-            "min_rnr_timer": decode_rnr_timer(attr.min_rnr_timer),
-            "timeout": decode_ack_timeout(attr.timeout),
-        }
-        return cls(**fields)
+        return copy_of(
+            attr,
+            cls,
+            path_mtu=MTU(attr.path_mtu) if attr.path_mtu in MTU._value2member_map_ else None,
+            cap=QPCapabilities.read(attr),
+            ah_attr=AddressVector.read(attr.ah_attr),
+            alt_ah_attr=AddressVector.read(attr.alt_ah_attr),
+            min_rnr_timer=decode_rnr_timer(attr.min_rnr_timer),
+            timeout=decode_ack_timeout(attr.timeout),
+        )
 
 
 def query(context: Context, pointer: h.ibv_qp) -> QPAttributes:
@@ -236,7 +232,7 @@ class ECE(NamedTuple):
     @classmethod
     def read(cls, ece: h.ibv_ece) -> Self:
         """A copy of the C structure."""
-        return cls(ece.vendor_id, ece.options)
+        return copy_of(ece, cls)
 
 
 class RateLimit(NamedTuple):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._core.arguments import U32_MAX, integer
-from aiordma._native import RequestArray, explained, failure, ffi, lib
+from aiordma._native import RequestArray, copy_of, explained, failure, ffi, lib
 from aiordma.errors import VerbsError
 
 from .._device.enums import DeviceCapability
@@ -80,7 +80,7 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
         """The attributes as the device has them now: ibv_query_srq(3)."""
         attr = ffi.new("struct ibv_srq_attr *")
         self.context.library.calls.ibv_query_srq(self.pointer, attr)
-        return SRQAttributes(attr.max_wr, attr.max_sge, attr.srq_limit)
+        return copy_of(attr, SRQAttributes)
 
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
         """Resize the queue, or set its limit event: ibv_modify_srq(3). What is left out stays.

@@ -10,11 +10,11 @@ UnsupportedError. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING
 
-from aiordma._native import ffi
+from aiordma._native import copy_of, ffi
 
 from .._device.enums import QPState
 from .._qp.qp_attributes import QPCapabilities
@@ -63,8 +63,7 @@ def query_device(context: Context) -> EFADeviceAttributes:
         context.library.providers.efadv_query_device(
             context.pointer, attr, ffi.sizeof("struct efadv_device_attr")
         )
-    told = {field.name: getattr(attr, field.name) for field in fields(EFADeviceAttributes)}
-    return EFADeviceAttributes(**told | {"device_caps": EFACapability(attr.device_caps)})
+    return copy_of(attr, EFADeviceAttributes)
 
 
 class SRDQueuePair(DriverQueuePair):
