@@ -157,6 +157,10 @@ class Host:
         self._machine.resume(self)
 
 
+def _on(network: int | None) -> str:
+    return "" if network is None else f" on network {network}"
+
+
 class World:
     """A simulation, as its main program sees it."""
 
@@ -246,7 +250,7 @@ class World:
         if self.hosts.keys() <= {*names}:
             raise ValueError("a partition of all hosts cuts off none: name fewer of them")
         numbers = self._numbers_of(network)
-        self._note(f"{', '.join(names)}: cut off{self._on(network)} by the program")
+        self._note(f"{', '.join(names)}: cut off{_on(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
             if (one in names) != (other in names):
                 self._cut |= {(number, one, other) for number in numbers}
@@ -260,7 +264,7 @@ class World:
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
-        self._note(f"{', '.join(names or ['all'])}: cut off no more{self._on(network)}")
+        self._note(f"{', '.join(names or ['all'])}: cut off no more{_on(network)}")
         self._cut = {
             (number, one, other)
             for number, one, other in self._cut
@@ -274,9 +278,6 @@ class World:
             if instance("each name", name, str, "the name of a host") not in self.hosts:
                 there = ", ".join(self.hosts)
                 raise ValueError(f"there is no host {name!r}; there are {there}: ask host() first")
-
-    def _on(self, network: int | None) -> str:
-        return "" if network is None else f" on network {network}"
 
     def _numbers_of(self, network: int | None) -> range:
         if network is None:
