@@ -356,14 +356,12 @@ class World:
                 if when <= now or (machine.program.has_input and machine.due() <= now)
             ]
             if ready:
-                self._turn(self.random.choice(ready))
-
-    def _turn(self, machine: Machine) -> None:
-        self._entered = machine.number
-        machine.turn()
-        self._turns += 1
-        if self._turns % TURNS_PER_COLLECTION == 0:
-            gc.collect()
+                machine = self.random.choice(ready)
+                self._entered = machine.number
+                machine.turn()
+                self._turns += 1
+                if self._turns % TURNS_PER_COLLECTION == 0:
+                    gc.collect()
 
     def _waiting(self) -> str:
         loops = [host._machine.loop for host in self.hosts.values() if host.alive]
