@@ -94,6 +94,8 @@ class CompletionCursor:
         if self._wc is None and not self._started:
             raise RuntimeError("the cursor is at no completion: iterate over it")
         if self._ex is not None:
+            if name in ("wr_id", "status"):
+                return int(getattr(self._ex, name))
             if read := getattr(self._ex, f"read_{member or name}"):
                 return int(read(self._ex))
             why = " (it was not asked for when the queue was made)"
@@ -109,17 +111,8 @@ class CompletionCursor:
     # --- the fields ------------------------------------------------------------------------
 
     @property
-    def wr_id(self) -> int:
-        """The number that was given to the work request."""
-        if self._ex is not None and self._started:
-            return self._ex.wr_id
-        return self._read("wr_id")
-
-    @property
     def status(self) -> WCStatus:
         """The result of the work request."""
-        if self._ex is not None and self._started:
-            return WCStatus(self._ex.status)
         return WCStatus(self._read("status"))
 
     @property
@@ -147,6 +140,7 @@ class CompletionCursor:
         """The flags of the completion."""
         return WCFlags(self._read("wc_flags"))
 
+    wr_id: int = _number("wr_id", "The number that was given to the work request.")
     vendor_err: int = _number("vendor_err", "The device's own number for a failure.")
     byte_len: int = _number("byte_len", "Bytes that arrived.")
     qp_num: int = _number("qp_num", "The queue pair.")

@@ -21,11 +21,11 @@ from .._qp.xrc import open_xrcd as open_xrcd_on
 from .address import GID, GIDEntry, IPAddress, best
 from .attributes import DeviceAttributes, PortAttributes
 from .domains import ParentDomain, ThreadDomain
-from .enums import EventType, WCFields
+from .enums import EventType, WCFields, WCStatus
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
 from .route_lookup import better_gid
-from .statistics import DeviceStatistics, count_open, failures_by_name
+from .statistics import DeviceStatistics, count_open
 
 if TYPE_CHECKING:
     from aiordma._native import handles as h
@@ -411,7 +411,7 @@ class Context(Resource["h.ibv_context"]):
         return DeviceStatistics(
             self.name,
             count_open(self.node),
-            failures_by_name(self._failures),
+            {WCStatus(status).name: count for status, count in sorted(self._failures.items())},
             dict(sorted(self._event_counts.items())),
         )
 

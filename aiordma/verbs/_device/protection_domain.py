@@ -292,12 +292,7 @@ class ProtectionDomain(Resource["h.ibv_pd"]):
             qp_type,
             sq_sig_all,
             srq,
-            QPOptions(
-                send_ops=send_ops,
-                create_flags=create_flags,
-                source_qpn=source_qpn,
-                max_tso_header=max_tso_header,
-            ),
+            QPOptions(send_ops, create_flags, source_qpn, max_tso_header),
             reserved,
         )
 

@@ -93,10 +93,6 @@ class Node(Generic[P]):
         if _halted and pin is not None:
             _keep_for_good(pin)
 
-    @property
-    def is_root(self) -> bool:
-        return not self._parents
-
     def close(self) -> None:
         """Destroy the children, youngest first, then this. Whatever cannot be stays open."""
         if self.children:
@@ -270,7 +266,7 @@ class Resource(Generic[P]):
         node = getattr(self, "node", None)
         if node is None or node.pointer is None:
             return
-        if node.is_root and (node.counted or node.children):
+        if not node._parents and (node.counted or node.children):
             _keep.append(node)
         if node.counted:
             place = f", made at\n{self._made_at}" if self._made_at else ""

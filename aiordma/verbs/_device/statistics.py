@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .enums import WCStatus
 from .resource import Node
 
 
@@ -51,19 +50,7 @@ class CQStatistics(NamedTuple):
     """Calls of ``req_notify``."""
 
 
-def failures_by_name(failures: Counter[int]) -> dict[str, int]:
-    """Counts of completion statuses by their names."""
-    return {WCStatus(status).name: count for status, count in sorted(failures.items())}
-
-
 def count_open(node: Node[Any]) -> dict[str, int]:
     """Open objects below a node, by class; each once, though it has several parents."""
-    seen: set[Node[Any]] = set()
-    below = list(node.children)
-    while below:
-        child = below.pop()
-        if child not in seen:
-            seen.add(child)
-            below += child.children
-    kinds = Counter(child.kind for child in seen if child.pointer is not None)
-    return dict(sorted(kinds.items()))
+    below = {*node.below()} - {node}
+    return dict(sorted(Counter(child.kind for child in below if child.pointer is not None).items()))

@@ -87,7 +87,7 @@ class QPOptions(NamedTuple):
     def __str__(self) -> str:
         parts = [
             f"{name}={value!r}"
-            for name in ("send_ops", "create_flags", "source_qpn", "max_tso_header")
+            for name in self._fields
             if (value := getattr(self, name)) != getattr(_PLAIN, name)
         ]
         return f" with {', '.join(parts)}" if parts else ""
