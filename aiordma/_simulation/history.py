@@ -142,8 +142,8 @@ class History:
           without having been sent, or never though its block had ended;
         - an access began after the end of its lease, and succeeded.
 
-        RuntimeError when that many `steps` do not decide it, of one key: with many writes at a
-        time, or without an end.
+        RuntimeError when that many `steps` more than operations do not decide it, of one key: with
+        many writes at a time, or without an end.
         """
         integer("steps", steps, 1)
         groups: dict[tuple[Check, Hashable], list[Operation]] = {}
@@ -192,6 +192,7 @@ def _has_order(spans: list[Span], begins_as: int | None, steps: int) -> bool:
     ended = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
     tried: dict[Place, list[int]] = {}
     stack = [(0, begins_as)]
+    steps += len(spans)
     while stack:
         done, state = stack.pop()
         if not ended & ~done:

@@ -294,6 +294,14 @@ def test_a_usual_history_takes_few_steps(lost: float) -> None:
     large(1000, lost=lost).check(steps=10_000)
 
 
+def test_one_operation_after_another_takes_no_further_steps() -> None:
+    history = testing.History()
+    for value in range(100):
+        with history.write("x", value):
+            pass
+    history.check(steps=1)
+
+
 def test_a_history_that_is_too_hard_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"1000 operations on 'x' .* check\(steps=...\)"):
         large(1000, lost=0).check(steps=100)
