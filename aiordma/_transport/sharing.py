@@ -71,7 +71,7 @@ class ArrivalQueue(deque[A]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiters = WaitQueue()
+        self.waiters: WaitQueue = WaitQueue()
 
     def add(self, arrived: A) -> None:
         self.append(arrived)

@@ -65,6 +65,9 @@ class End:
     numbered: bool = False
     """Whether operations have their numbers as immediate data."""
 
+    def count(self, load: Load) -> None:
+        self.numbered = load.numbered
+
     def imm(self, number: int) -> int | None:
         return number & U32 if self.numbered else None
 

@@ -113,7 +113,8 @@ class Writes(OneSided):
     """Writes; the peer answers with a write with immediate data to memory of this side."""
 
     def prepare(self, load: Load) -> bytes:
-        self._expected, self.numbered = load.expected, load.numbered
+        self._expected = load.expected
+        self.count(load)
         self._outbox = self.hold(load.sent).local
         self._inbox, token = self.open_up(bytes(len(load.expected)), Rights.WRITE)
         return token

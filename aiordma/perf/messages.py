@@ -27,7 +27,8 @@ class Sends(End):
         self._last: Message | None = None
 
     def prepare(self, load: Load) -> bytes:
-        self._sent, self._expected, self.numbered = load.sent, load.expected, load.numbered
+        self._sent, self._expected = load.sent, load.expected
+        self.count(load)
         return b""
 
     def operate(self, number: int) -> Awaitable[None]:

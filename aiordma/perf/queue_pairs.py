@@ -47,7 +47,8 @@ class QueuePair(End):
         self.lossy: bool = opened.qp != "rc"
 
     def prepare(self, load: Load) -> bytes:
-        self._expected, self.numbered = load.expected, load.numbered
+        self._expected = load.expected
+        self.count(load)
         opened, size = self._opened, len(load.sent)
         messages = 1 if opened.operation == "write" else size  # immediate data take a receive
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
