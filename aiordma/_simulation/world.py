@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import math
 import os
 import random
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -44,6 +44,9 @@ GRACE = 120.0
 MOST_LINES = 40
 # What is no failure of one seed; pytest's failures and CancelledError are no Exception either.
 STOPS = KeyboardInterrupt, SystemExit
+
+_simulates = threading.Lock()
+"""Held by the thread whose simulation the process is in; none waits for it."""
 
 
 class KilledError(RuntimeError):
@@ -608,29 +611,34 @@ def _run(
     had: list[Fault] | None = None,
 ) -> T:
     """One simulation; `again` is the command that repeats it, `had` gets its faults."""
-    if code := softdev.sim_begin(seed & NEVER):
-        raise BusyError(
-            "this process is in a simulation already"
-            if code == errno.EBUSY
-            else "this process uses its embedded device: close what is open before a simulation, "
-            "and end its loop, for which it is kept for a second after the last connection"
-        )
-    try:
-        with process.simulated(seed, devices):
-            world = World(seed, plan, devices)
-            try:
-                return _simulate(world, main, hosts, limit)
-            except BaseException as error:
-                if again:
-                    error.add_note(f"again: {again}")
-                raise
-            finally:
-                if had is not None:
-                    had += world.faults
-                world._close()
-    finally:
-        if softdev.sim_end():
-            warnings.warn("a simulated host did not close its device", ResourceWarning, 1)
+    if not _simulates.acquire(blocking=False):
+        raise BusyError("this process is in a simulation already")
+    with ExitStack() as ends:
+        ends.callback(_simulates.release)
+        if softdev.sim_begin(seed & NEVER):
+            raise BusyError(
+                "this process uses its embedded device: close what is open before a simulation, "
+                "and end its loop, for which it is kept for a second after the last connection"
+            )
+        ends.callback(_end_devices)
+        ends.enter_context(process.simulated(seed, devices))
+        world = World(seed, plan, devices)
+        try:
+            result = _simulate(world, main, hosts, limit)
+        except BaseException as error:
+            if again:
+                error.add_note(f"again: {again}")
+            raise
+        finally:
+            if had is not None:
+                had += world.faults
+            world._close()
+    return result
+
+
+def _end_devices() -> None:
+    if softdev.sim_end():
+        warnings.warn("a simulated host did not close its device", ResourceWarning, 1)
 
 
 def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:

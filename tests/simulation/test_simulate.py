@@ -798,6 +798,20 @@ def test_a_log_that_cannot_be_written_leaves_nothing_behind(
     assert logging.getLogRecordFactory() is before
 
 
+def test_a_simulation_that_begins_is_one_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For other threads, before it has hosts."""
+
+    def file_handler(*_: object) -> logging.Handler:
+        monkeypatch.delenv("AIORDMA_SIMULATION_LOG")
+        with pytest.raises(BusyError, match="in a simulation already"):
+            testing.simulate(fails, seed=1)
+        return logging.NullHandler()
+
+    monkeypatch.setenv("AIORDMA_SIMULATION_LOG", "log")
+    monkeypatch.setattr(logging, "FileHandler", file_handler)
+    testing.simulate(lambda _: asyncio.sleep(1), seed=1)
+
+
 def test_records_of_logs_have_the_host_and_its_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
