@@ -147,7 +147,7 @@ def _name_or_names(named: Devices) -> str | tuple[str, ...] | None:
         text = names_or_variable(named)
         if "," not in (text or ""):
             return text
-        named = str(text).split(",")
+        named = [name.strip() for name in str(text).split(",")]
     return device_names(named)
 
 

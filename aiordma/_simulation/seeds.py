@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -73,6 +75,14 @@ _forked: Attempt | None = None
 """That of the processes, which inherit it."""
 
 
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def _end_with_parent() -> None:
+    """Killed, it would leave its processes to wait for ever."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
 def _try_in_process(seed: int) -> tuple[int, str]:
     assert _forked
     return seed, _first_line(_forked(seed))
@@ -93,7 +103,7 @@ def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tupl
     from multiprocessing import get_context  # noqa: PLC0415 - likewise
 
     _forked = attempt
-    with ProcessPoolExecutor(count, get_context("fork")) as pool:
+    with ProcessPoolExecutor(count, get_context("fork"), _end_with_parent) as pool:
         try:
             with warnings.catch_warnings():
                 # Python's of other threads, which no process needs.

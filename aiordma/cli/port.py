@@ -27,6 +27,8 @@ def port(pid: int, device: str, state: str) -> None:
         if not found:
             raise click.ClickException(f"no process {pid} with {VARIABLE}=1 in its environment")
         failure = ask(found[0], TIMEOUT, f"port {state} {device}").decode()
+    except ConnectionRefusedError:
+        raise click.ClickException(f"process {pid} has ended") from None
     except (OSError, ValueError) as error:
         raise click.ClickException(f"process {pid} cannot be asked: {error}") from None
     if failure:

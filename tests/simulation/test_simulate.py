@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import tempfile
 import time
@@ -810,6 +811,25 @@ def test_a_simulation_that_begins_is_one_already(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AIORDMA_SIMULATION_LOG", "log")
     monkeypatch.setattr(logging, "FileHandler", file_handler)
     testing.simulate(lambda _: asyncio.sleep(1), seed=1)
+
+
+def test_processes_of_seeds_end_with_the_one_that_runs_them() -> None:
+    code = """
+import asyncio, os
+from aiordma import testing
+async def main(world):
+    print(os.getpid(), flush=True)
+    await asyncio.sleep(1e9)
+    while world.now: pass
+testing.simulate(main, seeds=range(2), limit=1e10)
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        workers = {int(process.stdout.readline()) for _ in range(2)}
+        process.kill()
+        process.stdout.read()  # its end is theirs
+    assert len(workers | {process.pid}) == 3
 
 
 def test_records_of_logs_have_the_host_and_its_time(
