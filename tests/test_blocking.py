@@ -431,7 +431,7 @@ def test_an_interrupt_loses_no_bytes_of_a_stream(host: str, device_name: str) ->
     with blocking.open_stream(host, port, device=device_name) as stream:
         interrupt(partial(stream.readexactly, 3))
         interrupt(partial(stream.read, 2))
-        assert stream.read(3) == b"012"
+        assert stream.readexactly(3) == b"012"
         with pytest.raises(TimeoutError):
             stream.within(0.01).read()  # to the end
         interrupt(stream.readline)
