@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .faults import Fault
@@ -28,8 +28,8 @@ Attempt = Callable[[int], BaseException | None]
 class Seeds:
     """How many seeds `simulate` has run, and the first line of the error of each that failed."""
 
-    ran: int = 0
-    failed: dict[int, str] = field(default_factory=dict)
+    ran: int
+    failed: dict[int, str]
 
 
 def given_seeds() -> range | None:
