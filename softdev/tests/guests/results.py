@@ -48,7 +48,7 @@ Software without a row, which was built and run under `aiordma run` by hand, in 
 | QEMU | live migration works |
 | librpma | works |
 | the Rust suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests pass |
-| rdma4py, the tests of its ibverbs, with two embedded devices | 88 pass; two of GPUs and mlx5 are skipped |
+| rdma4py, its ibverbs, two embedded devices | 88 tests pass; two, of GPUs and mlx5, are skipped |
 | rdma-core 64, its own tests | 187 pass, none fails |
 | gloo, its ibverbs transport | failed while a peer's exit broke idle queue pairs; not tried since |
 """
