@@ -31,8 +31,10 @@ LOGS := build/logs
 # One folder for each kind of build.
 PLAIN := build/plain
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# C tests wait more than they compute. The mutants are those of `make pair`.
-MESON_TEST := --print-errorlogs --num-processes $(shell expr 2 \* $$(nproc)) --no-suite mutants
+# How many tests at once that wait more than they compute.
+WAITING := $(shell expr 2 \* $$(nproc))
+# The mutants are those of `make pair`.
+MESON_TEST := --print-errorlogs --num-processes $(WAITING) --no-suite mutants
 # Where a test takes many times as long: pytest's limits are in pyproject.toml.
 SLOW := --timeout 600 -o faulthandler_timeout=1200
 # A process that has run its tests takes over some of another one.
@@ -122,7 +124,7 @@ flaky: .venv/.test build ## `make test` RUNS=25 times beside a load on every cor
 
 PYVERBS := need/usr/lib/python3/dist-packages/pyverbs/__init__.py/python3-pyverbs
 programs: need/ibv_devinfo/ibverbs-utils need/rping/rdmacm-utils need/ib_send_lat/perftest $(PYVERBS) .venv/.test build ## unmodified verbs programs, and rdma-core's own tests, on the embedded device
-	$(BIN)/python -m pytest -o faulthandler_timeout=1200 $(PARALLEL) softdev/tests/programs $(ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=1200 $(PARALLEL) --dist loadgroup softdev/tests/programs $(ARGS)
 
 upstream: .venv/.test build ## rdma-core's tests of newer versions than Debian's, compiled from PyPI's sources
 	$(BIN)/python -m pytest -o faulthandler_timeout=4000 softdev/tests/programs/upstream_newer.py $(ARGS)
@@ -144,7 +146,7 @@ valkey: .venv/.test build ## integrations/valkey: a real Valkey server over RDMA
 	$(VALKEY)/venv/bin/python -m pytest -o faulthandler_timeout=4000 integrations/valkey/tests $(ARGS)
 
 network: need/ip/iproute2 .venv/.test build ## the device between network namespaces: root, iproute2
-	$(BIN)/python -m pytest $(PARALLEL) tests/network $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --numprocesses $(WAITING) tests/network $(ARGS)
 
 # An environment of its own, with the packages of .venv behind its own ones, and therefore this build
 # of aiordma.  Not while pip makes it: a build of a package would see them too.
@@ -199,16 +201,17 @@ many: .venv/.test build ## what 10,000 queue pairs cost that do nothing
 cost: .venv/.test build ## memory and CPU of idle connections, memory of a large transfer
 	$(BIN)/python -m bench cost $(ARGS)
 
-# One boot for both. The guest is emulated, many times slower than this machine, so what uses no
+# One boot for all. The guest is emulated, many times slower than this machine, so what uses no
 # device is not tested there again.
-softroce: .venv/.test .venv/.software build ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian)
+softroce: .venv/.test .venv/.software build ## the same tests and the echo on rxe0, a SoftRoCE device in a VM (root, Debian); ACROSS=PATTERN, then those of `make roce`
 	@mkdir -p $(LOGS)
 	softdev/tests/softroce/vm sh -euc '\
 		$(BIN)/python -m pytest -p no:cacheprovider $(SLOW) --device rxe0 $(PARALLEL) \
 			--ignore tests/core --ignore softdev/tests/programs --ignore softdev/tests/guests --ignore tests/network \
 			--ignore tests/site \
 			$(foreach one,aiohttp grpclib redis,--ignore tests/software/test_$(one).py) $(ARGS); \
-		$(BIN)/aiordma echo --device rxe0' | tee $(LOGS)/rxe0
+		$(BIN)/aiordma echo --device rxe0 \
+		$(if $(ACROSS),; softdev/tests/softroce/across "$$0")' '$(ACROSS)' | tee $(LOGS)/rxe0
 
 # The machine's writes are lost, so the table comes out of it; a whole run is kept.
 roce: .venv/.test build $(DASK)/.made ## programs with one end on rxe in that VM, and one on the embedded device over RoCE v2, into softdev/tests/softroce/across.txt (root, Debian)

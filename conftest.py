@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--every-combination",
         action="store_true",
         help="tests with several combinations of event loop, connection method and polling, each in"
-        " all of them, not in one; on the embedded device",
+        " all or half of them, not in one; on the embedded device",
     )
     parser.addoption(
         "--only-native",
@@ -176,7 +176,7 @@ def is_repeated(config: pytest.Config, item: pytest.Item) -> bool:
     if config.getoption("--only-native"):
         return asks or not NATIVE_FOLDERS.isdisjoint(item.path.parents)
     if config.getoption("--every-combination") and links() == "shared":
-        return isinstance(item, pytest.Function) and combinations.count(item) > 1
+        return combinations.is_repeated(item)
     return True
 
 

@@ -1,7 +1,8 @@
 """The combination of event loop, connection method and polling in which a test runs.
 
 A test runs in one combination, chosen so that a file uses all of them about equally often. With
-``--every-combination`` the tests that have several run in each. A coroutine has the parameter
+``--every-combination`` the tests that have several run in each; those with all three parameters in
+four of the eight, in which each two values meet. A coroutine has the parameter
 "loop", which pytest-asyncio sets; other parameters are those of the fixtures of
 tests/transport/conftest.py that the test uses.
 A test to which a parameter makes no difference says so by a marker.
@@ -132,6 +133,14 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
 def count(definition: pytest.Function) -> int:
     """The number of combinations of the test."""
     return math.prod(map(len, parameters(definition).values()))
+
+
+def is_repeated(item: pytest.Item) -> bool:
+    """Whether a test with several combinations runs in that of this item."""
+    if not isinstance(item, pytest.Function) or (number := count(item)) < 2:
+        return False
+    lasts = {values[-1] for values in FIXTURES.values()}
+    return number < 8 or len(lasts.intersection(item.callspec.id.split("-"))) % 2 == 0
 
 
 def values(

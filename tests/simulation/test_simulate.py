@@ -827,11 +827,11 @@ testing.simulate(main, seeds=range(2), limit=1e10)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
-            workers = {int(process.stdout.readline()) for _ in range(2)}
+            workers = {process.stdout.readline() for _ in range(2)}
         finally:
             process.kill()
         process.stdout.read()  # its end is theirs
-    assert len(workers | {process.pid}) == 3
+    assert len(workers | {f"{process.pid}\n"}) == 3
 
 
 def test_records_of_logs_have_the_host_and_its_time(

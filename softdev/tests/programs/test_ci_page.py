@@ -22,7 +22,8 @@ from .conftest import installed
 # Seconds for the commands of a test, which compile the package, and for a test with those of its
 # project, however busy the machine is.
 LIMIT = 1000.0
-pytestmark = pytest.mark.timeout(LIMIT + 100)
+# In one process, since its fixtures compile.
+pytestmark = [pytest.mark.timeout(LIMIT + 100), pytest.mark.xdist_group("ci page")]
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "softdev" / "docs" / "ci-without-hardware.md"
