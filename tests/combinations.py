@@ -130,17 +130,16 @@ def parameters(definition: pytest.Function) -> dict[str, Sequence[str]]:
     return {name: limits.get(name, FIXTURES[name]) for name in FIXTURES if name in names}
 
 
-def count(definition: pytest.Function) -> int:
-    """The number of combinations of the test."""
-    return math.prod(map(len, parameters(definition).values()))
-
-
 def is_repeated(item: pytest.Item) -> bool:
     """Whether a test with several combinations runs in that of this item."""
-    if not isinstance(item, pytest.Function) or (number := count(item)) < 2:
+    if not isinstance(item, pytest.Function):
         return False
-    lasts = {values[-1] for values in FIXTURES.values()}
-    return number < 8 or len(lasts.intersection(item.callspec.id.split("-"))) % 2 == 0
+    count = math.prod(map(len, parameters(item).values()))
+    if count < 8:
+        return count > 1
+    chosen = item.callspec.params
+    lasts = [chosen.get(name) == values[-1] for name, values in FIXTURES.items()]
+    return sum(lasts, chosen.get("_asyncio_loop_factory") is LOOPS["uvloop"]) % 2 == 0
 
 
 def values(
