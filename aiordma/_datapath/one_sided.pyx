@@ -29,7 +29,6 @@ from .work_queue cimport (
     KIND_BATCH,
     KIND_COMPARE_AND_SWAP,
     KIND_READ,
-    KIND_WRITE,
     BEFORE_LAST,
     BEGUN,
     STAYS,
@@ -216,14 +215,13 @@ cdef class WRChain(WorkRequest):
 
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef uint32_t i, last = self.entries - 1
-        cdef int code
+        cdef uint64_t length = 0
         for i in range(self.entries):
             self.sends[i].wr_id = wr_id if i == last else wr_id | BEFORE_LAST
             self.sends[i].send_flags = IBV_SEND_SIGNALED if i == last else 0
             self.sends[i].first_sge = i
-        with nogil:
-            code = post_sends(queue, self.sends, last + 1, self.sges, posted)
-        return code
+            length += self.sges[i].length
+        return post_sends(queue, self.sends, last + 1, self.sges, posted, length)
 
     cdef object refusal(self):
         # This side gives a region up behind what has begun, and so has a waiter, before; but for what
@@ -617,27 +615,19 @@ cpdef WRChain new_chain(SendQueue queue, uint32_t kind):
     return chain
 
 
-def write(
-    SendQueue queue not None, Sender sender not None, Local local not None, Remote remote not None,
-    imm: int | None, progress: Callable[[int], object] | None,
-) -> TransferFuture:
-    """Begins a write; with immediate data it takes its turn among the messages."""
-    cdef WRChain chain = new_chain(queue, KIND_WRITE)
+cdef TransferFuture start_transfer(
+    SendQueue queue, uint32_t kind, Sender sender, Local local, Remote remote, object imm, object progress
+):
+    cdef WRChain chain = new_chain(queue, kind)
     cdef uint32_t number
-    if imm is None:
+    if kind == KIND_READ:
+        chain.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
+    elif imm is None:
         chain.add(IBV_WR_RDMA_WRITE, local, remote, IBV_ACCESS_REMOTE_WRITE)
-        return start_chain(queue, chain, None, progress)
-    number = imm_of(imm)
-    chain.add(IBV_WR_RDMA_WRITE_WITH_IMM, local, remote, IBV_ACCESS_REMOTE_WRITE).imm_data = number
-    return start_chain(queue, chain, sender, progress)
-
-
-def read(
-    SendQueue queue not None, Local local not None, Remote remote not None,
-    progress: Callable[[int], object] | None,
-) -> TransferFuture:
-    cdef WRChain chain = new_chain(queue, KIND_READ)
-    chain.add(IBV_WR_RDMA_READ, local, remote, IBV_ACCESS_REMOTE_READ)
+    else:
+        number = imm_of(imm)
+        chain.add(IBV_WR_RDMA_WRITE_WITH_IMM, local, remote, IBV_ACCESS_REMOTE_WRITE).imm_data = number
+        return start_chain(queue, chain, sender, progress)
     return start_chain(queue, chain, None, progress)
 
 

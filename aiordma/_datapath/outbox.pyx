@@ -10,7 +10,7 @@
 # - Memory under a posted request must stay: an eager frame in its block until its completion, a
 #   rendezvous registered (read-only for the peer) until the acknowledgement.
 
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint8_t, uintptr_t
 from libc.string cimport memset
 
 cimport cython
@@ -32,9 +32,10 @@ from .frames cimport (
     htole32,
     write_header,
 )
-from .futures cimport DONE, FAILED, PENDING
+from .futures cimport DONE, FAILED, PENDING, OpFuture
+from .memory cimport Local, Remote
 from .message cimport Counts
-from .one_sided cimport TransferFuture
+from .one_sided cimport TransferFuture, start_transfer
 from .rail cimport CONTROL_ENTRIES
 from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
@@ -104,12 +105,7 @@ cdef class Outbox(Sender):
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message
-        if (
-            self.flags & (NOT_STARTED | ENDED)
-            or self.closing
-            or not self.lead.table.wakeups.is_of_this_task()
-        ):
-            self.owner.check()  # says what is wrong
+        check(self)
         message = SendFuture.__new__(SendFuture, self.lead.table.wakeups)
         message.open(data)
         if message.length > self.room.max_message:
@@ -122,6 +118,12 @@ cdef class Outbox(Sender):
         message.sender = self
         enqueue(self, message)
         return message
+
+    cdef OpFuture start_transfer(
+        self, uint8_t kind, Local local, Remote remote, object imm, object progress
+    ):
+        check(self)
+        return start_transfer(self.lead, kind, self, local, remote, imm, progress)
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.ended_by is not None:
@@ -350,6 +352,16 @@ cdef class Outbox(Sender):
         self.journal.close()
         self.session = self.source = None
         return code
+
+
+cdef int check(Outbox outbox) except -1:
+    if (
+        outbox.flags & (NOT_STARTED | ENDED)
+        or outbox.closing
+        or not outbox.lead.table.wakeups.is_of_this_task()
+    ):
+        outbox.owner.check()  # says what is wrong
+    return 0
 
 
 cdef int enqueue(Outbox outbox, SendFuture message) except -1:

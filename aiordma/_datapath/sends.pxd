@@ -1,11 +1,11 @@
 # Messages on their way out.
 
 from cpython.buffer cimport Py_buffer
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from .futures cimport OpFuture
 from .keys cimport Key, ReadKeys
-from .memory cimport PoolBlock
+from .memory cimport Local, PoolBlock, Remote
 from .message cimport Counts
 from .work_queue cimport WorkRequest, aiordma_send
 
@@ -27,6 +27,9 @@ cdef class Sender:
     cdef uint32_t frames_under_way     # with messages
     cdef public Counts counts
     cdef SendFuture start_message(self, object data, object imm)
+    cdef OpFuture start_transfer(
+        self, uint8_t kind, Local local, Remote remote, object imm, object progress
+    )
     cdef int write(self, WorkRequest chain) except -1
     cdef bint withdraw(self, object item) except -1
     cdef void delivered(self, SendFuture message) noexcept
@@ -82,7 +85,10 @@ cdef class Frame(WorkRequest):
     cdef int prepare_again(self) except -1
 
 
-cdef class SendOperation:
-    cdef Sender sender                 # None: it has begun
-    cdef object data, imm
-    cdef SendFuture future
+cdef class Operation:
+    cdef Sender sender
+    cdef uint8_t kind
+    cdef bint begun
+    cdef object data, imm              # `data` of a transfer is Local
+    cdef object remote, progress       # of a transfer
+    cdef OpFuture future

@@ -10,14 +10,16 @@ cimport cython
 
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
 from .keys cimport has_no_holes
-from .memory cimport Local, Pinned
+from .memory cimport Local, Pinned, Remote
 from .message cimport Message
 from .work_queue cimport (
     BEFORE_LAST,
     IBV_ACCESS_REMOTE_READ,
     IBV_SEND_SIGNALED,
     IBV_WR_SEND,
+    KIND_READ,
     KIND_SEND,
+    KIND_WRITE,
     WorkQueues,
     aiordma_send,
     ibv_sge,
@@ -25,6 +27,7 @@ from .work_queue cimport (
 )
 
 from aiordma._core import arguments
+from aiordma._core.operations import OperationKind
 from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 
 cdef extern from "Python.h":
@@ -45,6 +48,12 @@ cdef class Sender:
     """Posts messages in their order: the outbox, as those that wait and their frames know it."""
 
     cdef SendFuture start_message(self, object data, object imm):
+        raise NotImplementedError
+
+    cdef OpFuture start_transfer(
+        self, uint8_t kind, Local local, Remote remote, object imm, object progress
+    ):
+        """Begins a read or write; with immediate data it takes its turn among the messages."""
         raise NotImplementedError
 
     cdef int write(self, WorkRequest chain) except -1:
@@ -408,10 +417,10 @@ cdef Frame describe(Frame frame, PoolBlock block, uint32_t length):
 
 @cython.freelist(64)
 @cython.final
-cdef class SendOperation:  # type: Coroutine[Any, Any, None]
-    """One `send`: an awaitable that is a coroutine for asyncio.
+cdef class Operation:  # type: Coroutine[Any, Any, None]
+    """One `send`, `write` or `read`: an awaitable that is a coroutine for asyncio.
 
-    It is no future, and a SendFuture is no coroutine: asyncio.wait refuses what could be both.
+    It is no future, and an OpFuture is no coroutine: asyncio.wait refuses what could be both.
     """
 
     def __await__(self) -> Generator[Any]:
@@ -420,14 +429,20 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> SendFuture:
-        cdef SendFuture future = self.future
+    def __next__(self) -> OpFuture:
+        cdef OpFuture future = self.future
         if future is None:
-            if self.sender is None:
-                raise RuntimeError("cannot reuse already awaited send operation")
-            sender, self.sender = self.sender, None
-            self.future = future = sender.start_message(self.data, self.imm)
-            self.data = None
+            if self.begun:
+                raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
+            self.begun = True
+            if self.kind == KIND_SEND:
+                future = self.sender.start_message(self.data, self.imm)
+            else:
+                future = self.sender.start_transfer(
+                    self.kind, self.data, self.remote, self.imm, self.progress
+                )
+            self.future = future
+            self.data = self.remote = self.progress = None
             if future.state == PENDING:
                 future.wakeups.spin_briefly(future)
         if future.state == PENDING:
@@ -436,33 +451,36 @@ cdef class SendOperation:  # type: Coroutine[Any, Any, None]
         self.future = None
         if future.state != DONE:
             raise future.exception_to_raise()
+        self.sender.counts.reads += self.kind == KIND_READ
+        self.sender.counts.writes += self.kind == KIND_WRITE
         raise StopIteration
 
-    def send(self, value: None) -> SendFuture:
+    def send(self, value: None) -> OpFuture:
         return self.__next__()
 
     def throw(
         self, kind: type[BaseException] | BaseException, value=None,
         traceback: TracebackType | None = None,
-    ) -> SendFuture:
+    ) -> OpFuture:
         if value is None:
             value = kind() if isinstance(kind, type) else kind
         self.close()
         raise value
 
     def close(self):
-        """Its task is gone: the message is not sent unless it has been posted."""
-        cdef SendFuture future = self.future
-        self.sender = self.data = self.future = None  # the frames of its error may have this
+        """Its task is gone: nothing is done that has not been posted."""
+        cdef OpFuture future = self.future
+        self.begun = True
+        self.data = self.remote = self.progress = self.future = None  # the frames of its error may have this
         if future is not None:
             future.cancel()
 
     @property
     def __qualname__(self) -> str:
-        return "Connection.send"
+        return f"Connection.{OperationKind(self.kind).text}"
 
     def __dealloc__(self):
-        if self.sender is not None:
-            never_awaited("Connection.send")
+        if not self.begun:
+            never_awaited(self.__qualname__)
         elif self.future is not None:
             self.future.cancel()  # left in the middle, as a coroutine that is garbage

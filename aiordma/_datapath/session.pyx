@@ -1,7 +1,7 @@
 # The protocol of one connection: joins its parts, checks what comes, and ends them.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport uint16_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
 cimport cython
 
@@ -36,12 +36,12 @@ from .one_sided cimport WRChain
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING, Outbox
 from .rail cimport SendQueue
 from .receives cimport Receives, ReceiveSizes
-from .memory cimport PoolBlock, release_all
+from .memory cimport Local, PoolBlock, Remote, release_all
 from .rendezvous cimport Opening
 from .sealing cimport TAG, Sealing
-from .sends cimport SendOperation
+from .sends cimport Operation
 from .stripes cimport Lane
-from .work_queue cimport FrameHandler, WorkQueues
+from .work_queue cimport KIND_READ, KIND_SEND, KIND_WRITE, FrameHandler, WorkQueues
 
 from aiordma._core import protocol
 from aiordma._datapath.controls import RESUME_HEADER
@@ -55,7 +55,8 @@ cdef extern from "<endian.h>" nogil:
 
 
 cdef class MessageMethods:
-    """The methods of a Connection that send and receive messages."""
+    """The methods of a Connection that send and receive messages, read and write; the subclass has
+    `_write_from` and `_read_into`, for memory of other kinds."""
 
     cdef Outbox outbox
     cdef Inbox inbox
@@ -84,9 +85,7 @@ cdef class MessageMethods:
         after that the message is sent.  MessageTooLongError, before anything is sent, for more
         than `max_message` bytes.
         """
-        cdef SendOperation operation = SendOperation.__new__(SendOperation)
-        operation.sender, operation.data, operation.imm = self.outbox, data, imm
-        return operation
+        return new_operation(self, KIND_SEND, data, imm)
 
     def send_nowait(
         self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
@@ -154,6 +153,41 @@ cdef class MessageMethods:
         operation.inbox, operation.allocate, operation.returns_memory = self.inbox, allocate, True
         return operation
 
+    def write(
+        self, source: Local | AnyMemory, target: Remote, *, imm: int | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> Coroutine[Any, Any, None]:
+        """Writes registered memory, or any buffer, to the peer's memory of the same length.
+
+        Returns when the bytes are in the peer's memory.  Its program is not told, unless there is
+        immediate data: then an empty message with `imm` (an unsigned 32-bit number) wakes its
+        `recv`, in its turn among the messages, and waits for room as they do; it returns when the
+        peer's device has that too.  `source` must not change until it returns, or until the device
+        has finished with it after a cancellation.
+        Long transfers go in pieces, several under way at a time; `progress` is called with the
+        number of bytes that have been written.
+
+        Before anything is posted it raises RemoteRangeError for a right that the peer has not
+        given, LeaseEndedError when the lease is over, ValueError for different lengths.
+        """
+        if not isinstance(source, Local) or not isinstance(target, Remote):
+            return self._write_from(source, target, imm, progress)
+        return new_operation(self, KIND_WRITE, source, imm, target, progress)
+
+    def read(
+        self, source: Remote, target: Local | AnyMemory, *,
+        progress: Callable[[int], object] | None = None,
+    ) -> Coroutine[Any, Any, None]:
+        """Reads the peer's memory into registered memory, or any writable buffer, as long.
+
+        Returns when the bytes are in `target`, which must neither be read nor changed until then;
+        after a cancellation the bytes of a read that was posted still arrive there.  Pieces,
+        `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
+        """
+        if not isinstance(target, Local) or not isinstance(source, Remote):
+            return self._read_into(source, target, progress)
+        return new_operation(self, KIND_READ, target, None, source, progress)
+
     def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as from `recv`, until the connection is closed in order.
 
@@ -167,6 +201,15 @@ cdef class MessageMethods:
         BusyError, which names `reader`, where there is another one, or a task waits for a message.
         """
         return MessageIterator(self.inbox, reader)
+
+
+cdef Operation new_operation(
+    MessageMethods methods, uint8_t kind, object data, object imm, object remote=None, object progress=None
+):
+    cdef Operation operation = Operation.__new__(Operation)
+    operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
+    operation.remote, operation.progress = remote, progress
+    return operation
 
 
 cdef enum:

@@ -97,7 +97,6 @@ cdef class WorkRequest:
         """Posts it: 0, or an errno value, and how many of its requests the device has."""
         cdef ibv_sge[2] sges
         cdef aiordma_send send
-        cdef int code
         memset(&send, 0, sizeof(send))
         sges[0].addr, sges[0].length, sges[0].lkey = self.address, self.length, self.lkey
         sges[1] = self.second
@@ -106,19 +105,19 @@ cdef class WorkRequest:
         send.send_flags = IBV_SEND_SIGNALED
         send.remote_addr, send.rkey, send.imm_data = self.remote_address, self.rkey, self.imm
         send.num_sge = 2 if self.second.length else 1 if self.length else 0
-        if self.length + self.second.length > RELEASE_GIL:
-            with nogil:
-                code = post_sends(queue, &send, 1, sges, posted)
-        else:
-            code = post_sends(queue, &send, 1, sges, posted)
-        return code
+        return post_sends(queue, &send, 1, sges, posted, <uint64_t> self.length + self.second.length)
 
 
 cdef int post_sends(
     WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
-    uint32_t *posted,
-) noexcept nogil:
-    return aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
+    uint32_t *posted, uint64_t length=0,
+) noexcept:
+    cdef int code
+    if length <= RELEASE_GIL:
+        return aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
+    with nogil:
+        code = aiordma_post_send(queue.native_qp, queue.extended, sends, count, sges, posted)
+    return code
 
 
 cdef int post_recvs(

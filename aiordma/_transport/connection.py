@@ -32,7 +32,7 @@ class Begun(NamedTuple):
     accepted: bool
 
 
-class Connection(MemoryMethods, MessageMethods):
+class Connection(MemoryMethods):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what

@@ -8,6 +8,7 @@ from .._core.arguments import I32_MAX, choice, integer, truth
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._datapath import one_sided
+from .._datapath.session import MessageMethods
 from .._memory.registration_cache import CacheStatistics
 from ..dmabuf import DmabufRegion
 from ..mr_pool import Buffer, LocalMemory, PoolStatistics, Region
@@ -22,7 +23,7 @@ from .remote_memory import Remote, RemoteMemory, RemoteRegion
 from .shares import Share
 
 
-class MemoryMethods(ConnectionLifecycle):
+class MemoryMethods(ConnectionLifecycle, MessageMethods):
     """The methods of a Connection that work with memory."""
 
     _statistics: Statistics
@@ -167,61 +168,27 @@ class MemoryMethods(ConnectionLifecycle):
 
     # ---- one-sided operations ------------------------------------------------------------
 
-    async def write(
+    async def _write_from(
         self,
-        source: LocalMemory | AnyMemory,
+        source: AnyMemory,
         target: Remote,
-        *,
-        imm: int | None = None,
-        progress: Callable[[int], object] | None = None,
+        imm: int | None,
+        progress: Callable[[int], object] | None,
     ) -> None:
-        """Writes registered memory, or any buffer, to the peer's memory of the same length.
-
-        Returns when the bytes are in the peer's memory.  Its program is not told, unless there is
-        immediate data: then an empty message with `imm` (an unsigned 32-bit number) wakes its
-        `recv`, in its turn among the messages, and waits for room as they do; it returns when the
-        peer's device has that too.  `source` must not change until it returns, or until the device
-        has finished with it after a cancellation.
-        Long transfers go in pieces, several under way at a time; `progress` is called with the
-        number of bytes that have been written.
-
-        Before anything is posted it raises RemoteRangeError for a right that the peer has not
-        given, LeaseEndedError when the lease is over, ValueError for different lengths.
-        """
         self._check()
-        if isinstance(source, LocalMemory) and isinstance(target, RemoteMemory):
-            await one_sided.write(self._queue, self._messages.outbox, source, target, imm, progress)
-        else:
-            remote_memory(target, RemoteMemory)
-            async with UserMemory(self._memory, source, target=False) as local:
-                await one_sided.write(
-                    self._queue, self._messages.outbox, local, target, imm, progress
-                )
-        self._statistics.writes += 1
+        remote_memory(target, RemoteMemory)
+        async with UserMemory(self._memory, source, target=False) as local:
+            await self.write(local, target, imm=imm, progress=progress)
 
-    async def read(
-        self,
-        source: Remote,
-        target: LocalMemory | AnyMemory,
-        *,
-        progress: Callable[[int], object] | None = None,
+    async def _read_into(
+        self, source: Remote, target: AnyMemory, progress: Callable[[int], object] | None
     ) -> None:
-        """Reads the peer's memory into registered memory, or any writable buffer, as long.
-
-        Returns when the bytes are in `target`, which must neither be read nor changed until then;
-        after a cancellation the bytes of a read that was posted still arrive there.  Pieces,
-        `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
-        """
         self._check()
-        if isinstance(target, LocalMemory) and isinstance(source, RemoteMemory):
-            await one_sided.read(self._queue, target, source, progress)
-        else:
-            remote_memory(source, RemoteMemory)
-            memory = UserMemory(self._memory, target, target=True)
-            async with memory as local:
-                await one_sided.read(self._queue, local, source, progress)
-                memory.land()
-        self._statistics.reads += 1
+        remote_memory(source, RemoteMemory)
+        memory = UserMemory(self._memory, target, target=True)
+        async with memory as local:
+            await self.read(source, local, progress=progress)
+            memory.land()
 
     def batch(self) -> Batch:
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
