@@ -2,6 +2,7 @@
 
     python -m bench instructions             compares with instructions.json; fails when it is more
     python -m bench instructions --record    writes the counts of this Python and compiler there
+    python -m bench instructions --parts     prints where they are
 
 Fixed work runs in one process, with both ends of a connection in it, under valgrind's callgrind,
 which counts: instructions of the thread that runs the event loop, and of no other. Hashes,
@@ -28,10 +29,12 @@ import platform
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -49,6 +52,7 @@ SAME, OTHER = 0.05, 0.25
 
 COUNT = 256
 BATCHED = 40 * 64  # a batch is little work
+LONG = 32
 REPEATED = 5
 """How often each work is counted. The least counts: a loop that is woken for each half of its work
 takes more, and so does one that polls while the device's thread waits for the processor."""
@@ -62,6 +66,7 @@ SLEEPING = [
     ("64 B echo", COUNT, "send", "ping", 64, 1, 1),
     ("64 KiB message", COUNT, "send", "flood", 64 << 10, 16, 1),
     ("256 KiB message", COUNT, "send", "flood", 256 << 10, 4, 1),
+    ("1 MiB message", LONG, "send", "flood", 1 << 20, 1, 1),
     ("64 B write", COUNT, "write", "alone", 64, 1, 1),
     ("64 B write in a batch of 64", BATCHED, "write", "flood", 64, 64, 64),
 ]
@@ -74,6 +79,19 @@ POLLING = [
 
 Counts = dict[str, float]
 """Instructions of one operation, by work."""
+
+PARTS = {
+    "copy": "memcpy|memmove",
+    "verbs": "_lib.* (_cffi|aiordma)_",
+    "device": "_lib",
+    "session": "/_datapath/",
+    "C library": "/libc",
+    "Python": "",
+}
+"""Each part of the program, and what the first of its objects and functions have in their names."""
+LOOP, KERNEL = "the loop's turns", "calls of the kernel"
+COLUMNS = [LOOP, *reversed(PARTS), KERNEL]
+"""A byte that is copied is an instruction to valgrind, which does a `rep movsb` in steps."""
 
 
 # ---- counting, inside valgrind ------------------------------------------------------------------
@@ -180,12 +198,18 @@ VALGRIND = [
     "--tool=callgrind",
     "--instr-atstart=no",
     "--separate-threads=yes",
+    "--collect-systime=yes",
     "--quiet",
 ]
 
 
 def counts(types: int = 0) -> Counts:
     """Instructions for each operation, counted in a run of its own, after so many other types."""
+    return {name: parts[""] for name, parts in in_parts(types).items()}
+
+
+def in_parts(types: int) -> dict[str, Counts]:
+    """The same, and by part of the program."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
@@ -198,18 +222,40 @@ def counts(types: int = 0) -> Counts:
             subprocess.run(command, check=True, cwd=device.HERE.parent, env=environment)
         except FileNotFoundError as error:
             sys.exit(f"{error.filename} is missing: valgrind counts (Debian: apt install valgrind)")
-        found: Counts = {}
-        for name, number in filter(None, map(of_file, Path(folder).glob("out.*-01"))):
-            found[name] = min(number, found.get(name, number))
+        found: dict[str, Counts] = {}
+        for name, parts in filter(None, map(of_file, Path(folder).glob("out.*-01"))):
+            found[name] = min(parts, found.get(name, parts), key=itemgetter(""))
         return dict(sorted(found.items()))
 
 
-def of_file(path: Path) -> tuple[str, float] | None:
+LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\d+) ?(\d*).*)$")
+
+
+def of_file(path: Path) -> tuple[str, Counts] | None:
     """Operation and instructions of one dump: callgrind-format, in valgrind's manual."""
     text = path.read_text()
     work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)
-    total = re.search(r"^totals: (\d+)$", text, re.MULTILINE)
-    return (work[2], int(total[1]) / int(work[1])) if work and total else None
+    if work is None:
+        return None
+    parts, here, of_callee = Counter[str](), {"ob": "", "fn": "", "cfn": ""}, False
+    names: dict[tuple[str, str], str] = {}
+    for key, number, name, cost, calls in LINE.findall(text):
+        if key == "calls":
+            of_callee = True
+        elif key:
+            here[key] = names.setdefault((key[-2:], number), name)
+        elif of_callee:  # of which each counts its own
+            of_callee = False
+            if here["cfn"] == "context_run":  # by which the loop calls
+                parts[LOOP] -= int(cost)
+        else:
+            place = f"{here['ob']} {here['fn']}"
+            part = next(part for part in PARTS if re.search(PARTS[part], place))
+            parts.update({"": int(cost), part: int(cost), LOOP: int(cost)})
+            if "clock_gettime" not in place:  # which needs none without valgrind
+                parts[KERNEL] += int(calls or 0)
+    parts["Python"] -= parts[LOOP]
+    return work[2], {part: parts[part] / int(work[1]) for part in parts}
 
 
 def environment() -> str:
@@ -248,10 +294,21 @@ def compare(here: Counts, records: dict[str, Counts], where: str) -> tuple[list[
     return lines, good
 
 
+def table(found: dict[str, Counts]) -> None:
+    print("".join(f"{part:>20}" for part in ("", "all", *COLUMNS)))
+    for name, parts in found.items():
+        numbers = (f"{parts.get(part, 0):20,.0f}" for part in ("", *COLUMNS))
+        print(f"{name[:20]:20}", *numbers, sep="")
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench instructions", description=__doc__)
     parser.add_argument("--record", action="store_true", help=f"write {RECORDS.name}")
+    parser.add_argument("--parts", action="store_true", help="only print where they are")
     chosen = parser.parse_args(arguments)
+    if chosen.parts:
+        table(in_parts(0))
+        return
     records: dict[str, Counts] = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
     here, where = counts(), environment()
     if chosen.record:
