@@ -11,7 +11,6 @@ from .._core import connection_states, protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.handshake import Hello
 from .._core.snapshot_types import ConnectionState, traffic
-from .._datapath.session import MessageMethods
 from .._loop.shutdown import EXITS, background
 from ..cm.address import Address
 from ..errors import ConnectionClosedError, RDMAError, host_port
