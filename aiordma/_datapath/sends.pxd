@@ -88,7 +88,7 @@ cdef class Frame(WorkRequest):
 cdef class Operation:
     cdef Sender sender
     cdef uint8_t kind
-    cdef bint begun
+    cdef bint fresh                    # it has not begun
     cdef object data, imm              # `data` of a transfer is Local
     cdef object remote, progress       # of a transfer
     cdef OpFuture future

@@ -432,9 +432,9 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def __next__(self) -> OpFuture:
         cdef OpFuture future = self.future
         if future is None:
-            if self.begun:
+            if not self.fresh:
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
-            self.begun = True
+            self.fresh = False
             if self.kind == KIND_SEND:
                 future = self.sender.start_message(self.data, self.imm)
             else:
@@ -470,7 +470,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def close(self):
         """Its task is gone: nothing is done that has not been posted."""
         cdef OpFuture future = self.future
-        self.begun = True
+        self.fresh = False
         self.data = self.remote = self.progress = self.future = None  # the frames of its error may have this
         if future is not None:
             future.cancel()
@@ -480,7 +480,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
         return f"Connection.{OperationKind(self.kind).text}"
 
     def __dealloc__(self):
-        if not self.begun:
+        if self.fresh:
             never_awaited(self.__qualname__)
         elif self.future is not None:
             self.future.cancel()  # left in the middle, as a coroutine that is garbage

@@ -208,7 +208,7 @@ cdef Operation new_operation(
 ):
     cdef Operation operation = Operation.__new__(Operation)
     operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
-    operation.remote, operation.progress = remote, progress
+    operation.remote, operation.progress, operation.fresh = remote, progress, True
     return operation
 
 
