@@ -127,16 +127,24 @@ async def test_left_in_the_middle_it_is_as_if_cancelled(factory: ConnectionFacto
 
 async def test_each_is_awaited_once(factory: ConnectionFactory) -> None:
     """And shows what it is where asyncio shows a task."""
-    async with factory.pair() as (client, server):
-        sending, receiving = client.send(b"x"), server.recv()
-        await sending
-        task = asyncio.ensure_future(receiving)
-        assert "Connection.recv" in repr(task)
-        assert bytes(await task) == b"x"
-        for again in (sending, receiving):
-            with pytest.raises(RuntimeError, match="already awaited"):
-                await again
-        other = asyncio.ensure_future(client.send(b"y"))
-        assert "Connection.send" in repr(other)
-        await other
-        assert bytes(await server.recv()) == b"y"
+    async with factory.sharing(1) as (client, server, _, remote):
+        with client.alloc(1) as here:
+            sending, receiving = client.send(b"x"), server.recv()
+            await sending
+            task = asyncio.ensure_future(receiving)
+            assert "Connection.recv" in repr(task)
+            assert bytes(await task) == b"x"
+            writing = client.write(here, remote)
+            await writing
+            for again in (sending, receiving, writing):
+                with pytest.raises(RuntimeError, match="already awaited"):
+                    await again
+            for method, operation in (
+                ("send", client.send(b"y")),
+                ("write", client.write(here, remote)),
+                ("read", client.read(remote, here)),
+            ):
+                other = asyncio.ensure_future(operation)
+                assert f"Connection.{method}" in repr(other)
+                await other
+            assert bytes(await server.recv()) == b"y"

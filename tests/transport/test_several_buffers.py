@@ -202,15 +202,20 @@ async def test_allocate_may_end_the_connection(factory: ConnectionFactory) -> No
 
 
 async def test_what_is_never_awaited_warns(factory: ConnectionFactory) -> None:
-    async with factory.pair() as (client, server):
-        for forget, method in (
-            (lambda: client.send(b"lost"), "send"),
-            (client.recv, "recv"),
-            (lambda: client.recv_into(bytearray(5)), "recv"),
-            (lambda: aiter(client).__anext__(), "recv"),
-        ):
-            with pytest.warns(RuntimeWarning, match=rf"'Connection\.{method}' was never awaited"):
-                forget()
-        for unused in (client.send(b"lost"), client.recv()):
-            unused.close()
-        await check_alive(client, server)
+    async with factory.sharing(5) as (client, server, _, remote):
+        with client.alloc(5) as here:
+            for forget, method in (
+                (lambda: client.send(b"lost"), "send"),
+                (client.recv, "recv"),
+                (lambda: client.recv_into(bytearray(5)), "recv"),
+                (lambda: aiter(client).__anext__(), "recv"),
+                (lambda: client.write(here, remote), "write"),
+                (lambda: client.read(remote, here), "read"),
+            ):
+                with pytest.warns(
+                    RuntimeWarning, match=rf"'Connection\.{method}' was never awaited"
+                ):
+                    forget()
+            for unused in (client.send(b"lost"), client.recv(), client.write(here, remote)):
+                unused.close()
+            await check_alive(client, server)
