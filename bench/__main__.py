@@ -60,6 +60,11 @@ APART: dict[str, Callable[[Sequence[str]], None]] = {
 
 def measure(names: Sequence[str], options: Options) -> Results:
     results: Results = {"machine": facts(), "turns": options.turns, "data": {}}
+    beside = results["machine"]["what else computed"]
+    if beside != "nothing":
+        print("beside what computes already:", beside, file=sys.stderr)
+    if "bench.worker" in beside and options.share == 1:
+        sys.exit("a contender of another run goes on: end it, and measure again")
     for name in names:
         print(f"measuring: {COMPARISONS[name].title}", file=sys.stderr, flush=True)
         results["data"][name] = COMPARISONS[name].measure(options)

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -39,17 +40,31 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+LIMIT = 120.0  # seconds until what takes milliseconds or a few seconds counts as hung
+
+
 def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
+    hung = threading.Timer(LIMIT, process.kill)
+    hung.start()
     line = process.stdout.readline()
+    hung.cancel()
     if not line:
-        raise RuntimeError(f"{process.args!r} ended with {process.wait()}")
+        code = process.wait()
+        raise RuntimeError("hung" if code == -signal.SIGKILL else f"ended with {code}")
     return line
 
 
 def write_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(line + "\n")
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=10)
+    process.kill()
+    process.wait()
 
 
 class Contender:
@@ -68,14 +83,12 @@ class Contender:
         self._stack.close()
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
-        """Ends with its input."""
+        """Ends with its input; by force, if it goes on."""
         with on_core(core):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
             )
-        self._stack.enter_context(process)
-        assert process.stdin is not None
-        self._stack.callback(process.stdin.close)
+        self._stack.callback(end, process)
         return process
 
 

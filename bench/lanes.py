@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Self, TypedDict
+from typing import Any, NotRequired, Self, TypedDict
 
 from .contender import Contender, InC, InPython, Words, two_cores
 
@@ -36,7 +35,8 @@ class Measured(TypedDict):
     work: str
     who: str
     seconds: list[float]
-    """For one operation, turn by turn; none where `who` is not installed."""
+    """For one operation, turn by turn; none if `who` could not do it."""
+    failed: NotRequired[str]
 
 
 Data = list[Measured]
@@ -52,7 +52,6 @@ class Lane:
     do: Callable[[], float]
     afresh: bool = False
     """Each is a process of its own, so that there is nothing to warm up."""
-    installed: bool = True
 
     @classmethod
     def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: Any) -> Self:
@@ -61,19 +60,31 @@ class Lane:
     @classmethod
     def missing(cls, work: str, who: str) -> Self:
         """Its contender is not installed: it is in the results, without figures."""
-        return cls(work, who, lambda: math.nan, installed=False)
+
+        def do() -> float:
+            raise RuntimeError(NOT_INSTALLED)
+
+        return cls(work, who, do)
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
-    """Each lane once to warm up, then all of them in every turn."""
+    """Each lane once to warm up, then all of them in every turn.  One of others that fails is in
+    the results, without figures."""
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
-    here = [both for both in zip(lanes, measured, strict=True) if both[0].installed]
-    for lane, _ in here:
-        if not lane.afresh:
-            lane.do()
-    for _ in range(options.turns):
-        for lane, entry in here:
-            entry["seconds"].append(lane.do())
+    for turn in range(-1, options.turns):
+        for lane, entry in zip(lanes, measured, strict=True):
+            if "failed" in entry or (turn < 0 and lane.afresh):
+                continue
+            try:
+                taken = lane.do()
+            except (RuntimeError, OSError) as error:
+                if lane.who.startswith("aiordma"):
+                    raise
+                print(f"{lane.who}, {lane.work}: {error}", file=sys.stderr)
+                entry["seconds"], entry["failed"] = [], str(error)
+                continue
+            if turn >= 0:
+                entry["seconds"].append(taken)
     return measured
 
 

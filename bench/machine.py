@@ -6,6 +6,8 @@ import os
 import platform
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +38,25 @@ def memory() -> str:
     return f"{pages / 2**30:.1f} GiB"
 
 
+def cpu_seconds() -> dict[str, float]:
+    """Of each process, by its number and its command."""
+    found, tick = {}, os.sysconf("SC_CLK_TCK")
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+            found[f"{folder.name} {' '.join(command).strip()}"] = sum(map(int, times)) / tick
+    return found
+
+
+def computing(seconds: float = 1.0) -> list[str]:
+    """What else takes a twentieth of a processor or more, and how much."""
+    before = cpu_seconds()
+    time.sleep(seconds)
+    shares = {one: (took - before.get(one, took)) / seconds for one, took in cpu_seconds().items()}
+    return [f"{share:.0%} {one[:80]}" for one, share in shares.items() if share >= 0.05]
+
+
 def facts() -> Facts:
     root = Path(__file__).parents[1]
     huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -47,6 +68,7 @@ def facts() -> Facts:
         + (huge.read_text().strip() if huge.exists() else "unknown"),
         "kernel": platform.release(),
         "load before": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "what else computed": ", ".join(computing()) or "nothing",
         "Python": f"{platform.python_implementation()} {sys.version.split()[0]}",
         "C compiler": said_by("cc", "--version"),
         "packages": ", ".join(f"{name} {package(name)}" for name in ("uvloop", "cffi", "msgpack")),

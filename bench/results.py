@@ -73,7 +73,7 @@ def figures(comparison: Comparison, data: Data) -> Iterator[str]:
     """Each figure, and how many times as long as ours it took; the longer side goes down."""
     cells: dict[tuple[str, str], str] = {}
     for entry in data:
-        work, who, found = entry["work"], entry["who"], NOT_INSTALLED
+        work, who, found = entry["work"], entry["who"], entry.get("failed", NOT_INSTALLED)
         if entry["seconds"]:
             figure = spread(comparison.figure(work, one) for one in entry["seconds"])
             found = f"{figure:{',.0f' if figure.typical >= 1000 else '.4g'}}"

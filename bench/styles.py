@@ -32,7 +32,8 @@ NOTE = (
     "for every message, and has at most 64 of them. They send `bytes` unless another kind of "
     "memory is named, all the same memory again and again. What receives keeps nothing; "
     "`recv_into` has the same memory for all messages. The registered memory is of `conn.alloc` "
-    "or `conn.register`, made before the clock starts. Over sockets: a protocol that calls "
+    "or `conn.register`, made before the clock starts. *polling=0* is "
+    "`Config(polling=0)`: nothing looks before it sleeps. Over sockets: a protocol that calls "
     "`write` until it is told to pause (a window), and a stream that awaits `drain` after each "
     "(one). C is SEND from registered memory into "
     "posted receives, both sides polling, 8 under way; memcpy is one core's. A core for each side."
@@ -46,6 +47,7 @@ class Style:
     receiver: str
     target: str
     name: str
+    way: str = "aiordma"
 
     @property
     def who(self) -> str:
@@ -68,6 +70,17 @@ STYLES = [
     Style("gather", "register", "recv_into", "register", "gather of `register`, `recv_into` it"),
 ]
 FIRST = STYLES[0].who
+SLEEPING = [
+    Style(
+        one.sender,
+        one.source,
+        one.receiver,
+        one.target,
+        f"{one.name}, polling=0",
+        "aiordma sleeping",
+    )
+    for one in STYLES[:2]
+]
 REGISTERED = {
     "aiordma: window of `alloc`, `recv`": "aiordma: window, `recv`",
     "aiordma: gather of `register`, `recv`": "aiordma: gather, `recv`",
@@ -105,12 +118,11 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
         return Lane(work, who, do)
 
-    ours = contenders.python("aiordma")
     for size in (size for size in SIZES if size <= options.most):
         work = size_name(size)
         numbers = {"size": size, "count": options.count(TURN // size, WINDOW)}
         others = {**numbers, "count": options.count(TURN // 4 // size, WINDOW)}
-        for style in STYLES:
+        for style in (*STYLES, *SLEEPING):
             job: dict[str, Any] = {
                 "service": "styles",
                 "do": "stream",
@@ -119,6 +131,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
                 "receiver": style.receiver,
                 "target": style.target,
             }
+            ours = contenders.python(style.way)
             yield lane(ours, work, style.who, "by_client", **job, **numbers)
         for who, way, kind in RIVALS:
             yield lane(contenders.python(way), work, who, kind, **others, window=WINDOW)
@@ -152,6 +165,11 @@ def requirements(data: Data) -> Iterator[Requirement]:
             f"messages of {work}: the slowest style, times uvloop TCP protocols",
             1,
             times(slowest, TCP),
+        )
+        yield at_least(
+            f"messages of {work}, a window, `polling=0`: times uvloop TCP protocols",
+            1,
+            times(SLEEPING[0].who, TCP),
         )
         for registered, plain in REGISTERED.items():
             name = registered.removeprefix("aiordma: ")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import instructions
+from bench import contender, instructions
 from bench.__main__ import COMPARISONS
+from bench.lanes import Contenders, Lane, Options, take_turns
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,6 +70,40 @@ def test_what_polls_for_ever_is_stopped_between_its_turns(tmp_path: Path) -> Non
     until_all_are("Z", pids)
 
 
+def test_what_another_run_has_left_behind_is_noticed() -> None:
+    """It computes, and halves what is measured beside it."""
+    left = [sys.executable, "-c", "while True: pass", "bench.worker"]
+    with subprocess.Popen(left) as process:
+        try:
+            with pytest.raises(SystemExit, match="another run"):
+                command.measure([], Options())
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"), [("sys.exit(3)", "ended with 3"), ("signal.pause()", "hung")]
+)
+def test_a_contender_that_fails_or_hangs_is_named_and_ended(
+    rest: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others go on."""
+    monkeypatch.setattr(contender, "LIMIT", 0.5)
+
+    class Failing(contender.Contender):
+        def do(self, kind: str, **numbers: int) -> float:
+            program = f"import signal, sys; {rest}"
+            process = self._start([sys.executable, "-c", program], 0)
+            return float(contender.read_line(process))
+
+    with Contenders() as contenders:
+        failing = contenders.other(Failing)
+        lanes = [Lane.of(failing, "work", "other", "kind"), Lane("work", "aiordma", lambda: 1.0)]
+        data = take_turns(lanes, Options(turns=2))
+    assert [one["seconds"] for one in data] == [[], [1.0, 1.0]]
+    assert data[0].get("failed") == said
+
+
 COMMITTED = command.HERE / command.SAVED
 
 
@@ -89,7 +124,7 @@ def test_the_committed_results_are_those_of_the_command() -> None:
 def test_one_comparison_is_printed() -> None:
     done = bench("imports", "--quick")
     assert done.returncode == 0
-    assert done.stderr == "measuring: Import\n"
+    assert done.stderr.endswith("measuring: Import\n")
     assert "| import aiordma | " in done.stdout
     assert "| kernel | " in done.stdout
 
