@@ -1,6 +1,7 @@
 /* Channels: through the ring of this process to itself, and through shared memory to another
  * process. */
 #include <sys/mman.h>
+#include "engine/engine_internal.h"
 #include "path/shm/shm_internal.h"
 #include "shm_side.h"
 
@@ -281,6 +282,55 @@ static void notified_without_the_lock(void)
 	part(&end, true);
 }
 
+__typeof__(soft_ring_arm) __real_soft_ring_arm, __wrap_soft_ring_arm;
+static struct soft_shm_peer *stopped; /* the peer of the step below, until a ring is armed */
+
+bool __wrap_soft_ring_arm(struct soft_ring *ring)
+{
+	struct soft_shm_peer *peer = stopped;
+
+	if (peer && ring == &peer->in) {
+		stopped = NULL;
+		CHECK_OK(kill(process.child, SIGCONT));
+		while (soft_hint_get(&peer->out.shared->room_wanted))
+			poll(NULL, 0, 1);
+	}
+	return __real_soft_ring_arm(ring);
+}
+
+/* The peer gives room back after this side has asked for it, and before this side's ring is armed: the
+ * peer does not notify then, and nothing else would wake this side. */
+static void room_before_arming(void)
+{
+	struct end end;
+	int status;
+
+	call_child(&end, true);
+	if (process.child) {
+		struct soft_shm_peer *peer = peer_of(&end.chan);
+
+		CHECK_OK(kill(process.child, SIGSTOP));
+		CHECK_EQUAL(waitpid(process.child, &status, WUNTRACED), process.child);
+		while (!LOCKED(soft_device.engine->asleep))
+			poll(NULL, 0, 1);
+		send_now(&end, 2 * SOFT_RING_SIZE);
+		soft_lock();
+		CHECK(end.sent < end.to_send);
+		soft_ring_disarm(&peer->in);
+		stopped = peer;
+		soft_wakeup_rearm(peer);
+		CHECK(!stopped);
+		struct pollfd step = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
+
+		CHECK_EQUAL(poll(&step, 1, 0), 1);
+		soft_unlock();
+		UNTIL(&end, false, end.sent == end.to_send);
+	} else {
+		UNTIL(&end, false, end.bytes == 2 * SOFT_RING_SIZE);
+	}
+	part(&end, true);
+}
+
 int main(void)
 {
 	limit_seconds(60);
@@ -299,6 +349,7 @@ int main(void)
 	STEP(flood(false));
 	STEP(areas());
 	STEP(notified_without_the_lock());
+	STEP(room_before_arming());
 	process_barrier(&process);
 	soft_engine_put();
 	join(&process);

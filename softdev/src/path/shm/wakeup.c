@@ -19,7 +19,7 @@
  * before either stops, it calls soft_shm_need_notify, which arms every ring of the poll set and
  * reads once more.  What that finds, or what a bounded visit leaves, is announced by
  * soft_engine_schedule_step, which is readable in epoll as well.  The same holds for room in a ring
- * that this process writes: it asks for room, and checks again.
+ * that this process writes: it asks for room, arms, and only then looks for the last time.
  *
  * A visit that finds the record it was notified of empties the pipe at once, without epoll.
  */
@@ -103,7 +103,7 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		soft_wakeup_remove(peer);
 	if (is_polled(peer) && !soft_device.shm->need_notify)
 		disarm(peer);
-	else if (arm(peer))
+	else if (arm(peer) || soft_shm_peer_wants_room(peer))
 		poll_again(peer);
 }
 
