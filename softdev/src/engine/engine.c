@@ -297,6 +297,12 @@ bool soft_engine_armed_counts(void)
 	       soft_device.engine->polls_since_armed < POLLS_TO_TRUST;
 }
 
+bool soft_application_polls(void)
+{
+	return soft_counter_get(&soft_device.engine->spinning) || soft_device.engine->holding ||
+	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
+}
+
 /* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
  * application that holds its turn (soft_hold_polling) may overrun, so it counts only while the
  * engine's thread ticks. */

@@ -211,6 +211,14 @@ static void four_into_fresh_pages(int number, uint8_t *to)
 		CHECK_OK(madvise(to, MIB, MADV_DONTNEED));
 }
 
+static void three_woken(int number, uint8_t *to)
+{
+	(void)to;
+	soft_device.shm->slow = 0;
+	if (number % 3 == 0)
+		soft_busy_poll(number);
+}
+
 /* After two slow copies in a row the copying side asks for no more, and the other side knows. */
 static void too_slow(void)
 {
@@ -221,6 +229,12 @@ static void too_slow(void)
 static void slow_into_fresh_pages(void)
 {
 	backs_off_at_last(6, four_into_fresh_pages);
+}
+
+/* Through the ring, a side that sleeps would be woken again and again: however slow, copies go on. */
+static void slow_for_one_that_sleeps(void)
+{
+	backs_off_at_last(6, three_woken);
 }
 
 /* A second for each MiB, or next to nothing. */
@@ -428,12 +442,14 @@ static void wrong_lengths(void)
 int main(void)
 {
 	limit_seconds(100);
+	soft_busy_poll(1);
 	STEP(wrong_lengths());
 	STEP(bookkeeping());
 	STEP(holes());
 	if (COUNTS_PAGES) {
 		STEP(too_slow());
 		STEP(slow_into_fresh_pages());
+		STEP(slow_for_one_that_sleeps());
 	}
 	STEP(beside_the_ring());
 	STEP(another_process());
