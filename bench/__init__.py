@@ -4,7 +4,7 @@
     python -m bench latency     one comparison, printed (styles: those of programs)
     python -m bench peers       installs ucxx and nixl, which are measured where they are
     python -m bench softroce    perftest on SoftRoCE, in the virtual machine, into RESULTS.md
-    python -m bench roce        RoCE v2 beside the kernel's rxe, there as well, into RESULTS.md
+    python -m bench roce        RoCE v2 beside UDP, in network namespaces, into RESULTS.md
     python -m bench render      RESULTS.md again, from results.json
     python -m bench instructions    how many an operation takes: a check, see there
     python -m bench cost        memory and CPU beside the traffic

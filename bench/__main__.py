@@ -48,7 +48,7 @@ COMPARISONS: dict[str, Comparison] = {
     "roce": roce.COMPARISON,
 }
 IN_ALL = [name for name in COMPARISONS if not COMPARISONS[name].elsewhere]
-"""The others need root, Debian and their time."""
+"""The others need root, and their time."""
 
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
@@ -111,7 +111,7 @@ def main() -> None:
         "what",
         choices=["all", "render", *COMPARISONS, *APART],
         help="all: everything, into RESULTS.md and results.json; render: the former from the "
-        "latter; softroce, roce: what is measured in the virtual machine, into both; or one "
+        "latter; softroce, roce: what is measured as root, elsewhere, into both; or one "
         "comparison, printed (%(choices)s)",
     )
     parser.add_argument("--turns", type=int, default=TURNS, help="(%(default)s)")
@@ -125,6 +125,8 @@ def main() -> None:
     match chosen.what:
         case "all":
             results = measure(IN_ALL, options)
+            before = json.loads(saved.read_text())["data"] if saved.exists() else {}
+            results["data"] |= {name: before[name] for name in before if name not in IN_ALL}
             results["cost"] = cost.measure(100, 64 << 20) if chosen.quick else cost.measure()
             save(results, chosen.folder)
         case name if name in COMPARISONS and COMPARISONS[name].elsewhere:
