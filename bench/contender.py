@@ -155,10 +155,10 @@ class InC(Contender):
         self._environment = ["env", f"AIORDMA_EMBEDDED_LINKS={links}"] if links else []
         self._arguments = [*waiting, *map(str, cores)]
         self._core = cores[0]
-        self._asking: dict[tuple[str, int, int, int], subprocess.Popen[str]] = {}
+        self._asking: dict[tuple[str, int, int], subprocess.Popen[str]] = {}
 
     def do(self, kind: str, **numbers: Any) -> float:
-        job = kind, numbers.get("size", 1), numbers.get("window", 1), numbers.get("under_way", 1)
+        job = kind, numbers.get("size", 1), numbers.get("window", 1)
         if job not in self._asking:
             program = str(device.program("verbs"))
             command = [*self._environment, program, *self._arguments, *map(str, job)]

@@ -44,11 +44,7 @@ def faster(data: Data, work: str, who: str, whom: str) -> Spread:
 COUNTS = {64: 500, 4 << 10: 500, 64 << 10: 200, 1 << 20: 40}
 """Sizes in bytes, and round trips of each in one turn."""
 
-RIVALS = [
-    f"{loop} {way}"
-    for loop in ("uvloop", "asyncio")
-    for way in ("TCP protocol", "TCP streams", "Unix protocol", "Unix streams")
-]
+RIVALS = TCP, UNIX, "asyncio TCP protocol"
 SLEEPING = "aiordma, sleeping"
 
 

@@ -46,7 +46,7 @@ MEMCPY = {"memcpy": "copy", "memcpy across": "copy_across"}
 MIB = 1 << 20
 BATCH = 64
 SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 under way"
-BATCHED, BATCHED_MANY = f"in batches of {BATCH}", f"in batches of {BATCH}, two under way"
+BATCHED = f"in batches of {BATCH}"
 EACH, ALL = 3e-6, 0.5e-6  # what Python may add to one
 
 # The kind of job, how many operations a turn has, and what else it is told. Of a stream of writes a
@@ -57,7 +57,6 @@ WORKS = {
     READ: ("read", 100, {"size": MIB}),
     LARGE_MANY: ("write_many", 1024, {"size": MIB, "window": 4}),
     f"64 B {BATCHED}": ("write_batch", 12800, {"size": 64, "window": BATCH}),
-    f"64 B {BATCHED_MANY}": ("write_batch", 12800, {"size": 64, "window": BATCH, "under_way": 2}),
 }
 # What nixl does of these.
 NIXL: dict[str, dict[str, Any]] = {
@@ -77,8 +76,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             "C": contenders.c("polling", WAITING[target]),
         }
         for work, (kind, many, numbers) in WORKS.items():
-            unit = numbers.get("window", 1) * numbers.get("under_way", 1)
-            job = {**numbers, "count": options.count(many, unit)}
+            job = {**numbers, "count": options.count(many, numbers.get("window", 1))}
             for who, contender in runners.items():
                 if who == "C" and kind == "read":
                     continue  # its program has no such job
@@ -115,12 +113,11 @@ def requirements(data: Data) -> Iterator[Requirement]:
         yield at_most(what, 3, beyond, "us")
         what = f"Python's share of a 64 B write, awaited one by one, {target}"
         yield at_most(what, EACH * 1e6, added(SMALL, target), "us")
-        for how in (BATCHED, BATCHED_MANY):
-            ours, _ = pair(f"64 B {how}", target)
-            rate = spread(1e-6 / one for one in ours)
-            yield at_least(f"64 B writes {how}, {target}", 1, rate, "million a second")
-            what = f"Python's share of a 64 B write, {how}, {target}"
-            yield at_most(what, ALL * 1e6, added(f"64 B {how}", target), "us")
+        ours, _ = pair(f"64 B {BATCHED}", target)
+        rate = spread(1e-6 / one for one in ours)
+        yield at_least(f"64 B writes {BATCHED}, {target}", 1, rate, "million a second")
+        what = f"Python's share of a 64 B write, {BATCHED}, {target}"
+        yield at_most(what, ALL * 1e6, added(f"64 B {BATCHED}", target), "us")
     for work, what in ((LARGE, "write"), (READ, "read")):
         nixl = seconds(data, f"{work}, {ASLEEP}", "nixl")
         for target in (AWAKE, ASLEEP):

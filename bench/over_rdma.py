@@ -217,6 +217,5 @@ class ByPerf(Measuring):
     async def read_many(self, size: int, count: int, window: int) -> float:
         return await self._each("read", size, count, depth=window)
 
-    async def write_batch(self, size: int, count: int, window: int, under_way: int = 1) -> float:
-        depth = window * under_way
-        return await self._each("write", size, count, depth=depth, batch=window)
+    async def write_batch(self, size: int, count: int, window: int) -> float:
+        return await self._each("write", size, count, depth=window, batch=window)

@@ -1,7 +1,6 @@
-"""asyncio's protocols and streams, over TCP and over Unix sockets.
+"""asyncio's protocols, over TCP and over Unix sockets, of which its streams are made.
 
-The protocols receive into one buffer that they use again and again, which is as good as asyncio
-gets; the streams are used as their documentation has it.
+They receive into one buffer that they use again and again, which is as good as asyncio gets.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -39,9 +38,6 @@ async def serving(
             places[name] = path if folder else server.sockets[0].getsockname()[1]
             await stack.enter_async_context(server)
         yield places
-
-
-# ---- protocols ----------------------------------------------------------------------------------
 
 
 class Frames(asyncio.BufferedProtocol):
@@ -199,73 +195,3 @@ class OverProtocol:
         yield protocol
         transport.close()
         await protocol.closed
-
-
-# ---- streams ------------------------------------------------------------------------------------
-
-
-async def read_message(reader: asyncio.StreamReader) -> bytes:
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return await reader.readexactly(length)
-
-
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(asyncio.IncompleteReadError):
-        while True:
-            data = await read_message(reader)
-            writer.writelines([LENGTH.pack(len(data)), data])
-            await writer.drain()
-    writer.close()
-
-
-async def sink(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(asyncio.IncompleteReadError):
-        while True:
-            data = await read_message(reader)
-            if len(data) == len(ENOUGH):
-                writer.write(frame(data))
-                await writer.drain()
-    writer.close()
-
-
-HANDLERS = {"echo": answer, "sink": sink}
-
-
-@dataclass(frozen=True)
-class StreamClient:
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-    async def echo(self, data: bytes) -> bytes:
-        self.writer.write(data)
-        await self.writer.drain()
-        return await read_message(self.reader)
-
-    async def send_many(self, data: bytes, count: int, window: int) -> None:
-        for _ in range(count):
-            self.writer.write(data)
-            await self.writer.drain()
-        await self.echo(frame(ENOUGH))
-
-
-@dataclass(frozen=True)
-class OverStreams:
-    unix: bool = False
-
-    def prepare(self, data: bytes) -> bytes:
-        return frame(data)
-
-    def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]:
-        if self.unix:
-            return serving(HANDLERS, asyncio.start_unix_server, folder)
-        return serving(HANDLERS, asyncio.start_server)
-
-    @asynccontextmanager
-    async def connect(self, place: Place) -> AsyncIterator[StreamClient]:
-        if isinstance(place, str):
-            reader, writer = await asyncio.open_unix_connection(place)
-        else:
-            reader, writer = await asyncio.open_connection(HOST, place)
-        yield StreamClient(reader, writer)
-        writer.close()
-        await writer.wait_closed()

@@ -30,17 +30,10 @@ def touched(size: int) -> bytearray:
     return bytearray(b"\xff") * size
 
 
-def numpy_array(size: int) -> Any:
-    import numpy as np  # noqa: PLC0415 - one receiver alone needs it
-
-    return np.ones(size, np.uint8)
-
-
 MEMORIES: dict[str, Callable[[aiordma.Connection, int], Memory]] = {
     "none": lambda conn, size: None,
     "bytes": lambda conn, size: bytes(touched(size)),
     "bytearray": lambda conn, size: touched(size),
-    "numpy": lambda conn, size: numpy_array(size),
     "alloc": lambda conn, size: conn.alloc(size),
     "register": lambda conn, size: conn.register(touched(size)),
 }

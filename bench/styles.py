@@ -34,8 +34,7 @@ NOTE = (
     "`recv_into` has the same memory for all messages. The registered memory is of `conn.alloc` "
     "or `conn.register`, made before the clock starts. *polling=0* is "
     "`Config(polling=0)`: nothing looks before it sleeps. Over sockets: a protocol that calls "
-    "`write` until it is told to pause (a window), and a stream that awaits `drain` after each "
-    "(one). C is SEND from registered memory into "
+    "`write` until it is told to pause. C is SEND from registered memory into "
     "posted receives, both sides polling, 8 under way; memcpy is one core's. A core for each side."
 )
 
@@ -65,9 +64,7 @@ STYLES = [
     Style("gather", "register", "recv", "none", "gather of `register`, `recv`"),
     Style("window", "bytes", "iterate", "none", "window, `async for`"),
     Style("window", "bytes", "recv_into", "bytearray", "window, `recv_into` a bytearray"),
-    Style("window", "bytes", "recv_into", "numpy", "window, `recv_into` a numpy array"),
     Style("window", "bytes", "recv_into", "register", "window, `recv_into` registered"),
-    Style("gather", "register", "recv_into", "register", "gather of `register`, `recv_into` it"),
 ]
 FIRST = STYLES[0].who
 SLEEPING = [
@@ -90,12 +87,7 @@ REGISTERED = {
 
 TCP, C, MEMCPY = "uvloop TCP protocol", "C, polling", "memcpy"
 UCXX = "ucxx, polling: gather"
-# How each of the others is used: its lane, its contender, the kind of job.
-RIVALS = [
-    (TCP, "TCP protocol", "send_many"),
-    ("uvloop Unix protocol", "Unix protocol", "send_many"),
-    ("uvloop TCP streams: one", "TCP streams", "send_many"),
-]
+RIVALS = {TCP: "TCP protocol", "uvloop Unix protocol": "Unix protocol"}
 WINDOW = 8
 TURN = 512 << 20  # bytes in a turn of each lane; a fourth where it is sockets or ucxx
 SIZES = (64 << 10, 1 << 20, 64 << 20)
@@ -133,8 +125,8 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
             }
             ours = contenders.python(style.way)
             yield lane(ours, work, style.who, "by_client", **job, **numbers)
-        for who, way, kind in RIVALS:
-            yield lane(contenders.python(way), work, who, kind, **others, window=WINDOW)
+        for who, way in RIVALS.items():
+            yield lane(contenders.python(way), work, who, "send_many", **others, window=WINDOW)
         yield peers.lane(contenders, "ucxx", work, UCXX, "send_gather", **others, window=WINDOW)
         yield lane(contenders.c(), work, C, "send_many", **numbers, window=WINDOW)
         yield lane(contenders.c(), work, MEMCPY, "copy", **numbers)

@@ -20,7 +20,8 @@ static void give(void)
 {
 	static const char bytes[SIZE];
 
-	while (send(channel, bytes, SIZE, 0) < 0) /* what came back from a peer that is not there yet */
+	while (send(channel, bytes, SIZE, 0) <
+	       0) /* what came back from a peer that is not there yet */
 		if (errno != ECONNREFUSED)
 			err(1, "send");
 }

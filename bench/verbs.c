@@ -1,10 +1,10 @@
 /* The device through plain verbs: what aiordma is measured against, to see what Python adds.
  *
- *   verbs WAITING WAITING CORE CORE KIND SIZE WINDOW UNDER_WAY
+ *   verbs WAITING WAITING CORE CORE KIND SIZE WINDOW
  *
  * Two processes, one that asks and one that serves, each on its core, polling, or (any other word)
  * asleep until there is a completion.  KIND is what they do: see `kinds`.  WINDOW is how many
- * operations are under way, or in a batch, of which UNDER_WAY are.  Each line of the input says how
+ * operations are under way, or in a batch.  Each line of the input says how
  * many operations, and is answered by the seconds that one of them took.
  */
 #define _GNU_SOURCE /* CPU_SET */
@@ -39,7 +39,7 @@ enum {
 };
 
 struct job {
-	uint32_t size, window, under_way, count;
+	uint32_t size, window, count;
 };
 
 static struct {
@@ -451,7 +451,7 @@ static double write_many(const struct job *job)
 /* Writes in batches of `window`, of which the last one is waited for. */
 static double write_batch(const struct job *job)
 {
-	double taken = keep_under_way(IBV_WR_RDMA_WRITE, job->size, job->window, job->under_way,
+	double taken = keep_under_way(IBV_WR_RDMA_WRITE, job->size, job->window, 1,
 				      job->count / job->window);
 
 	release_other();
@@ -594,18 +594,15 @@ int main(int argc, char **argv)
 {
 	int sockets[2];
 
-	if (argc != 9)
-		errx(2, "usage: verbs WAITING WAITING CORE CORE KIND SIZE WINDOW UNDER_WAY");
+	if (argc != 8)
+		errx(2, "usage: verbs WAITING WAITING CORE CORE KIND SIZE WINDOW");
 	const struct kind *kind = kinds;
-	struct job job = {.size = (uint32_t)atoi(argv[6]),
-			  .window = (uint32_t)atoi(argv[7]),
-			  .under_way = (uint32_t)atoi(argv[8])};
+	struct job job = {.size = (uint32_t)atoi(argv[6]), .window = (uint32_t)atoi(argv[7])};
 
 	while (kind->name && strcmp(kind->name, argv[5]))
 		kind++;
-	if (!kind->name || !job.size || job.size > LONGEST || !job.window || job.window > BATCH ||
-	    !job.under_way || job.under_way > SENDS / job.window)
-		errx(2, "what is %s %s %s %s?", argv[5], argv[6], argv[7], argv[8]);
+	if (!kind->name || !job.size || job.size > LONGEST || !job.window || job.window > BATCH)
+		errx(2, "what is %s %s %s?", argv[5], argv[6], argv[7]);
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
 		err(1, "socketpair");
 	share(job.size);

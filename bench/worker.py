@@ -33,12 +33,10 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "aiordma exchange, a socket each": ("over_rdma", "OverRDMA", {"via": "tcp", "in_band": False}),
     "blocking sockets": ("over_blocking", "OverBlocking", {}),
     "TCP protocol": ("over_sockets", "OverProtocol", {}),
-    "TCP streams": ("over_sockets", "OverStreams", {}),
     "Unix protocol": ("over_sockets", "OverProtocol", {"unix": True}),
     "ucxx": ("over_ucxx", "OverUCXX", {}),
     "ucxx connecting": ("over_ucxx", "OverUCXX", {}),
     "nixl": ("over_nixl", "OverNIXL", {}),
-    "Unix streams": ("over_sockets", "OverStreams", {"unix": True}),
 }
 
 Job = dict[str, Any]
