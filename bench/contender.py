@@ -132,8 +132,13 @@ class InPython(Contender):
             if self._python != sys.executable or self._way.endswith("awake"):
                 self._polling = [serving, self._asking]
                 self._stack.callback(self._signal, signal.SIGCONT)
-        write_line(self._asking, json.dumps({"kind": kind, **numbers}))
-        taken = float(read_line(self._asking))
+        try:
+            write_line(self._asking, json.dumps({"kind": kind, **numbers}))
+            taken = float(read_line(self._asking))
+        except RuntimeError:
+            self.close()
+            self._asking, self._polling = None, []
+            raise
         self._signal(signal.SIGSTOP)
         return taken
 

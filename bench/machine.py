@@ -39,13 +39,14 @@ def memory() -> str:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Of each process, by its number and its command."""
+    """Of each process, by its command, without what else is in that, and its number."""
     found, tick = {}, os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
-            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
-            found[f"{folder.name} {' '.join(command).strip()}"] = sum(map(int, times)) / tick
+            command = (folder / "cmdline").read_text(errors="replace").split("\0")
+            times = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[11:13]
+            words = [Path(command[0]).name, *(word for word in command if word == "bench.worker")]
+            found[f"{' '.join(words)} ({folder.name})"] = sum(map(int, times)) / tick
     return found
 
 
@@ -54,7 +55,7 @@ def computing(seconds: float = 1.0) -> list[str]:
     before = cpu_seconds()
     time.sleep(seconds)
     shares = {one: (took - before.get(one, took)) / seconds for one, took in cpu_seconds().items()}
-    return [f"{share:.0%} {one[:80]}" for one, share in shares.items() if share >= 0.05]
+    return [f"{share:.0%} {one}" for one, share in shares.items() if share >= 0.05]
 
 
 def facts() -> Facts:

@@ -52,11 +52,11 @@ ip -n bench-right link set cable up
 
 
 def network(stack: ExitStack) -> None:
-    for name in "bench-left", "bench-right":
-        stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-    for line in NETWORK.split("\n"):
-        if line and subprocess.run(line.split(), check=False).returncode:
+    for line in filter(None, NETWORK.split("\n")):
+        if subprocess.run(line.split(), check=False).returncode:
             raise RuntimeError(f"{line!r} failed")
+        if "netns add" in line:
+            stack.callback(subprocess.run, line.replace("add", "del").split(), check=False)
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,11 @@ class InUDP(Contender):
             for side, both in zip(SIDES, (addresses, addresses[::-1]), strict=True)
         )
         asks, serves = two_cores()
-        answering = self._start(serving, serves)
-        process = self._start([*asking, "asks"], asks)
-        write_line(process, str(numbers["count"]))
-        taken = float(read_line(process))
-        answering.kill()
-        self.close()
-        return taken
+        with self._stack:
+            self._stack.callback(self._start(serving, serves).kill)
+            process = self._start([*asking, "asks"], asks)
+            write_line(process, str(numbers["count"]))
+            return float(read_line(process))
 
 
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:

@@ -5,7 +5,7 @@
 Run by meson. Parameters and results have their types as annotations, which Cython leaves alone; so
 does one that has a type of C already, where that says enough. An attribute has its type of C, or
 that in a comment: `cdef public object loop  # type: AbstractEventLoop; of the driver`. A class
-that is more to Python has its base so: `cdef class SendOperation:  # type: Coroutine[...]`.
+that is more to Python has its base so: `cdef class Operation:  # type: Coroutine[...]`.
 """
 
 import re

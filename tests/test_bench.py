@@ -88,7 +88,7 @@ def test_a_contender_that_fails_or_hangs_is_named_and_ended(
     rest: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the others go on."""
-    monkeypatch.setattr(contender, "LIMIT", 0.5)
+    monkeypatch.setattr(contender, "LIMIT", 0.5 if said == "hung" else 60.0)
 
     class Failing(contender.Contender):
         def do(self, kind: str, **numbers: int) -> float:

@@ -12,7 +12,7 @@ from .work_queue cimport WorkRequest, aiordma_send, ibv_sge
 cdef uint64_t MAX_TRANSFER
 
 
-cdef TransferFuture start_transfer(SendQueue queue, uint32_t kind, Sender sender, Local local,
+cdef TransferFuture begin_transfer(SendQueue queue, uint32_t kind, Sender sender, Local local,
                                    Remote remote, object imm, object progress)
 
 

@@ -615,7 +615,7 @@ cpdef WRChain new_chain(SendQueue queue, uint32_t kind):
     return chain
 
 
-cdef TransferFuture start_transfer(
+cdef TransferFuture begin_transfer(
     SendQueue queue, uint32_t kind, Sender sender, Local local, Remote remote, object imm, object progress
 ):
     cdef WRChain chain = new_chain(queue, kind)

@@ -35,7 +35,7 @@ from .frames cimport (
 from .futures cimport DONE, FAILED, PENDING, OpFuture
 from .memory cimport Local, Remote
 from .message cimport Counts
-from .one_sided cimport TransferFuture, start_transfer
+from .one_sided cimport TransferFuture, begin_transfer
 from .rail cimport CONTROL_ENTRIES
 from .rendezvous cimport close_message, open_message, rendezvous_size, write_request
 from .sealing cimport PAYLOAD_SEAL
@@ -123,7 +123,7 @@ cdef class Outbox(Sender):
         self, uint8_t kind, Local local, Remote remote, object imm, object progress
     ):
         check(self)
-        return start_transfer(self.lead, kind, self, local, remote, imm, progress)
+        return begin_transfer(self.lead, kind, self, local, remote, imm, progress)
 
     cdef int write(self, WorkRequest chain) except -1:
         if self.ended_by is not None:

@@ -215,7 +215,7 @@ cdef class Opening(WorkRequest):
                 piece = piece.next
         send -= 1
         send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
-        code = post_sends(queue, sends, self.entries, NULL, posted)
+        code = post_sends(queue, sends, self.entries, NULL, posted, 0)
         if not code and self.opcode == IBV_WR_BIND_MW:
             binds_posted(self.message, self.rail.keys)
         return code

@@ -86,9 +86,11 @@ cdef class Frame(WorkRequest):
 
 
 cdef class Operation:
-    cdef Sender sender
+    cdef object owner                  # of a transfer: lives until it ends
+    cdef Sender sender                 # None: it has begun
+    cdef Counts counts
     cdef uint8_t kind
-    cdef bint fresh                    # it has not begun
     cdef object data, imm              # `data` of a transfer is Local
     cdef object remote, progress       # of a transfer
     cdef OpFuture future
+    cdef void forget(self) noexcept

@@ -1,4 +1,5 @@
-# Messages on their way out: their bytes, the frames that carry them, and what a task awaits.
+# Messages on their way out: their bytes, the frames that carry them; and what a task awaits, of
+# reads and writes too.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -390,7 +391,7 @@ cdef class RendezvousFrame(Frame):
         send.wr_id, send.opcode, send.send_flags = wr_id, IBV_WR_SEND, IBV_SEND_SIGNALED
         send.num_sge = 1
         sge.addr, sge.length, sge.lkey = self.address, self.length, self.lkey
-        cdef int code = post_sends(queue, sends, self.entries, &sge, posted)
+        cdef int code = post_sends(queue, sends, self.entries, &sge, posted, 0)
         if not code:
             binds_posted(self.offered, keys)
         return code
@@ -432,27 +433,27 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def __next__(self) -> OpFuture:
         cdef OpFuture future = self.future
         if future is None:
-            if not self.fresh:
+            sender, data, remote, progress = self.sender, self.data, self.remote, self.progress
+            if sender is None:
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
-            self.fresh = False
+            owner = self.owner
+            self.forget()  # the frames of its error may have this
             if self.kind == KIND_SEND:
-                future = self.sender.start_message(self.data, self.imm)
+                future = sender.start_message(data, self.imm)
             else:
-                future = self.sender.start_transfer(
-                    self.kind, self.data, self.remote, self.imm, self.progress
-                )
-            self.future = future
-            self.data = self.remote = self.progress = None
+                future = sender.start_transfer(self.kind, data, remote, self.imm, progress)
+            self.owner, self.counts, self.future = owner, sender.counts, future
             if future.state == PENDING:
                 future.wakeups.spin_briefly(future)
         if future.state == PENDING:
             future._asyncio_future_blocking = True
             return future
-        self.future = None
+        counts = self.counts
+        self.forget()
         if future.state != DONE:
             raise future.exception_to_raise()
-        self.sender.counts.reads += self.kind == KIND_READ
-        self.sender.counts.writes += self.kind == KIND_WRITE
+        counts.reads += self.kind == KIND_READ
+        counts.writes += self.kind == KIND_WRITE
         raise StopIteration
 
     def send(self, value: None) -> OpFuture:
@@ -470,17 +471,20 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
     def close(self):
         """Its task is gone: nothing is done that has not been posted."""
         cdef OpFuture future = self.future
-        self.fresh = False
-        self.data = self.remote = self.progress = self.future = None  # the frames of its error may have this
+        self.forget()
         if future is not None:
             future.cancel()
+
+    cdef void forget(self) noexcept:
+        self.owner = self.sender = self.counts = None
+        self.data = self.remote = self.progress = self.future = None
 
     @property
     def __qualname__(self) -> str:
         return f"Connection.{OperationKind(self.kind).text}"
 
     def __dealloc__(self):
-        if self.fresh:
+        if self.sender is not None:
             never_awaited(self.__qualname__)
         elif self.future is not None:
             self.future.cancel()  # left in the middle, as a coroutine that is garbage

@@ -87,6 +87,7 @@ cdef class MessageMethods:
         """
         return new_operation(self, KIND_SEND, data, imm)
 
+    @cython.nonecheck(True)
     def send_nowait(
         self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
     ) -> asyncio.Future[None]:
@@ -208,7 +209,9 @@ cdef Operation new_operation(
 ):
     cdef Operation operation = Operation.__new__(Operation)
     operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
-    operation.remote, operation.progress, operation.fresh = remote, progress, True
+    if kind != KIND_SEND:
+        operation.owner = methods
+    operation.remote, operation.progress = remote, progress
     return operation
 
 

@@ -91,7 +91,7 @@ cdef class BindRequest(WorkRequest):
         cdef int code
         self.window.prepare_bind(&send, self.region, self.address, self.bind_length, self.access)
         send.wr_id, send.send_flags = wr_id, IBV_SEND_SIGNALED
-        code = post_sends(queue, &send, 1, NULL, posted)
+        code = post_sends(queue, &send, 1, NULL, posted, 0)
         if not code:
             self.window.bound()
             self.was_posted = True

@@ -116,7 +116,7 @@ cdef enum:
     BEFORE_LAST = 0x80000000  # as an `int`, 1 << 31 is negative: it would set the bits above as well
 
 cdef int post_sends(WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
-                    uint32_t *posted, uint64_t length=*) noexcept
+                    uint32_t *posted, uint64_t length) noexcept
 cdef int post_recvs(WorkQueues queue, const aiordma_recv *receives, uint32_t count,
                     const ibv_sge *sges, uint32_t *posted) noexcept
 

@@ -110,7 +110,7 @@ cdef class WorkRequest:
 
 cdef int post_sends(
     WorkQueues queue, const aiordma_send *sends, uint32_t count, const ibv_sge *sges,
-    uint32_t *posted, uint64_t length=0,
+    uint32_t *posted, uint64_t length,
 ) noexcept:
     cdef int code
     if length <= RELEASE_GIL:

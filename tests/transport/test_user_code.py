@@ -194,6 +194,18 @@ async def test_what_begins_when_its_connection_is_gone(factory: ConnectionFactor
             await ends(awaitable, ConnectionClosedError)
 
 
+@one_loop
+async def test_a_write_and_a_read_keep_their_connection_until_they_end(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.sharing(5) as (client, _, _, remote):
+        with client.alloc(5) as here:
+            for operation in client.write(here, remote), client.read(remote, here):
+                assert client in gc.get_referents(operation)
+                await operation
+                assert {*gc.get_referents(operation)} == {None}
+
+
 @by_cm  # asyncio itself complains of sockets that were left open
 def test_what_begins_when_its_loop_is_gone(factory: ConnectionFactory) -> None:
     """What has arrived can be had; nothing else happens."""
@@ -249,9 +261,15 @@ async def test_awaitables_that_no_connection_has_made(factory: ConnectionFactory
         receiving.close()
         sending.close()
         await future
-        for kind in (type(receiving), type(sending)):
+        for awaitable in (
+            type(receiving)(),
+            type(sending)(),
+            Connection.__new__(Connection).send(b""),
+        ):
             with pytest.raises(RuntimeError):
-                step(kind())
+                step(awaitable)
+        with pytest.raises(AttributeError):
+            Connection.__new__(Connection).send_nowait(b"")
         with pytest.raises(TypeError):
             type(future)()
 

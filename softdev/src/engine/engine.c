@@ -299,7 +299,8 @@ bool soft_engine_armed_counts(void)
 
 bool soft_application_polls(void)
 {
-	return soft_counter_get(&soft_device.engine->spinning) || soft_device.engine->holding ||
+	return soft_counter_get(&soft_device.engine->spinning) ||
+	       (soft_device.engine->holding && !soft_device.engine->asleep) ||
 	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
 }
 

@@ -358,7 +358,7 @@ void soft_engine_armed(int change);
 /* A thread of the application may go to sleep now, without another call.  Without the lock. */
 void soft_engine_may_sleep(void);
 
-/* Does a thread of the application poll, so that none has to be woken? */
+/* Does a thread of the application poll, so that none has to be woken?  Under the lock. */
 bool soft_application_polls(void);
 
 /* Makes the epoll set readable, so that a thread does a step soon. */

@@ -211,14 +211,6 @@ static void four_into_fresh_pages(int number, uint8_t *to)
 		CHECK_OK(madvise(to, MIB, MADV_DONTNEED));
 }
 
-static void three_woken(int number, uint8_t *to)
-{
-	(void)to;
-	soft_device.shm->slow = 0;
-	if (number % 3 == 0)
-		soft_busy_poll(number);
-}
-
 /* After two slow copies in a row the copying side asks for no more, and the other side knows. */
 static void too_slow(void)
 {
@@ -231,23 +223,6 @@ static void slow_into_fresh_pages(void)
 	backs_off_at_last(6, four_into_fresh_pages);
 }
 
-/* Through the ring, a side that sleeps would be woken again and again: however slow, copies go on. */
-static void slow_for_one_that_sleeps(void)
-{
-	backs_off_at_last(6, three_woken);
-}
-
-/* A second for each MiB, or next to nothing. */
-static void ring_takes(struct soft_cma *cma, bool puts, bool long_time)
-{
-	if (!long_time)
-		cma->took_ns = cma->own->put_ns = 1;
-	else if (puts)
-		soft_cma_ring_put(cma, soft_now() - 1000000000, MIB);
-	else
-		soft_cma_ring_took(cma, soft_now() - 1000000000, MIB);
-}
-
 /* What a record that took so long, because it was interrupted, makes of the mean. */
 static uint64_t mean_after_one_of_a_second(uint64_t mean)
 {
@@ -257,35 +232,63 @@ static uint64_t mean_after_one_of_a_second(uint64_t mean)
 	return cma.took_ns;
 }
 
-/* Slow is what takes longer than the ring's two copies. */
+static int a_millisecond_later(clockid_t clock, struct timespec *time)
+{
+	static long milliseconds;
+
+	(void)clock;
+	milliseconds++;
+	*time = (struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000};
+	return 0;
+}
+
+/* Slow is what takes longer than the ring's two copies, four times where it would wake a sleeper: a
+ * copy of a MiB takes a millisecond here. */
 static void beside_the_ring(void)
 {
+	static const struct {
+		uint64_t ring_ns;
+		bool sleeps, slow;
+	} sides[] = {{600000, false, false},
+		     {400000, false, true},
+		     {400000, true, false},
+		     {100000, true, true}};
+	struct soft_platform slow = *soft_device.platform;
 	struct scene scene;
 
 	soft_device.shm->slow = 0;
 	CHECK(!soft_cma_ring_begins(PAGE) && soft_cma_ring_begins(MIB));
 	CHECK_EQUAL(mean_after_one_of_a_second(800), 900);
-	begin_open(&scene, MIB);
-	memset(scene.memory, 1, MIB);
-	for (int slow = 0; slow < 2; slow++) {
-		ring_takes(&scene.cma, !scene.process.child, !slow);
+	slow.clock = a_millisecond_later;
+	FOR_EACH (side, sides) {
+		begin_open(&scene, MIB);
+		memset(scene.memory, 1, MIB);
+		scene.cma.took_ns = scene.cma.own->put_ns = sides[side].ring_ns;
+		if (sides[side].sleeps)
+			soft_busy_poll(0);
 		process_barrier(&scene.process);
-		for (int copies = 0; copies < 8; copies++) {
+		for (int copies = 0; copies < 2; copies++) {
 			struct soft_cma_desc desc = grant_of(&scene.cma, scene.memory, MIB);
 
 			if (!scene.process.child) {
 				tell(&scene.process, &desc, sizeof(desc));
 			} else {
 				hear(&scene.process, &desc, sizeof(desc));
+				const struct soft_platform *real = soft_device.platform;
+
+				soft_device.platform = &slow;
 				CHECK_EQUAL(copy_all(&scene.cma, &desc, scene.memory, MIB),
 					    SOFT_CMA_COPIED);
+				soft_device.platform = real;
 			}
 			process_barrier(&scene.process);
 		}
-		CHECK_EQUAL(page_of(true)->backoff_until != 0, slow);
+		CHECK_EQUAL(page_of(true)->backoff_until != 0, sides[side].slow);
 		process_barrier(&scene.process);
+		if (sides[side].sleeps && scene.process.child)
+			soft_busy_poll(1);
+		end(&scene);
 	}
-	end(&scene);
 }
 
 /* ---- what the kernel says ------------------------------------------------------------------ */
@@ -449,7 +452,6 @@ int main(void)
 	if (COUNTS_PAGES) {
 		STEP(too_slow());
 		STEP(slow_into_fresh_pages());
-		STEP(slow_for_one_that_sleeps());
 	}
 	STEP(beside_the_ring());
 	STEP(another_process());

@@ -2,12 +2,11 @@
  *
  * Is it worth while?  The kernel looks up each page of the other process, so a copy takes up to three
  * times as long as a memcpy; the ring's two copies are made at the same time on two cores, but need
- * both, and wake a side that sleeps again and again.  So one that sleeps copies.  For one that polls,
- * how much each takes depends on the machine, on the size of the pages, and on whether the caches
- * hold the memory, and differs by a factor of five; so both are measured, and a copy that takes longer
- * than the ring's two together is slow.  After two slow ones in a row the copying side asks for no
- * more for a moment (`backoff_until`); what comes through the ring meanwhile tells what that costs
- * now.
+ * both, and wake a side that sleeps again and again.  How much each takes depends on the machine, on
+ * the size of the pages, and on whether the caches hold the memory, and differs by a factor of five;
+ * so both are measured, and a copy that takes longer than the ring's two together, or on a side that
+ * sleeps ASLEEP times as long, is slow.  After two slow ones in a row the copying side asks for no more
+ * for a moment (`backoff_until`); what comes through the ring meanwhile tells what that costs now.
  *
  * What the ring would take as well does not count: pages that the kernel makes for fresh memory,
  * ten times as long as the copy where a virtual machine has to get them, and the time of other
@@ -26,6 +25,7 @@
 enum {
 	LONG = 32 * 1024, /* enough to be measured */
 	WEIGHT = 8, /* of what has been measured before, beside one more */
+	ASLEEP = 4, /* times its copies the ring takes where it wakes a side: by judgement */
 };
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
@@ -216,11 +216,11 @@ void soft_cma_ring_took(struct soft_cma *cma, uint64_t since, size_t length)
 static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 {
 	uint64_t put_ns = soft_hint_get(&cma->peer->put_ns);
+	uint64_t ring_ns = put_ns && cma->took_ns ? put_ns + cma->took_ns : 0;
 	uint64_t one = ns_for_mib(ns, length);
 
-	if (one <= soft_device.shm->slow || !soft_application_polls())
-		return false;
-	return !put_ns || !cma->took_ns || one > put_ns + cma->took_ns;
+	return one > soft_device.shm->slow &&
+	       one > ring_ns * (soft_application_polls() ? 1 : ASLEEP);
 }
 
 /* What this thread has used so far. */
