@@ -38,9 +38,9 @@ from .lanes import (
 from .ways import DEVICE
 
 NOTE = (
-    "*perftest* is `ib_send_bw` and its like (`_write_bw`, `_read_bw`, `_send_lat`) there, which poll "
-    "all the time. But for the last row many messages are under way: the time for one of them. "
-    "Half a round trip is what perftest calls latency: for aiordma half of an echo."
+    "*perftest* is `ib_send_bw` and its like on the same device, which poll all the time. But for "
+    "the last row many messages are under way: the time for one of them. Half a round trip is what "
+    "perftest calls latency: for aiordma half of an echo."
 )
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half a round trip"
