@@ -19,7 +19,6 @@ from .frames cimport (
 from .futures cimport complete_waiter
 from .memory cimport PoolBlock, release_all
 from .outbox cimport ENDED, NOT_STARTED, SWITCHING
-from .sealing cimport Sealing
 from .sends cimport Frame, new_frame
 from .work_queue cimport IBV_WR_SEND_WITH_INV
 

@@ -33,14 +33,14 @@ from .frames cimport (
     RendezvousRequest,
 )
 from .futures cimport DONE, PENDING, never_awaited, of_callback
-from .memory cimport BlockCache, Local, PoolBlock
+from .memory cimport PoolBlock
 from .message cimport new_message
 from .one_sided cimport MAX_TRANSFER
 from .outbox cimport ENDED
 from .sealing cimport PAYLOAD_SEAL
 from .sends cimport MAX_PIECES
 from .stripes cimport order
-from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ, WorkRequest
+from .work_queue cimport IBV_WR_RDMA_READ, KIND_READ
 
 from aiordma._datapath.results import Received, ReceivedMemory
 from aiordma.errors import (

@@ -11,8 +11,7 @@ cimport cython
 
 from aiordma._core.operations import OperationKind
 
-from .futures cimport DONE, FAILED, PENDING, OpFuture, of_callback
-from .memory cimport Local, Pinned, Remote
+from .futures cimport DONE, FAILED, PENDING, of_callback
 from .message cimport Counts
 from .sends cimport imm_of
 from .stripes cimport order
@@ -50,7 +49,7 @@ cdef class WRChain(WorkRequest):
     """One-sided work requests that are posted together."""
 
     def __cinit__(self):
-        self.entries = 0
+        self.entries, self.pins = 0, []
         self.sends, self.sges, self.room = &self.one_send, &self.one_sge, 1
 
     def __len__(self) -> int:
@@ -72,10 +71,7 @@ cdef class WRChain(WorkRequest):
         memset(send, 0, sizeof(aiordma_send))
         send.num_sge = 1 if length else 0
         sge.addr, sge.length, sge.lkey = address, length, lkey
-        if self.pins is None:
-            self.pins = [pinned]
-        else:
-            self.pins.append(pinned)
+        self.pins.append(pinned)
         pinned.pins += 1
         self.entries += 1
         return send

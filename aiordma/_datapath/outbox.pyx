@@ -48,7 +48,7 @@ from .sends cimport (
     new_frame,
     new_rendezvous_frame,
 )
-from .stripes cimport Stripes, order
+from .stripes cimport order
 from .work_queue cimport (
     FOR_CREDITS,
     FOR_NOTHING,

@@ -10,7 +10,6 @@ cimport cython
 from .frames cimport (
     HEADER,
     RAIL_SHIFT,
-    RNDV_KEYS,
     RendezvousKey,
     RendezvousKeys,
     RendezvousPiece,
@@ -28,7 +27,6 @@ from .sends cimport (
     count_windows,
     prepare_binds,
 )
-from .stripes cimport Lane
 from .work_queue cimport (
     BEFORE_LAST,
     IBV_SEND_SIGNALED,

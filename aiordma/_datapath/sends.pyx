@@ -11,7 +11,7 @@ cimport cython
 
 from .futures cimport DONE, FAILED, PENDING, complete_waiter, never_awaited
 from .keys cimport has_no_holes
-from .memory cimport Local, Pinned, Remote
+from .memory cimport Pinned
 from .message cimport Message
 from .work_queue cimport (
     BEFORE_LAST,
@@ -22,7 +22,6 @@ from .work_queue cimport (
     KIND_SEND,
     KIND_WRITE,
     WorkQueues,
-    aiordma_send,
     ibv_sge,
     post_sends,
 )
@@ -84,8 +83,7 @@ cdef class Piece:
     """Bytes of a message where its sender has them, kept in their place until `close`."""
 
     cdef int open(self, object data) except -1:
-        cdef PoolBlock block
-        cdef Pinned holder
+        cdef Pinned holder = None
         if type(data) is bytes:
             self.source = data
             self.bytes = <const unsigned char *> PyBytes_AS_STRING(data)
@@ -93,23 +91,19 @@ cdef class Piece:
             return 0
         if type(data) is Message:
             (<Message> data)._check()
-            block = (<Message> data).block
-            block.pins += 1
-            self.source = block
-            self.bytes = block.bytes() + (<Message> data).offset
+            holder = (<Message> data).block
+            self.bytes = (<Message> data).block.bytes() + (<Message> data).offset
             self.length = (<Message> data).length
-            return 0
-        if isinstance(data, Local):
+        elif isinstance(data, Local):
             holder = (<Local> data).holder()
-            if isinstance(holder, PoolBlock):
-                holder.pins += 1
-                self.source = holder
-                self.bytes = <const unsigned char *> <uintptr_t> (<Local> data).address
-                self.length = (<Local> data).length
-                return 0
+            self.bytes = <const unsigned char *> <uintptr_t> (<Local> data).address
+            self.length = (<Local> data).length
+        if isinstance(holder, PoolBlock):
+            holder.pins += 1
+            self.source = holder
+            return 0
+        if holder is not None:
             data = data.view
-            self.keeper = keeper_of(data)
-            return open_buffer(self, data)
         if type(data) is bytearray:
             return open_buffer(self, data)
         if type(data) is memoryview:

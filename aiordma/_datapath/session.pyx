@@ -38,7 +38,7 @@ from .rail cimport SendQueue
 from .receives cimport Receives, ReceiveSizes
 from .memory cimport Local, PoolBlock, Remote, release_all
 from .rendezvous cimport Opening
-from .sealing cimport TAG, Sealing
+from .sealing cimport TAG
 from .sends cimport Operation
 from .stripes cimport Lane
 from .work_queue cimport KIND_READ, KIND_SEND, KIND_WRITE, FrameHandler, WorkQueues
@@ -56,7 +56,7 @@ cdef extern from "<endian.h>" nogil:
 
 cdef class MessageMethods:
     """The methods of a Connection that send and receive messages, read and write; the subclass has
-    `_write_from` and `_read_into`, for memory of other kinds."""
+    `_transfer`, for memory of other kinds."""
 
     cdef Outbox outbox
     cdef Inbox inbox
@@ -172,7 +172,7 @@ cdef class MessageMethods:
         given, LeaseEndedError when the lease is over, ValueError for different lengths.
         """
         if not isinstance(source, Local) or not isinstance(target, Remote):
-            return self._write_from(source, target, imm, progress)
+            return self._transfer(False, source, target, imm, progress)
         return new_operation(self, KIND_WRITE, source, imm, target, progress)
 
     def read(
@@ -186,7 +186,7 @@ cdef class MessageMethods:
         `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
         """
         if not isinstance(target, Local) or not isinstance(source, Remote):
-            return self._read_into(source, target, progress)
+            return self._transfer(True, target, source, None, progress)
         return new_operation(self, KIND_READ, target, None, source, progress)
 
     def __aiter__(self) -> AsyncIterator[Message]:

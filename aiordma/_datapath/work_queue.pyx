@@ -14,8 +14,6 @@ from libc.string cimport memset
 
 cimport cython
 
-from .futures cimport Wakeups
-from .memory cimport PoolBlock
 
 from aiordma._core.operations import OperationKind
 from aiordma._native import ffi, fork, lib

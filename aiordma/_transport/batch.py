@@ -14,7 +14,6 @@ from .._core.region import ATOMIC_SIZE
 from .._datapath.message import Counts
 from .._datapath.one_sided import Batch as BatchOfTransfers
 from .._datapath.one_sided import WRChain, new_chain, start
-from .._datapath.rail import SendQueue
 from .._datapath.session import Session
 from .._loop.futures import settle
 from ..errors import BufferStateError
@@ -42,9 +41,9 @@ class Batch(BatchOfTransfers):
     """
 
     def __init__(
-        self, queue: SendQueue, memory: Memory, check: Callable[[], None], counts: Counts
+        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
     ) -> None:
-        self._queue = queue
+        self._session = session
         self._memory = memory
         self._check = check
         self._counts = counts
@@ -103,6 +102,7 @@ class Batch(BatchOfTransfers):
     async def __aenter__(self) -> Self:
         if self._chain is not None:
             raise BufferStateError("this batch is collecting already")
+        self._queue = self._session.lead
         self._held = ExitStack()  # until the end of the scope
         self._collect(new_chain(self._queue, OperationKind.BATCH))
         return self
@@ -133,14 +133,7 @@ class Batch(BatchOfTransfers):
 class MovingBatch(Batch):
     """A batch of a connection that may go on by another rail while it collects."""
 
-    def __init__(
-        self, session: Session, memory: Memory, check: Callable[[], None], counts: Counts
-    ) -> None:
-        super().__init__(session.lead, memory, check, counts)
-        self._session = session
-
     async def __aenter__(self) -> Self:
-        self._queue = self._session.lead
         await super().__aenter__()
         assert self._chain is not None
         self._session.batches.add(self._chain)

@@ -168,34 +168,29 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
 
     # ---- one-sided operations ------------------------------------------------------------
 
-    async def _write_from(
+    async def _transfer(
         self,
-        source: AnyMemory,
-        target: Remote,
+        reads: bool,
+        data: AnyMemory,
+        remote: Remote,
         imm: int | None,
         progress: Callable[[int], object] | None,
     ) -> None:
         self._check()
-        remote_memory(target, RemoteMemory)
-        async with UserMemory(self._memory, source, target=False) as local:
-            await self.write(local, target, imm=imm, progress=progress)
-
-    async def _read_into(
-        self, source: Remote, target: AnyMemory, progress: Callable[[int], object] | None
-    ) -> None:
-        self._check()
-        remote_memory(source, RemoteMemory)
-        memory = UserMemory(self._memory, target, target=True)
+        remote_memory(remote, RemoteMemory)
+        memory = UserMemory(self._memory, data, target=reads)
         async with memory as local:
-            await self.read(source, local, progress=progress)
-            memory.land()
+            if reads:
+                await self.read(remote, local, progress=progress)
+                memory.land()
+            else:
+                await self.write(local, remote, imm=imm, progress=progress)
 
     def batch(self) -> Batch:
         """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
         self._check()
-        if self._rails is not None:
-            return MovingBatch(self._messages, self._memory, self._check, self._statistics)
-        return Batch(self._queue, self._memory, self._check, self._statistics)
+        made = Batch if self._rails is None else MovingBatch
+        return made(self._messages, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
         """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
