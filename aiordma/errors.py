@@ -224,11 +224,11 @@ class WorkCompletionError(RDMAError):
     status_name: ClassVar[str] = ""
     advice: ClassVar[str] = "the device reported a status that this version does not know"
 
-    def __init_subclass__(cls, *, status: int, name: str, **keywords: object) -> None:
+    def __init_subclass__(cls, *, name: str, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
         cls.status_name = name
         cls.__doc__ = f"``IBV_WC_{name}``: {cls.advice}."
-        _work_completion_errors[status] = cls
+        _work_completion_errors[len(_work_completion_errors) + 1] = cls
 
     def __init__(
         self,
@@ -254,125 +254,126 @@ class WorkCompletionError(RDMAError):
         self.vendor_err = vendor_err
 
 
-class LocalLengthError(WorkCompletionError, status=1, name="LOC_LEN_ERR"):
+# In the order of ``enum ibv_wc_status``, from 1.
+class LocalLengthError(WorkCompletionError, name="LOC_LEN_ERR"):
     advice = (
         "a message was longer than the buffers of the receive, or longer than the port allows;"
         " post larger receives or send less"
     )
 
 
-class LocalQPOperationError(WorkCompletionError, status=2, name="LOC_QP_OP_ERR"):
+class LocalQPOperationError(WorkCompletionError, name="LOC_QP_OP_ERR"):
     advice = (
         "this side's queue pair cannot do the work request as posted; compare it with the queue"
         " pair's type, state and capabilities"
     )
 
 
-class LocalEECOperationError(WorkCompletionError, status=3, name="LOC_EEC_OP_ERR"):
+class LocalEECOperationError(WorkCompletionError, name="LOC_EEC_OP_ERR"):
     advice = "this side's end-to-end context cannot do the work request (reliable datagram)"
 
 
-class LocalProtectionError(WorkCompletionError, status=4, name="LOC_PROT_ERR"):
+class LocalProtectionError(WorkCompletionError, name="LOC_PROT_ERR"):
     advice = (
         "a local buffer of the work request is not covered by its lkey (wrong key, range or"
         " protection domain, or no LOCAL_WRITE): correct it on this side"
     )
 
 
-class WorkRequestFlushedError(WorkCompletionError, status=5, name="WR_FLUSH_ERR"):
+class WorkRequestFlushedError(WorkCompletionError, name="WR_FLUSH_ERR"):
     advice = (
         "the work request was not executed, because the queue pair is in the error state; the first"
         " failure on that queue pair is the cause"
     )
 
 
-class MemoryWindowBindError(WorkCompletionError, status=6, name="MW_BIND_ERR"):
+class MemoryWindowBindError(WorkCompletionError, name="MW_BIND_ERR"):
     advice = (
         "the memory window was not bound: the region must be registered with MW_BIND, cover the"
         " range and have the rights"
     )
 
 
-class BadResponseError(WorkCompletionError, status=7, name="BAD_RESP_ERR"):
+class BadResponseError(WorkCompletionError, name="BAD_RESP_ERR"):
     advice = "the peer's device sent a response that matches no request of this side"
 
 
-class LocalAccessError(WorkCompletionError, status=8, name="LOC_ACCESS_ERR"):
+class LocalAccessError(WorkCompletionError, name="LOC_ACCESS_ERR"):
     advice = (
         "the peer wrote with immediate data to a range, or with rights, that this side does not"
         " allow"
     )
 
 
-class RemoteInvalidRequestError(WorkCompletionError, status=9, name="REM_INV_REQ_ERR"):
+class RemoteInvalidRequestError(WorkCompletionError, name="REM_INV_REQ_ERR"):
     advice = (
         "the peer's device refused the request as such: message longer than the receive posted"
         " there, operation not enabled, misaligned atomic or too many reads at once"
     )
 
 
-class RemoteAccessError(WorkCompletionError, status=10, name="REM_ACCESS_ERR"):
+class RemoteAccessError(WorkCompletionError, name="REM_ACCESS_ERR"):
     advice = (
         "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the"
         " region, or a missing right; ask the peer for a region with that right"
     )
 
 
-class RemoteOperationError(WorkCompletionError, status=11, name="REM_OP_ERR"):
+class RemoteOperationError(WorkCompletionError, name="REM_OP_ERR"):
     advice = "the peer's device could not execute the request; look at the errors of that side"
 
 
-class RetryExceededError(WorkCompletionError, status=12, name="RETRY_EXC_ERR"):
+class RetryExceededError(WorkCompletionError, name="RETRY_EXC_ERR"):
     advice = (
         "the peer did not acknowledge in time, and all retries are used: the peer or the path to it"
         " is down or overloaded, or timeout and retry_cnt are too small for this network"
     )
 
 
-class RNRRetryExceededError(WorkCompletionError, status=13, name="RNR_RETRY_EXC_ERR"):
+class RNRRetryExceededError(WorkCompletionError, name="RNR_RETRY_EXC_ERR"):
     advice = (
         "the peer had no receive posted for too long: it must post more receives, or this side"
         " needs flow control or a larger rnr_retry"
     )
 
 
-class LocalRDDViolationError(WorkCompletionError, status=14, name="LOC_RDD_VIOL_ERR"):
+class LocalRDDViolationError(WorkCompletionError, name="LOC_RDD_VIOL_ERR"):
     advice = "queue pair and end-to-end context are of different reliable datagram domains"
 
 
-class RemoteInvalidReadRequestError(WorkCompletionError, status=15, name="REM_INV_RD_REQ_ERR"):
+class RemoteInvalidReadRequestError(WorkCompletionError, name="REM_INV_RD_REQ_ERR"):
     advice = "the peer's device refused a reliable datagram request as invalid"
 
 
-class RemoteAbortedError(WorkCompletionError, status=16, name="REM_ABORT_ERR"):
+class RemoteAbortedError(WorkCompletionError, name="REM_ABORT_ERR"):
     advice = "the peer aborted the operation; look at the errors of that side"
 
 
-class InvalidEECNumberError(WorkCompletionError, status=17, name="INV_EECN_ERR"):
+class InvalidEECNumberError(WorkCompletionError, name="INV_EECN_ERR"):
     advice = "there is no such end-to-end context number (reliable datagram)"
 
 
-class InvalidEECStateError(WorkCompletionError, status=18, name="INV_EEC_STATE_ERR"):
+class InvalidEECStateError(WorkCompletionError, name="INV_EEC_STATE_ERR"):
     advice = "the end-to-end context is in the wrong state (reliable datagram)"
 
 
-class FatalDeviceError(WorkCompletionError, status=19, name="FATAL_ERR"):
+class FatalDeviceError(WorkCompletionError, name="FATAL_ERR"):
     advice = "the device failed fatally; close everything on it and open it again"
 
 
-class ResponseTimeoutError(WorkCompletionError, status=20, name="RESP_TIMEOUT_ERR"):
+class ResponseTimeoutError(WorkCompletionError, name="RESP_TIMEOUT_ERR"):
     advice = "the peer's response did not arrive in time"
 
 
-class GeneralCompletionError(WorkCompletionError, status=21, name="GENERAL_ERR"):
+class GeneralCompletionError(WorkCompletionError, name="GENERAL_ERR"):
     advice = "the transport failed for a reason without a status of its own; see the vendor error"
 
 
-class TagMatchingError(WorkCompletionError, status=22, name="TM_ERR"):
+class TagMatchingError(WorkCompletionError, name="TM_ERR"):
     advice = "tag matching failed on the shared receive queue"
 
 
-class TagMatchingIncompleteError(WorkCompletionError, status=23, name="TM_RNDV_INCOMPLETE"):
+class TagMatchingIncompleteError(WorkCompletionError, name="TM_RNDV_INCOMPLETE"):
     advice = "a tag-matched rendezvous must be completed by software"
 
 
