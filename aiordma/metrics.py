@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from .monitoring import RailState, Snapshot
@@ -16,6 +17,7 @@ from .monitoring import RailState, Snapshot
 __all__ = ["METRICS", "Metric"]
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
+Entries = Callable[[Snapshot], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,16 @@ def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
     return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
 
 
-def _by_device(part: str, *rows: tuple[str, str, str], device: str = "device") -> list[Metric]:
-    """A gauge of the sums over the entries of `part`, for each name, path and help.
+def _by_device(
+    entries: Entries, *rows: tuple[str, str, str], device: str = "device"
+) -> list[Metric]:
+    """A gauge of the sums over the entries, for each name, path and help.
 
     The path is that of the value in an entry; a name that ends with "bytes" has that unit.
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
-        return lambda taken: [((it[device],), _at(it, *path)) for it in _at(taken, part)]
+        return lambda taken: [((it[device],), _at(it, *path)) for it in entries(taken)]
 
     return [
         Metric(f"aiordma_{name}", "gauge", "By" if name.endswith("bytes") else "1", told,
@@ -75,8 +79,8 @@ def _by_device(part: str, *rows: tuple[str, str, str], device: str = "device") -
     ]  # fmt: skip
 
 
-def _states(taken: Snapshot) -> Rows:
-    return [((entry["device"], entry["state"]), 1) for entry in taken["connections"]]
+def _states(entries: Entries) -> Callable[[Snapshot], Rows]:
+    return lambda taken: [((it["device"], it["state"]), 1) for it in entries(taken)]
 
 
 def _rails(taken: Snapshot) -> Iterable[RailState]:
@@ -86,10 +90,6 @@ def _rails(taken: Snapshot) -> Iterable[RailState]:
 def _of_rails(part: str) -> Callable[[Snapshot], Rows]:
     """By device, and from 0 on: an alert by `increase` sees no counter that begins as 1."""
     return lambda taken: [*(((it["device"],), 0) for it in _rails(taken)), *_keys(part)(taken)]
-
-
-def _rail_states(taken: Snapshot) -> Rows:
-    return [((rail["device"], rail["state"]), 1) for rail in _rails(taken)]
 
 
 def _latencies(taken: Snapshot) -> Rows:
@@ -103,6 +103,8 @@ def _traffic(name: str, told: str, key: str = "") -> Metric:
     rows = _value("traffic", key or name)
     return Metric(f"aiordma_{name}", "counter", "By" if "bytes" in name else "1", told, (), rows)
 
+
+_CONNECTIONS: Entries = itemgetter("connections")
 
 METRICS: tuple[Metric, ...] = (
     _traffic("messages_sent", "Messages that peers have taken"),
@@ -133,22 +135,24 @@ METRICS: tuple[Metric, ...] = (
         _latencies),
     Metric("aiordma_objects", "gauge", "1", "Open objects of the verbs", ("class",),
         _keys("objects")),
-    Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"), _states),
+    Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"),
+        _states(_CONNECTIONS)),
     Metric("aiordma_rails", "gauge", "1", "Rails of open connections", ("device", "state"),
-        _rail_states),
-    Metric("aiordma_rail_sent_bytes", "gauge", "By",
-        "Bytes of messages that were sent while rails of open connections were the lead",
-        ("device",), lambda taken: [((it["device"],), it["bytes_sent"]) for it in _rails(taken)]),
-    Metric("aiordma_rail_received_bytes", "gauge", "By",
-        "Bytes of messages that the rails of open connections have brought", ("device",),
-        lambda taken: [((it["device"],), it["bytes_received"]) for it in _rails(taken)]),
+        _states(_rails)),
     *_by_device(
-        "listeners",
+        _rails,
+        ("rail_sent_bytes", "bytes_sent",
+            "Bytes of messages that were sent while rails of open connections were the lead"),
+        ("rail_received_bytes", "bytes_received",
+            "Bytes of messages that the rails of open connections have brought"),
+    ),
+    *_by_device(
+        itemgetter("listeners"),
         ("handshakes", "handshakes", "Handshakes of peers under way"),
         ("waiting_connections", "waiting", "Connections that wait for accept"),
     ),
     *_by_device(
-        "connections",
+        _CONNECTIONS,
         ("messages_waiting", "messages_waiting", "Messages that wait for credits or memory"),
         ("waiting_for_credits", "waiting_for_credits", "Messages that wait until peers receive"),
         ("waiting_for_send_queue", "waiting_for_send_queue",
@@ -160,7 +164,7 @@ METRICS: tuple[Metric, ...] = (
         ("lent_bytes", "lent_bytes", "Memory that peers have borrowed"),
     ),
     *_by_device(
-        "devices",
+        itemgetter("devices"),
         ("pool_registered_bytes", "pool.registered_bytes", "Registered memory of the pool"),
         ("pool_leased_bytes", "pool.leased_bytes", "Leased memory of the pool"),
         ("pool_limit_bytes", "pool.limit", "Most memory that the pool may register"),
