@@ -419,7 +419,8 @@ class LocalMemory(Local):
     @property
     def view(self) -> memoryview:
         """The bytes themselves."""
-        raise NotImplementedError
+        self._check()
+        return self._pinned_bytes()
 
     def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
@@ -519,11 +520,6 @@ class Buffer(OwnMemory):
         state = " released" if self.gone else ""
         return f"<Buffer of {self.length} bytes at {self.address:#x}{state}>"
 
-    @property
-    def view(self) -> memoryview:
-        self._check()
-        return self._pinned_bytes()
-
     def _pinned_bytes(self) -> memoryview:
         return self._block.export(0, self.length)
 
@@ -580,11 +576,6 @@ class Region(OwnMemory):
     def __repr__(self) -> str:
         state = " closed" if self.gone else ""
         return f"<Region of {self.length} bytes at {self.address:#x}{state}>"
-
-    @property
-    def view(self) -> memoryview:
-        self._check()
-        return self._pinned_bytes()
 
     def _pinned_bytes(self) -> memoryview:
         return self._mr.buf
