@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
 from typing import Protocol
 
@@ -85,8 +86,8 @@ class OneSided(Memory):
     def use(self, token: bytes) -> None:
         self.remote: RemoteRegion = self._conn.open_region(token)
 
-    def collect(self, batch: Batch, count: int) -> None:
-        """Add so many operations to a batch."""
+    def adder(self, batch: Batch) -> Callable[[], object]:
+        """A function that adds an operation to a batch."""
         raise NotImplementedError
 
     async def flood(self, run: Run) -> None:
@@ -105,7 +106,9 @@ class OneSided(Memory):
             count = min(run.batch, run.limit - run.started)
             run.started += count
             async with self._conn.batch() as batch:
-                self.collect(batch, count)
+                add = self.adder(batch)
+                for _ in range(count):
+                    add()
             run.done += count
 
 
@@ -122,10 +125,8 @@ class Writes(OneSided):
     def operate(self, number: int) -> Awaitable[None]:
         return self._conn.write(self._outbox, self.remote, imm=self.imm(number))
 
-    def collect(self, batch: Batch, count: int) -> None:
-        memory, remote = self._outbox, self.remote
-        for _ in range(count):
-            batch.write(memory, remote)
+    def adder(self, batch: Batch) -> Callable[[], object]:
+        return partial(batch.write, self._outbox, self.remote)
 
     async def alone(self, run: Run) -> None:
         if self.numbered:
@@ -158,10 +159,8 @@ class Reads(OneSided):
     def operate(self, number: int) -> Awaitable[None]:
         return self._conn.read(self.remote, self._place.local)
 
-    def collect(self, batch: Batch, count: int) -> None:
-        memory, remote = self._place.local, self.remote
-        for _ in range(count):
-            batch.read(remote, memory)
+    def adder(self, batch: Batch) -> Callable[[], object]:
+        return partial(batch.read, self.remote, self._place.local)
 
     def verify(self, own: int, others: int) -> str:
         return difference(self._place.contents(), self._expected) if own else ""
@@ -176,9 +175,8 @@ class Atomics(OneSided):
     def operate(self, number: int) -> Awaitable[int]:
         return self._conn.fetch_and_add(self.remote, 1)
 
-    def collect(self, batch: Batch, count: int) -> None:
-        for _ in range(count):
-            batch.fetch_and_add(self.remote, 1)
+    def adder(self, batch: Batch) -> Callable[[], object]:
+        return partial(batch.fetch_and_add, self.remote, 1)
 
 
 class Source(Memory):
