@@ -310,19 +310,27 @@ static void dmabuf(struct side *a, struct side *b)
 
 	CHECK(fd >= 0);
 	CHECK_OK(ftruncate(fd, 4 * PAGE));
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, -1, rights), EBADF);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, 0, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 100, PAGE, 101, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, PAGE, 4 * PAGE, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 5 * PAGE, 1, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, SIZE_MAX, 0, fd, rights), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND),
-		EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED),
-		EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, fd, PEER_RIGHTS), EINVAL);
-	REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, 0, PAGE, 0, b->channel->fd, rights), EINVAL);
+	const struct {
+		size_t offset, length;
+		uint64_t iova;
+		int fd, access, error;
+	} refused[] = {
+		{0, PAGE, 0, -1, rights, EBADF},
+		{0, 0, 0, fd, rights, EINVAL},
+		{100, PAGE, 101, fd, rights, EINVAL},
+		{PAGE, 4 * PAGE, 0, fd, rights, EINVAL},
+		{5 * PAGE, 1, 0, fd, rights, EINVAL},
+		{0, SIZE_MAX, 0, fd, rights, EINVAL},
+		{0, PAGE, 0, fd, rights | IBV_ACCESS_ON_DEMAND, EINVAL},
+		{0, PAGE, 0, fd, rights | IBV_ACCESS_ZERO_BASED, EINVAL},
+		{0, PAGE, 0, fd, PEER_RIGHTS, EINVAL},
+		{0, PAGE, 0, b->channel->fd, rights, EINVAL},
+	};
 
+	FOR_EACH (i, refused)
+		REFUSED(verbs->ibv_reg_dmabuf_mr(b->pd, refused[i].offset, refused[i].length,
+						 refused[i].iova, refused[i].fd, refused[i].access),
+			refused[i].error);
 	struct ibv_mr *mr = verbs->ibv_reg_dmabuf_mr(b->pd, PAGE + 100, PAGE, 0x10064, fd, rights);
 
 	CHECK(mr && mr->length == PAGE);
@@ -374,11 +382,15 @@ static void device_memory(struct side *a, struct side *b)
 	struct verbs_context *ex = extended(b->context);
 
 	CHECK(attr.max_dm_size >= 65536);
-	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 0}), EINVAL);
-	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size + 1}), EINVAL);
-	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 1, .comp_mask = 1}), EINVAL);
-	REFUSED(allocate_dm(b, (struct ibv_alloc_dm_attr){.length = 1, .log_align_req = 40}),
-		EINVAL);
+	const struct ibv_alloc_dm_attr refused[] = {
+		{.length = 0},
+		{.length = attr.max_dm_size + 1},
+		{.length = 1, .comp_mask = 1},
+		{.length = 1, .log_align_req = 40},
+	};
+
+	FOR_EACH (i, refused)
+		REFUSED(allocate_dm(b, refused[i]), EINVAL);
 	struct ibv_dm *all = allocate_dm(b, (struct ibv_alloc_dm_attr){.length = attr.max_dm_size});
 
 	CHECK(all);

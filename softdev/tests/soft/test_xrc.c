@@ -6,7 +6,6 @@
 #include "adopted_side.h"
 
 enum {
-	LONG = 3 << 20, /* of a message: many frames */
 	NO_NUMBER = 0xffffff, /* of no queue: all ones are never given */
 };
 
@@ -355,41 +354,6 @@ static void several_queues(void)
 	close_end(&target);
 }
 
-/* Several connections, one shared receive queue. */
-static void several_connections(void)
-{
-	enum { COUNT = 4 };
-	struct end sources[COUNT], target;
-	struct side targets[COUNT];
-
-	OPEN_TARGET(&target);
-	for (int i = 0; i < COUNT; i++) {
-		OPEN_SOURCE(&sources[i]);
-		targets[i] = target.side;
-		targets[i].qp = i ? make_target(target.xrcd) : target.side.qp;
-		connect_pair(&sources[i].side, &targets[i]);
-		receive_at(&target.side, (uint64_t)i, (size_t)i * 64, 64);
-	}
-	for (int i = COUNT - 1; i >= 0; i--) {
-		RUN(&sources[i].side, IBV_WC_SUCCESS, IBV_WR_SEND, .length = 8,
-		    .srqn = target.srqn);
-		expect_wc(&targets[i], (uint64_t)(COUNT - 1 - i), IBV_WC_SUCCESS);
-	}
-	/* The limit counts whatever connection takes a receive. */
-	receive_at(&target.side, 9, 0, 64);
-	CHECK_OK(verbs->ibv_modify_srq(target.side.srq, &(struct ibv_srq_attr){.srq_limit = 1},
-				       IBV_SRQ_LIMIT));
-	POST(&sources[2].side, IBV_WR_SEND, .srqn = target.srqn);
-	expect_wc(&targets[2], 9, IBV_WC_SUCCESS);
-	expect_event(&target.side, IBV_EVENT_SRQ_LIMIT_REACHED);
-	for (int i = 0; i < COUNT; i++) {
-		if (i)
-			CHECK_OK(verbs->ibv_destroy_qp(targets[i].qp));
-		close_end(&sources[i]);
-	}
-	close_end(&target);
-}
-
 /* wr_set_xrc_srqn: ibv_wr_post(3). */
 static void builders(void)
 {
@@ -660,42 +624,6 @@ static void completions_stay(void)
 	}
 }
 
-/* ---- processes and faults -------------------------------------------------------------------- */
-
-static void two_processes(void)
-{
-	const struct options options = {.memory = LONG};
-	struct process process = split();
-	struct end end;
-
-	if (process.child)
-		open_source(&end, options);
-	else
-		open_target(&end, options, -1);
-	struct address peer = exchange(&process, &end.side);
-	uint32_t srqn = end.srqn;
-
-	if (process.child)
-		hear(&process, &srqn, sizeof(srqn));
-	else
-		tell(&process, &srqn, sizeof(srqn));
-	bring_up(&end.side, &peer);
-	for (uint32_t length = 1; length < LONG; length *= 3) {
-		fill(end.side.memory, length, process.child ? length : 0);
-		if (!process.child)
-			receive_at(&end.side, length, 0, LONG);
-		process_barrier(&process);
-		if (process.child)
-			POST(&end.side, IBV_WR_SEND, .wr_id = length, .length = length,
-			     .srqn = srqn);
-		expect_wc(&end.side, length, IBV_WC_SUCCESS);
-		CHECK(filled(end.side.memory, length, length));
-	}
-	process_barrier(&process);
-	close_end(&end);
-	join(&process);
-}
-
 /* With the connection manager each side would need a connection of its own. */
 static void not_by_cm(void)
 {
@@ -719,12 +647,10 @@ int main(void)
 {
 	limit_seconds(120);
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
-	STEP(two_processes()); /* before a device is opened */
 	STEP(domains());
 	STEP(after_a_fork());
 	STEP(refusals());
 	STEP(several_queues());
-	STEP(several_connections());
 	STEP(builders());
 	STEP(unknown_number());
 	STEP(overrun());
