@@ -82,8 +82,8 @@ static const char *local_objection(const struct soft_range *range, const struct 
 	return range && range->window ? "WINDOW" : objection(range, pd, address, length, rights);
 }
 
-static const struct soft_range *local(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
-				      uint64_t length, unsigned rights)
+const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
+					  uint64_t length, unsigned rights)
 {
 	const struct soft_range *range = soft_range_find(lkey);
 
@@ -108,9 +108,9 @@ const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *
 	return "PAGES"; /* of one of them */
 }
 
-static const struct soft_range *remote(const struct soft_qp *qp, const struct ibv_pd *pd,
-				       uint32_t rkey, uint64_t address, uint64_t length,
-				       unsigned right)
+const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,
+					   uint32_t rkey, uint64_t address, uint64_t length,
+					   unsigned right)
 {
 	const struct soft_range *range = soft_range_find(rkey);
 
@@ -145,23 +145,11 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 										      : memory;
 }
 
-bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
-			 unsigned rights)
-{
-	return local(lkey, pd, address, length, rights);
-}
-
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights)
 {
-	return at(local(sge->lkey, pd, sge->addr, sge->length, rights), sge->addr + offset, length,
-		  rights);
-}
-
-bool soft_remote_allowed(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
-			 uint64_t address, uint64_t length, unsigned right)
-{
-	return remote(qp, pd, rkey, address, length, right);
+	return at(soft_local_range(sge->lkey, pd, sge->addr, sge->length, rights),
+		  sge->addr + offset, length, rights);
 }
 
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
@@ -169,11 +157,11 @@ bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t
 {
 	const struct soft_range *range = soft_range_find(rkey);
 
-	return range && remote(qp, pd, rkey, range->start, 0, right);
+	return range && soft_remote_range(qp, pd, rkey, range->start, 0, right);
 }
 
 void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned right)
 {
-	return at(remote(qp, pd, rkey, address, length, right), address, length, right);
+	return at(soft_remote_range(qp, pd, rkey, address, length, right), address, length, right);
 }

@@ -41,20 +41,21 @@ struct soft_range *soft_range_find(uint32_t key);
 /* Are `length` bytes at `address` inside?  Without an overflow, whatever the numbers. */
 bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
 
-/* May `length` bytes at `address` be used?  Not if the key does not exist, belongs to another PD,
+/* Where `length` bytes at `address` may be used; NULL if the key does not exist, belongs to another PD,
  * lacks one of the rights, or does not reach that far. */
-bool soft_memory_allowed(uint32_t lkey, const struct ibv_pd *pd, uint64_t address, uint64_t length,
-			 unsigned rights);
+const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
+					  uint64_t length, unsigned rights);
 /* Why the device may not reach what the SGEs name, and the key of the first of them for which that is so. */
 const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
 				 uint32_t num_sge, unsigned rights, uint32_t *lkey);
 /* The same for a request of the queue pair's peer; `pd` is of soft_remote_pd. */
-bool soft_remote_allowed(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
-			 uint64_t address, uint64_t length, unsigned right);
+const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,
+					   uint32_t rkey, uint64_t address, uint64_t length,
+					   unsigned right);
 /* Why not, as a trace names it (docs/trace.md); NULL if they may. */
 const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 				  uint64_t address, uint64_t length, unsigned right);
-/* The same as soft_remote_allowed for all that the key opens. */
+/* Whether there is one, for all that the key opens. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
 enum { SOFT_PLACE_MAX = 256 * 1024 };

@@ -8,11 +8,6 @@
 #include "extended.h"
 #include "trace/trace.h"
 
-static const struct soft_transport *transport_of(enum ibv_qp_type type)
-{
-	return type == IBV_QPT_UD ? soft_device.objects->datagrams : soft_device.objects->connected;
-}
-
 struct soft_qp *soft_qp_of(struct ibv_qp *qp)
 {
 	return soft_container(qp, struct soft_qp, ibv);
@@ -149,7 +144,8 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 	struct soft_qp *qp = soft_object(context, sizeof(*qp), &rc);
 
 	if (!rc) {
-		qp->transport = transport_of(attr->qp_type);
+		qp->transport = attr->qp_type == IBV_QPT_UD ? soft_device.objects->datagrams
+							    : soft_device.objects->connected;
 		qp->cap = own.cap;
 		qp->cap.max_inline_data = inline_room(&own.cap);
 		qp->xrcd = xrcd;

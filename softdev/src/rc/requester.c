@@ -36,8 +36,8 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	if (send->flags & IBV_SEND_INLINE)
 		return true;
 	for (uint32_t i = 0; i < send->num_sge; i++)
-		if (sges[i].length && !soft_memory_allowed(sges[i].lkey, qp->ibv.pd, sges[i].addr,
-							   sges[i].length, rights))
+		if (sges[i].length && !soft_local_range(sges[i].lkey, qp->ibv.pd, sges[i].addr,
+							sges[i].length, rights))
 			return false;
 	return true;
 }

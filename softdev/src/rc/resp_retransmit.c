@@ -73,8 +73,8 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 	if (response &&
 	    (!(qp->attr.qp_access_flags & IBV_ACCESS_REMOTE_READ) ||
 	     (frame->dma_length &&
-	      !soft_remote_allowed(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
-				   frame->dma_length, IBV_ACCESS_REMOTE_READ))))
+	      !soft_remote_range(qp, soft_remote_pd(qp, frame->ack), frame->rkey, frame->address,
+				 frame->dma_length, IBV_ACCESS_REMOTE_READ))))
 		soft_responder_refuse_again(qp, response);
 }
 

@@ -203,8 +203,8 @@ static enum soft_sink too_many(struct soft_qp *qp)
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->dma_length == 0 ||
-	       soft_remote_allowed(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
-				   frame->address, frame->dma_length, right);
+	       soft_remote_range(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
+				 frame->address, frame->dma_length, right);
 }
 
 /* Where the frame ends in its message. */
@@ -319,8 +319,8 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 	if (rights & ~qp->attr.qp_access_flags)
 		return refuse_right(qp, frame, rights);
 	if (level == IBV_FLUSH_MR ? !soft_remote_key(qp, pd, frame->rkey, rights)
-				  : !soft_remote_allowed(qp, pd, frame->rkey, frame->address,
-							 frame->dma_length, rights))
+				  : !soft_remote_range(qp, pd, frame->rkey, frame->address,
+						       frame->dma_length, rights))
 		return refuse_access(qp, frame, frame->dma_length, rights);
 	return SOFT_SINK_NONE;
 }
