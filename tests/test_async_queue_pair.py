@@ -49,15 +49,12 @@ async def connected(
     pd: verbs.ProtectionDomain,
     capabilities: QPCapabilities | None = None,
     qp_type: QPType = QPType.RC,
-    send_ops: verbs.SendOps = verbs.SendOps.NONE,
     sq_sig_all: bool = False,
     **connect: float,
 ) -> AsyncIterator[tuple[Side, Side]]:
     sides = []
     for _ in range(2):
-        queue = AsyncQueuePair(
-            pd, capabilities, qp_type=qp_type, send_ops=send_ops, sq_sig_all=sq_sig_all
-        )
+        queue = AsyncQueuePair(pd, capabilities, qp_type=qp_type, sq_sig_all=sq_sig_all)
         sides.append(Side(queue, pd.reg_mr(8192, ALL_REMOTE | verbs.AccessFlags.LOCAL_WRITE)))
     first, second = (side.queue.qp.endpoint() for side in sides)
     sides[0].queue.qp.connect(first, second, access=ALL_REMOTE, **connect)  # type: ignore[arg-type]
@@ -70,37 +67,27 @@ async def connected(
             side.mr.close()
 
 
-@pytest.mark.parametrize("built", [False, True], ids=["classic", "builders"])
-async def test_every_operation(pd: verbs.ProtectionDomain, built: bool) -> None:
-    ops = verbs.send_ops_of(QPType.RC) if built else verbs.SendOps.NONE
-    async with connected(pd, send_ops=ops) as (one, two):
-        there, rkey = two.mr.addr, two.mr.rkey
+async def test_every_operation(pd: verbs.ProtectionDomain) -> None:
+    """Each is that of a batch (tests/verbs/test_batch.py), awaited or as a future."""
+    async with connected(pd) as (one, two):
+        queue, piece, there = one.queue, one.piece(), (two.mr.addr, two.mr.rkey)
+        received = [two.queue.recv_nowait([two.piece(64)]) for _ in range(2)]
         one.mr.buf[:8] = b"12345678"
-        received = two.queue.recv_nowait([two.piece(64)])
-        sent = await one.queue.send([one.piece()], imm=7)
-        assert sent is not None
-        assert sent.opcode is WCOpcode.SEND
-        assert ((await received).imm_data, (await received).byte_len) == (7, 8)
-        assert bytes(two.mr.buf[64:72]) == b"12345678"
-        await one.queue.write([one.piece()], there, rkey)
-        assert bytes(two.mr.buf[:8]) == b"12345678"
-        await one.queue.read([one.piece(16)], there, rkey)
-        assert bytes(one.mr.buf[16:24]) == b"12345678"
-        two.mr.buf[8:16] = (41).to_bytes(8, "little")
-        await one.queue.fetch_and_add(one.piece(24), there + 8, rkey, 1)
-        assert int.from_bytes(one.mr.buf[24:32], "little") == 41
-        await one.queue.compare_and_swap(one.piece(24), there + 8, rkey, 42, 5)
-        assert int.from_bytes(two.mr.buf[8:16], "little") == 5
-        received = two.queue.recv_nowait([two.piece(64)])
-        posted = [
-            one.queue.write_nowait([one.piece()], there, rkey),
-            one.queue.read_nowait([one.piece(8)], there, rkey),
-            one.queue.send_nowait([one.piece()], imm=8),
-        ]
-        opcodes = [(await future).opcode for future in posted]
-        assert opcodes == [WCOpcode.RDMA_WRITE, WCOpcode.RDMA_READ, WCOpcode.SEND]
-        assert (await received).imm_data == 8
-        assert bytes(one.mr.buf[8:16]) == b"12345678"
+        for operation, opcode in (
+            (queue.write_nowait([piece], *there), WCOpcode.RDMA_WRITE),
+            (queue.read_nowait([one.piece(8)], *there), WCOpcode.RDMA_READ),
+            (queue.send_nowait([one.piece(8)], imm=7), WCOpcode.SEND),
+            (queue.send([piece], imm=8), WCOpcode.SEND),
+            (queue.fetch_and_add(piece, *there, 0), WCOpcode.FETCH_ADD),
+            (queue.compare_and_swap(piece, *there, 0, 0), WCOpcode.COMP_SWAP),
+            (queue.read([piece], *there), WCOpcode.RDMA_READ),
+            (queue.write([piece], *there), WCOpcode.RDMA_WRITE),
+        ):
+            done = await operation
+            assert done is not None
+            assert done.opcode is opcode
+        assert [(await it).imm_data for it in received] == [7, 8]
+        assert bytes(two.mr.buf[:8]) == bytes(two.mr.buf[64:72]) == b"12345678"
 
 
 async def test_a_batch_is_one_await(pd: verbs.ProtectionDomain) -> None:
