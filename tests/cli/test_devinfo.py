@@ -106,8 +106,6 @@ def test_tables(device: verbs.Device, context: verbs.Context) -> None:
 def test_every_attribute(device: verbs.Device, context: verbs.Context) -> None:
     text = shown(device, verbose=True)
     assert row(text, "max_qp_wr") == ["max_qp_wr", f"{context.query_device().max_qp_wr:,}"]
-    size = context.query_device_ex().max_dm_size
-    assert row(text, "max_dm_size") == ["max_dm_size", f"{size:,}"]
     assert row(text, "state") == ["state", "ACTIVE"]
     assert devinfo("-v", device.name).output.count("attribute") == 2
 

@@ -270,9 +270,6 @@ def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> Non
         (7, "70", "SEND WR_FLUSH_ERR", "send,flushed"),
         (8, "10", "ATOMIC_FETCH_AND_ADD", "send,unfinished"),
     ]
-    selected = in_chrome_format(load(files, statuses={"FAILED"}))
-    assert [it["args"]["wr_id"] for it in of_phase(selected, "X")] == ["20", "30", "60", "70"]
-    assert of_phase(selected, "i") == []
 
 
 def test_requests_without_a_beginning(tmp_path: Path) -> None:

@@ -63,10 +63,6 @@ async def test_a_full_send_queue_keeps_room_for_credits(factory: ConnectionFacto
 async def test_slices(factory: ConnectionFactory) -> None:
     async with factory.sharing(100) as (client, _, there, remote):
         assert len(remote) == len(remote[:]) == 100
-        assert len(remote[10:]) == 90
-        assert len(remote[10:50][5:15]) == 10
-        assert len(remote[-10:]) == 10
-        assert len(remote[50:20]) == 0
         await client.write(b"0123456789", remote[10:50][5:15])
         assert there.view[15:25] == memoryview(b"0123456789")
         with client.alloc(100) as buffer:
