@@ -14,10 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 import aiordma
 
 from .end import Commands, End
@@ -34,10 +30,6 @@ IDLE_SECONDS = 5.0
 # Intervals to wait for one without activity: work left over from connecting, such as an
 # alarm for a handshake that is long done, rings once within its time of 10 s.
 STRETCHES = 4
-# So often that a few seconds show several.
-KEEP_ALIVE = 1.0
-# After which an end that has not looked at its peers is taken to do so no more.
-LOOKED_SECONDS = 30.0
 READ_WRITE = int(aiordma.Rights.READ | aiordma.Rights.WRITE)
 
 Data = dict[str, Any]
@@ -51,23 +43,22 @@ def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
 
 
 class Pair:
-    """Two processes with connections between them; `count` at first."""
+    """Two processes with connections between them; one at first."""
 
-    def __init__(self, stack: ExitStack, count: int, keep_alive: float | None = None) -> None:
+    def __init__(self, stack: ExitStack) -> None:
         self.client, self.server = (stack.enter_context(End()) for _ in range(2))
-        self._keep_alive = keep_alive
-        self._port = self.server.do(Commands.listen, keep_alive)
-        self.connect(count)
+        self._port = self.server.do(Commands.listen)
+        self.connect(1)
 
     def connect(self, count: int) -> None:
         """So many more."""
-        self.both((Commands.connect, self._port, count, self._keep_alive), (Commands.accept, count))
+        self.both((Commands.connect, self._port, count), (Commands.accept, count))
 
     def both(self, client: tuple[Any, ...], server: tuple[Any, ...]) -> list[Any]:
         return both(self.client, self.server, client, server)
 
-    def talk(self, count: int) -> None:
-        self.both((Commands.ask, count), (Commands.answer, count))
+    def talk(self) -> None:
+        self.both((Commands.ask,), (Commands.answer,))
 
     def footprints(self) -> list[Any]:
         return self.both((Commands.footprint,), (Commands.footprint,))
@@ -95,15 +86,13 @@ class Pair:
 def connections(count: int, seconds: float) -> Data:
     """Memory and CPU of idle connections, of both ends."""
     with ExitStack() as stack:
-        pair = Pair(stack, 1)
-        pair.talk(1)
+        pair = Pair(stack)
+        pair.talk()
         before = pair.footprints()
         pair.connect(count)
-        pair.talk(1)
+        pair.talk()
         after = pair.footprints()
         idle = pair.idle(seconds)
-        pair.talk(100)
-        used = pair.footprints()
     grown = {
         name: [(now[name] - was[name]) / count for now, was in zip(after, before, strict=True)]
         for name in ("private", "pool", "registered", "files")
@@ -115,29 +104,10 @@ def connections(count: int, seconds: float) -> Data:
         "registered": grown["registered"],
         "files": grown["files"],
         "resident": [now["resident"] for now in after],
-        "resident_after_use": [now["resident"] for now in used],
         "idle_seconds": seconds,
         "idle_runs": [runs for runs, _ in idle],
         "idle_ns": [ns for _, ns in idle],
     }
-
-
-def keep_alive(count: int, seconds: float) -> Data:
-    """What looking after silent peers takes."""
-    with ExitStack() as stack:
-        pair = Pair(stack, count, KEEP_ALIVE)
-        pair.talk(1)
-        before = pair.scheduled()
-        start = time.perf_counter()
-        spent = [0, 0]
-        # For so long, and on until both ends have looked: they need not within one interval.
-        while (elapsed := time.perf_counter() - start) < seconds or (
-            not all(spent) and elapsed < LOOKED_SECONDS
-        ):
-            time.sleep(min(seconds, KEEP_ALIVE))
-            spent = [now[1] - was[1] for now, was in zip(pair.scheduled(), before, strict=True)]
-    probes = count * elapsed / KEEP_ALIVE
-    return {"count": count, "interval": KEEP_ALIVE, "ns_per_probe": [ns / probes for ns in spent]}
 
 
 TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
@@ -149,15 +119,13 @@ TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 def transfers(size: int) -> Data:
     """Memory beyond the two users' own buffers, of both ends."""
-    found: Data = {"size": size, "extra": {}, "seconds": {}}
+    found: Data = {"size": size, "extra": {}}
     for name, commands in TRANSFERS.items():
         with ExitStack() as stack:
-            pair = Pair(stack, 1)
+            pair = Pair(stack)
             filled = name != "read"
             pair.both((Commands.buffer, size, filled), (Commands.buffer, size, not filled))
-            start = time.perf_counter()
             pair.both(*commands)
-            found["seconds"][name] = time.perf_counter() - start
             (here, one), (there, other) = pair.both((Commands.extra,), (Commands.extra,))
             if one != other:
                 raise RuntimeError(f"{name}: {size} bytes did not arrive as they were")
@@ -167,16 +135,12 @@ def transfers(size: int) -> Data:
 
 def measure(count: int = 1000, size: int = 1 << 30, seconds: float = IDLE_SECONDS) -> Data:
     """All of it; sizes in bytes, of the client and the server where there are two."""
-    return {
-        "connections": connections(count, seconds),
-        "keep_alive": keep_alive(min(count, 100), seconds),
-        "transfers": transfers(size),
-    }
+    return {"connections": connections(count, seconds), "transfers": transfers(size)}
 
 
 def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
     """What, what is asked, what was measured, and whether that is reached (None: nothing asked)."""
-    idle, alive, large = data["connections"], data["keep_alive"], data["transfers"]
+    idle, large = data["connections"], data["transfers"]
     count = idle["count"]
 
     def amounts(values: Sequence[float], unit: int, name: str) -> str:
@@ -186,8 +150,7 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
     gib = large["size"] / (1 << 30)
     own, resident = idle["own"], idle["resident"]
     small = max(resident) <= THOUSAND if thousand else None
-    used, registered = idle["resident_after_use"], idle["registered"][0] / KIB
-    probes = amounts(alive["ns_per_probe"], 1000, "us")
+    registered = idle["registered"][0] / KIB
     return [
         (
             "an idle connection, beyond the pool",
@@ -208,18 +171,11 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
             small,
         ),
         (
-            "the same when each has carried 100 messages each way",
-            "",
-            amounts(used, MIB, "MiB"),
-            None,
-        ),
-        (
             f"CPU of the process with them in {idle['idle_seconds']:g} s",
             "none",
             amounts(idle["idle_ns"], 1000, "us"),
             not any(idle["idle_runs"]),
         ),
-        ("keep-alive: CPU for each question and its answer", "", probes, None),
         *(
             (
                 f"{gib:g} GiB by {name}, beyond the users' buffers",
@@ -230,15 +186,6 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
             for name, extra in large["extra"].items()
         ),
     ]
-
-
-def table(data: Data) -> Table:
-    made = Table(box=SIMPLE_HEAD, caption="of the client and the server", title="what it costs")
-    for name in ("cost", "asked", "measured", "reached"):
-        made.add_column(name)
-    for what, asked, measured, reached in rows(data):
-        made.add_row(what, asked, measured, {True: "yes", False: "no", None: ""}[reached])
-    return made
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -253,4 +200,5 @@ def main(arguments: Sequence[str]) -> None:
     data = measure(options.count, options.mib * MIB, options.seconds)
     if options.json:
         options.json.write_text(json.dumps(data, indent=2) + "\n")
-    Console().print(table(data))
+    for *words, reached in rows(data):
+        print(*words, {True: "reached", False: "NOT REACHED", None: ""}[reached], sep="; ")

@@ -22,6 +22,7 @@ from .footprint import footprint, peak, reset_peak
 
 # What a transfer carries: this over and over.
 PATTERN = 1 << 20
+CONFIG = aiordma.Config(keep_alive=None, max_message=1 << 40)
 
 
 def allow_files() -> None:
@@ -44,9 +45,8 @@ class Commands:
         self._buffer = bytearray()
         self._base = 0
 
-    async def listen(self, keep_alive: float | None) -> int:
-        config = aiordma.Config(keep_alive=keep_alive, max_message=1 << 40)
-        self._listener = await aiordma.listen("127.0.0.1", 0, config=config)
+    async def listen(self) -> int:
+        self._listener = await aiordma.listen("127.0.0.1", 0, config=CONFIG)
         return self._listener.port
 
     async def accept(self, count: int) -> None:
@@ -54,24 +54,21 @@ class Commands:
         for _ in range(count):
             self._conns.append(await self._listener.accept())
 
-    async def connect(self, port: int, count: int, keep_alive: float | None) -> None:
-        config = aiordma.Config(keep_alive=keep_alive, max_message=1 << 40)
+    async def connect(self, port: int, count: int) -> None:
         for _ in range(count):
-            self._conns.append(await aiordma.connect("127.0.0.1", port, config=config))
+            self._conns.append(await aiordma.connect("127.0.0.1", port, config=CONFIG))
 
-    async def ask(self, count: int) -> None:
-        """So many small messages by each connection, and as many answers."""
+    async def ask(self) -> None:
+        """A small message by each connection, and an answer."""
         for conn in self._conns:
-            for _ in range(count):
-                await conn.send(b"a small message")
-                with await conn.recv():
-                    pass
+            await conn.send(b"a small message")
+            with await conn.recv():
+                pass
 
-    async def answer(self, count: int) -> None:
+    async def answer(self) -> None:
         for conn in self._conns:
-            for _ in range(count):
-                with await conn.recv() as message:
-                    await conn.send(message)
+            with await conn.recv() as message:
+                await conn.send(message)
 
     async def footprint(self) -> dict[str, int]:
         return footprint(pool_of(self._conns[0]))
