@@ -44,6 +44,7 @@ from .stripes cimport Lane
 from .work_queue cimport KIND_READ, KIND_SEND, KIND_WRITE, FrameHandler, WorkQueues
 
 from aiordma._core import protocol
+from aiordma._core.operations import OperationKind
 from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
 from aiordma.errors import BufferStateError, ConnectionClosedError, ProtocolError
@@ -172,7 +173,7 @@ cdef class MessageMethods:
         given, LeaseEndedError when the lease is over, ValueError for different lengths.
         """
         if not isinstance(source, Local) or not isinstance(target, Remote):
-            return self._transfer(False, source, target, imm, progress)
+            return named(KIND_WRITE, self._transfer(False, source, target, imm, progress))
         return new_operation(self, KIND_WRITE, source, imm, target, progress)
 
     def read(
@@ -186,7 +187,7 @@ cdef class MessageMethods:
         `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
         """
         if not isinstance(target, Local) or not isinstance(source, Remote):
-            return self._transfer(True, target, source, None, progress)
+            return named(KIND_READ, self._transfer(True, target, source, None, progress))
         return new_operation(self, KIND_READ, target, None, source, progress)
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -202,6 +203,11 @@ cdef class MessageMethods:
         BusyError, which names `reader`, where there is another one, or a task waits for a message.
         """
         return MessageIterator(self.inbox, reader)
+
+
+cdef object named(uint8_t kind, object coroutine):
+    coroutine.__qualname__ = f"Connection.{OperationKind(kind).text}"
+    return coroutine
 
 
 cdef Operation new_operation(

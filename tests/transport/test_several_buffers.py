@@ -211,6 +211,7 @@ async def test_what_is_never_awaited_warns(factory: ConnectionFactory) -> None:
                 (lambda: aiter(client).__anext__(), "recv"),
                 (lambda: client.write(here, remote), "write"),
                 (lambda: client.read(remote, here), "read"),
+                (lambda: client.read(remote, bytearray(5)), "read"),
             ):
                 with pytest.warns(
                     RuntimeWarning, match=rf"'Connection\.{method}' was never awaited"
