@@ -242,7 +242,7 @@ static int a_millisecond_later(clockid_t clock, struct timespec *time)
 	return 0;
 }
 
-/* Slow is what takes longer than the ring's two copies, four times where it would wake a sleeper: a
+/* Slow is what takes longer than the ring's two copies, 16 times where it would wake a sleeper: a
  * copy of a MiB takes a millisecond here. */
 static void beside_the_ring(void)
 {
@@ -252,7 +252,7 @@ static void beside_the_ring(void)
 	} sides[] = {{600000, false, false},
 		     {400000, false, true},
 		     {400000, true, false},
-		     {100000, true, true}};
+		     {20000, true, true}};
 	struct soft_platform slow = *soft_device.platform;
 	struct scene scene;
 

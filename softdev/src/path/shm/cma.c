@@ -25,7 +25,7 @@
 enum {
 	LONG = 32 * 1024, /* enough to be measured */
 	WEIGHT = 8, /* of what has been measured before, beside one more */
-	ASLEEP = 4, /* times its copies the ring takes where it wakes a side: by judgement */
+	ASLEEP = 16, /* times its copies the ring takes where it wakes a side: ten were measured */
 };
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
