@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/time.h>
 #include <time.h>
 
 enum { SIZE = 64, PORT = 5790 /* of those that wait, and the next of those that poll */ };
@@ -26,12 +27,12 @@ static void give(void)
 			err(1, "send");
 }
 
-static void take(void)
+static void take(int how)
 {
 	char bytes[SIZE];
 
-	while (recv(channel, bytes, SIZE, flags) < 0)
-		if (errno == ECONNREFUSED)
+	while (recv(channel, bytes, SIZE, how) < 0)
+		if (errno == ECONNREFUSED || (errno == EAGAIN && !how))
 			give();
 		else if (errno != EAGAIN)
 			err(1, "recv");
@@ -39,6 +40,7 @@ static void take(void)
 
 int main(int argc, char **argv)
 {
+	const struct timeval again = {.tv_usec = 100000};
 	struct sockaddr_in ends[2];
 
 	channel = socket(AF_INET, SOCK_DGRAM, 0);
@@ -53,18 +55,19 @@ int main(int argc, char **argv)
 	    connect(channel, (struct sockaddr *)&ends[1], sizeof(ends[1])))
 		err(1, "%s", argv[1]);
 	while (argc == 4) {
-		take();
+		take(flags);
 		give();
 	}
+	setsockopt(channel, SOL_SOCKET, SO_RCVTIMEO, &again, sizeof(again));
 	for (int count; scanf("%d", &count) == 1; fflush(stdout)) {
 		struct timespec from, to;
 
 		give(); /* to where it may not be awaited yet */
-		take();
+		take(0);
 		clock_gettime(CLOCK_MONOTONIC, &from);
 		for (int i = 0; i < count; i++) {
 			give();
-			take();
+			take(flags);
 		}
 		clock_gettime(CLOCK_MONOTONIC, &to);
 		printf("%.9f\n", ((double)(to.tv_sec - from.tv_sec) +
