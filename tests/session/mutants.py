@@ -28,7 +28,7 @@ MUTANTS = {
     ),
     "memory of the pool is not kept for a send": (
         "_datapath/sends.pyx",
-        "                holder.pins += 1\n                self.source = holder\n",
+        "            holder.pins += 1\n            self.source = holder\n",
         "",
     ),
     "a block is free while views show it": (
