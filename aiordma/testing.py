@@ -1,4 +1,12 @@
-"""For the tests of your own program: fault injection, connected pairs, a leak check::
+"""Tools for testing your own program.
+
+- :func:`simulate` runs whole programs on simulated hosts, in virtual time. A seed decides the order
+  of events and the faults, and repeats a failure.
+- :class:`History` records the operations of programs and checks that they are linearizable.
+- :func:`faults` injects faults into the embedded device of this process.
+- :func:`connected_pair` makes two connections, :func:`check_leaks` finds leaked resources.
+
+::
 
     async def test_nothing_is_counted_twice():
         with testing.faults(seed=1, loss=0.05, duplicate=0.05) as injected:
@@ -6,8 +14,8 @@
                 ...
         assert injected.counts().lost
 
-Fault injection needs the embedded device; everything else works on any device. docs/testing.md has
-the example of a whole test.
+Simulation and fault injection need the embedded device; everything else works on any device.
+docs/testing.md has examples of whole tests.
 """
 
 from __future__ import annotations

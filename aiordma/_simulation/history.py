@@ -12,76 +12,195 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from reprlib import repr as brief
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
-from .._core.arguments import U64_MAX, integer
+from .._core.arguments import U64_MAX, integer, refusal
 from .sockets import here
 
-# What is in a register behind an operation, by what was there and the operation's values.
-REGISTER: dict[str, Callable[..., int]] = {
+
+class Mark(Enum):
+    """Contents of a register and results that are not values of a program."""
+
+    UNKNOWN = "unknown"
+    UNFIT = "the operation contradicts the content before it"
+
+
+UNKNOWN: Final[Literal[Mark.UNKNOWN]] = Mark.UNKNOWN
+UNFIT: Final[Literal[Mark.UNFIT]] = Mark.UNFIT
+
+
+def _sum(before: Any, add: int) -> Hashable:
+    return (before + add) & U64_MAX if type(before) is int else UNFIT
+
+
+# The content of a register after an operation, by the content before it and the operation's values.
+REGISTER: dict[str, Callable[..., Hashable]] = {
     "read": lambda before: before,
     "write": lambda _, value: value,
     "compare_and_swap": lambda before, expected, desired: desired if before == expected else before,
-    "fetch_and_add": lambda before, add: (before + add) & U64_MAX,
+    "fetch_and_add": _sum,
 }
-UNFIT = -1
+
+
+RETURNING = REGISTER.keys() - {"write"}
+"""The operations with a result."""
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A bool or a float, which Python takes for the integer of the same value."""
+
+    kind: str
+    value: float
+
+
+def _distinct(value: Hashable) -> Hashable:
+    """Return a key for comparing values, in which 1, 1.0 and True differ."""
+    if isinstance(value, tuple):
+        return tuple(map(_distinct, value))
+    if isinstance(value, bool | float):
+        return Typed("bool" if isinstance(value, bool) else "float", value)
+    return value
+
+
+HINTS: dict[type, str] = {
+    list: "write a tuple",
+    set: "write a frozenset",
+    dict: "write a tuple of its items",
+}
+
+
+def _value(name: str, value: Any) -> Hashable:
+    """Return a hashable value as Python's own: scalars of numpy and memoryviews are converted.
+
+    Raises TypeError for an unhashable value, and for other buffers than bytes, which compare by
+    identity or may change.
+    """
+    if type(value).__module__ == "numpy" and not getattr(value, "shape", True):
+        value = value.item()
+    if isinstance(value, memoryview):
+        return bytes(value)
+    hint = HINTS.get(type(value), "")
+    try:
+        hash(value)
+        if isinstance(value, bytes) or not _is_buffer(value):
+            return value  # type: ignore[no-any-return]
+    except TypeError:
+        pass
+    if _is_buffer(value):
+        hint = f"write bytes({name})" if name.isidentifier() else "write bytes(...)"
+    raise TypeError(refusal(name, "a hashable value", value, hint))
+
+
+def _is_buffer(value: Any) -> bool:
+    try:
+        memoryview(value).release()
+    except TypeError:
+        return False
+    return True
 
 
 class Operation:
-    """One operation of a :class:`History`, which begins and ends with its ``with`` block.
+    """One operation of a :class:`History`: the call that its ``with`` block encloses.
 
-    Without an end (an exception leaves the block, or nothing does, as on a host that is killed) it
-    may have been done once, at any later time, or never.
+    An operation whose block is left by an exception, or never, as on a host that is killed, may
+    have been done once, at any later time, or not at all.
     """
 
-    def __init__(self, history: History, kind: str, of: Hashable, *values: Hashable) -> None:
+    def __init__(self, history: History, kind: str, of: tuple[str, Any], **values: Any) -> None:
         """For this package."""
-        self.result: int | None = None
-        """What was there, of a read and of an atomic operation: to be set within the block."""
-        self._history, self._kind, self._of = history, kind, of
-        self._values: tuple[Any, ...] = values
+        self._history, self._kind = history, kind
+        self._of = _value(*of)
+        self._values = tuple(_value(name, value) for name, value in values.items())
+        self._same = _distinct(self._values)
+        self._result: Hashable = UNKNOWN
         self._begin: int = 0
         self._end: float = inf
         self._who, self._began, self._ended = "", 0.0, 0.0
+        self._is_open = False
         self._refused = False
+        history._operations.append(self)
 
     def __repr__(self) -> str:
         end = "no end" if self._end == inf else f"{self._ended:.6f} s"
-        answer = "" if self.result is None else f" -> {self.result}"
-        call = f"{self._kind}({', '.join(map(brief, (self._of, *self._values)))}){answer}"
-        return f"{self._who:10} {f'{self._began:.6f} - {end}':24} {call}"
+        answer = "" if self._result is UNKNOWN else f" -> {brief(self._result)}"
+        return f"{self._who:10} {f'{self._began:.6f} - {end}':24} {self._call()}{answer}"
+
+    def _call(self) -> str:
+        return f"{self._kind}({', '.join(map(brief, (self._of, *self._values)))})"
+
+    @property
+    def result(self) -> Any:
+        """The content that a read or an atomic operation returned; set it within the block.
+
+        None before it is set. A write needs none.
+        """
+        return None if self._result is UNKNOWN else self._result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        if not self._is_open:
+            raise RuntimeError(
+                f"op.result of {self._call()} is set outside of its with block: write `with "
+                f"history.{self._kind}(...) as op:` around the call and this line"
+            )
+        if self._kind == "fetch_and_add":
+            self._result = integer("op.result of fetch_and_add", value)
+        elif self._kind != "write":
+            self._result = _value("op.result", value)
 
     def refused(self) -> None:
-        """Says that it certainly has not been done, and will not be: it is left out."""
+        """Exclude the operation: it has not been done, and never will be."""
         self._refused = True
 
     def __enter__(self) -> Self:
+        if self._begin:
+            raise RuntimeError(
+                f"{self._call()} has begun already: call history.{self._kind} for each operation"
+            )
         self._who, self._began = self._history._place()
         self._begin = next(self._history._numbers)
-        self._history._operations.append(self)
+        self._is_open = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._is_open = False
         if kind is not None or self._refused:
             return
-        if self._kind in REGISTER:
-            write, name = self._kind == "write", f"the result of {self._kind}"
-            self.result = None if write else integer(name, self.result)
+        if self._kind in RETURNING and self._result is UNKNOWN:
+            raise TypeError(
+                f"the result of {self._call()} is missing: set op.result in its with block to the "
+                "value that the call returned"
+            )
         self._ended = self._history._place()[1]
         self._end = next(self._history._numbers)
 
 
 class History:
-    """What programs did and saw, on all hosts of a simulation or in one process; :meth:`check` says
-    whether that can be.
+    """A record of the operations of programs, whose consistency :meth:`check` tests.
 
-    The order is that of the calls. Keys, channels and leases are any names; numbers are unsigned
-    and have 64 bits, and each key begins as 0.
+    It serves all hosts of a simulation, or the tasks and threads of one process. Operations are
+    compared in the order of their calls.
+
+    A key is a register: any hashable value, which reads, writes and atomic operations share. A
+    register holds any hashable value, such as bytes. ``fetch_and_add`` takes and returns unsigned
+    integers of 64 bits. Python takes 1, 1.0 and True for equal; here they are three different
+    values, and three different keys.
+
+    Args:
+        initial: The content of every key before its first write, such as b"" or None. Begin with
+            a write to give one key another content.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, initial: Hashable = 0) -> None:
+        self._initial = _value("initial", initial)
         self._operations: list[Operation] = []
         self._numbers = itertools.count(1)
         self._since = time.monotonic()
@@ -96,60 +215,76 @@ class History:
         return name, time.monotonic() - self._since
 
     def read(self, key: Hashable) -> Operation:
-        """A read of the number; set `result` of the operation."""
-        return Operation(self, "read", key)
+        """Return a read of the key; set `result` to the value that was read."""
+        return Operation(self, "read", ("key", key))
 
-    def write(self, key: Hashable, value: int) -> Operation:
-        """A write of the number."""
-        return Operation(self, "write", key, integer("value", value))
+    def write(self, key: Hashable, value: Hashable) -> Operation:
+        """Return a write of `value` to the key."""
+        return Operation(self, "write", ("key", key), value=value)
 
-    def compare_and_swap(self, key: Hashable, expected: int, desired: int) -> Operation:
-        """The number becomes `desired` if it is `expected`; set `result` to what was there."""
-        values = integer("expected", expected), integer("desired", desired)
-        return Operation(self, "compare_and_swap", key, *values)
+    def compare_and_swap(self, key: Hashable, expected: Hashable, desired: Hashable) -> Operation:
+        """Return an exchange of `expected` for `desired`; set `result` to the content before it."""
+        return Operation(self, "compare_and_swap", ("key", key), expected=expected, desired=desired)
 
     def fetch_and_add(self, key: Hashable, add: int) -> Operation:
-        """Adds to the number (modulo 2^64); set `result` to what was there."""
-        return Operation(self, "fetch_and_add", key, integer("add", add))
+        """Return an addition modulo 2^64; set `result` to the number before it."""
+        return Operation(self, "fetch_and_add", ("key", key), add=integer("add", add))
 
     def send(self, channel: Hashable, message: Hashable) -> Operation:
-        """A message is sent, which has to be received once if the block ends; else, once at most.
+        """Return a send of the message. It must arrive once if the block ends, else at most once.
 
-        Those whose blocks end are received in the order in which the blocks begin.
+        Messages whose blocks end must arrive in the order in which the blocks began.
         """
-        return Operation(self, "send", channel, message)
+        return Operation(self, "send", ("channel", channel), message=message)
 
     def received(self, channel: Hashable, message: Hashable) -> None:
-        """A message has been received."""
-        with Operation(self, "received", channel, message):
+        """Record that the message has arrived."""
+        with Operation(self, "received", ("channel", channel), message=message):
             pass
 
     def access(self, lease: Hashable) -> Operation:
-        """A use of what is lent: one that begins after the lease's end must not succeed."""
-        return Operation(self, "access", lease)
+        """Return an access to leased memory. It must fail if it begins after the lease's end."""
+        return Operation(self, "access", ("lease", lease))
 
     def lease_ended(self, lease: Hashable) -> None:
-        """The lease has ended, and there is no other one of that name."""
-        with Operation(self, "lease_ended", lease):
+        """Record that the lease has ended. Its name is not used again."""
+        with Operation(self, "lease_ended", ("lease", lease)):
             pass
 
     def check(self, *, steps: int = 20_000) -> None:
-        """Raises AssertionError, with the fewest operations that show it, when this cannot be:
+        """Check that the operations are consistent.
 
-        - the operations on a key have no order in which each has its result (linearizability): one
-          that ended before another began is done before that;
-        - a message was received twice, before another one of its channel that goes before it,
-          without having been sent, or never though its block had ended;
-        - an access began after the end of its lease, and succeeded.
+        - Linearizability: the operations on a key have an order in which each has its result. An
+          operation that ended before another one began comes first in it.
+        - Every message arrived once, in order, and had been sent; see :meth:`send`.
+        - No access that began after the end of its lease succeeded.
 
-        RuntimeError when that many `steps` more than operations do not decide it, of one key: with
-        many writes at a time, or without an end.
+        Args:
+            steps: How many steps, beyond one for each operation, the search may take for a key.
+
+        Raises:
+            AssertionError: The operations are not consistent, and the text has the fewest that show
+                it; or the history has none, so that it shows nothing.
+            RuntimeError: The steps did not suffice, because many writes are at the same time or
+                have no end; or an operation was used without ``with``.
         """
         integer("steps", steps, 1)
+        for it in self._operations:
+            if not it._begin:
+                raise RuntimeError(
+                    f"{it._call()} was used without `with`, so it is not recorded: write `with "
+                    f"history.{it._kind}(...) as op:` around the call"
+                )
         groups: dict[tuple[Check, Hashable], list[Operation]] = {}
         for it in sorted(self._operations, key=lambda it: it._begin):
             if not it._refused:
-                groups.setdefault((CHECKS[it._kind], it._of), []).append(it)
+                groups.setdefault((CHECKS[it._kind], _distinct(it._of)), []).append(it)
+        if not groups:
+            refused = f" but {len(self._operations)} refused" if self._operations else ""
+            raise AssertionError(
+                f"the history has no operations{refused}, so its check shows nothing: put each "
+                "call of the program in a block such as `with history.read(...) as op:`"
+            )
         wrong = [text for (check, _), each in groups.items() if (text := check(each, steps))]
         if wrong:
             raise AssertionError("\n\n".join(wrong))
@@ -168,26 +303,35 @@ Place = tuple[int, Any]
 
 
 class Span(NamedTuple):
-    """An operation on a register, as far as it is known."""
+    """An operation on a register, as far as it is known. Values are as `_distinct` returns them."""
 
     begin: int
     end: float
-    result: int | None
+    result: Hashable
+    values: tuple[Hashable, ...]
     it: Operation
 
+    @classmethod
+    def of(cls, it: Operation) -> Span:
+        result = _distinct(it._result) if it._end < inf else UNKNOWN
+        return cls(it._begin, it._end, result, tuple(map(_distinct, it._values)), it)
+
     def without_end(self) -> Span:
-        return self._replace(end=inf, result=None)
+        return self._replace(end=inf, result=UNKNOWN)
 
-    def after(self, before: int | None) -> int | None:
-        """What is in the register behind it; None: unknown; UNFIT: it has not seen `before`."""
-        kind, values = self.it._kind, self.it._values
-        if None not in (before, self.result) and before != self.result:
+    def after(self, before: Hashable) -> Hashable:
+        """Return the register's content after the operation; UNFIT if it cannot follow `before`."""
+        if before is UNKNOWN:
+            before = self.result
+        elif self.result is not UNKNOWN and before != self.result:
             return UNFIT
-        before = self.result if before is None else before
-        return None if before is None and kind != "write" else REGISTER[kind](before, *values)
+        kind = self.it._kind
+        if before is UNKNOWN and kind != "write":
+            return UNKNOWN
+        return REGISTER[kind](before, *self.values)
 
 
-def _has_order(spans: list[Span], begins_as: int | None, steps: int) -> bool:
+def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
     """Whether the operations, in the order of their beginnings, can be done one after another."""
     ended = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
     tried: dict[Place, list[int]] = {}
@@ -211,11 +355,11 @@ def _has_order(spans: list[Span], begins_as: int | None, steps: int) -> bool:
     return False
 
 
-def _choices(spans: list[Span], done: int, state: int | None) -> list[Place]:
+def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
     """What could be done next, the most likely last; what changes nothing is done at once."""
     must: list[Place] = []
     may: dict[Hashable, Place] = {}  # of those that are alike the first one
-    seen: list[int] = []
+    seen: list[Hashable] = []
     left, earliest_end, adds = ~done & ((1 << len(spans)) - 1), inf, 0
     while left:
         bit = left & -left
@@ -223,31 +367,37 @@ def _choices(spans: list[Span], done: int, state: int | None) -> list[Place]:
         span = spans[bit.bit_length() - 1]
         if span.begin > earliest_end:
             break
-        after, kind, values = span.after(state), span.it._kind, span.it._values
-        if span.result is not None:
+        after, kind, values = span.after(state), span.it._kind, span.values
+        if span.result is not UNKNOWN:
             seen.append(span.result)
             if after == state:
                 return [(done | bit, state)]
         elif kind == "compare_and_swap":
             seen.append(values[0])
         elif kind == "fetch_and_add":
-            adds += values[0]
+            adds += span.it._values[0]  # type: ignore[operator]
         if span.end < inf:
             earliest_end = min(earliest_end, span.end)
-            if after != UNFIT:
+            if after is not UNFIT:
                 must.append((done | bit, after))
-        elif after not in (UNFIT, state):
+        elif after is not UNFIT and after != state:
             may.setdefault((kind, values), (done | bit, after))
     # What need not be done is done for what sees it, by itself or with what is added.
-    some = [it for it in may.values() if any((number - it[1]) & U64_MAX <= adds for number in seen)]
+    some = [it for it in may.values() if any(_leads_to(it[1], value, adds) for value in seen)]
     return [*some, *reversed(must)]
 
 
+def _leads_to(content: Hashable, value: Hashable, adds: int) -> bool:
+    """Whether a register with this content may get the value, by up to `adds` that is added."""
+    if type(content) is int and type(value) is int:
+        return (value - content) & U64_MAX <= adds
+    return content == value
+
+
 def _check_register(operations: list[Operation], steps: int) -> str:
-    spans = [
-        Span(it._begin, it._end, it.result if it._end < inf else None, it) for it in operations
-    ]
-    if _has_order(spans, 0, steps):
+    spans, initial = [Span.of(it) for it in operations], operations[0]._history._initial
+    begins_as = _distinct(initial)
+    if _has_order(spans, begins_as, steps):
         return ""
 
     def until(end: float) -> list[Span]:
@@ -257,18 +407,20 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         """What was under way then may have been done before."""
         return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
-    def is_bad(some: list[Span], begins_as: int | None) -> bool:
+    def is_bad(some: list[Span], state: Hashable) -> bool:
         try:
-            return not _has_order(some, begins_as, steps)
+            return not _has_order(some, state, steps)
         except RuntimeError:
             return False
 
     ends = sorted(it.end for it in spans if it.end < inf)
-    last = bisect_left(ends, True, hi=len(ends) - 1, key=lambda end: is_bad(until(end), 0))
+    last = bisect_left(ends, True, hi=len(ends) - 1, key=lambda end: is_bad(until(end), begins_as))
     part = until(ends[last])
     begins = [it.begin for it in part]
-    first = bisect_left(begins, True, key=lambda begin: not is_bad(since(begin), None))
-    known = "whatever it was before" if first else "which was 0"
+    first = bisect_left(begins, True, key=lambda begin: not is_bad(since(begin), UNKNOWN))
+    began = f"which began as {brief(initial)}"
+    began += " (History(initial=...) sets another value)" if begins_as == 0 else ""
+    known = "whatever it was before" if first else began
     part = since(begins[first - 1]) if first else part
     name = f"these operations on {operations[0]._of!r}, {known}"
     return _text(f"no order of {name}, fits their results", [it.it for it in part])
@@ -285,12 +437,12 @@ def _check_channel(operations: list[Operation], _: int) -> str:
         if it._kind == "send":
             (loose if it._end == inf else due).append(it)
             continue
-        if due and due[0]._values == it._values:
+        if due and due[0]._same == it._same:
             del due[0]
-        elif found := [other for other in loose if other._values == it._values]:
+        elif found := [other for other in loose if other._same == it._same]:
             loose.remove(found[0])
         else:
-            alike = [other for other in operations[: at + 1] if other._values == it._values]
+            alike = [other for other in operations[: at + 1] if other._same == it._same]
             what = "came twice, out of its turn or unsent"
             return _text(f"a message of {it._of!r} {what}", {*alike, *due[:1]})
     return _text(f"a message of {due[0]._of!r} never came", due[:1]) if due else ""

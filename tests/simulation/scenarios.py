@@ -405,16 +405,15 @@ async def atomics(world: testing.World) -> None:
         kind, number = draw.choice(("read", "swap", "add")), draw.getrandbits(64)
         if kind == "swap":
             with history.compare_and_swap("it", seen, number) as op:
-                op.result = await conn.compare_and_swap(remote, seen, number)
+                op.result = before = await conn.compare_and_swap(remote, seen, number)
         elif kind == "add":
             with history.fetch_and_add("it", number) as op:
-                op.result = await conn.fetch_and_add(remote, number)
+                op.result = before = await conn.fetch_and_add(remote, number)
         else:
             with history.read("it") as op:
                 await conn.read(remote, data := bytearray(8))
-                op.result = int.from_bytes(data, sys.byteorder)
-        assert op.result is not None
-        return op.result
+                op.result = before = int.from_bytes(data, sys.byteorder)
+        return before
 
     async def use() -> None:
         seen = 0
