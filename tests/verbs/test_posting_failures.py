@@ -62,6 +62,22 @@ def test_a_message_longer_than_the_receive(pair: Pair, deviations: frozenset[str
         assert received.status is WCStatus.LOC_LEN_ERR
 
 
+def test_receive_longer_than_its_region_takes_messages_that_fit(
+    pair: Pair, pd: verbs.ProtectionDomain
+) -> None:
+    one, two = pair
+    with two.qp.pd.reg_mr(64) as mr:
+        for wr_id in (1, 2):
+            two.qp.post_recv_one(wr_id, mr.addr, 4096, mr.lkey)
+        one.mr.buf[:64] = bytes(range(64))
+        one.post(WROpcode.SEND, length=64)
+        assert one.completion().status is WCStatus.SUCCESS
+        assert (two.completion().status, bytes(mr.buf)) == (WCStatus.SUCCESS, bytes(range(64)))
+        one.post(WROpcode.SEND, length=65)
+        assert one.completion().status is WCStatus.REM_OP_ERR
+        assert not two.completion().ok
+
+
 def test_a_full_queue_refuses_before_the_device(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(rnr_retry=7, min_rnr_timer=0.4)  # no receives: nothing completes
     size = one.qp.capabilities.max_send_wr

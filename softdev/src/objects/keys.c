@@ -148,8 +148,10 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights)
 {
-	return at(soft_local_range(sge->lkey, pd, sge->addr, sge->length, rights),
-		  sge->addr + offset, length, rights);
+	uint64_t address = sge->addr + offset;
+
+	return at(soft_local_range(sge->lkey, pd, address, length, rights), address, length,
+		  rights);
 }
 
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,

@@ -61,8 +61,8 @@ bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t
 enum { SOFT_PLACE_MAX = 256 * 1024 };
 
 /* Where they are, or NULL if that is not allowed (or on demand and not there); at most
- * SOFT_PLACE_MAX.  Valid until the lock is given back.  Of an SGE, which must be allowed as a
- * whole, the part at `offset`. */
+ * SOFT_PLACE_MAX.  Valid until the lock is given back.  Of an SGE it is the part at `offset`:
+ * the rest, to which no message has come, is not checked. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);
 void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,

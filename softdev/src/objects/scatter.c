@@ -17,7 +17,6 @@ int soft_sge_walk(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t 
 
 		if (part > length)
 			part = length;
-		/* The whole SGE must be inside its region, not only this part (IBTA 10.6.3.1). */
 		void *memory = soft_sge_memory(&sges[i], pd, (uint32_t)offset, part, rights);
 
 		if (!memory)

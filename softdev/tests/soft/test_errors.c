@@ -129,6 +129,33 @@ static void local_protection(struct side *a, struct side *b)
 	expect_wc(a, 5, IBV_WC_REM_OP_ERR);
 }
 
+/* A receive whose SGE is longer than its region takes each message that fits into the region. */
+static void receive_beyond_its_region(struct side *a, struct side *b)
+{
+	const uint32_t room = 64;
+	struct ibv_mr *mr =
+		verbs->ibv_reg_mr(b->pd, b->memory + 4096, room, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge sges[] = {
+		{(uintptr_t)b->memory, 8, b->mr->lkey},
+		{(uintptr_t)mr->addr, 1 << 20, mr->lkey},
+		{(uintptr_t)b->memory, 8, 0x12345}, /* never reached */
+	};
+	struct ibv_recv_wr wr = {.sg_list = sges, .num_sge = 3};
+
+	CHECK(mr);
+	memset(a->memory, 7, 8 + room);
+	memset(b->memory, 0, 8192);
+	for (unsigned i = 0; i < 2; i++)
+		CHECK_OK(post_recv_wr(b, &wr));
+	DO(a, IBV_WR_SEND, .wr_id = 1, .length = 8 + room);
+	CHECK_EQUAL(expect_wc(b, 0, IBV_WC_SUCCESS).byte_len, 8 + room);
+	CHECK(!memcmp(a->memory, b->memory, 8) && !memcmp(a->memory + 8, mr->addr, room));
+	RUN(a, IBV_WC_REM_OP_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8 + room + 1);
+	expect_wc(b, 0, IBV_WC_LOC_PROT_ERR);
+	CHECK_EQUAL(b->memory[4096 + room], 0);
+	CHECK_OK(verbs->ibv_dereg_mr(mr));
+}
+
 static void read_depth(void)
 {
 	struct side a, b;
@@ -330,6 +357,7 @@ int main(void)
 	STEP(rights_missing());
 	STEP(atomics());
 	PAIR(local_protection);
+	PAIR(receive_beyond_its_region);
 	STEP(read_depth());
 	STEP(posting());
 	STEP(cq_overrun());
