@@ -10,7 +10,7 @@ import pytest
 from aiordma.verbs import GID, Endpoint
 
 from .agent import SECONDS
-from .conftest import IMPATIENCE, Agents, Order, address_of, connect, exchange, pair
+from .conftest import IMPATIENCE, Agents, Order, Start, address_of, connect, exchange, pair
 from .namespaces import Namespace, Network
 
 # Seconds: long enough that a retransmission of TCP was lost, far less than the agents' patience.
@@ -227,6 +227,30 @@ def test_no_route(agents: Agents, family: str) -> None:
         error = left.start("bring_up", **away).error()
         for part in (reason, f"{there} by GID index", own, "cannot be reached from there"):
             assert part in error
+
+
+LOOPBACKS = ["127.0.0.1", "::1", "127.9.9.1"]
+
+
+@pytest.mark.parametrize("own", LOOPBACKS)
+@pytest.mark.parametrize("links", ["tcp", "roce"])
+def test_loopback_gid_is_refused_as_the_source_to_another_host(
+    wire: Network, start: Start, monkeypatch: pytest.MonkeyPatch, links: str, own: str
+) -> None:
+    monkeypatch.setenv("AIORDMA_EMBEDDED_LINKS", links)
+    wire.left.ip("addr", "replace", f"{LOOPBACKS[-1]}/8", "dev", "lo")
+    left, right = start(wire.left), start(wire.right)
+    away = address_of(wire.right, "IPv6" if ":" in own else "IPv4")
+    for kind in ("RC", "UD"):
+        peer = right.call("make", kind=kind, ip=away)["peer"]
+        left.call("make", kind=kind, ip=own)
+        error = left.start("bring_up", peer=peer, ack_timeout=1.0).error()
+        for part in ("Network is unreachable", own, "reaches no peer beyond its own host"):
+            assert part in error
+    port = right.call("listen", host=away, via="cm")
+    error = left.start("connect", host=away, port=port, via="cm", source=own).error()
+    for part in ("AddressError", "Network is unreachable", f"from {own} to "):
+        assert part in error
 
 
 def test_connecting_without_a_listener(

@@ -256,16 +256,22 @@ static bool is_of_later_device(const struct sockaddr *address)
 	return soft_gid_from(&gid, address) && soft_gid_port(&gid) != soft_hca_at(0)->port;
 }
 
-/* The address from which the host would reach `target`, with the port left out. */
+/* Find the address from which the host would reach `target`, with the port left out.  `wanted` may be
+ * NULL or the wildcard.  Returns 0 or an errno value. */
 static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
 		      struct sockaddr_storage *source)
 {
 	const struct soft_network *network = soft_device.platform->network;
 	socklen_t length = sizeof(*source);
 	union ibv_gid gid, own;
+	int error = 0;
 
+	soft_gid_from(&gid, target);
+	if (wanted && soft_gid_from(&own, wanted) && soft_gid_is_loopback(&own))
+		error = soft_gid_route(&own, &gid);
+	if (error)
+		return error;
 	if (network) {
-		soft_gid_from(&gid, target);
 		const bool inside = soft_gid_is_of_host(&gid);
 		const int device = network->device_to(&gid);
 
@@ -278,7 +284,6 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 		return inside || network->device_to(&own) == device ? 0 : EINVAL;
 	}
 	int fd = socket(target->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	int error = 0;
 
 	if (fd < 0)
 		return errno;

@@ -185,13 +185,17 @@ int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *
  * 127.0.0.2 is number 1's, the first device's that has it, or, if it is in no table, number 0's. */
 int soft_gid_hca_number(const union ibv_gid *gid);
 uint32_t soft_gid_port(const union ibv_gid *gid); /* of the device of this process that has it */
-/* Bind a socket to the address at an index; the loopback's stands for any, for no other host is
- * reached from there. */
+/* Look for a route from an address of this host to one of the same family, or to a group.  Returns 0 or
+ * the error of the routing table; ENETUNREACH from a loopback address to another host. */
+int soft_gid_route(const union ibv_gid *own, const union ibv_gid *to);
+/* Bind a socket to an address of this host; 0 or an errno value. */
 int soft_gid_bind(int fd, const union ibv_gid *own);
 bool soft_gid_is_local(const union ibv_gid *gid); /* one of ours */
 /* One of ours, or any of 127.0.0.0/8: a Debian finds itself at 127.0.1.1, which no interface has.
  */
 bool soft_gid_is_of_host(const union ibv_gid *gid);
+/* Returns whether it is in 127.0.0.0/8, or ::1. */
+bool soft_gid_is_loopback(const union ibv_gid *gid);
 bool soft_gid_is_multicast(const union ibv_gid *gid);
 bool soft_gid_is_ipv4(const union ibv_gid *gid);
 /* The GID of the IPv4 address whose four bytes are there. */

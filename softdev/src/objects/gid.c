@@ -239,36 +239,59 @@ int soft_gid_at(const struct soft_hca *hca, int index, struct soft_gid *gid)
 int soft_gid_bind(int fd, const union ibv_gid *own)
 {
 	struct sockaddr_storage address;
-	socklen_t size;
+	const socklen_t size = soft_gid_address(own, own, 0, &address);
 
-	if (!memcmp(own, &soft_gid_loopback, sizeof(*own)))
-		return 0;
 	/* connect() chooses the port, so that one port serves connections to several places: ip(7). */
 	soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
-	size = soft_gid_address(own, own, 0, &address);
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
-/* Asks the host's routing table: connecting a UDP socket sends nothing.  For want of descriptors or
- * ports it is not known, and requests will find out. */
+/* Returns whether a connected socket sends to its own host.  Then the kernel has chosen the destination, or
+ * a loopback address, as the source. */
+static bool stays_on_host(int fd, const union ibv_gid *to)
+{
+	struct sockaddr_storage address;
+	socklen_t size = sizeof(address);
+	union ibv_gid own;
+
+	return !getsockname(fd, (struct sockaddr *)&address, &size) &&
+	       soft_gid_from(&own, (struct sockaddr *)&address) &&
+	       (soft_gid_is_loopback(&own) || !memcmp(&own, to, sizeof(own)));
+}
+
+static int find_simulated_route(const union ibv_gid *own, const union ibv_gid *to)
+{
+	const int number = soft_device.platform->network->device_to(to);
+
+	return !soft_gid_is_loopback(own) && number == soft_gid_hca_number(own) ? 0 : ENETUNREACH;
+}
+
+/* Ask the host's routing table.  Connecting a UDP socket sends nothing.  Linux refuses a route from
+ * 127.0.0.0/8 to another host with EINVAL.  From ::1 it has one, but drops the packets, so the socket is
+ * not bound to ::1, and must not leave the host. */
 static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
-	const struct soft_network *network = soft_device.platform->network;
+	const bool confined = !soft_gid_is_ipv4(own) && soft_gid_is_loopback(own);
 	struct sockaddr_storage address;
 	socklen_t size = soft_gid_address(to, own, SOFT_IP_PORT_FIRST, &address);
-
-	if (network)
-		return network->device_to(to) == soft_gid_hca_number(own) ? 0 : ENETUNREACH;
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)
-		return 0;
-	rc = soft_gid_bind(fd, own);
+		return 0; /* requests will find out */
+	rc = confined ? 0 : soft_gid_bind(fd, own);
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
-		rc = errno;
+		rc = errno == EINVAL ? ENETUNREACH : errno;
+	if (!rc && confined && !stays_on_host(fd, to))
+		rc = ENETUNREACH;
 	close(fd);
-	/* EINVAL: from another loopback address than the first. */
-	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc == EINVAL ? ENETUNREACH : rc;
+	return rc == EADDRINUSE || rc == EAGAIN ? 0 : rc; /* no port is free */
+}
+
+int soft_gid_route(const union ibv_gid *own, const union ibv_gid *to)
+{
+	if (soft_gid_is_of_host(to) || soft_gid_is_multicast(to))
+		return 0;
+	return soft_device.platform->network ? find_simulated_route(own, to) : find_route(own, to);
 }
 
 int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *to,
@@ -280,7 +303,7 @@ int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *
 		return 0; /* travels by IPv4 in any case */
 	if (soft_gid_is_ipv4(&gid->gid) != soft_gid_is_ipv4(to))
 		return EINVAL;
-	return soft_gid_is_of_host(to) ? 0 : find_route(&gid->gid, to);
+	return soft_gid_route(&gid->gid, to);
 }
 
 int soft_gid_index(const struct soft_hca *hca, const union ibv_gid *gid)
@@ -295,9 +318,19 @@ bool soft_gid_is_local(const union ibv_gid *gid)
 	return soft_gid_index(hca_of(gid), gid) >= 0;
 }
 
+static bool is_ipv4_loopback(const union ibv_gid *gid)
+{
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 13);
+}
+
+bool soft_gid_is_loopback(const union ibv_gid *gid)
+{
+	return is_ipv4_loopback(gid) || !memcmp(gid, &in6addr_loopback, sizeof(*gid));
+}
+
 bool soft_gid_is_of_host(const union ibv_gid *gid)
 {
-	return !memcmp(gid->raw, soft_gid_loopback.raw, 13) || soft_gid_is_local(gid);
+	return is_ipv4_loopback(gid) || soft_gid_is_local(gid);
 }
 
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)

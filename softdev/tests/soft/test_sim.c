@@ -70,6 +70,20 @@ static void write_to(struct side *from, int machine, struct side *to)
 	POST(from, IBV_WR_RDMA_WRITE, .length = LENGTH, REMOTE(to, 0));
 }
 
+/* A loopback address reaches no other host. */
+static void loopback_is_refused(struct side *from, int machine, struct side *to, int target)
+{
+	aiordma_sim_enter(target);
+	struct address there = address_of_side(to);
+
+	aiordma_sim_enter(machine);
+	CHECK_OK(to_init(from));
+	from->options.gid = 0;
+	CHECK_EQUAL(to_rtr(from, &there), ENETUNREACH);
+	from->options.gid = options.gid;
+	enter_state(from, IBV_QPS_RESET);
+}
+
 /* Host 1 is killed while requests and datagrams are under way, and host 0 is stopped for a while. */
 static uint64_t simulate(uint64_t seed)
 {
@@ -84,6 +98,7 @@ static uint64_t simulate(uint64_t seed)
 		open_side(&sides[i], options);
 	}
 	CHECK_EQUAL(aiordma_sim_begin(seed), EBUSY);
+	loopback_is_refused(&sides[0], machines[0], &sides[1], machines[1]);
 	connect_hosts(sides, machines);
 	for (int i = 0; i < HOSTS; i++) {
 		write_to(&sides[i], machines[i], &sides[1 - i]);
