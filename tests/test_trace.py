@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from aiordma import trace, verbs
+from aiordma._native import ffi
 from aiordma.cli.app import app
-from aiordma.errors import BusyError, TraceFormatError
-from aiordma.verbs import AccessFlags, SendFlags, SendWorkRequest
+from aiordma.errors import BusyError, TraceFormatError, VerbsError
+from aiordma.verbs import AccessFlags, QPAttrMask, QPState, SendFlags, SendWorkRequest
 from tests.processes import run_python
 
 PROGRAM = """
@@ -190,14 +191,46 @@ def test_why_memory_could_not_be_used(tmp_path: Path) -> None:
     ]
 
 
+def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
+    attr = ffi.new("struct ibv_qp_attr *", {"qp_state": QPState.RTS})
+    with (
+        trace.recording(tmp_path / "trace") as path,
+        verbs.open_device("embedded0") as context,
+        context.alloc_pd() as pd,
+        context.create_cq(8) as cq,
+        pd.create_qp(cq) as qp,
+    ):
+        calls = context.library.calls  # which check nothing themselves
+        with pytest.raises(VerbsError, match="ibv_resize_cq"):
+            calls.ibv_resize_cq(cq.pointer, 1 << 24)
+        with pytest.raises(VerbsError, match="ibv_modify_qp"):
+            calls.ibv_modify_qp(qp.pointer, attr, QPAttrMask.STATE)
+    (run,) = trace.read(path)
+    resize, modify = (it for it in run.records if isinstance(it, trace.CallRefused))
+    assert (resize.call, resize.errno, resize.reason) == ("ibv_resize_cq", 22, "LIMIT")
+    assert (resize.field, resize.value, resize.limit) == ("cqe", 1 << 24, 1 << 20)
+    assert (modify.call, modify.qp_num, modify.reason) == ("ibv_modify_qp", qp.qp_num, "TRANSITION")
+    assert (modify.cur_qp_state, modify.qp_state) == ("RESET", "RTS")
+    lines = CliRunner().invoke(app, ["trace", str(path)]).output.splitlines()
+    refused = [line.partition("call_refused ")[2] for line in lines if "call_refused" in line]
+    assert refused == [
+        "call=ibv_resize_cq errno=22 error=Invalid argument reason=LIMIT field=cqe value=16777216"
+        f" limit=1048576 cq={resize.cq}: the value exceeds what the device or the object allows",
+        "call=ibv_modify_qp errno=22 error=Invalid argument reason=TRANSITION cur_qp_state=RESET"
+        " qp_state=RTS: queue pairs of this type do not change from that state to that one",
+    ]
+
+
 def test_each_reason_has_a_meaning() -> None:
     """Of those that the device writes, and no others."""
     device = Path(__file__).parents[1] / "softdev/src"
-    names = ["objects/queue_pair.h", "objects/keys.c", "objects/mw.c", "rc/*.c", "ud/ud.c"]
+    names = ["objects/*.[ch]", "rc/*.c", "ud/*.c", "trace/refusal.c"]
     text = "".join(path.read_text() for name in names for path in device.glob(name))
     written = set(re.findall(r'"([A-Z_]{3,})"|\bR\(([A-Z_]+), E', text))
+    others = ("AIORDMA_", "RDMA_")  # prefixes of other names in capitals
+    reasons = {name for it in written if not (name := "".join(it)).startswith(others)}
     statuses = {status.name for status in verbs.WCStatus}
-    assert {"".join(it) for it in written} == trace.REASONS.keys() - statuses - {"ENDED"}
+    assert reasons == trace.REASONS.keys() - statuses - {"ENDED"}
 
 
 # ---- by the environment -------------------------------------------------------------------------

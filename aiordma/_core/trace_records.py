@@ -24,8 +24,8 @@ REASONS = {
     "NO_QUEUE": "this queue pair has no such queue: it takes receives from a shared one, or is "
     "a side of XRC",
     "OPCODE": "queue pairs of this type do not have the operation",
-    "UNSUPPORTED": "the device does not have the operation, this call cannot express it, or it is "
-    "not among the send_ops_flags of the queue pair",
+    "UNSUPPORTED": "the device does not have the operation or option, this call cannot express it, "
+    "or it is not among the send_ops_flags of the queue pair",
     "DESTINATION": "the address handle is missing or of another protection domain, or the number "
     "has more than 24 bits",
     "FLAGS": "the flags do not exist, or not for this operation",
@@ -37,13 +37,45 @@ REASONS = {
     "NO_MEMORY": "the process is out of memory",
     "FULL": "max_send_wr or max_recv_wr requests have not completed; an unsignaled one has not "
     "until a later one completes",
+    # Of another call.
+    "TRANSITION": "queue pairs of this type do not change from that state to that one",
+    "MASK_MISSING": "attr_mask lacks attributes that this change of the state needs",
+    "MASK_UNEXPECTED": "attr_mask has attributes that this change of the state does not take",
+    "CUR_STATE": "cur_qp_state is not the state of the queue pair",
+    "PORT": "the device has one port, number 1",
+    "PKEY_INDEX": "the device has one partition key, at index 0",
+    "SGID_INDEX": "the GID table of the device has no entry at grh.sgid_index",
+    "GRH": "RoCE needs a GRH: set is_global, grh.dgid and grh.sgid_index",
+    "GID_FAMILY": "grh.dgid and the GID at grh.sgid_index must both be IPv4, or both IPv6",
+    "ROUTE": "this host has no route from the GID at grh.sgid_index to grh.dgid",
+    "ALT_PATH": "the device has no alternate paths",
+    "MTU": "path_mtu is a value of enum ibv_mtu, from 1 (256 bytes) to 5 (4096 bytes)",
+    "LINK": "no memory is left, or the queue pair's own address or port cannot be used",
+    "LIMIT": "the value exceeds what the device or the object allows",
+    "NO_ENTRIES": "the queue must have at least one entry",
+    "OUTSTANDING": "the queue has more entries in use than the new size",
+    "QP_TYPE": "the device, or this call, does not support queue pairs of this type",
+    "MW_TYPE": "the type of a memory window is 1 or 2",
+    "ACCESS": "access has flags that do not exist, or that this kind of region cannot have",
+    "LOCAL_WRITE": "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE",
+    "ZERO_BASED": "a region of device memory needs ZERO_BASED",
+    "EMPTY": "the length is 0",
+    "PAGE_OFFSET": "offset and iova must have the same offset within a page",
+    "FIXED": "only regions of the program's own memory can be registered again",
+    "NULL_OBJECT": "a protection domain, completion queue or XRC domain is missing",
+    "FOREIGN_OBJECT": "an object is missing, or belongs to another device, context or domain",
+    "MULTICAST": "the GID is not a multicast address",
+    "NOT_ATTACHED": "the queue pair is not attached to that multicast group",
+    "IN_USE": "other objects still use it: destroy those first",
+    "FATAL": "the device has failed: close the context and open the device again",
+    "FORKED": "the context was opened before a fork: the child must open the device itself",
     # Of memory.
     "KEY": "this process never gave out that key, or before the trace began",
     "ENDED": "the key has ended: the region was deregistered, or the window unbound",
     "DOMAIN": "the key is of another protection domain than the queue pair",
     "RIGHT": "the region or window was registered or bound without that right",
-    "RANGE": "some of the bytes are outside of the region or window",
-    "PAGES": "there is no memory at that address",
+    "RANGE": "some of the bytes are outside of the region, window or device memory",
+    "PAGES": "there is no memory at that address, or it cannot be written",
     "WINDOW": "the key is of a window, which opens memory for peers alone",
     "WINDOW_UNBOUND": "the key is of a window that is not bound",
     "WINDOW_QP": "the window is another queue pair's, or of type 1, which a request cannot end",
@@ -159,6 +191,31 @@ class Refused(Record):
     qp_num: int | None = None
     srq: int | None = None
     opcode: str | None = None
+
+
+@_record
+class CallRefused(Record):
+    """A verb other than those that post, which failed with this errno value.
+
+    ``field`` is the argument that is wrong, with its ``value`` and, if it is too large, the
+    ``limit``. ``attributes`` are those of ``attr_mask`` that are missing or unexpected.
+    """
+
+    call: str
+    errno: int
+    error: str
+    reason: str | None = None
+    field: str | None = None
+    value: int | None = None
+    limit: int | None = None
+    attributes: tuple[str, ...] = ()
+    qp_num: int | None = None
+    cur_qp_state: str | None = None
+    qp_state: str | None = None
+    cq: int | None = None
+    srq: int | None = None
+    pd: int | None = None
+    key: int | None = None
 
 
 @_record
@@ -303,6 +360,7 @@ TYPES: dict[str, type[Record]] = {
     "post_recv": PostedReceive,
     "post_srq_recv": PostedSharedReceive,
     "refused": Refused,
+    "call_refused": CallRefused,
     "completion": Completion,
     "create_qp": CreatedQP,
     "destroy_qp": DestroyedQP,

@@ -21,6 +21,7 @@ Incident = (
     | trace.QPStateChange
     | trace.AsyncEvent
     | trace.Refused
+    | trace.CallRefused
     | trace.Retry
     | trace.RegisteredMR
     | trace.KeyEnded

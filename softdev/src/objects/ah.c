@@ -1,6 +1,7 @@
 /* Address handles: where a UD message goes (IBTA vol 1, 10.2.2.2), and how to answer one. */
 
 #include "objects.h"
+#include "trace/trace.h"
 
 enum { DEFAULT_HOP_LIMIT = 64 };
 
@@ -14,16 +15,29 @@ enum {
 	IPV4_DESTINATION = 16
 };
 
+static int global_source(const struct soft_hca *hca, const struct ibv_global_route *route,
+			 struct soft_gid *own)
+{
+	if (soft_gid_at(hca, route->sgid_index, own))
+		return soft_refuse_value("SGID_INDEX", "sgid_index", route->sgid_index);
+	int rc = soft_gid_source(hca, route->sgid_index, &route->dgid, own);
+
+	if (rc)
+		soft_refuse(rc, rc == EINVAL ? "GID_FAMILY" : "ROUTE");
+	return rc;
+}
+
 int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own)
 {
 	if (attr->port_num != 1)
-		return EINVAL;
+		return soft_refuse_value("PORT", "port_num", attr->port_num);
 	if (attr->is_global)
-		return soft_gid_source(hca, attr->grh.sgid_index, &attr->grh.dgid, own);
+		return global_source(hca, &attr->grh, own);
 	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
 	 * one (drivers/infiniband/core/verbs.c, rdma_check_ah_attr).  Where there is a LID, that of
 	 * the port means this device: software for InfiniBand runs. */
-	return attr->dlid && attr->dlid == soft_links->lid(hca) ? soft_gid_at(hca, 0, own) : EINVAL;
+	return attr->dlid && attr->dlid == soft_links->lid(hca) ? soft_gid_at(hca, 0, own)
+								: soft_refuse(EINVAL, "GRH");
 }
 
 static int resolve(struct soft_hca *hca, const struct ibv_ah_attr *attr,
@@ -68,7 +82,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 		objects->ah_count++;
 	}
 	soft_unlock();
-	return soft_made(rc, ah);
+	return soft_call_made("ibv_create_ah", "pd", soft_pd_root(pd)->handle, soft_made(rc, ah));
 }
 
 /* What was posted with it has a copy of its path. */

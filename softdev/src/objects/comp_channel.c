@@ -1,6 +1,7 @@
 /* Completion channels: where the events of armed completion queues wait for the application. */
 
 #include "objects.h"
+#include "trace/trace.h"
 
 static struct soft_comp_channel *channel_of(struct ibv_comp_channel *channel)
 {
@@ -35,8 +36,9 @@ int soft_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	bool busy = ibv->refcnt > 0;
 
 	soft_unlock();
-	if (busy)
-		return EBUSY; /* ibv_create_comp_channel(3): a CQ is still associated with it */
+	if (busy) /* ibv_create_comp_channel(3): a CQ is still associated with it */
+		return soft_call_result("ibv_destroy_comp_channel", NULL, 0,
+					soft_refuse(EBUSY, "IN_USE"));
 	soft_channel_destroy(&channel->channel);
 	pthread_mutex_destroy(&channel->mutex);
 	soft_context_release(soft_context_of(ibv->context));

@@ -6,6 +6,7 @@
  */
 
 #include "extended.h"
+#include "trace/trace.h"
 #include "inject/inject.h"
 
 static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
@@ -117,7 +118,8 @@ int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
 	struct soft_cq *cq = soft_cq_of(ibv);
 
 	if (attr->attr_mask & ~(uint32_t)IBV_CQ_ATTR_MODERATE)
-		return EINVAL;
+		return soft_call_result("ibv_modify_cq", "cq", ibv->handle,
+					soft_refuse_value("FLAGS", "attr_mask", attr->attr_mask));
 	if (!(attr->attr_mask & IBV_CQ_ATTR_MODERATE))
 		return 0;
 	soft_lock();
@@ -273,13 +275,33 @@ static int make_rings(struct ibv_pd *pd, uint32_t capacity, bool stamped, struct
 	return ENOMEM;
 }
 
+/* Returns 0 or EINVAL. */
+static int check_size(int cqe)
+{
+	const struct soft_limit limit = {"cqe", (uint64_t)cqe, SOFT_MAX_CQE};
+
+	return cqe < 1 ? soft_refuse_value("NO_ENTRIES", "cqe", cqe < 0 ? (uint32_t)cqe : 0)
+		       : soft_check_limits(&limit, 1);
+}
+
+static int check(const struct ibv_context *context, int cqe, const struct ibv_comp_channel *channel,
+		 int comp_vector)
+{
+	const struct soft_limit limit = {"comp_vector", (uint32_t)comp_vector,
+					 (uint32_t)context->num_comp_vectors - 1};
+	int rc = check_size(cqe);
+
+	if (!rc)
+		rc = soft_check_limits(&limit, 1);
+	if (!rc && channel && channel->context->device != context->device)
+		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
+	return rc;
+}
+
 struct soft_cq *soft_cq_make(struct ibv_context *context, int cqe, struct ibv_comp_channel *channel,
 			     int comp_vector, bool stamped, struct ibv_pd *pd)
 {
-	bool valid = cqe >= 1 && cqe <= SOFT_MAX_CQE && comp_vector >= 0 &&
-		     comp_vector < context->num_comp_vectors &&
-		     (!channel || channel->context->device == context->device);
-	int rc = valid ? 0 : EINVAL;
+	int rc = check(context, cqe, channel, comp_vector);
 	struct soft_cq *cq = soft_object(context, sizeof(*cq), &rc);
 
 	if (!rc)
@@ -318,26 +340,27 @@ struct ibv_cq *soft_ibv_create_cq(struct ibv_context *context, int cqe, void *cq
 	struct soft_cq *cq = soft_cq_make(context, cqe, channel, comp_vector, false, NULL);
 
 	if (!cq)
-		return NULL;
+		return soft_call_made("ibv_create_cq", NULL, 0, NULL);
 	soft_cq_publish(cq, cq_context);
 	return &cq->ibv;
 }
 
-int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
+static int resize(struct ibv_cq *ibv, int cqe)
 {
 	struct soft_cq *cq = soft_cq_of(ibv);
 	struct soft_stamp *stamps;
 	struct ibv_wc *ring;
-	int rc = 0;
+	int rc = check_size(cqe);
 
-	if (cqe < 1 || cqe > SOFT_MAX_CQE)
-		return EINVAL;
+	if (rc)
+		return rc;
 	rc = make_rings(cq->parent_domain, (uint32_t)cqe, cq->stamps, &ring, &stamps);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&cq->lock);
 	if (cq->count > (uint32_t)cqe) {
-		rc = EINVAL; /* ibv_resize_cq(3): not below what is waiting in it */
+		/* ibv_resize_cq(3): not below what is waiting in it */
+		rc = soft_refuse_value("OUTSTANDING", "cqe", (unsigned)cqe);
 	} else {
 		struct soft_stamp *old_stamps = cq->stamps;
 		struct ibv_wc *old = cq->ring;
@@ -363,6 +386,11 @@ int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 	return rc;
 }
 
+int soft_ibv_resize_cq(struct ibv_cq *ibv, int cqe)
+{
+	return soft_call_result("ibv_resize_cq", "cq", ibv->handle, resize(ibv, cqe));
+}
+
 int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 {
 	struct soft_cq *cq = soft_cq_of(ibv);
@@ -373,7 +401,9 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	soft_lock();
 	if (cq->users) {
 		soft_unlock();
-		return EBUSY; /* ibv_destroy_cq(3): a queue pair is still associated with it */
+		/* ibv_destroy_cq(3): a queue pair is still associated with it */
+		return soft_call_result("ibv_destroy_cq", "cq", ibv->handle,
+					soft_refuse(EBUSY, "IN_USE"));
 	}
 	soft_deferred_cancel(&cq->overrun_work);
 	soft_timer_stop(&cq->moderation_timer);

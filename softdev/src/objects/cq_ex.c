@@ -7,6 +7,7 @@
 #include <limits.h>
 
 #include "extended.h"
+#include "trace/trace.h"
 
 enum {
 	TIMES = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
@@ -126,16 +127,21 @@ static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 static int check(const struct ibv_cq_init_attr_ex *attr)
 {
 	if (attr->comp_mask & ~(uint32_t)(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD))
-		return EINVAL;
+		return soft_refuse_value("FLAGS", "comp_mask", attr->comp_mask);
 	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD &&
 	    (!attr->parent_domain || !soft_pd_is_parent(attr->parent_domain)))
-		return EINVAL;
+		return soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (attr->wc_flags & ~(uint64_t)SUPPORTED)
-		return EOPNOTSUPP;
+		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (attr->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
 	    attr->flags & ~(uint32_t)SUPPORTED_FLAGS)
-		return EOPNOTSUPP;
-	return attr->cqe > SOFT_MAX_CQE || attr->comp_vector > INT_MAX ? EINVAL : 0;
+		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
+	const struct soft_limit limits[] = {
+		{"cqe", attr->cqe, SOFT_MAX_CQE},
+		{"comp_vector", attr->comp_vector, INT_MAX},
+	};
+
+	return soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
 }
 
 static struct soft_cq_reader *make_reader(uint32_t flags)
@@ -176,7 +182,7 @@ struct ibv_cq_ex *soft_create_cq_ex(struct ibv_context *context, struct ibv_cq_i
 	}
 	if (rc) {
 		soft_cq_reader_destroy(reader);
-		return soft_made(rc, NULL);
+		return soft_call_made("ibv_create_cq_ex", NULL, 0, soft_made(rc, NULL));
 	}
 	cq->reader = reader;
 	cq->ignore_overrun = flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;

@@ -237,7 +237,8 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 	struct soft_hca *hca = soft_hca_of(context);
 
 	if (port_num != 1)
-		return EINVAL;
+		return soft_call_result("ibv_query_port", NULL, 0,
+					soft_refuse_value("PORT", "port_num", port_num));
 	soft_lock();
 	bool down = soft_ports_down & hca->port;
 	struct ibv_port_attr attr = {

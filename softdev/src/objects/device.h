@@ -6,6 +6,7 @@
 
 #include "engine/engine.h"
 #include "frame.h"
+#include "trace/trace.h"
 
 struct iovec;
 struct soft_hca;
@@ -110,7 +111,7 @@ static inline int soft_context_error(const struct ibv_context *context)
 	const struct soft_context *own =
 		soft_container(context, const struct soft_context, extended.context);
 
-	return soft_context_inherited(own) ? ENODEV : 0;
+	return soft_context_inherited(own) ? soft_refuse(ENODEV, "FORKED") : 0;
 }
 
 /* How every call begins that makes something: zeroed memory for an object of that context.  NULL

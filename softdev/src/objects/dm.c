@@ -2,6 +2,7 @@
  * memory that the application has no pointer to. */
 
 #include "extended.h"
+#include "trace/trace.h"
 
 enum { MOST_ALIGNMENT_LOG = 20 };
 
@@ -84,13 +85,21 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? 0 : ENOMEM;
 
-	if (attr->comp_mask || !attr->length || attr->length > SOFT_DM_SIZE ||
-	    attr->log_align_req > MOST_ALIGNMENT_LOG)
-		rc = EINVAL;
+	const struct soft_limit limits[] = {
+		{"length", attr->length, SOFT_DM_SIZE},
+		{"log_align_req", attr->log_align_req, MOST_ALIGNMENT_LOG},
+	};
+
+	if (attr->comp_mask)
+		rc = soft_refuse_value("FLAGS", "comp_mask", attr->comp_mask);
+	else if (!attr->length)
+		rc = soft_refuse(EINVAL, "EMPTY");
+	else if (!rc)
+		rc = soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
 	if (!rc)
 		rc = allocate(dm, attr);
 	if (rc)
-		return soft_made(rc, dm);
+		return soft_call_made("ibv_alloc_dm", NULL, 0, soft_made(rc, dm));
 	soft_lock();
 	if (attr->length > SOFT_DM_SIZE - soft_device.objects->dm_allocated) {
 		rc = ENOMEM; /* "no more free device memory left" */
@@ -101,7 +110,7 @@ struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_at
 	soft_unlock();
 	if (rc)
 		free(dm->memory);
-	return soft_made(rc, dm);
+	return soft_call_made("ibv_alloc_dm", NULL, 0, soft_made(rc, dm));
 }
 
 int soft_free_dm(struct ibv_dm *ibv)
@@ -120,7 +129,7 @@ int soft_free_dm(struct ibv_dm *ibv)
 	}
 	soft_unlock();
 	if (busy)
-		return EBUSY;
+		return soft_call_result("ibv_free_dm", NULL, 0, soft_refuse(EBUSY, "IN_USE"));
 	soft_context_release(soft_context_of(ibv->context));
 	if (!dm->of)
 		free(dm->memory);
@@ -175,11 +184,15 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 	int rc = soft_mr_access(&access, SOFT_RIGHTS | IBV_ACCESS_ZERO_BASED);
 
 	/* "the user must set the IBV_ACCESS_ZERO_BASED flag" */
-	if (!rc && (!(access & IBV_ACCESS_ZERO_BASED) || !holds(dm, dm_offset, length) ||
-		    pd->context != ibv->context))
-		rc = EINVAL;
+	if (!rc && !(access & IBV_ACCESS_ZERO_BASED))
+		rc = soft_refuse_value("ZERO_BASED", "access", access);
+	if (!rc && !holds(dm, dm_offset, length))
+		rc = soft_refuse_value("RANGE", "dm_offset", dm_offset);
+	if (!rc && pd->context != ibv->context)
+		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		return soft_made(rc, NULL);
+		return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle,
+				      soft_made(rc, NULL));
 	const struct soft_mr mr = {
 		.fixed = true,
 		.dm = dm,
@@ -201,5 +214,5 @@ struct ibv_mr *soft_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t dm
 		dm->users--;
 		soft_unlock();
 	}
-	return region;
+	return soft_call_made("ibv_reg_dm_mr", "pd", soft_pd_root(pd)->handle, region);
 }

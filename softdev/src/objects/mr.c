@@ -26,11 +26,13 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 	*access &= ~(unsigned)OPTIONAL_RIGHTS;
 	/* A promise about storage behind the memory, which the device knows nothing of. */
 	if (*access & IBV_ACCESS_FLUSH_PERSISTENT)
-		return EOPNOTSUPP;
+		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (*access & ~allowed)
-		return EINVAL;
+		return soft_refuse_value("ACCESS", "access", *access);
 	/* ibv_reg_mr(3) */
-	return *access & needs_local_write && !(*access & IBV_ACCESS_LOCAL_WRITE) ? EINVAL : 0;
+	return *access & needs_local_write && !(*access & IBV_ACCESS_LOCAL_WRITE)
+		       ? soft_refuse_value("LOCAL_WRITE", "access", *access)
+		       : 0;
 }
 
 /* Fill in the range, if that can be: 0 or an errno value. */
@@ -46,18 +48,22 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 	bool implicit = access & IBV_ACCESS_ON_DEMAND && !addr && length == SIZE_MAX;
 
 	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
-		return EINVAL;
+		return soft_refuse_value("ACCESS", "access", access);
 	/* All of the process's memory, on its word: without a right for peers, other than by the
 	 * windows that it binds. */
 	if (promised && length == SIZE_MAX &&
 	    (addr || access & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)))
-		return EINVAL;
-	if (!length || (!implicit && (uintptr_t)addr + length < (uintptr_t)addr))
-		return EINVAL;
+		return soft_refuse_value("ACCESS", "access", access);
+	if (!length)
+		return soft_refuse(EINVAL, "EMPTY");
+	if (!implicit && (uintptr_t)addr + length < (uintptr_t)addr)
+		return soft_refuse(EINVAL, "PAGES");
 	if (access & IBV_ACCESS_ON_DEMAND)
-		rc = soft_pages_can_fault() ? 0 : EOPNOTSUPP;
+		rc = soft_pages_can_fault() ? 0 : soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	else if (!promised)
 		rc = soft_pages_fault(addr, length, access & IBV_ACCESS_LOCAL_WRITE);
+	if (rc == EFAULT)
+		soft_refuse(rc, "PAGES");
 	*range = (struct soft_range){
 		.access = access | SOFT_ACCESS_CMA,
 		.memory = addr,
@@ -99,7 +105,8 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	struct soft_mr mr = {.ibv.addr = addr};
 	int rc = describe(&mr.range, addr, length, iova, access, promised);
 
-	return rc ? soft_made(rc, NULL) : soft_mr_register(pd, &mr);
+	return soft_call_made("ibv_reg_mr", "pd", soft_pd_root(pd)->handle,
+			      rc ? soft_made(rc, NULL) : soft_mr_register(pd, &mr));
 }
 
 struct ibv_mr *soft_ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
@@ -134,7 +141,9 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 
 	if (open && open->windows) {
 		soft_unlock();
-		return EBUSY; /* ibv_alloc_mw(3): a window is still bound to it */
+		/* ibv_alloc_mw(3): a window is still bound to it */
+		return soft_call_result("ibv_dereg_mr", "key", ibv->lkey,
+					soft_refuse(EBUSY, "IN_USE"));
 	}
 	if (open) {
 		end_key(open);
@@ -158,16 +167,20 @@ static int check_rereg(const struct soft_mr *mr, int flags, const struct ibv_pd 
 {
 	if (!flags || flags & ~(IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD |
 				IBV_REREG_MR_CHANGE_ACCESS))
-		return EINVAL;
+		return soft_refuse_value("FLAGS", "flags", (unsigned)flags);
 	if (mr->fixed || mr->closed)
-		return EINVAL; /* ibv_alloc_null_mr(3) */
+		return soft_refuse(EINVAL, "FIXED"); /* ibv_alloc_null_mr(3) */
 	if (mr->windows)
-		return EBUSY; /* IBTA 11.2.8.7 */
+		return soft_refuse(EBUSY, "IN_USE"); /* IBTA 11.2.8.7 */
 	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION && (!addr || !length))
-		return EINVAL;
-	if (flags & IBV_REREG_MR_CHANGE_PD && (!pd || pd->context != mr->ibv.context))
-		return EINVAL;
-	return access && !(flags & IBV_REREG_MR_CHANGE_ACCESS) ? EINVAL : 0;
+		return soft_refuse(EINVAL, "EMPTY");
+	if (flags & IBV_REREG_MR_CHANGE_PD && !pd)
+		return soft_refuse(EINVAL, "NULL_OBJECT");
+	if (flags & IBV_REREG_MR_CHANGE_PD && pd->context != mr->ibv.context)
+		return soft_refuse(EINVAL, "FOREIGN_OBJECT");
+	return access && !(flags & IBV_REREG_MR_CHANGE_ACCESS)
+		       ? soft_refuse_value("FLAGS", "flags", (unsigned)flags)
+		       : 0;
 }
 
 /* The keys stay.  With IBV_REREG_MR_ERR_INPUT the region is as it was, with IBV_REREG_MR_ERR_CMD it
@@ -194,7 +207,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 			      false);
 	soft_lock();
 	if (!input && mr->windows) {
-		rc = EBUSY; /* bound meanwhile */
+		rc = soft_refuse(EBUSY, "IN_USE"); /* bound meanwhile */
 		input = true;
 	}
 	if (!rc) {
@@ -218,6 +231,6 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	soft_unlock();
 	if (!rc)
 		return 0;
-	errno = rc;
+	errno = soft_call_result("ibv_rereg_mr", "key", ibv->lkey, rc);
 	return input ? IBV_REREG_MR_ERR_INPUT : IBV_REREG_MR_ERR_CMD;
 }

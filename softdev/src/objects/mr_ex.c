@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "extended.h"
+#include "trace/trace.h"
 
 /* ---- ibv_alloc_null_mr(3) ------------------------------------------------------------------ */
 
@@ -24,7 +25,7 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 
 	if (ibv)
 		ibv->rkey = 0;
-	return ibv;
+	return soft_call_made("ibv_alloc_null_mr", "pd", soft_pd_root(pd)->handle, ibv);
 }
 
 /* ---- ibv_reg_dmabuf_mr(3) ------------------------------------------------------------------ */
@@ -49,14 +50,16 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 
 	if (rc)
 		return rc;
-	if (!length || (offset ^ iova) & (page - 1)) /* "the same page offset" */
-		return EINVAL;
+	if (!length)
+		return soft_refuse(EINVAL, "EMPTY");
+	if ((offset ^ iova) & (page - 1)) /* "the same page offset" */
+		return soft_refuse_value("PAGE_OFFSET", "iova", iova);
 	if (fstat(fd, &status))
 		return errno;
 	uint64_t size = size_of(fd, &status);
 
 	*is_file = S_ISREG(status.st_mode);
-	return offset > size || length > size - offset ? EINVAL : 0;
+	return offset > size || length > size - offset ? soft_refuse(EINVAL, "PAGES") : 0;
 }
 
 /* Any file that can be mapped, above all a dma-buf or a memfd.  The application may close the fd.
@@ -96,7 +99,7 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 	}
 	if (rc)
 		errno = rc;
-	return ibv;
+	return soft_call_made("ibv_reg_dmabuf_mr", "pd", soft_pd_root(pd)->handle, ibv);
 }
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */

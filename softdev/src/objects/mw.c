@@ -31,11 +31,14 @@ static struct soft_mw *mw_of(struct soft_range *range)
 
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {
-	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2 ? 0 : EINVAL;
+	int rc = type == IBV_MW_TYPE_1 || type == IBV_MW_TYPE_2
+			 ? 0
+			 : soft_refuse_value("MW_TYPE", "type", type);
 	struct soft_mw *mw = soft_object(pd->context, sizeof(*mw), &rc);
 
 	if (rc)
-		return soft_made(rc, mw);
+		return soft_call_made("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle,
+				      soft_made(rc, mw));
 	mw->range = (struct soft_range){.window = true, .pd = soft_pd_root(pd)};
 	soft_lock();
 	rc = soft_range_add(&mw->range);
@@ -49,7 +52,7 @@ struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 		.handle = mw->range.key & ~(uint32_t)TAG_MASK,
 		.type = type,
 	};
-	return soft_made(rc, mw);
+	return soft_call_made("ibv_alloc_mw", "pd", soft_pd_root(pd)->handle, soft_made(rc, mw));
 }
 
 static void unbind(struct soft_mw *mw)

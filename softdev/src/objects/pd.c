@@ -6,6 +6,7 @@
  */
 
 #include "extended.h"
+#include "trace/trace.h"
 
 struct soft_td {
 	struct ibv_td ibv;
@@ -81,8 +82,9 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 		soft_context_release(soft_context_of(gone->ibv.context));
 		free(gone);
 	}
-	if (busy)
-		return EBUSY; /* ibv_alloc_pd(3): fails while something is still in it */
+	if (busy) /* ibv_alloc_pd(3): fails while something is still in it */
+		return soft_call_result("ibv_dealloc_pd", "pd", ibv->handle,
+					soft_refuse(EBUSY, "IN_USE"));
 	soft_context_release(soft_context_of(ibv->context));
 	free(pd);
 	return 0;
@@ -196,7 +198,7 @@ int soft_dealloc_td(struct ibv_td *ibv)
 
 	soft_unlock();
 	if (busy)
-		return EBUSY;
+		return soft_call_result("ibv_dealloc_td", NULL, 0, soft_refuse(EBUSY, "IN_USE"));
 	soft_context_release(soft_context_of(ibv->context));
 	free(td);
 	return 0;

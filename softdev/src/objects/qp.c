@@ -55,24 +55,32 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	case IBV_QPT_UC:
 	case IBV_QPT_UD:
 		if (!attr->recv_cq)
-			return EINVAL;
+			return soft_refuse(EINVAL, "NULL_OBJECT");
 		break;
 	case IBV_QPT_XRC_SEND:
 		break;
 	case IBV_QPT_XRC_RECV:
-		return xrcd ? 0 : EINVAL;
+		return xrcd ? 0 : soft_refuse(EINVAL, "NULL_OBJECT");
 	case IBV_QPT_RAW_PACKET:
 	case IBV_QPT_DRIVER:
-		return EOPNOTSUPP;
+		return soft_refuse(EOPNOTSUPP, "QP_TYPE");
 	default:
-		return EINVAL;
+		return soft_refuse_value("QP_TYPE", "qp_type", attr->qp_type);
 	}
-	if (!pd || !attr->send_cq || is_elsewhere(context, attr->send_cq) ||
-	    is_elsewhere(context, attr->recv_cq) || cap->max_send_wr > SOFT_MAX_QP_WR ||
-	    cap->max_send_sge > SOFT_MAX_SGE || cap->max_inline_data > SOFT_MAX_INLINE ||
+	if (!pd || !attr->send_cq)
+		return soft_refuse(EINVAL, "NULL_OBJECT");
+	if (is_elsewhere(context, attr->send_cq) || is_elsewhere(context, attr->recv_cq) ||
 	    (attr->srq && (attr->srq->context != context || soft_srq_of(attr->srq)->xrcd)))
-		return EINVAL;
-	return cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_recv_sge > SOFT_MAX_SGE ? EINVAL : 0;
+		return soft_refuse(EINVAL, "FOREIGN_OBJECT");
+	const struct soft_limit limits[] = {
+		{"max_send_wr", cap->max_send_wr, SOFT_MAX_QP_WR},
+		{"max_recv_wr", cap->max_recv_wr, SOFT_MAX_QP_WR},
+		{"max_send_sge", cap->max_send_sge, SOFT_MAX_SGE},
+		{"max_recv_sge", cap->max_recv_sge, SOFT_MAX_SGE},
+		{"max_inline_data", cap->max_inline_data, SOFT_MAX_INLINE},
+	};
+
+	return soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
 }
 
 /* Counts the queue pair (1, or -1 at its end) among the users of each object that it needs. */
@@ -130,14 +138,16 @@ static uint32_t inline_room(const struct ibv_qp_cap *cap)
 
 struct ibv_qp *soft_ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	return soft_qp_create(pd->context, pd, NULL, attr);
+	return soft_call_made("ibv_create_qp", "pd", soft_pd_root(pd)->handle,
+			      soft_qp_create(pd->context, pd, NULL, attr));
 }
 
 struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 			      struct soft_xrcd *xrcd, struct ibv_qp_init_attr *attr)
 {
 	const struct ibv_qp_init_attr own = relevant(attr);
-	int rc = soft_context_of(context)->fatal ? EIO : soft_context_error(context);
+	int rc = soft_context_of(context)->fatal ? soft_refuse(EIO, "FATAL")
+						 : soft_context_error(context);
 
 	if (!rc)
 		rc = check_create(context, pd, xrcd, &own);
@@ -197,7 +207,9 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_lock();
 	if (!soft_list_empty(&qp->attachments)) {
 		soft_unlock();
-		return EBUSY; /* ibv_destroy_qp(3): attached to a multicast group */
+		/* ibv_destroy_qp(3): attached to a multicast group */
+		return soft_call_result("ibv_destroy_qp", "qp_num", ibv->qp_num,
+					soft_refuse(EBUSY, "IN_USE"));
 	}
 	if (qp->transport->destroyed && !soft_context_inherited(soft_context_of(ibv->context)))
 		qp->transport->destroyed();
@@ -434,10 +446,11 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 /* ---- modify -------------------------------------------------------------------------------- */
 
-/* Whether the mask has all that abi/qp_states.h requires of this step, and no more than it allows. */
-static bool is_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
+/* Check that the mask has all that abi/qp_states.h requires of this step, and no more than it allows.
+ * Returns 0 or EINVAL. */
+static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
 {
-	static const struct {
+	static const struct step {
 		uint8_t type, from, to;
 		uint32_t required, optional;
 	} steps[] = {
@@ -446,16 +459,22 @@ static bool is_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mas
 #include "abi/qp_states.h"
 #undef QP_STEP
 	};
+	static const struct step end = {0}; /* to RESET and ERR */
+	const struct step *step = NULL;
 	enum ibv_qp_state from = qp->ibv.state;
 
 	mask &= ~(uint32_t)IBV_QP_STATE;
 	if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET))
-		return !mask;
-	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++)
+		step = &end;
+	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]) && !step; i++)
 		if (steps[i].type == qp->ibv.qp_type && steps[i].from == from && steps[i].to == to)
-			return (mask & steps[i].required) == steps[i].required &&
-			       !(mask & ~(steps[i].required | steps[i].optional));
-	return false;
+			step = &steps[i];
+	if (!step)
+		return soft_refuse(EINVAL, "TRANSITION");
+	if (step->required & ~mask)
+		return soft_refuse_attributes("MASK_MISSING", step->required & ~mask);
+	mask &= ~(step->required | step->optional);
+	return mask ? soft_refuse_attributes("MASK_UNEXPECTED", mask) : 0;
 }
 
 /* ibv_modify_qp(3): what each attribute can be. */
@@ -473,24 +492,36 @@ static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, in
 	/* Automatic path migration needs a second path, which a stream does not have. */
 	if (mask & IBV_QP_ALT_PATH ||
 	    (mask & IBV_QP_PATH_MIG_STATE && attr->path_mig_state != IBV_MIG_MIGRATED))
-		return EOPNOTSUPP;
-	if ((mask & IBV_QP_PORT && attr->port_num != 1) ||
-	    (mask & IBV_QP_PKEY_INDEX && attr->pkey_index != 0) ||
-	    (mask & IBV_QP_ACCESS_FLAGS && attr->qp_access_flags & ~rights) ||
-	    (mask & IBV_QP_PATH_MTU &&
-	     (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > IBV_MTU_4096)) ||
-	    (mask & IBV_QP_DEST_QPN && attr->dest_qp_num > SOFT_PSN_MASK) ||
-	    (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > SOFT_MAX_RD_ATOMIC) ||
-	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && attr->max_dest_rd_atomic > SOFT_MAX_RD_ATOMIC) ||
-	    (mask & IBV_QP_MIN_RNR_TIMER && attr->min_rnr_timer > 31) ||
-	    (mask & IBV_QP_TIMEOUT && attr->timeout > 31) ||
-	    (mask & IBV_QP_RETRY_CNT && attr->retry_cnt > 7) ||
-	    (mask & IBV_QP_RNR_RETRY && attr->rnr_retry > 7))
-		return EINVAL;
-	if (!(mask & IBV_QP_AV))
-		return 0;
-	return has_route ? soft_gid_at(hca, attr->ah_attr.grh.sgid_index, &own)
-			 : soft_ah_source(hca, &attr->ah_attr, &own);
+		return soft_refuse(EOPNOTSUPP, "ALT_PATH");
+	if (mask & IBV_QP_PORT && attr->port_num != 1)
+		return soft_refuse_value("PORT", "port_num", attr->port_num);
+	if (mask & IBV_QP_PKEY_INDEX && attr->pkey_index != 0)
+		return soft_refuse_value("PKEY_INDEX", "pkey_index", attr->pkey_index);
+	if (mask & IBV_QP_ACCESS_FLAGS && attr->qp_access_flags & ~rights)
+		return soft_refuse_value("ACCESS", "qp_access_flags", attr->qp_access_flags);
+	if (mask & IBV_QP_PATH_MTU &&
+	    (attr->path_mtu < IBV_MTU_256 || attr->path_mtu > IBV_MTU_4096))
+		return soft_refuse_value("MTU", "path_mtu", attr->path_mtu);
+#define GIVEN(bit, member) #member, (mask & IBV_QP_##bit ? attr->member : 0u)
+	const struct soft_limit limits[] = {
+		{GIVEN(DEST_QPN, dest_qp_num), SOFT_PSN_MASK},
+		{GIVEN(MAX_QP_RD_ATOMIC, max_rd_atomic), SOFT_MAX_RD_ATOMIC},
+		{GIVEN(MAX_DEST_RD_ATOMIC, max_dest_rd_atomic), SOFT_MAX_RD_ATOMIC},
+		{GIVEN(MIN_RNR_TIMER, min_rnr_timer), 31},
+		{GIVEN(TIMEOUT, timeout), 31},
+		{GIVEN(RETRY_CNT, retry_cnt), 7},
+		{GIVEN(RNR_RETRY, rnr_retry), 7},
+	};
+#undef GIVEN
+	int rc = soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
+
+	if (rc || !(mask & IBV_QP_AV))
+		return rc;
+	if (!has_route)
+		return soft_ah_source(hca, &attr->ah_attr, &own);
+	return soft_gid_at(hca, attr->ah_attr.grh.sgid_index, &own)
+		       ? soft_refuse_value("SGID_INDEX", "sgid_index", attr->ah_attr.grh.sgid_index)
+		       : 0;
 }
 
 #define TAKE(bit, member)                                                                          \
@@ -550,28 +581,26 @@ static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
 
 	if (rc)
 		set_state(qp, from);
-	return rc;
+	return rc ? soft_refuse(rc, "LINK") : 0;
 }
 
-int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int given_mask,
-			  bool has_route)
+static int modify(struct ibv_qp *ibv, const struct ibv_qp_attr *attr, int attr_mask,
+		  enum ibv_qp_state to, bool has_route)
 {
-	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_of(ibv);
-	int attr_mask = relevant_mask(ibv->qp_type, given_mask);
 	enum ibv_qp_state from = ibv->state;
-	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : from;
 	int rc;
 
 	if (soft_context_of(ibv->context)->fatal)
-		return EIO;
+		return soft_refuse(EIO, "FATAL");
 	rc = soft_context_error(ibv->context);
 	if (rc)
 		return rc;
 	if (attr_mask & IBV_QP_CUR_STATE && attr->cur_qp_state != from)
-		return EINVAL;
-	if (!is_step(qp, to, (uint32_t)attr_mask))
-		return EINVAL;
+		return soft_refuse_value("CUR_STATE", "cur_qp_state", attr->cur_qp_state);
+	rc = check_step(qp, to, (uint32_t)attr_mask);
+	if (rc)
+		return rc;
 	rc = check_values(soft_hca_of(ibv->context), attr, attr_mask, has_route);
 	if (rc)
 		return rc;
@@ -583,7 +612,7 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 		rc = qp->transport->resize(qp, attr->max_dest_rd_atomic);
 	}
 	if (rc)
-		return rc;
+		return soft_refuse(rc, "LINK");
 	apply(&qp->attr, attr, attr_mask);
 	if (attr_mask & IBV_QP_RNR_RETRY)
 		qp->rnr_left = qp->attr.rnr_retry;
@@ -624,6 +653,21 @@ int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int give
 		set_state(qp, to);
 		return 0;
 	}
+}
+
+int soft_modify_qp_locked(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask,
+			  bool has_route)
+{
+	soft_assert_locked();
+	enum ibv_qp_state to = attr_mask & IBV_QP_STATE ? attr->qp_state : ibv->state;
+	int rc = modify(ibv, attr, relevant_mask(ibv->qp_type, attr_mask), to, has_route);
+
+	if (rc) {
+		const struct soft_refusal_note note = soft_refusal_take(rc);
+
+		SOFT_TRACE(modify_refused, soft_qp_of(ibv), to, rc, &note);
+	}
+	return rc;
 }
 
 int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mask)

@@ -1,6 +1,7 @@
 /* Queue pairs made by ibv_create_qp_ex(3). */
 
 #include "extended.h"
+#include "trace/trace.h"
 
 /* ibv_wr_post(3), "QP Type Supported", as far as the operations are there. */
 static uint64_t operations_of(enum ibv_qp_type type)
@@ -41,11 +42,11 @@ static int check_domain(const struct ibv_context *context, const struct ibv_qp_i
 		return attr->comp_mask & IBV_QP_INIT_ATTR_XRCD && attr->xrcd &&
 				       attr->xrcd->context == context
 			       ? 0
-			       : EINVAL;
+			       : soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	return (attr->comp_mask & domains) == IBV_QP_INIT_ATTR_PD && attr->pd &&
 			       attr->pd->context == context
 		       ? 0
-		       : EINVAL;
+		       : soft_refuse(EINVAL, "FOREIGN_OBJECT");
 }
 
 static int check(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
@@ -57,15 +58,15 @@ static int check(const struct ibv_context *context, const struct ibv_qp_init_att
 			       IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 
 	if (attr->comp_mask & ~known)
-		return EINVAL;
+		return soft_refuse_value("FLAGS", "comp_mask", attr->comp_mask);
 	if (attr->comp_mask & (IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH))
-		return EOPNOTSUPP;
+		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (flags_of(attr) & ~flags ||
 	    (attr->comp_mask & IBV_QP_INIT_ATTR_MAX_TSO_HEADER && attr->max_tso_header))
-		return EOPNOTSUPP;
+		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS &&
 	    attr->send_ops_flags & ~operations_of(attr->qp_type))
-		return EOPNOTSUPP;
+		return soft_refuse(EOPNOTSUPP, "OPCODE");
 	return check_domain(context, attr);
 }
 
@@ -96,7 +97,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	}
 	if (rc) {
 		soft_batch_destroy(batch);
-		return soft_made(rc, NULL);
+		return soft_call_made("ibv_create_qp_ex", NULL, 0, soft_made(rc, NULL));
 	}
 	attr->cap = init.cap;
 	soft_qp_of(ibv)->block_own = flags_of(attr);

@@ -52,10 +52,13 @@ static void finish(struct soft_srq *srq)
 static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr *init,
 			      struct soft_xrcd *xrcd, struct ibv_cq *cq)
 {
-	int rc = init->attr.max_wr < 1 || init->attr.max_wr > SOFT_MAX_SRQ_WR ||
-				 init->attr.max_sge > SOFT_MAX_SGE
-			 ? EINVAL
-			 : 0;
+	const struct soft_limit limits[] = {
+		{"max_wr", init->attr.max_wr, SOFT_MAX_SRQ_WR},
+		{"max_sge", init->attr.max_sge, SOFT_MAX_SGE},
+	};
+	int rc = init->attr.max_wr < 1
+			 ? soft_refuse_value("NO_ENTRIES", "max_wr", 0)
+			 : soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
 	struct soft_srq *srq = soft_object(pd->context, sizeof(*srq), &rc);
 
 	if (!rc)
@@ -87,7 +90,8 @@ static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr 
 
 struct ibv_srq *soft_ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
 {
-	return create(pd, init, NULL, NULL);
+	return soft_call_made("ibv_create_srq", "pd", soft_pd_root(pd)->handle,
+			      create(pd, init, NULL, NULL));
 }
 
 struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr)
@@ -97,22 +101,26 @@ struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_i
 	enum ibv_srq_type type =
 		attr->comp_mask & IBV_SRQ_INIT_ATTR_TYPE ? attr->srq_type : IBV_SRQT_BASIC;
 	uint32_t needed = IBV_SRQ_INIT_ATTR_PD;
+	struct ibv_srq *srq;
 	int rc = 0;
 
 	if (type == IBV_SRQT_XRC)
 		needed |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
 	if ((type != IBV_SRQT_BASIC && type != IBV_SRQT_XRC) ||
 	    attr->comp_mask & ~(needed | IBV_SRQ_INIT_ATTR_TYPE))
-		rc = EOPNOTSUPP;
+		rc = soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	else if ((attr->comp_mask & needed) != needed || !attr->pd ||
 		 attr->pd->context != context ||
 		 (type == IBV_SRQT_XRC && (!attr->xrcd || attr->xrcd->context != context ||
 					   !attr->cq || attr->cq->context != context)))
-		rc = EINVAL;
+		rc = soft_refuse(EINVAL, "FOREIGN_OBJECT");
 	if (rc)
-		return soft_made(rc, NULL);
-	return type == IBV_SRQT_XRC ? create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq)
-				    : create(attr->pd, &init, NULL, NULL);
+		srq = soft_made(rc, NULL);
+	else if (type == IBV_SRQT_XRC)
+		srq = create(attr->pd, &init, soft_xrcd_of(attr->xrcd), attr->cq);
+	else
+		srq = create(attr->pd, &init, NULL, NULL);
+	return soft_call_made("ibv_create_srq_ex", NULL, 0, srq);
 }
 
 int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
@@ -142,9 +150,21 @@ static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mas
 
 	/* IBTA 11.2.4.3: not smaller than what is outstanding; a limit that can be reached.  All is
 	 * checked before anything is changed: ibv_modify_srq(3). */
-	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) || max_wr < 1 || max_wr > SOFT_MAX_SRQ_WR ||
-	    max_wr < srq->rq.tail - srq->rq.head || limit > max_wr)
-		return EINVAL;
+	const struct soft_limit limits[] = {
+		{"max_wr", max_wr, SOFT_MAX_SRQ_WR},
+		{"srq_limit", limit, max_wr},
+	};
+
+	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
+		return soft_refuse_value("FLAGS", "srq_attr_mask", (unsigned)mask);
+	if (max_wr < 1)
+		return soft_refuse_value("NO_ENTRIES", "max_wr", 0);
+	if (max_wr < srq->rq.tail - srq->rq.head)
+		return soft_refuse_value("OUTSTANDING", "max_wr", max_wr);
+	int rc = soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
+
+	if (rc)
+		return rc;
 	if (max_wr != srq->rq.max_wr)
 		resize(srq, fresh);
 	srq->limit = limit;
@@ -160,13 +180,13 @@ int soft_ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr, int 
 	/* Before the lock is taken; a size that cannot be is refused below. */
 	if (srq_attr_mask & IBV_SRQ_MAX_WR && srq_attr->max_wr <= SOFT_MAX_SRQ_WR)
 		rc = soft_receive_queue_create(&fresh, ibv->pd, srq_attr->max_wr, srq->rq.max_sge);
-	if (rc)
-		return rc;
-	soft_lock();
-	rc = modify(srq, srq_attr, srq_attr_mask, &fresh);
-	soft_unlock();
-	soft_receive_queue_destroy(&fresh);
-	return rc;
+	if (!rc) {
+		soft_lock();
+		rc = modify(srq, srq_attr, srq_attr_mask, &fresh);
+		soft_unlock();
+		soft_receive_queue_destroy(&fresh);
+	}
+	return soft_call_result("ibv_modify_srq", "srq", ibv->handle, rc);
 }
 
 int soft_ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr)
@@ -207,7 +227,9 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	soft_lock();
 	if (srq->users) {
 		soft_unlock();
-		return EBUSY; /* ibv_destroy_srq(3): a queue pair is still associated with it */
+		/* ibv_destroy_srq(3): a queue pair is still associated with it */
+		return soft_call_result("ibv_destroy_srq", "srq", ibv->handle,
+					soft_refuse(EBUSY, "IN_USE"));
 	}
 	soft_pd_of(ibv->pd)->users--;
 	if (srq->xrcd) {

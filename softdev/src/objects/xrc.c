@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "objects.h"
+#include "trace/trace.h"
 
 struct soft_xrc_domain {
 	struct soft_node node;
@@ -114,7 +115,8 @@ int soft_close_xrcd(struct ibv_xrcd *ibv)
 	soft_lock();
 	if (xrcd->users) {
 		soft_unlock();
-		return EBUSY; /* ibv_open_xrcd(3): something is still in it */
+		/* ibv_open_xrcd(3): something is still in it */
+		return soft_call_result("ibv_close_xrcd", NULL, 0, soft_refuse(EBUSY, "IN_USE"));
 	}
 	if (--domain->users == 0) {
 		soft_list_remove(&domain->node);

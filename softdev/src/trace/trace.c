@@ -111,21 +111,22 @@ struct flag_name {
 	const char *name;
 };
 
-/* Those of a list that are set, if there are any. */
+/* Add the names of the flags that are set, if there are any; bits without a name are left out. */
 static void put_flags(struct line *line, const char *name, const struct flag_name *names,
 		      size_t count, unsigned flags)
 {
-	const char *before = "[";
+	bool any = false;
 
-	if (flags)
-		put(line, ",\"%s\":", name);
 	for (size_t i = 0; i < count; i++) {
 		if (!(flags & names[i].flag))
 			continue;
-		put(line, "%s\"%s\"", before, names[i].name);
-		before = ",";
+		if (any)
+			put(line, ",\"%s\"", names[i].name);
+		else
+			put(line, ",\"%s\":[\"%s\"", name, names[i].name);
+		any = true;
 	}
-	if (flags)
+	if (any)
 		put(line, "]");
 }
 
@@ -223,6 +224,12 @@ void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from)
 	trace_receives(&srq->rq, from, "post_srq_recv", "srq", srq->ibv.handle);
 }
 
+static void put_failure(struct line *line, int error)
+{
+	put_number(line, "errno", (uint64_t)error);
+	put_name(line, "error", strerror(error));
+}
+
 void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
 			const struct soft_refused *why)
 {
@@ -233,9 +240,76 @@ void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t
 		put_name(&line, "opcode", soft_wr_opcode_name((unsigned)opcode));
 	put_number(&line, "wr_id", wr_id);
 	put_name(&line, "reason", why->reason);
-	put_number(&line, "errno", (uint64_t)why->error);
-	put_name(&line, "error", strerror(why->error));
+	put_failure(&line, why->error);
 	add(&line);
+}
+
+/* ---- refused calls --------------------------------------------------------------------------- */
+
+static const struct flag_name attributes[] = {
+#define A(name) {IBV_QP_##name, #name}
+	A(STATE),
+	A(CUR_STATE),
+	A(EN_SQD_ASYNC_NOTIFY),
+	A(ACCESS_FLAGS),
+	A(PKEY_INDEX),
+	A(PORT),
+	A(QKEY),
+	A(AV),
+	A(PATH_MTU),
+	A(TIMEOUT),
+	A(RETRY_CNT),
+	A(RNR_RETRY),
+	A(RQ_PSN),
+	A(MAX_QP_RD_ATOMIC),
+	A(ALT_PATH),
+	A(MIN_RNR_TIMER),
+	A(SQ_PSN),
+	A(MAX_DEST_RD_ATOMIC),
+	A(PATH_MIG_STATE),
+	A(CAP),
+	A(DEST_QPN),
+	A(RATE_LIMIT),
+#undef A
+};
+
+static void add_refusal(struct line *line, int error, const struct soft_refusal_note *note)
+{
+	if (note->reason)
+		put_name(line, "reason", note->reason);
+	if (note->field) {
+		put_name(line, "field", note->field);
+		put_number(line, "value", note->value);
+	}
+	if (note->limit)
+		put_number(line, "limit", note->limit);
+	put_flags(line, "attributes", attributes, sizeof(attributes) / sizeof(attributes[0]),
+		  note->attributes);
+	put_failure(line, error);
+	add(line);
+}
+
+void soft_trace_call_refused(const char *call, const char *owner, uint32_t number, int error,
+			     const struct soft_refusal_note *note)
+{
+	struct line line = begin_line("call_refused");
+
+	put_name(&line, "call", call);
+	if (owner)
+		put_number(&line, owner, number);
+	add_refusal(&line, error, note);
+}
+
+void soft_trace_modify_refused(const struct soft_qp *qp, enum ibv_qp_state to, int error,
+			       const struct soft_refusal_note *note)
+{
+	struct line line = begin_line("call_refused");
+
+	put_name(&line, "call", "ibv_modify_qp");
+	put_number(&line, "qp_num", qp->ibv.qp_num);
+	put_name(&line, "cur_qp_state", soft_qp_state_name(qp->ibv.state));
+	put_name(&line, "qp_state", soft_qp_state_name(to));
+	add_refusal(&line, error, note);
 }
 
 /* ---- what becomes of them -------------------------------------------------------------------- */

@@ -15,6 +15,7 @@
 struct soft_cq;
 struct soft_qp;
 struct soft_range;
+struct soft_refusal_note;
 struct soft_refused;
 struct soft_srq;
 
@@ -51,6 +52,12 @@ void soft_trace_shared_receives(struct soft_srq *srq, uint32_t from);
 /* One that was refused, for a queue by the name and number of its owner; `opcode` -1: a receive. */
 void soft_trace_refused(const char *owner, uint32_t number, int opcode, uint64_t wr_id,
 			const struct soft_refused *why);
+/* Another call that was refused (refusal.c). */
+void soft_trace_call_refused(const char *call, const char *owner, uint32_t number, int error,
+			     const struct soft_refusal_note *note);
+/* ibv_modify_qp(3) was refused; `to`: the state that was asked for. */
+void soft_trace_modify_refused(const struct soft_qp *qp, enum ibv_qp_state to, int error,
+			       const struct soft_refusal_note *note);
 
 /* Of the request with that number, or 0 when it was posted before the trace began; `lost`: the
  * completion queue had no room for it. */
@@ -78,6 +85,47 @@ void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
 
 extern const struct soft_subsystem soft_trace_subsystem;
+
+/* ---- refusal.c: why calls other than those that post are refused ----------------------------- */
+
+/* The code that finds the mistake returns soft_refuse(), which notes the reason for this thread.  The
+ * call ends with soft_call_result() or soft_call_made(), which writes the line of the trace and
+ * forgets the note.  A note is used only with the errno value that it was made for, so a failure
+ * without a note is traced with its errno value alone. */
+
+struct soft_refusal_note {
+	const char *reason; /* as in aiordma/_core/trace_records.py; NULL if nothing was noted */
+	int error;
+	const char *field; /* the argument that is wrong, or NULL */
+	uint64_t value; /* of that argument */
+	uint64_t limit; /* the largest value that the device allows; 0 if that is not the mistake */
+	uint32_t attributes; /* enum ibv_qp_attr_mask */
+};
+
+/* Note why the call under way is refused.  Returns `error`. */
+int soft_refuse(int error, const char *reason);
+/* The same for an argument with this value.  Returns EINVAL. */
+int soft_refuse_value(const char *reason, const char *field, uint64_t value);
+/* The same for attributes of ibv_modify_qp(3).  Returns EINVAL. */
+int soft_refuse_attributes(const char *reason, uint32_t attributes);
+
+/* An argument and the largest value that the device allows. */
+struct soft_limit {
+	const char *field;
+	uint64_t value, most;
+};
+
+/* Note the first argument that is too large.  Returns 0 or EINVAL. */
+int soft_check_limits(const struct soft_limit *limits, size_t count);
+
+/* Returns the thread's note if it was made for `error`, else one without a reason, and forgets it. */
+struct soft_refusal_note soft_refusal_take(int error);
+
+/* End `call` with `error`, or 0.  The object that it was made on has that name and number in the trace;
+ * NULL if it has none.  Not under the lock.  Keeps errno.  Returns `error`. */
+int soft_call_result(const char *call, const char *owner, uint32_t number, int error);
+/* End a call that returns a pointer, which is NULL with errno set if it failed.  Returns `object`. */
+void *soft_call_made(const char *call, const char *owner, uint32_t number, void *object);
 
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 

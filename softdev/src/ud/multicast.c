@@ -254,18 +254,22 @@ int soft_ibv_attach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t
 	struct soft_qp *qp = soft_qp_of(ibv);
 	int rc = 0;
 
-	if (!soft_qp_is_ud(qp) || !soft_gid_is_multicast(gid))
-		return EINVAL;
-	soft_lock();
-	if (!attached(qp, gid, lid))
-		rc = attach(qp, gid, lid);
-	soft_unlock();
-	return rc;
+	if (!soft_qp_is_ud(qp)) {
+		rc = soft_refuse_value("QP_TYPE", "qp_type", ibv->qp_type);
+	} else if (!soft_gid_is_multicast(gid)) {
+		rc = soft_refuse(EINVAL, "MULTICAST");
+	} else {
+		soft_lock();
+		if (!attached(qp, gid, lid))
+			rc = attach(qp, gid, lid);
+		soft_unlock();
+	}
+	return soft_call_result("ibv_attach_mcast", "qp_num", ibv->qp_num, rc);
 }
 
 int soft_ibv_detach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t lid)
 {
-	int rc = EINVAL;
+	int rc = soft_refuse(EINVAL, "NOT_ATTACHED");
 
 	soft_lock();
 	struct attachment *attachment = attached(soft_qp_of(ibv), gid, lid);
@@ -275,5 +279,5 @@ int soft_ibv_detach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t
 		rc = 0;
 	}
 	soft_unlock();
-	return rc;
+	return soft_call_result("ibv_detach_mcast", "qp_num", ibv->qp_num, rc);
 }
