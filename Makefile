@@ -243,10 +243,11 @@ FORGE := github-workflows=.github/workflows/*.yml github-issue-forms=.github/ISS
 	dependabot=.github/dependabot.yml citation-file-format=CITATION.cff \
 	github-actions=action.yml
 
-lint: .venv/.dev ## ruff: rules and format; clang-format; zizmor and schemas: workflows and forms
+lint: .venv/.dev ## ruff: rules and format; clang-format; codespell; zizmor and schemas: workflows and forms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@echo clang-format; $(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@echo codespell; $(BIN)/codespell $(C_FILES) $$(git ls-files '*.md' '*.py' '*.pyx' '*.pxd')
 	$(BIN)/zizmor --offline --quiet .
 	@for it in $(FORGE); do \
 		$(BIN)/check-jsonschema --quiet --builtin-schema vendor.$${it%%=*} $${it#*=} || exit; \
