@@ -80,10 +80,16 @@ static void request_failed(struct soft_qp *qp, const struct soft_frame *frame,
 		soft_responder_fail(qp, SOFT_NAK_REQUESTERS_MEMORY, qp->responder.psn);
 }
 
+/* A revoked export does not tell why its owner revoked it.  If only the key has ended, the owner's
+ * queue pair sends a NAK, which completes the READ.  If the queue pair is in error, it answers
+ * nothing, like that of a card: the link ends, and the READ completes when its retry time is over. */
 static void answer_failed(struct soft_qp *qp, enum soft_cma_result reached)
 {
-	soft_send_fail(qp, reached == SOFT_CMA_UNWRITABLE ? IBV_WC_LOC_PROT_ERR
-							  : IBV_WC_REM_ACCESS_ERR);
+	if (reached == SOFT_CMA_REVOKED)
+		soft_requester_await_nak(qp);
+	else
+		soft_send_fail(qp, reached == SOFT_CMA_UNWRITABLE ? IBV_WC_LOC_PROT_ERR
+								  : IBV_WC_REM_ACCESS_ERR);
 }
 
 /* The kernel has allowed it before, and now does not: as if the frame had been lost.  It will be
@@ -163,13 +169,15 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 
 /* ---- taking back --------------------------------------------------------------------------- */
 
-/* IBTA 9.7.4.1.5: as if the READ had been refused; it is the first one that was not answered. */
+/* Refuse the READ whose answer was revoked (IBTA 9.7.4.1.5), unless a request before it has been
+ * refused already.  A request behind it may have been: its NAK cannot complete the READ. */
 static void answer_lost(const struct soft_cma_export *export)
 {
 	struct soft_link *link = export->link;
 	struct soft_qp *qp = link ? link->qp : NULL;
 
-	if (!qp || link->base.state != SOFT_LINK_UP || qp->responder.failed)
+	if (!qp || link->base.state != SOFT_LINK_UP ||
+	    !soft_psn_before(export->psn, qp->responder.psn))
 		return;
 	soft_responder_withdrawn(qp, qp->responder.response_head, export->psn);
 }

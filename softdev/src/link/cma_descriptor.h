@@ -4,7 +4,8 @@
  * kernel allows the other side to copy it.  Everything is checked as for any other frame, on both
  * sides; what is taken back meanwhile is refused as if it had been found out before: IBTA 10.7.2.2,
  * a local protection error of the request whose memory it was, and 9.7.4.1.5, a remote access error
- * of a READ. */
+ * of a READ.  A queue pair in error refuses nothing, because it does not answer: the peer's READ
+ * fails when its retries are used up (IBTA 9.7.6.1.3). */
 #pragma once
 
 #include "link_internal.h"

@@ -224,7 +224,7 @@ struct soft_qp {
 	struct soft_window *window; /* of its path; NULL: there is no bound */
 	struct soft_timer rnr_timer;
 	uint8_t retries_left; /* of req_retransmit.c */
-	bool answer_missed; /* and asked for again; until something is answered */
+	bool answer_missed; /* later answers do not ask for it again; until something is answered */
 	struct soft_timer retry_timer;
 	struct soft_timer
 		reach_timer; /* requests wait for a stream, for the socket, or for an answer

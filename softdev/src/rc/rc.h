@@ -45,6 +45,9 @@ void soft_requester_retry(struct soft_qp *qp);
 void soft_requester_missed(struct soft_qp *qp);
 /* The oldest request is done, perhaps before it has been transmitted again. */
 void soft_requester_done(struct soft_qp *qp);
+/* Wait for the NAK of the oldest request, whose answer was withdrawn, or for the end of the link.
+ * Until then answers to later requests do not cause a retransmission. */
+void soft_requester_await_nak(struct soft_qp *qp);
 /* Something was answered: count from the beginning. */
 void soft_requester_progress(struct soft_qp *qp);
 /* Wait for an answer, if there is one to be expected. */

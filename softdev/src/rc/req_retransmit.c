@@ -58,6 +58,12 @@ void soft_requester_missed(struct soft_qp *qp)
 	soft_requester_retry(qp);
 }
 
+void soft_requester_await_nak(struct soft_qp *qp)
+{
+	soft_assert_locked();
+	qp->answer_missed = true;
+}
+
 void soft_requester_done(struct soft_qp *qp)
 {
 	soft_assert_locked();

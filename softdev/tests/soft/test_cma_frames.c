@@ -43,7 +43,8 @@ static void open_scene(struct scene *scene, struct options options)
 	memset(scene, 0, sizeof(*scene));
 	scene->process = split();
 	options.sges = PIECES;
-	options.timeout = 255; /* never: one of them will be kept waiting */
+	if (!options.timeout)
+		options.timeout = 255; /* never: one of them will be kept waiting */
 	open_side(&scene->side, options);
 	bring_scene_up(scene);
 }
@@ -312,14 +313,27 @@ static void requester_deregisters(void)
 	}
 }
 
+/* Wait for QP_ACCESS_ERR, which follows the events of the port and of the connection. */
+static void expect_access_error(struct side *side)
+{
+	struct ibv_async_event event = {0};
+
+	while (event.event_type != IBV_EVENT_QP_ACCESS_ERR) {
+		CHECK_OK(verbs->ibv_get_async_event(side->context, &event));
+		verbs->ibv_ack_async_event(&event);
+	}
+	expect_state(side, IBV_QPS_ERR);
+}
+
 /* The responder's, when it has answered already: a remote access error (IBTA 9.7.4.1.5), which its
- * own application hears of as well. */
-static void responder_deregisters(void)
+ * own application hears of as well.  The answers behind it, which are withdrawn too, use up no
+ * retry: a requester that has none completes with the same status. */
+static void responder_deregisters(uint8_t retry_cnt)
 {
 	struct scene scene;
 	struct side *side = &scene.side;
 
-	open_scene(&scene, (struct options){.memory = 2 * MIB});
+	open_scene(&scene, (struct options){.memory = 2 * MIB, .retry_cnt = retry_cnt});
 	if (is_parent(&scene)) {
 		process_barrier(&scene.process); /* the other side's port is down */
 		for (unsigned i = 1; i <= 2; i++)
@@ -345,16 +359,105 @@ static void responder_deregisters(void)
 		deregister(side);
 		process_barrier(&scene.process);
 		expect_wc(side, 7, IBV_WC_WR_FLUSH_ERR);
-		/* After events of the port, and of the connection. */
-		for (;;) {
-			struct ibv_async_event event;
+		expect_access_error(side);
+	}
+	close_scene(&scene);
+}
 
-			CHECK_OK(verbs->ibv_get_async_event(side->context, &event));
-			verbs->ibv_ack_async_event(&event);
-			if (event.event_type == IBV_EVENT_QP_ACCESS_ERR)
-				break;
+/* While its process holds the device's lock, a side takes nothing in.  The parent posts, then both
+ * sides hold or release their locks as the step needs it. */
+static void begin_holding(struct scene *scene)
+{
+	if (!is_parent(scene))
+		soft_lock();
+	process_barrier(&scene->process);
+}
+
+/* The responder has refused a request behind the READ, because the requester's memory has gone,
+ * before its own memory goes.  The READ comes first, so its error is the one that counts. */
+static void both_deregister(void)
+{
+	struct scene scene;
+	struct side *side = &scene.side;
+	struct ibv_mr *source = NULL;
+
+	if (forbidden)
+		return; /* what is sent through the ring cannot be withdrawn */
+	open_scene(&scene, (struct options){.memory = 2 * MIB});
+	begin_holding(&scene);
+	if (is_parent(&scene)) {
+		CHECK(source = verbs->ibv_reg_mr(side->pd, side->memory + MIB, MIB, ALL_RIGHTS));
+		POST(side, IBV_WR_RDMA_READ, .wr_id = 1, .length = MIB, AT(&scene.peer, 0));
+		POST(side, IBV_WR_RDMA_WRITE, .wr_id = 2, .length = MIB, .offset = MIB,
+		     .lkey = source->lkey, AT(&scene.peer, MIB));
+		dereg(source);
+		soft_lock();
+		process_barrier(&scene.process);
+		process_barrier(&scene.process);
+		soft_unlock();
+		expect_wc(side, 1, IBV_WC_REM_ACCESS_ERR);
+		expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
+	} else {
+		process_barrier(&scene.process);
+		soft_unlock();
+		while (!LOCKED(soft_qp_of(side->qp)->responder.failed))
+			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
+		deregister(side);
+		process_barrier(&scene.process);
+		expect_access_error(side);
+	}
+	close_scene(&scene);
+}
+
+/* The side whose memory is copied, called the owner here, fails, and its memory goes, before the
+ * other side takes in what refers to it.  A queue pair in error neither sends nor answers, so the
+ * other side has no access error: its READ fails when its retries are used up (IBTA 9.7.6.1.3), its
+ * receive waits, and its queue pair has no error. */
+static void owner_fails(enum ibv_wr_opcode opcode)
+{
+	const bool read = opcode == IBV_WR_RDMA_READ;
+	struct scene scene;
+	struct side *side = &scene.side;
+
+	open_scene(&scene, (struct options){.memory = 4 * MIB, .timeout = 20});
+	const bool is_owner = read != is_parent(&scene);
+	struct soft_qp *qp = soft_qp_of(side->qp);
+	uint64_t given = given_so_far();
+
+	if (!is_parent(&scene))
+		receive_at(side, 2, 0, 2 * MIB);
+	begin_holding(&scene);
+	if (is_parent(&scene))
+		POST(side, opcode, .wr_id = 1, .length = 2 * MIB, AT(&scene.peer, 2 * MIB));
+	if (is_parent(&scene) && read)
+		soft_lock();
+	process_barrier(&scene.process);
+	if (is_owner) {
+		if (read)
+			soft_unlock();
+		while (!forbidden && given_so_far() - given < 2)
+			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
+		enter_state(side, IBV_QPS_ERR);
+		deregister(side);
+		expect_wc(side, read ? 2 : 1, IBV_WC_WR_FLUSH_ERR);
+		process_barrier(&scene.process);
+	} else {
+		process_barrier(&scene.process);
+		soft_unlock();
+		while (LOCKED(qp->link != NULL)) /* the owner's DISCONNECT is behind all else */
+			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
+		expect_state(side, IBV_QPS_RTS);
+		if (read) {
+			soft_lock();
+			CHECK(qp->reach_timer.running);
+			soft_timer_stop(&qp->reach_timer);
+			qp->reach_timer.expired(&qp->reach_timer);
+			soft_unlock();
+			expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
+		} else {
+			enter_state(side, IBV_QPS_ERR);
+			expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
 		}
-		expect_state(side, IBV_QPS_ERR);
 	}
 	close_scene(&scene);
 }
@@ -442,7 +545,12 @@ int main(void)
 		STEP(every_byte());
 		STEP(forbidden_later());
 		STEP(requester_deregisters());
-		STEP(responder_deregisters());
+		STEP(responder_deregisters(7));
+		STEP(responder_deregisters(8));
+		STEP(both_deregister());
+		STEP(owner_fails(IBV_WR_RDMA_READ));
+		STEP(owner_fails(IBV_WR_SEND));
+		STEP(owner_fails(IBV_WR_RDMA_WRITE_WITH_IMM));
 		STEP(unmapped_under_fire(IBV_WR_SEND));
 		STEP(unmapped_under_fire(IBV_WR_RDMA_READ));
 	}
