@@ -31,6 +31,7 @@ else:
             ".mr_pool": "Buffer MemoryPool Region",
             ".reconnecting": "reconnect",
             ".streams": "create_connection create_server open_connection start_stream_server",
+            ".testing": "",
             ".transport": "Batch Connection ConnectionRequest Listener Message PendingConnection "
             "RegionToken RemoteRegion Rights Server Share connect listen prepare_connection "
             "start_server",

@@ -50,7 +50,7 @@ from .verbs._device.context import event_error
 from .verbs._qp.post_failures import LONGEST
 from .verbs._qp.work_request import wrong_requests
 
-Completed: TypeAlias = "asyncio.Future[verbs.WorkCompletion]"
+Completed: TypeAlias = asyncio.Future[verbs.WorkCompletion]
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
 P = ParamSpec("P")
 

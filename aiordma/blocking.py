@@ -361,9 +361,16 @@ class _Handle(Generic[A]):
         return self._thread.call(function, self._timeout, undo)
 
 
-def _derived(function: Callable[..., Any], derived: Callable[..., Any]) -> Any:
-    """`derived` with name and signature of the asynchronous function that it is derived from."""
+def _derived(
+    function: Callable[..., Any], derived: Callable[..., Any], **annotations: object
+) -> Any:
+    """Give `derived` the name and signature of an asynchronous function.
+
+    `annotations` replace those of `function` where the types differ.
+    """
     wraps(function)(derived)
+    # A compiled function has no annotations, and those of `derived` itself mean nothing to a user.
+    derived.__annotations__ = {**getattr(function, "__annotations__", {}), **annotations}
     derived.__module__ = __name__
     derived.__doc__ = f"As `{function.__qualname__}`, in the background thread."
     return derived
@@ -420,7 +427,7 @@ def _maker(
         made: H = thread.call(make, None, lambda made: drop(made.asynchronous))
         return made
 
-    result: Callable[P, H] = _derived(function, maker)
+    result: Callable[P, H] = _derived(function, maker, **{"return": handle})
     return result
 
 

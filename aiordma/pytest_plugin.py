@@ -34,11 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import aiordma
+
 if TYPE_CHECKING:
-    from .testing import Faults
+    import aiordma.testing  # which nothing before a test needs
 
 _STACK: pytest.StashKey[ExitStack] = pytest.StashKey()
-_FAULTS: pytest.StashKey[Faults] = pytest.StashKey()
+_FAULTS: pytest.StashKey[aiordma.testing.Faults] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Programs] = pytest.StashKey()
 _VARIABLE = "AIORDMA_EMBEDDED_FAULTS"
 _SEEDS = "AIORDMA_SIMULATION_SEEDS"
@@ -221,9 +223,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def rdma_faults(request: pytest.FixtureRequest) -> Faults:
+def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
     """The faults of the test's marker: `.counts()` of those in this process, `.seed`, `.plan`."""
-    faults: Faults | None = request.node.stash.get(_FAULTS, None)
+    faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults
     pytest.fail("the test has no marker with faults, such as @pytest.mark.rdma(loss=0.01)", False)

@@ -97,7 +97,7 @@ GROUPS: dict[str, set[str]] = {
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
-    "pytest_plugin": {"testing"},
+    "pytest_plugin": {"", "testing"},
     "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
     "testing": PUBLIC | {"", "streams", "_core.arguments", "_simulation"} | {"_loop.virtual_loop"},
     "perf": PUBLIC | {"", "streams", "_core.refusal", "_core.strict_json"},

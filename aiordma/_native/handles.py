@@ -1,19 +1,41 @@
-"""Names for what crosses the boundary, for annotations only; import them under ``TYPE_CHECKING``.
+"""Names for the types of the boundary, for annotations.
 
-They are those of the stub of the compiled module: a C structure has a class of its name, which
-stands for pointers to it as well. At run time all of them are `ffi.CData`.
+To a type checker they are those of the stub of the compiled module: a C structure has a class of
+its name, which stands for pointers to it as well. At run time each of them is `ffi.CData`.
 """
 
 # ruff: noqa: F403
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer as Buffer  # noqa: PLC0414 - buffers.py names it
 
     from ._lib import *
+else:
+    from ._lib import ffi
+
+    FFI = type(ffi)
+
+    class Pointer:
+        """Evaluates `Pointer[ibv_qp]`."""
+
+        def __class_getitem__(cls, target: object) -> type:
+            return ffi.CData
+
+    def __getattr__(name: str) -> type:
+        """The type of every pointer and structure."""
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return ffi.CData
+
+    if sys.version_info >= (3, 12):
+        from collections.abc import Buffer
+    else:
+        Buffer = bytes | bytearray | memoryview  # Python 3.11 has no class for all of them
 
 
 class SupportsDLPack(Protocol):
@@ -24,4 +46,4 @@ class SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
 
-AnyMemory: TypeAlias = "Buffer | SupportsDLPack"
+AnyMemory: TypeAlias = Buffer | SupportsDLPack

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from aiordma.errors import InternalError, LibraryNotFoundError, UnsupportedError, VerbsError
 
+from . import handles as h
 from . import softdev
 from ._lib import ffi, lib
 from .calls import Calls, ProviderCalls, checked
 from .conventions import Convention
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from . import handles as h
-
-    Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr]
+Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr]
 
 
 class Library:

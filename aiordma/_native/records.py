@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Record: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int]"
+Record: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
 """wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags."""
 
-More: TypeAlias = "tuple[int, int, int, int, int, int, int, int, int, int]"
+More: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 """timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, dlid_path_bits, cvlan, flow_tag,
 tm_priv."""
 

@@ -1,1 +1,13 @@
 """The parts of a connection, one job each; `aiordma.transport` is the face of them all."""
+
+from typing import TYPE_CHECKING
+
+from .._core.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .connection import Connection as Connection
+    from .sharing import Sharing as Sharing
+else:  # for annotations in modules which these two import
+    __all__, __getattr__, __dir__ = lazy_exports(
+        __name__, {".connection": "Connection", ".sharing": "Sharing"}
+    )

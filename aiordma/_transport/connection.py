@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from .._core import connection_states, protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
@@ -16,12 +16,10 @@ from ..cm.address import Address
 from ..errors import ConnectionClosedError, RDMAError, host_port
 from ..verbs import QueuePair
 from . import observation
+from .endpoint import RailEndpoint
 from .memory_methods import MemoryMethods
 from .observation import Statistics
 from .rail_status import RailStatus
-
-if TYPE_CHECKING:
-    from .endpoint import RailEndpoint
 
 
 class Begun(NamedTuple):

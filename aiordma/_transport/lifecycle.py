@@ -15,7 +15,7 @@ from asyncio import _get_running_loop
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from .. import verbs
 from .._core import protocol
@@ -49,15 +49,13 @@ from ..errors import (
     in_short,
 )
 from .auth import NOT_THE_SAME_KEY
+from .endpoint import RailEndpoint
 from .failover import Failover
 from .handshake_parts import HandshakeParts, Inspection
 from .keep_alive import KeepAlive, keep_alive_of
 from .memory import Memory
 from .rails import AnsweringRails, OfferingRails, Rail, Rails
 from .sharing import Sharing
-
-if TYPE_CHECKING:
-    from .endpoint import RailEndpoint
 
 logger = logging.getLogger("aiordma.connection")
 

@@ -14,15 +14,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from .. import _transport
 from .._datapath.message import Counts
 from .._loop.shutdown import EXITS
 from .._native import fork
 from ..errors import ConnectionClosedError, RDMAError
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 logger = logging.getLogger("aiordma.connection")
 
@@ -53,7 +51,7 @@ class ConnectionChange:
     """Whether this is the side of the listener."""
     peer: str | None
     """The peer as "host:port", as far as it is known."""
-    connection: Connection | None
+    connection: _transport.Connection | None
     """The connection; None for an attempt. After its end its `statistics` can still be read."""
     error: BaseException | None
     """Why it ended or failed; None for "begin"."""
@@ -129,14 +127,16 @@ def _call_hooks(change: ConnectionChange) -> None:
             logger.exception("the connection hook %r failed on %r", hook, change)
 
 
-def begun(connection: Connection, peer: str, *, accepted: bool) -> None:
+def begun(connection: _transport.Connection, peer: str, *, accepted: bool) -> None:
     """The connection is about to be given to the user."""
     _count(events="begun")
     if _hooks:
         _call_hooks(ConnectionChange("begin", accepted, peer or None, connection, None))
 
 
-def ended(connection: Connection, peer: str, error: BaseException, *, accepted: bool) -> None:
+def ended(
+    connection: _transport.Connection, peer: str, error: BaseException, *, accepted: bool
+) -> None:
     """The resources of a connection that had begun have been given back."""
     in_order = isinstance(error, ConnectionClosedError)
     _count_end("ended" if in_order else "broken", None if in_order else error)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
+from .. import _transport
 from .._core import protocol
 from .._core.region import RegionToken, RemoteRange, Rights
 from .._datapath.memory import Local
@@ -14,9 +15,6 @@ from .._datapath.memory import Remote as RemoteBase
 from .._loop.wait_queue import WaitQueue
 from ..errors import BufferStateError, LeaseEndedError
 from .lease_thread import lease_seconds, milliseconds
-
-if TYPE_CHECKING:
-    from .sharing import Sharing
 
 
 class RemoteMemory(RemoteBase):
@@ -71,7 +69,12 @@ class RemoteRegion(RemoteMemory):
     """
 
     def __init__(
-        self, sharing: Sharing, token: RegionToken, *, lent: bool, since: float | None = None
+        self,
+        sharing: _transport.Sharing,
+        token: RegionToken,
+        *,
+        lent: bool,
+        since: float | None = None,
     ) -> None:
         self._sharing, self._clock = sharing, sharing.clock
         self._lent = lent

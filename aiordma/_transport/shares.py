@@ -7,19 +7,17 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from .. import _transport
 from .._core import protocol
 from .._core.fields import Keys
 from .._core.region import RegionToken, Rights
+from .._datapath.rail import SendQueue
 from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
 from ..mr_pool import Block, Buffer, LocalMemory, MemoryPool
 from . import lease_thread, share_keys
 from .lease_thread import Deadline, lease_seconds, milliseconds
-
-if TYPE_CHECKING:
-    from .._datapath.rail import SendQueue
-    from .sharing import Sharing
 
 
 class Share:
@@ -31,7 +29,7 @@ class Share:
 
     def __init__(
         self,
-        sharing: Sharing,
+        sharing: _transport.Sharing,
         region_id: int,
         memory: LocalMemory,
         rights: Rights,
@@ -264,7 +262,12 @@ class Loan(Share):
     """Memory of this side's pool that the peer asked for."""
 
     def __init__(
-        self, sharing: Sharing, region_id: int, buffer: Buffer, rights: Rights, lease: float | None
+        self,
+        sharing: _transport.Sharing,
+        region_id: int,
+        buffer: Buffer,
+        rights: Rights,
+        lease: float | None,
     ) -> None:
         self.buffer = buffer
         super().__init__(sharing, region_id, buffer, rights, lease)

@@ -6,13 +6,11 @@ import ipaddress
 import socket
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from aiordma._core.arguments import U32_MAX, integer, refusal
 from aiordma._native import ffi
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
+from aiordma._native import handles as h
 
 Address: TypeAlias = tuple[str, int]
 """(host, port): a numeric IPv4 or IPv6 host; link-local IPv6 as ``fe80::1%eth0``."""

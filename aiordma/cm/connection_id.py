@@ -8,10 +8,12 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiordma import cm, verbs
 from aiordma._core.arguments import I32_MAX, instance, integer, seconds
 from aiordma._native import Library, explained, ffi
+from aiordma._native import handles as h
 from aiordma.errors import AddressError, ConnectionManagerError, RouteError, VerbsError, host_port
 from aiordma.verbs import ECE, CompletionQueue, Context, ProtectionDomain, QPCapabilities, QueuePair
 from aiordma.verbs._device.enums import QPCreateFlags, QPType
@@ -22,12 +24,6 @@ from aiordma.verbs._qp.transport_rules import SendOps
 from .address import Address, as_sockaddr, from_storage
 from .options import Options
 from .parameters import ConnectionParameters, PortSpace, check_private_data
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-    from aiordma.verbs import SharedReceiveQueue
-
-    from .event_channel import EventChannel
 
 # The id of an event, by library and address of the C structure: an id may change its channel.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
@@ -83,9 +79,9 @@ class ConnectionId(Options):
     thread at a time.
     """
 
-    def __init__(self, channel: EventChannel, pointer: h.rdma_cm_id) -> None:
+    def __init__(self, channel: cm.EventChannel, pointer: h.rdma_cm_id) -> None:
         self.library: Library = channel.library
-        self.channel: EventChannel = channel
+        self.channel: cm.EventChannel = channel
         self.qp: QueuePair | None = None
         self.port_space: PortSpace = PortSpace(pointer.ps)
         self._context: Context | None = None
@@ -110,8 +106,8 @@ class ConnectionId(Options):
         None while it is not bound: before the address is resolved, or for a listener on all
         addresses.
         """
-        if self._context is None and (verbs := self.pointer.verbs):
-            self._context = Context.borrow(self.library, verbs)
+        if self._context is None and (device := self.pointer.verbs):
+            self._context = Context.borrow(self.library, device)
         return self._context
 
     @property
@@ -202,7 +198,7 @@ class ConnectionId(Options):
         send_ops: SendOps = SendOps.NONE,
         create_flags: QPCreateFlags = QPCreateFlags.NONE,
         max_tso_header: int = 0,
-        srq: SharedReceiveQueue | None = None,
+        srq: verbs.SharedReceiveQueue | None = None,
         reserved: bool = False,
     ) -> QueuePair:
         """Create the id's queue pair, whose states the connection manager then changes.
@@ -385,7 +381,7 @@ class ConnectionId(Options):
 
     # --- channels --------------------------------------------------------------------------
 
-    def migrate(self, channel: EventChannel) -> None:
+    def migrate(self, channel: cm.EventChannel) -> None:
         """Move the id to another channel of the same library; its next events arrive there."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:

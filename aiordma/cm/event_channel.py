@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from aiordma._core.arguments import choice
 from aiordma._native import Library, explained, failure, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs._device.resource import Node, Resource
 
@@ -15,10 +16,6 @@ from .connection_id import ConnectionId
 from .events import ConnectionEvent, EventType
 from .lookup import check_library
 from .parameters import ConnectionParameters, DatagramParameters, PortSpace
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
 
 _MULTICAST = frozenset({EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR})
 _DESTINATION = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
@@ -39,7 +36,7 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Rea
     return ConnectionParameters(), datagrams, group
 
 
-class EventChannel(Resource["h.rdma_event_channel"]):
+class EventChannel(Resource[h.rdma_event_channel]):
     """Delivers the events of many ids: ``fd`` is readable when there may be one.
 
     ``get_event`` may then still return None. Synchronous; it never blocks. Closing the channel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aiordma.errors import (
     AddressError,
@@ -15,11 +15,9 @@ from aiordma.errors import (
 )
 from aiordma.verbs._device.enums import OpenEnum
 
+from .address import Address
+from .connection_id import ConnectionId
 from .parameters import ConnectionParameters, DatagramParameters
-
-if TYPE_CHECKING:
-    from .address import Address
-    from .connection_id import ConnectionId
 
 
 class EventType(OpenEnum):

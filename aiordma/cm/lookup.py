@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aiordma._core.arguments import choice, instance
 from aiordma._native import Library, ffi
+from aiordma._native import handles as h
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
 from aiordma.verbs import Context
 from aiordma.verbs._device.enums import QPType
 
 from .address import Address, from_sockaddr
 from .parameters import PortSpace
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
 
 
 def check_library(library: object) -> Library:

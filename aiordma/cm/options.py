@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from aiordma._core.arguments import choice, integer, truth
 from aiordma._core.timers import encode_ack_timeout
 from aiordma._native import Library, explained, ffi
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 from aiordma.verbs._device.resource import Resource
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h  # noqa: F401 - in the base class
 
 
 class Option(IntEnum):
@@ -56,7 +53,7 @@ _RULES = {
 _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EALREADY})
 
 
-class Options(Resource["h.rdma_cm_id"]):
+class Options(Resource[h.rdma_cm_id]):
     """Setting options. The connection manager has no call that reads them."""
 
     library: Library

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from aiordma._core.arguments import U32_MAX, integer, refusal, truth
 from aiordma._native import copy_of, ffi
+from aiordma._native import handles as h
 from aiordma.errors import LimitError
 from aiordma.verbs import AddressVector
 from aiordma.verbs._memory.buffers import require_data
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
 
 
 class PortSpace(IntEnum):

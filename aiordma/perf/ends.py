@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable, MutableSequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -161,7 +161,7 @@ class Run:
     verify_all: bool = False
     started: int = 0
     done: int = 0
-    times: array[float] = field(default_factory=lambda: array("d"))
+    times: MutableSequence[float] = field(default_factory=lambda: array("d"))
     mismatch: str = ""
 
     def take(self, end: End, arrived: Any) -> None:

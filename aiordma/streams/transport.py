@@ -383,7 +383,7 @@ class StreamTransport(_FlowControlMixin):
 
     # ---- writing -------------------------------------------------------------------------
 
-    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Queue bytes for sending; never waits.  The buffer may be reused at once."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -416,7 +416,7 @@ class StreamTransport(_FlowControlMixin):
             self._flush()
         await self._outbox.wait()
 
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """Queue several pieces as one."""
         self.write(b"".join(map(require_data, list_of_data)))
 

@@ -23,13 +23,10 @@ Call :meth:`QueuePair.untrack` before posting. See docs/raw-handles.md.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
 
 from aiordma._native import errno_of, failure, lib
 from aiordma._native import ffi as _ffi
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
+from aiordma._native import handles as h
 
 __all__ = [
     "ffi", "ibv_poll_cq", "ibv_post_recv", "ibv_post_send", "ibv_post_srq_recv", "ibv_req_notify_cq"

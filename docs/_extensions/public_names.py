@@ -23,6 +23,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import OptionSpec
 
+from aiordma._native import handles
 from tests.docs.compiled import is_compiled
 from tests.docs.names import (
     Member,
@@ -40,8 +41,8 @@ OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
 MODULES = sorted({name.module for name in NAMES})
 
 # A method, or constructor, with arguments that only aiordma has is not for users.
-_INTERNAL_METHOD = re.compile(r"\bh\.|: '?(Sharing|More)\b")
-_INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|: '?(Block|MemoryRegion|Sharing|Side|More)\b")
+_INTERNAL_METHOD = re.compile(r"\bh\.|\bSharing\b|: '?More\b")
+_INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|\bSharing\b|: '?(Block|MemoryRegion|Side|More)\b")
 # Types that have a name in the package only.
 _SPELLED = {
     "Remote": "RemoteRegion | RemoteSlice",
@@ -268,6 +269,9 @@ def leave_builtins(app: Sphinx, document: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    # autodoc shows the annotations that it cannot evaluate as they are written: with the names of C
+    # structures, which are all one class at run time.
+    vars(handles).pop("__getattr__", None)
     show_types()
     app.add_directive("public-names", PublicNames)
     app.add_directive("public-module", PublicModule)

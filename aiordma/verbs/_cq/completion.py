@@ -11,27 +11,21 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from aiordma import verbs
 from aiordma._core.arguments import I32_MAX, integer, seconds
-from aiordma._native import CompletionArray, failure, ffi, lib
-from aiordma.errors import BusyError, VerbsError
+from aiordma._native import CompletionArray, Record, failure, ffi, lib
+from aiordma._native import handles as h
+from aiordma.errors import BusyError, VerbsError, WorkCompletionError
 
 from .._device.enums import CQFlags, WCFields
 from .._device.resource import Node, Resource
 from .._device.statistics import ChannelStatistics, CQStatistics
+from .._qp.posted_work import PostedWork
 from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
-
-if TYPE_CHECKING:
-    from aiordma._native import Record
-    from aiordma._native import handles as h
-    from aiordma.errors import WorkCompletionError
-
-    from .._device.context import Context
-    from .._qp.posted_work import PostedWork
-
 
 # Seconds that a busy poll stays in C at most, since Python handles signals: a judgement.
 _SLICE = 0.001
@@ -54,14 +48,14 @@ class Table(Protocol):
     def drain(self, state: int, most: int, polls_again: bool, /) -> int: ...
 
 
-class CompletionChannel(Resource["h.ibv_comp_channel"]):
+class CompletionChannel(Resource[h.ibv_comp_channel]):
     """Takes the events of completion queues; ``fd`` is for an event loop.
 
     ``fd`` never blocks. It is readable while there is an event; it may be readable earlier, when
     looking for an event does the device's work that leads to it.
     """
 
-    def __init__(self, context: Context, pointer: h.ibv_comp_channel) -> None:
+    def __init__(self, context: verbs.Context, pointer: h.ibv_comp_channel) -> None:
         self.context = context
         self.fd: int = pointer.fd
         self.drain_state: h.aiordma_drain = ffi.new("struct aiordma_drain *")
@@ -194,7 +188,7 @@ class CompletionChannel(Resource["h.ibv_comp_channel"]):
         return f"fd {self.fd}"
 
 
-class CompletionQueue(Resource["h.ibv_cq"]):
+class CompletionQueue(Resource[h.ibv_cq]):
     """Where completions of work are found, in the order in which they were made.
 
     ``fields`` is what an extended queue was made to tell, None for a classic queue; everything
@@ -208,7 +202,7 @@ class CompletionQueue(Resource["h.ibv_cq"]):
 
     def __init__(
         self,
-        context: Context,
+        context: verbs.Context,
         pointer: h.ibv_cq,
         channel: CompletionChannel | None,
         fields: WCFields | None = None,

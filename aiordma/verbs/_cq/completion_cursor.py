@@ -5,18 +5,15 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from aiordma import verbs
 from aiordma._native import failure, ffi
+from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, WorkCompletionError
 
 from .._device.enums import WCFlags, WCOpcode, WCStatus
 from .work_completion import WorkCompletion
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .completion import CompletionQueue
 
 
 def _number(name: str, doc: str, member: str = "") -> Any:
@@ -36,7 +33,7 @@ class CompletionCursor:
     SUCCESS only ``wr_id``, ``vendor_err`` and ``qp_num`` are defined beside it.
     """
 
-    def __init__(self, cq: CompletionQueue) -> None:
+    def __init__(self, cq: verbs.CompletionQueue) -> None:
         self._cq = cq
         self._started = False
         self._attr = ffi.new("struct ibv_poll_cq_attr *")

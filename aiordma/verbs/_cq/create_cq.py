@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from aiordma import verbs
 from aiordma._core.arguments import choice, instance, integer
 from aiordma._native import ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError
 
 from .._device.enums import CQFlags, WCFields
 from .completion import CompletionChannel, CompletionQueue
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.context import Context
 
 # Fields that a classic queue tells as well.
 STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
@@ -28,7 +23,7 @@ _ALL_TIMES = _TIMES[0] | _TIMES[1]
 
 
 def create_cq(
-    context: Context,
+    context: verbs.Context,
     cqe: int,
     channel: CompletionChannel | None = None,
     comp_vector: int = 0,
@@ -79,7 +74,7 @@ def create_cq(
 
 
 def _extended(
-    context: Context,
+    context: verbs.Context,
     cqe: int,
     channel: CompletionChannel | None,
     comp_vector: int,
@@ -106,7 +101,7 @@ def _extended(
         )
 
 
-def most_fields(context: Context) -> WCFields | None:
+def most_fields(context: verbs.Context) -> WCFields | None:
     """All fields of use that the device's extended queues tell; None without such queues.
 
     A device shows which timestamps it has only by making a queue or refusing to.

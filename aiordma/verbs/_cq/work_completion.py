@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from aiordma._native import More, Record
 from aiordma.errors import WorkCompletionError, work_completion_error
 
 from .._device.enums import WCFields, WCFlags, WCOpcode, WCStatus
-
-if TYPE_CHECKING:
-    from aiordma._native import More, Record
 
 # Plain numbers and looked-up members: an operation of an enumeration takes ten times as long.
 _opcode = lru_cache(256)(WCOpcode)

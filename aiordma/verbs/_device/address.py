@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from aiordma._core.arguments import U32_MAX, instance, integer, refusal
 from aiordma._native import copy_of, ffi
+from aiordma._native import handles as h
 
 from .enums import GIDType
 
-if TYPE_CHECKING:
-    import ipaddress
-
-    from aiordma._native import handles as h
-
-IPAddress: TypeAlias = "ipaddress.IPv4Address | ipaddress.IPv6Address"
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 # IPv4-mapped addresses of IPv6 begin so (RFC 4291, 2.5.5.2).
@@ -28,8 +25,6 @@ _ZERO = bytes(16)
 
 @lru_cache
 def _packed(address: str | IPAddress) -> bytes:
-    import ipaddress  # noqa: PLC0415 - asked for once for each address
-
     parsed = ipaddress.ip_address(address)
     return parsed.packed if parsed.version == 6 else IPV4_PREFIX + parsed.packed
 
@@ -64,8 +59,6 @@ class GID:
     @property
     def ip(self) -> IPAddress:
         """As an IP address; an IPv4-mapped one as IPv4."""
-        import ipaddress  # noqa: PLC0415 - for people to read
-
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
 

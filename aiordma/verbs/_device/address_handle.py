@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
+from aiordma import verbs
 from aiordma._core.arguments import integer
 from aiordma._core.handshake import Endpoint
 from aiordma._native import ffi
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
+from .._cq.work_completion import WorkCompletion
 from .address import GID, AddressVector
 from .enums import WCFlags
 from .grh import GRH_SIZE
 from .resource import Node, Resource
 from .route_lookup import source_entry
 
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
 
-    from .._cq.work_completion import WorkCompletion
-    from .context import Context
-    from .protection_domain import ProtectionDomain
-
-
-class AddressHandle(Resource["h.ibv_ah"]):
+class AddressHandle(Resource[h.ibv_ah]):
     """The route to a peer: made by :meth:`ProtectionDomain.create_ah`.
 
     ``vector`` is what it was made of. It must stay open until the last request that was posted
     with it has completed (ibv_post_send(3)).
     """
 
-    def __init__(self, pd: ProtectionDomain, pointer: h.ibv_ah, vector: AddressVector) -> None:
+    def __init__(
+        self, pd: verbs.ProtectionDomain, pointer: h.ibv_ah, vector: AddressVector
+    ) -> None:
         destroy = pd.context.library.calls.ibv_destroy_ah
         super().__init__(Node("AddressHandle", pointer, destroy, [pd.node]))
         self.pd = pd
@@ -60,7 +58,7 @@ class PathKeywords(TypedDict, total=False):
 
 
 def vector_to(
-    context: Context, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
+    context: verbs.Context, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
 ) -> AddressVector:
     """The route from one exchanged endpoint to the other. ValueError when ``local`` is not here.
 
@@ -77,7 +75,7 @@ def vector_to(
 
 
 def vector_from_wc(
-    context: Context, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int
+    context: verbs.Context, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int
 ) -> AddressVector:
     """The route back to the sender of a datagram: ibv_init_ah_from_wc(3).
 

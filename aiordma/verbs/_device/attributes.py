@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from aiordma._native import copy_of, ffi
+from aiordma._native import handles as h
 
 from .enums import MTU, AtomicCapability, DeviceCapability, LinkLayer, PortCapability, PortState
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
 
 
 def guid_from_network(value: int) -> int:

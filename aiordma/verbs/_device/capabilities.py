@@ -7,17 +7,15 @@ means that it is not offered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from aiordma._native import copy_of
+from aiordma._native import handles as h
 
 from .attributes import DeviceAttributes
 from .enums import OdpCapability, OdpOperations, PciAtomicSizes, QPType, RawPacketCapability
 
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    QPTypeCaps = h.ibv_tso_caps | h.ibv_rss_caps | h.ibv_packet_pacing_caps
+QPTypeCaps = h.ibv_tso_caps | h.ibv_rss_caps | h.ibv_packet_pacing_caps
 
 T = TypeVar("T")
 

@@ -7,33 +7,29 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiordma._core.arguments import I32_MAX, U32_MAX, instance, integer
 from aiordma._native import Library, explained, failure, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import DeviceEventError, UnsupportedError, VerbsError
 
 from .._cq.completion import CompletionChannel, CompletionQueue
 from .._cq.create_cq import create_cq as create_cq_on
 from .._cq.create_cq import most_fields
 from .._memory.device_memory import DeviceMemory
+from .._qp.queue_pair import QueuePair
+from .._qp.shared_receive_queue import SharedReceiveQueue
 from .._qp.xrc import open_xrcd as open_xrcd_on
 from .address import GID, GIDEntry, IPAddress, best
 from .attributes import DeviceAttributes, PortAttributes
+from .capabilities import ExtendedDeviceAttributes
 from .domains import ParentDomain, ThreadDomain
 from .enums import EventType, WCFields, WCStatus
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
 from .route_lookup import better_gid
 from .statistics import DeviceStatistics, count_open
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._qp.queue_pair import QueuePair
-    from .._qp.shared_receive_queue import SharedReceiveQueue
-    from .capabilities import ExtendedDeviceAttributes
-
 
 # Which member of ibv_async_event's union an event fills (ibv_get_async_event(3)).
 _MEMBERS = {
@@ -87,7 +83,7 @@ def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
     return None
 
 
-class Context(Resource["h.ibv_context"]):
+class Context(Resource[h.ibv_context]):
     """An open device: made by :meth:`Device.open`, or borrowed from the connection manager.
 
     ``name`` is that of the device; ``num_comp_vectors`` is how many completion vectors it has.

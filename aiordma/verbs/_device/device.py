@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aiordma._core.arguments import instance, integer
 from aiordma._native import Library, copy_of, embedded, explained, ffi, system
+from aiordma._native import handles as h
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
 from .address import GID, IPAddress
@@ -19,10 +20,6 @@ from .attributes import guid_from_network
 from .context import Context
 from .enums import ForkStatus, NodeType, PortState, TransportType
 from .fault_injection import FaultCounts
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
 
 SYSTEM = "system"
 """The name that stands for every device but the embedded one."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aiordma import verbs
 from aiordma._core.arguments import instance
 from aiordma._native import ffi
+from aiordma._native import handles as h
 
 from .protection_domain import ProtectionDomain
 from .resource import Node, Resource
 
-if TYPE_CHECKING:
-    from aiordma._native import handles as h  # noqa: F401 - named in the base class below
 
-    from .context import Context
-
-
-class ThreadDomain(Resource["h.ibv_td"]):
+class ThreadDomain(Resource[h.ibv_td]):
     """A promise that objects made with it are used by one thread at a time: ibv_alloc_td(3)."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: verbs.Context) -> None:
         calls = context.library.calls
         attr = ffi.new("struct ibv_td_init_attr *")
         with context._offering("thread domains"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from aiordma import verbs
 from aiordma._core.arguments import I32_MAX, choice, integer
 from aiordma._native import SGE, explained, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
+from .._cq.completion import CompletionQueue
+from .._cq.work_completion import WorkCompletion
 from .._memory.device_memory import DeviceMemory
 from .._memory.memlock import shortage
 from .._memory.memory_region import (
@@ -24,6 +28,7 @@ from .._memory.memory_window import MemoryWindow, offers_windows
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.qp_creation import QPOptions, create_qp
 from .._qp.queue_pair import QueuePair
+from .._qp.shared_receive_queue import SharedReceiveQueue
 from .._qp.shared_receive_queue import create_srq as create_srq_in
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import ScatterGatherElement
@@ -33,23 +38,15 @@ from .enums import AccessFlags, Advice, MWType, QPCreateFlags, QPType
 from .resource import Node, Resource
 from .route_lookup import describe
 
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
 
-    from .._cq.completion import CompletionQueue
-    from .._cq.work_completion import WorkCompletion
-    from .._qp.shared_receive_queue import SharedReceiveQueue
-    from .context import Context
-
-
-class ProtectionDomain(Resource["h.ibv_pd"]):
+class ProtectionDomain(Resource[h.ibv_pd]):
     """Memory regions and queue pairs made here may be used together, and with no others.
 
     Making children may be done from any thread.
     """
 
     def __init__(
-        self, context: Context, pointer: h.ibv_pd, parents: Sequence[Node[Any]] = ()
+        self, context: verbs.Context, pointer: h.ibv_pd, parents: Sequence[Node[Any]] = ()
     ) -> None:
         self.context = context
         destroy = context.library.calls.ibv_dealloc_pd

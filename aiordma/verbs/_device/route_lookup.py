@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
 
+from aiordma import verbs
 from aiordma._core.handshake import Endpoint
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
 from .address import GID, AddressVector, GIDEntry, best
 from .enums import GIDType, PortState
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .context import Context
 
 # What a device answers if the addresses of a route cannot be resolved: ibv_create_ah(3),
 # ibv_modify_qp(3) and the errors of the kernel's address resolution.
@@ -23,12 +19,12 @@ NO_ROUTE = frozenset(
 )
 
 
-def better_gid(context: Context, port_num: int, to: GID | None) -> str:
+def better_gid(context: verbs.Context, port_num: int, to: GID | None) -> str:
     better = context.choose_gid(port_num, to)
     return "there is no better one" if better.problem(to) else f"{better} would do"
 
 
-def active_port(context: Context, port_num: int) -> h.ibv_port_attr:
+def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
     """The attributes of an ACTIVE port; else VerbsError (ENETDOWN) naming port and state."""
     port = context.ask_port(port_num)
     if port.state != PortState.ACTIVE:
@@ -40,7 +36,7 @@ def active_port(context: Context, port_num: int) -> h.ibv_port_attr:
     return port
 
 
-def source_entry(context: Context, local: Endpoint) -> GIDEntry:
+def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
     """The GID table entry of a local endpoint, looked up now: an index may change."""
     found = [
         entry
@@ -52,7 +48,7 @@ def source_entry(context: Context, local: Endpoint) -> GIDEntry:
     return best(found)
 
 
-def describe(context: Context, vector: AddressVector, error: VerbsError) -> str:
+def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
     """The route that failed: peer, GID, port and device; what is wrong with it, what is better."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:

@@ -10,12 +10,9 @@ import re
 import sys
 import weakref
 from array import array
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from aiordma._native import handles as h
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 AnyMemory: TypeAlias = h.AnyMemory
 T = TypeVar("T")
@@ -41,7 +38,7 @@ def bytes_of(memory: AnyMemory) -> memoryview:
     them, or which needs a gradient; UnsupportedError for memory of a GPU.
     """
     try:
-        view = memoryview(cast("Buffer", memory))
+        view = memoryview(cast("h.Buffer", memory))
     except TypeError:
         return _of_tensor(memory)
     except (ValueError, BufferError) as error:
@@ -73,7 +70,7 @@ def require_data(memory: T) -> T:
     For bytes that are copied, which need not lie one behind another.
     """
     if type(memory) not in _PLAIN:
-        with memoryview(cast("Buffer", memory)) as view:
+        with memoryview(cast("h.Buffer", memory)) as view:
             if type(view.obj) not in _PLAIN:
                 _refuse_addresses(memory, view)
     return memory

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from aiordma import verbs
 from aiordma._native import ffi
+from aiordma._native import handles as h
 
 from .._device.resource import Node, Resource
 from .buffers import AnyMemory, bytes_of
 from .memory_region import part_of, pointer_to
 
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
 
-    from .._device.context import Context
-
-
-class DeviceMemory(Resource["h.ibv_dm"]):
+class DeviceMemory(Resource[h.ibv_dm]):
     """``length`` bytes of the device's own memory, which the processor has no pointer to.
 
     :meth:`ProtectionDomain.reg_dm_mr` makes regions of it. The devices that have it copy whole
@@ -24,7 +19,7 @@ class DeviceMemory(Resource["h.ibv_dm"]):
     ibv_alloc_dm(3).
     """
 
-    def __init__(self, context: Context, pointer: h.ibv_dm, length: int) -> None:
+    def __init__(self, context: verbs.Context, pointer: h.ibv_dm, length: int) -> None:
         self.context = context
         self.length = length
         destroy = context.library.calls.ibv_free_dm

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from aiordma import verbs
 from aiordma._core.arguments import choice, integer
 from aiordma._native import explained, failure, ffi
+from aiordma._native import handles as h
 from aiordma.errors import BufferStateError, LocalRangeError, UnsupportedError, VerbsError
 
 from .._device.enums import AccessFlags, Advice
@@ -16,12 +18,6 @@ from .._qp.work_request import ScatterGatherElement
 from .buffers import AnyMemory, bytes_of, keeper_of
 from .memlock import shortage
 from .pages import Mapped, allocate
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
 
 # Rights that let the device change the memory: all need a writable buffer, and the remote ones need
 # local write as well (ibv_reg_mr(3)).
@@ -60,7 +56,7 @@ class Memory(NamedTuple):
     keeper: object = None
 
 
-class MemoryRegion(Resource["h.ibv_mr"]):
+class MemoryRegion(Resource[h.ibv_mr]):
     """Memory that the device may use: ``length`` bytes at ``addr``, with its two keys.
 
     ``addr`` is where work requests, here and at the peer, find it: the address of the memory
@@ -75,7 +71,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
 
     def __init__(
         self,
-        pd: ProtectionDomain,
+        pd: verbs.ProtectionDomain,
         pointer: h.ibv_mr,
         addr: int,
         length: int,
@@ -85,14 +81,14 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         page_size: int = 0,
         parent: Node[Any] | None = None,
     ) -> None:
-        self.pd: ProtectionDomain = pd
+        self.pd: verbs.ProtectionDomain = pd
         self.addr: int = addr
         self.length: int = length
         self.lkey: int = pointer.lkey
         self.rkey: int = pointer.rkey
         self.access: AccessFlags = access
         self.page_size: int = page_size
-        self.elsewhere: dict[ProtectionDomain, MemoryRegion] = {}
+        self.elsewhere: dict[verbs.ProtectionDomain, MemoryRegion] = {}
         destroy = pd.context.library.calls.ibv_dereg_mr
         parents: list[Node[Any]] = [pd.node] if parent is None else [pd.node, parent]
         super().__init__(Node("MemoryRegion", pointer, destroy, parents, pin))
@@ -150,7 +146,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         self,
         memory: object = None,
         access: AccessFlags | None = None,
-        pd: ProtectionDomain | None = None,
+        pd: verbs.ProtectionDomain | None = None,
     ) -> None:
         """Change what is registered, its rights or its protection domain: ibv_rereg_mr(3).
 
@@ -202,7 +198,7 @@ class MemoryRegion(Resource["h.ibv_mr"]):
         self.access = rights
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
-    def _not_changed(self, code: int, context: Context) -> None:
+    def _not_changed(self, code: int, context: verbs.Context) -> None:
         what = f"changing {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
@@ -251,7 +247,7 @@ def pointer_to(view: memoryview) -> h.VoidPointer:
 
 
 def register(
-    pd: ProtectionDomain,
+    pd: verbs.ProtectionDomain,
     memory: object,
     access: AccessFlags | None,
     iova: int | None,
@@ -279,7 +275,7 @@ def register(
 
 
 def reg_mr(
-    pd: ProtectionDomain,
+    pd: verbs.ProtectionDomain,
     memory: h.Characters | h.VoidPointer,
     length: int,
     access: AccessFlags,
@@ -313,7 +309,7 @@ def reg_mr(
         raise explained(error, f"registering {length} bytes{shortage(error)}") from None
 
 
-def reg_local_dma(pd: ProtectionDomain) -> MemoryRegion | None:
+def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
     """Register all memory of this process for local use; None if the device pins what it uses.
 
     Nothing checks what is posted with its key: it is for the library's own requests, of bytes that
@@ -332,7 +328,7 @@ def address_of_mr(region: MemoryRegion) -> int:
     return int(ffi.cast("uintptr_t", region.pointer))
 
 
-def in_domain(region: MemoryRegion, pd: ProtectionDomain) -> MemoryRegion:
+def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     """The memory of a region in another domain too, with the same rights, at the same address.
 
     It is registered there once, and closed with the first of region and domain. Errors as of
@@ -372,7 +368,9 @@ def check_rights(access: AccessFlags) -> None:
         raise ValueError(f"{access!r} needs LOCAL_WRITE as well (ibv_reg_mr(3))")
 
 
-def require_on_demand(context: Context, access: AccessFlags, *, implicit: bool = False) -> None:
+def require_on_demand(
+    context: verbs.Context, access: AccessFlags, *, implicit: bool = False
+) -> None:
     """UnsupportedError when ON_DEMAND is asked for and the device does not offer it."""
     if not access & AccessFlags.ON_DEMAND:
         return

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from aiordma import verbs
 from aiordma._core.arguments import choice, integer
 from aiordma._native import ffi
+from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 
 from .._device.enums import AccessFlags, DeviceCapability, MWType, SendFlags, WROpcode
 from .._device.resource import Node, Resource
+from .._qp.queue_pair import QueuePair
 from .._qp.transport_rules import has
 from .._qp.work_request import BindInfo, SendWorkRequest
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
-    from .._qp.queue_pair import QueuePair
-    from .memory_region import MemoryRegion
+from .memory_region import MemoryRegion
 
 # ibv_bind_mw(3)
 _CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
@@ -31,7 +25,7 @@ def inc_rkey(rkey: int) -> int:
     return (rkey & ~0xFF) | ((rkey + 1) & 0xFF)
 
 
-class MemoryWindow(Resource["h.ibv_mw"]):
+class MemoryWindow(Resource[h.ibv_mw]):
     """A window into a memory region, with a key of its own for peers: ``rkey``.
 
     ``mw_type`` is what it was made as, ``pd`` its protection domain. It opens nothing until it is
@@ -49,11 +43,11 @@ class MemoryWindow(Resource["h.ibv_mw"]):
     Sources: ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
     """
 
-    def __init__(self, pd: ProtectionDomain, pointer: h.ibv_mw, mw_type: MWType) -> None:
+    def __init__(self, pd: verbs.ProtectionDomain, pointer: h.ibv_mw, mw_type: MWType) -> None:
         destroy = pd.context.library.calls.ibv_dealloc_mw
         super().__init__(Node("MemoryWindow", pointer, destroy, [pd.node]))
         self.pd = pd
-        self.context: Context = pd.context
+        self.context: verbs.Context = pd.context
         self.mw_type = mw_type
         self._region: MemoryRegion | None = None
 
@@ -192,6 +186,6 @@ _NEEDED = {
 }
 
 
-def offers_windows(context: Context, mw_type: MWType) -> bool:
+def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
     """Whether the device has memory windows of that type."""
     return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])

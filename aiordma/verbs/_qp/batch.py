@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from aiordma._core.arguments import U64_MAX, integer
 from aiordma.errors import BufferStateError
 
+from .._device.address_handle import Destination
 from .._device.enums import SendFlags, WROpcode
 from .work_request import (
     BindInfo,
@@ -23,9 +24,6 @@ from .work_request import (
     ScatterGatherElement,
     SendWorkRequest,
 )
-
-if TYPE_CHECKING:
-    from .._device.address_handle import Destination
 
 T = TypeVar("T")
 _SIGNALED, _FENCE = int(SendFlags.SIGNALED), int(SendFlags.FENCE)

@@ -6,12 +6,14 @@ import errno
 import os
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar, Unpack, cast
+from typing import TypeVar, Unpack, cast
 
+from aiordma import verbs
 from aiordma._core.arguments import choice, instance
 from aiordma._core.handshake import Endpoint
 from aiordma._core.qp_states import TRANSITIONS, TransitionCheck, check_transition
 from aiordma._native import errno_of, explained, failure, lib
+from aiordma._native import handles as h
 from aiordma.errors import QPTransitionError, VerbsError
 
 from .._device.address import AddressVector, GIDEntry
@@ -19,14 +21,8 @@ from .._device.address_handle import Destination, PathKeywords, vector_to
 from .._device.enums import MTU, AccessFlags, GIDType, LinkLayer, QPAttrMask, QPState, QPType
 from .._device.resource import Resource
 from .._device.route_lookup import active_port, describe
+from .posted_work import PostedWork
 from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled, query
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h  # noqa: F401 - named in the base class below
-
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
-    from .posted_work import PostedWork
 
 T = TypeVar("T")
 
@@ -68,17 +64,17 @@ def _random_bits(count: int) -> int:
     return int.from_bytes(os.urandom(4)) >> (32 - count)
 
 
-class BringUp(Resource["h.ibv_qp"]):
+class BringUp(Resource[h.ibv_qp]):
     """The states, and the steps from RESET to RTS; a part of :class:`QueuePair`."""
 
-    context: Context
+    context: verbs.Context
     qp_num: int
     qp_type: QPType
-    _pd: ProtectionDomain | None
+    _pd: verbs.ProtectionDomain | None
     _posted: PostedWork | None
 
     @property
-    def pd(self) -> ProtectionDomain:
+    def pd(self) -> verbs.ProtectionDomain:
         """Where it was made. ValueError for the receiving side of XRC, which has none."""
         return self._own(self._pd, "protection domain")
 

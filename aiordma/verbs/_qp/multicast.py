@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from aiordma import verbs
+from aiordma._native import handles as h
+
+from .._device.address import GID
 from .._device.resource import Node, Resource
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.address import GID
-    from .queue_pair import QueuePair
 
 MULTICAST_QPN: Final = 0xFFFFFF
 """The queue pair number of a :class:`Destination` that is a group: IBTA volume 1, clause 10.5.1."""
 
 
-class MulticastAttachment(Resource["h.ibv_gid"]):
+class MulticastAttachment(Resource[h.ibv_gid]):
     """A queue pair in a multicast group, made by :meth:`QueuePair.attach_mcast`.
 
     ``gid`` and ``lid`` are those of the group, ``qp`` is the queue pair.
     Closing it detaches the queue pair (ibv_detach_mcast(3)); closing the queue pair does as well.
     """
 
-    def __init__(self, node: Node[h.ibv_gid], qp: QueuePair, gid: GID, lid: int) -> None:
+    def __init__(self, node: Node[h.ibv_gid], qp: verbs.QueuePair, gid: GID, lid: int) -> None:
         super().__init__(node)
         self.qp = qp
         self.gid = gid

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from aiordma._native import Record
 from aiordma._native.calls import shortage_hint
 from aiordma.errors import WorkCompletionError, work_completion_error
 
 from .._device.enums import WCOpcode, WCStatus, WROpcode
 from .transport_rules import OPERATIONS
-
-if TYPE_CHECKING:
-    from aiordma._native import Record
 
 _RECV = int(WCOpcode.RECV)
 

@@ -6,15 +6,18 @@ import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from aiordma._native import RequestArray, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import PostError, QueueFullError, RDMAError, WorkCompletionError
 
 from .._device.enums import QPType, SendFlags, WROpcode
 from .batch import ReceiveBatch, SendBatch
 from .bring_up import BringUp
 from .post_failures import post_error, request_reason, state_reason
+from .posted_work import PostedWork
+from .qp_attributes import QPCapabilities
+from .shared_receive_queue import SharedReceiveQueue
 from .transport_rules import ALWAYS, SendOps, examine, needs_check
 from .work_request import (
     NOT_PACKED,
@@ -25,13 +28,6 @@ from .work_request import (
     pack_recvs,
     pack_sends,
 )
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .posted_work import PostedWork
-    from .qp_attributes import QPCapabilities
-    from .shared_receive_queue import SharedReceiveQueue
 
 _SIGNALED = int(SendFlags.SIGNALED)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, TypedDict
+from typing import Any, NamedTuple, Self, TypeAlias, TypedDict
 
+from aiordma import verbs
 from aiordma._core.arguments import U32_MAX, choice, instance, integer, integers, truth
 from aiordma._core.timers import (
     decode_ack_timeout,
@@ -14,14 +15,10 @@ from aiordma._core.timers import (
     encode_rnr_timer,
 )
 from aiordma._native import Library, copy_of, ffi
+from aiordma._native import handles as h
 
 from .._device.address import AddressVector, vector_fields
 from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPState
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.context import Context
 
 
 class QPCapabilities(NamedTuple):
@@ -207,7 +204,7 @@ class QPAttributes(NamedTuple):
         )
 
 
-def query(context: Context, pointer: h.ibv_qp) -> QPAttributes:
+def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
     """The attributes of a queue pair as the device has them now: ibv_query_qp(3)."""
     attr = ffi.new("struct ibv_qp_attr *")
     init = ffi.new("struct ibv_qp_init_attr *")

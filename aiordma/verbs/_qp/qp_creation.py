@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
+from aiordma import verbs
 from aiordma._core.arguments import U32_MAX, choice, instance, integer, truth
 from aiordma._native import failure, ffi
+from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 
 from .._cq.completion import CompletionQueue
@@ -15,14 +17,8 @@ from .._device.enums import DeviceCapability, QPCreateFlags, QPType
 from .._device.resource import Node, Resource
 from .qp_attributes import QPCapabilities, resets
 from .queue_pair import QueuePair
+from .shared_receive_queue import SharedReceiveQueue
 from .transport_rules import SendOps
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
-    from .shared_receive_queue import SharedReceiveQueue
 
 # enum ibv_qp_init_attr_mask
 _PD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 2, 1 << 3, 1 << 6
@@ -111,15 +107,15 @@ class QPKeywords(TypedDict, total=False):
 class Maker:
     """The calls that make a queue pair and destroy it: here the verbs, of an id the CM's."""
 
-    def create(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
+    def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
         """By the simple call."""
         return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
 
-    def create_ex(self, pd: ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
+    def create_ex(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
         """By the extended one."""
         return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
 
-    def destroy(self, pd: ProtectionDomain) -> Callable[[h.ibv_qp], object]:
+    def destroy(self, pd: verbs.ProtectionDomain) -> Callable[[h.ibv_qp], object]:
         """The call that destroys it again."""
         return pd.context.library.calls.ibv_destroy_qp
 
@@ -151,7 +147,7 @@ def init_members(
 
 
 def init_attr_ex(
-    pd: ProtectionDomain, members: dict[str, Any], options: QPOptions
+    pd: verbs.ProtectionDomain, members: dict[str, Any], options: QPOptions
 ) -> h.ibv_qp_init_attr_ex:
     """``struct ibv_qp_init_attr_ex``; OverflowError for a number that does not fit."""
     attr = ffi.new("struct ibv_qp_init_attr_ex *", members)
@@ -161,7 +157,7 @@ def init_attr_ex(
 
 
 def create_qp(
-    pd: ProtectionDomain,
+    pd: verbs.ProtectionDomain,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     capabilities: QPCapabilities,
@@ -206,7 +202,7 @@ def create_qp(
     )
 
 
-def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
+def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None:
     if qp_type is QPType.XRC_RECV:
         raise ValueError("an XRC_RECV queue pair is made by an XRC domain: XRCDomain.create_qp()")
     if qp_type is QPType.XRC_SEND:
@@ -216,7 +212,7 @@ def _require(context: Context, qp_type: QPType, send_ops: SendOps) -> None:
             raise context._lacking(text, "ibv_create_qp_ex")
 
 
-def require_xrc(context: Context, verb: str) -> None:
+def require_xrc(context: verbs.Context, verb: str) -> None:
     """UnsupportedError when the device does not say that it has XRC."""
     if not context.query_device().device_cap_flags & DeviceCapability.XRC:
         raise context._lacking(XRC, verb)
@@ -224,7 +220,7 @@ def require_xrc(context: Context, verb: str) -> None:
 
 def refused(
     error: VerbsError,
-    context: Context,
+    context: verbs.Context,
     qp_type: QPType,
     capabilities: QPCapabilities,
     options: QPOptions,

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
 
+from aiordma import verbs
 from aiordma._core.arguments import instance
 from aiordma._native import explained, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 
-from .._cq.completion import hold_room
+from .._cq.completion import CompletionQueue, hold_room
+from .._device.address import GID
 from .._device.enums import LinkLayer, QPType, TransportType
 from .._device.resource import Node
 from .multicast import MulticastAttachment
 from .posted_work import PostedWork
 from .posting import Posting
 from .qp_attributes import ECE, QPCapabilities, RateLimit
+from .shared_receive_queue import SharedReceiveQueue
 from .transport_rules import SendOps
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._cq.completion import CompletionQueue
-    from .._device.address import GID
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
-    from .shared_receive_queue import SharedReceiveQueue
 
 _SOFTWARE_WIRES = {
     lib.AIORDMA_WIRE_SHARED_MEMORY: "shared memory",
@@ -55,14 +49,14 @@ class QueuePair(Posting):
     def __init__(
         self,
         node: Node[h.ibv_qp],
-        pd: ProtectionDomain | None,
+        pd: verbs.ProtectionDomain | None,
         send_cq: CompletionQueue | None,
         recv_cq: CompletionQueue | None,
         attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex,
         *,
         srq: SharedReceiveQueue | None = None,
         send_ops: SendOps = SendOps.NONE,
-        context: Context | None = None,
+        context: verbs.Context | None = None,
         reserved: bool = False,
     ) -> None:
         """For this package. Only the receiving side of XRC has none of the first three.

@@ -6,24 +6,20 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from aiordma import verbs
 from aiordma._core.arguments import U32_MAX, integer
 from aiordma._native import RequestArray, copy_of, explained, failure, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
+from .._cq.completion import CompletionQueue
 from .._device.enums import DeviceCapability
 from .._device.resource import Node, Resource
 from .batch import ReceiveBatch
 from .post_failures import post_error, request_reason
 from .work_request import ReceiveWorkRequest, one_piece, pack_recvs
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._cq.completion import CompletionQueue
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
 
 # enum ibv_srq_attr_mask, ibv_srq_type, ibv_srq_init_attr_mask
 _MAX_WR, _LIMIT = 1 << 0, 1 << 1
@@ -43,7 +39,7 @@ class SRQAttributes(NamedTuple):
     srq_limit: int = 0
 
 
-class SharedReceiveQueue(Resource["h.ibv_srq"]):
+class SharedReceiveQueue(Resource[h.ibv_srq]):
     """Receives for all queue pairs that were made with it (``pd.create_qp(..., srq=srq)``).
 
     A message takes the first one posted, whichever queue pair it comes to; its completion, on that
@@ -59,10 +55,10 @@ class SharedReceiveQueue(Resource["h.ibv_srq"]):
     Sources: ibv_create_srq(3); IBTA volume 1, clause 10.2.9.
     """
 
-    def __init__(self, pd: ProtectionDomain, node: Node[h.ibv_srq], max_sge: int) -> None:
+    def __init__(self, pd: verbs.ProtectionDomain, node: Node[h.ibv_srq], max_sge: int) -> None:
         super().__init__(node)
         self.pd = pd
-        self.context: Context = pd.context
+        self.context: verbs.Context = pd.context
         self.max_sge = max_sge
         self.max_wr: int = self.query().max_wr
         self._array = RequestArray()
@@ -178,7 +174,7 @@ def _give_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
 
 
 def create_srq(
-    pd: ProtectionDomain,
+    pd: verbs.ProtectionDomain,
     max_wr: int,
     max_sge: int = 1,
     *,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from aiordma import verbs
 from aiordma._core.arguments import integer
 from aiordma._native import RECV, SEND, SGE, RequestArray, ffi
+from aiordma._native import handles as h
 
 from .._device.enums import AccessFlags, PlacementType, SelectivityLevel, SendFlags, WROpcode
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.resource import Resource
-    from .._memory.memory_region import MemoryRegion
+from .._device.resource import Resource
 
 
 class ScatterGatherElement(NamedTuple):
@@ -36,7 +33,7 @@ class BindInfo(NamedTuple):
     """
 
     mw: Resource[h.ibv_mw]
-    mr: MemoryRegion
+    mr: verbs.MemoryRegion
     rkey: int
     addr: int
     length: int
@@ -173,7 +170,7 @@ def _wrong_pieces(sges: object) -> str:
 _INVALIDATING = frozenset({WROpcode.SEND_WITH_INV, WROpcode.LOCAL_INV})
 
 
-def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | MemoryRegion) -> int:
+def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | verbs.MemoryRegion) -> int:
     return int(ffi.cast("uintptr_t", resource.pointer))
 
 

@@ -12,10 +12,11 @@ rdma_rxe has none, and no card has run this module.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
+from aiordma import verbs
 from aiordma._core.arguments import I32_MAX, integer
 from aiordma._native import ffi
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
 from .._device.enums import QPType
@@ -24,20 +25,15 @@ from .qp_attributes import QPCapabilities, resets
 from .qp_creation import XRC, QPOptions, refused, require_xrc
 from .queue_pair import QueuePair
 
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._device.context import Context
-
 _XRCD = 1 << 1  # of enum ibv_qp_init_attr_mask
 # enum ibv_xrcd_init_attr_mask
 _FD, _OFLAGS = 1 << 0, 1 << 1
 
 
-class XRCDomain(Resource["h.ibv_xrcd"]):
+class XRCDomain(Resource[h.ibv_xrcd]):
     """A domain of XRC queue pairs and shared receive queues: :meth:`Context.open_xrcd`."""
 
-    def __init__(self, context: Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
+    def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
         """For this package. `own`: no other process can open it."""
         super().__init__(node)
         self.context = context
@@ -59,7 +55,9 @@ class XRCDomain(Resource["h.ibv_xrcd"]):
         return QueuePair(node, None, None, None, attr, context=context)
 
 
-def open_xrcd(context: Context, fd: int | None = None, *, exclusive: bool = False) -> XRCDomain:
+def open_xrcd(
+    context: verbs.Context, fd: int | None = None, *, exclusive: bool = False
+) -> XRCDomain:
     """Open an XRC domain, or make it: ibv_open_xrcd(3).
 
     Processes that name the same file by ``fd`` share one; without it the domain is one's own.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from aiordma._native import RequestArray, failure, ffi, lib
+from aiordma._native import handles as h
 from aiordma.errors import VerbsError
 
-from .._cq.completion import hold_room
+from .._cq.completion import CompletionQueue, hold_room
+from .._device.address_handle import AddressHandle
+from .._device.context import Context
 from .._device.enums import WROpcode
+from .._device.protection_domain import ProtectionDomain
 from .._device.resource import Node, Resource
 from .._qp.post_failures import post_error
 from .._qp.qp_attributes import QPAttributes, QPCapabilities, QPChanges, fill, query, resets
@@ -23,14 +27,6 @@ from .._qp.work_request import (
     pack_recvs,
     pack_sends,
 )
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._cq.completion import CompletionQueue
-    from .._device.address_handle import AddressHandle
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
 
 DRIVER = 0xFF
 """IBV_QPT_DRIVER."""
@@ -53,7 +49,7 @@ def init_attr(
         raise ValueError(f"a queue pair with {capabilities}: {error}") from None
 
 
-class DriverQueuePair(Resource["h.ibv_qp"]):
+class DriverQueuePair(Resource[h.ibv_qp]):
     """The base of queue pairs of one vendor's kinds. No table has their states.
 
     So the device alone checks what is modified and posted, and work under way is not tracked.

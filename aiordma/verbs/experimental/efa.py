@@ -12,21 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import TYPE_CHECKING
 
 from aiordma._native import copy_of, ffi
 
+from .._cq.completion import CompletionQueue
+from .._device.address_handle import AddressHandle
+from .._device.context import Context
 from .._device.enums import QPState
+from .._device.protection_domain import ProtectionDomain
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import SendWorkRequest
 from .driver_queue_pair import DriverQueuePair, init_attr
-
-if TYPE_CHECKING:
-    from .._cq.completion import CompletionQueue
-    from .._device.address_handle import AddressHandle
-    from .._device.context import Context
-    from .._device.protection_domain import ProtectionDomain
 
 __all__ = ["EFACapability", "EFADeviceAttributes", "SRDQueuePair", "create_srd_qp", "query_device"]
 

@@ -12,22 +12,17 @@ Source: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiordma._native import ffi
+from aiordma._native import handles as h
 
+from .._cq.completion import CompletionQueue
+from .._device.address_handle import AddressHandle
+from .._device.protection_domain import ProtectionDomain
+from .._device.resource import Resource
 from .._qp.qp_attributes import QPCapabilities
 from .._qp.transport_rules import SendOps
 from .._qp.work_request import SendWorkRequest
 from .driver_queue_pair import DriverQueuePair, init_attr
-
-if TYPE_CHECKING:
-    from aiordma._native import handles as h
-
-    from .._cq.completion import CompletionQueue
-    from .._device.address_handle import AddressHandle
-    from .._device.protection_domain import ProtectionDomain
-    from .._device.resource import Resource
 
 __all__ = ["DCInitiator", "DCTarget", "create_dc_initiator", "create_dc_target"]
 
