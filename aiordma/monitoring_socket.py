@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ._native import fork, softdev
+from ._native import fork, softdev, to_c
 from ._native.service_thread import ServiceThread
 from .monitoring import open_connections, refresh_wires, snapshot
 from .verbs import EventType
@@ -182,9 +182,13 @@ class _Server:
 
 
 def set_port(state: str, device: str) -> str:
-    """What is wrong; empty: the port of that embedded device is "down" or "up" now."""
+    """Set the port state of an embedded device. Returns an error message, empty on success."""
     event = {"down": EventType.PORT_ERR, "up": EventType.PORT_ACTIVE}[state]
-    code = softdev.raise_on(device.encode(), event)
+    try:
+        name = to_c("device", device)
+    except ValueError as error:
+        return str(error)
+    code = softdev.raise_on(name, event)
     return f"{device} is no embedded device of this process that is in use" if code else ""
 
 

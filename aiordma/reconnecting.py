@@ -10,6 +10,7 @@ from typing import Unpack
 
 from ._core.arguments import integer, seconds
 from ._options import CONNECT, ConnectOptions, complete, shows
+from ._transport.arguments import check_host
 from .errors import (
     AuthenticationError,
     ConnectionManagerError,
@@ -67,6 +68,7 @@ async def reconnect(
     (`TEMPORARY` has the rule, docs/connecting.md a table).  The other arguments are those of
     `connect`.
     """
+    check_host(host)  # a failure of the resolver is temporary, and repeated
     first_delay = seconds("first_delay", first_delay)
     longest_delay = seconds("longest_delay", longest_delay, endless=True)
     if attempts is not None:

@@ -45,7 +45,7 @@ from aiordma._core.trace_records import (
 )
 from aiordma._core.trace_requests import Outcome, Request, requests
 from aiordma._core.trace_runs import Run, offsets, parse_runs
-from aiordma._native import ffi, softdev
+from aiordma._native import ffi, softdev, to_c
 from aiordma.errors import BusyError
 
 __all__ = [
@@ -93,10 +93,7 @@ def start(path: str | os.PathLike[str]) -> Path:
     written: EFBIG and ENOSPC without room for it, ESPIPE if it is not a regular file.
     """
     used = ffi.new("char[]", 4097)
-    name = os.fsencode(path)
-    if b"\0" in name:
-        raise ValueError(f"{path!r} is no name of a file: there is a null character in it")
-    code = softdev.trace_start(name, used, len(used))
+    code = softdev.trace_start(to_c("the name of the trace file", path), used, len(used))
     if code == errno.EBUSY:
         raise BusyError("this process is being traced already: call stop() first")
     if code:

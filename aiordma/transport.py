@@ -563,9 +563,12 @@ async def listen_with(
     if on_request is not None and not callable(on_request):
         raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
     port, backlog = port_number(port), integer("backlog", options["backlog"], 0, I32_MAX)
+    hosts = host if isinstance(host, list) else [host]
+    for each in hosts:
+        check_host(each)
     devices, only = choose_devices(options["device"])
     addresses: list[Address] = []
-    for each in host if isinstance(host, list) else [host]:
+    for each in hosts:
         every = "0.0.0.0" if family == socket.AF_INET else "::"
         addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
     if not addresses:

@@ -33,7 +33,7 @@ GROUPS: dict[str, set[str]] = {
     "errors": set(),
     "_core": {"errors"},
     "config": {"_core.region", "_core.arguments", "_core.timers"},
-    "_native": {"errors"},
+    "_native": {"errors", "_core.arguments"},
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
@@ -74,7 +74,7 @@ GROUPS: dict[str, set[str]] = {
     "transport": {"_transport", "_options", "_loop", "_datapath", "mr_pool", "cm", "verbs"}
     | {"config"}
     | CORE,
-    "reconnecting": PUBLIC | {"_options", "_core.arguments"},
+    "reconnecting": PUBLIC | {"_options", "_core.arguments", "_transport.arguments"},
     "arrays": {"transport", "verbs"} | CORE,
     "rpc": {"transport", "_options", "_loop.shutdown", "_datapath"} | CORE,
     "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
@@ -89,6 +89,7 @@ GROUPS: dict[str, set[str]] = {
         "_options",
         "_core.arguments",
         "_core.lazy_exports",
+        "_transport.arguments",
         "_loop.affinity",
         "_loop.futures",
         "_loop.shutdown",

@@ -133,6 +133,14 @@ def _every_bit(kind: type[Flag]) -> int:
     return bits
 
 
+def text(name: str, value: object, wanted: str = "a str") -> str:
+    """A text that may be passed to C, where a null character would end it: ValueError for one."""
+    value = instance(name, value, str, wanted)
+    if "\0" in value:
+        raise ValueError(f"{name} {brief(value)} contains a null character")
+    return value
+
+
 def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "") -> T:
     """An object of a class; `wanted` says which, in words, and how it is made."""
     if isinstance(value, kind):

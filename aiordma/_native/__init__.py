@@ -27,3 +27,4 @@ from .records import More as More
 from .records import Record as Record
 from .records import RequestArray as RequestArray
 from .records import copy_of as copy_of
+from .text import to_c as to_c

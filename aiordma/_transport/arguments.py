@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from .._core.arguments import instance, integer, refusal
+from .._core.arguments import instance, integer, refusal, text
 from .._core.fields import MAX_RAILS
 from ..config import Config
+from ..errors import AddressError
 from ..mr_pool import LocalMemory
 from ..verbs._device.device import ALL, SYSTEM
 
 T = TypeVar("T")
 
 
-def check_host(host: object) -> None:
-    instance("host", host, str, "a str, as '192.0.2.1' or 'server.example'")
+def check_host(host: object, name: str = "host") -> None:
+    """TypeError unless a host is a str, AddressError for one that the resolver would cut."""
+    try:
+        text(name, host, "a str, as '192.0.2.1' or 'server.example'")
+    except ValueError as error:
+        raise AddressError(str(error)) from None
 
 
 def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -43,8 +48,10 @@ def port_number(port: object) -> int:
 
 def check_source(source: object) -> None:
     match source:
-        case None | (str(), int()):
+        case None:
             pass
+        case (str(host), int()):
+            check_host(host, "the host of source")
         case _:
             raise TypeError(refusal("source", "a local (host, port), as ('192.0.2.1', 0)", source))
 

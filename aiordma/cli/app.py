@@ -30,6 +30,12 @@ class Commands(Group):
             self._load(name)
         return super().list_commands(ctx)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for each in args:
+            if "\0" in each:  # from a caller in Python; a shell cannot pass one
+                raise click.UsageError(f"argument {each!r} contains a null character", ctx)
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
             self._load(cmd_name)

@@ -6,7 +6,7 @@ from enum import IntFlag
 from typing import NamedTuple
 
 from aiordma._core.arguments import choice, instance
-from aiordma._native import Library, ffi
+from aiordma._native import Library, ffi, to_c
 from aiordma._native import handles as h
 from aiordma.errors import AddressError, UnsupportedError, VerbsError
 from aiordma.verbs import Context
@@ -99,7 +99,11 @@ def getaddrinfo(
     hints.ai_qp_type = QPType.UD if port_space.datagrams else QPType.RC
     result = ffi.new("struct rdma_addrinfo **")
     library.enter_cm()
-    node, name = _text(host), _text(None if service is None else str(service))
+    try:
+        node = ffi.NULL if host is None else to_c("host", host)
+        name = ffi.NULL if service is None else to_c("service", str(service))
+    except ValueError as error:
+        raise AddressError(str(error)) from None
     try:
         library.calls.rdma_getaddrinfo(node, name, hints, result)
     except VerbsError as error:
@@ -117,11 +121,3 @@ def getaddrinfo(
         return found
     finally:
         library.calls.rdma_freeaddrinfo(result[0])
-
-
-def _text(value: str | None) -> h.Characters | h.Null:
-    if value is None:
-        return ffi.NULL
-    if "\0" in value:
-        raise AddressError(f"{value!r} cannot be a host or a service")
-    return ffi.new("char[]", value.encode(errors="replace"))

@@ -26,6 +26,7 @@ from .._options import (
     StreamServerOptions,
     Via,
 )
+from .._transport.arguments import check_host
 from ..config import DEFAULT, Config
 from ..errors import ConnectionManagerError, ProtocolError
 from ..transport import Address, Connection, check_security, connect_with, numeric
@@ -143,6 +144,7 @@ class OverRDMA:
         )
         if not stream or _of_asyncio.get() or not self.applies(*address[:2]):
             return await super().sock_connect(sock, address)  # type: ignore[misc, no-any-return]
+        check_host(address[0])  # else TCP would connect to the part before the null character
         bound, _ = sock.getsockname()[:2]
         source = (bound, 0) if bound not in ("", "0.0.0.0", "::") else None
         try:

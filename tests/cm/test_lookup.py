@@ -51,8 +51,7 @@ def test_no_such_name(device: verbs.Device) -> None:
         cm.getaddrinfo(device.library, "no.such.host.invalid", 7)
     with pytest.raises(AddressError):
         cm.getaddrinfo(device.library, "localhost", flags=AddressFlags.NUMERICHOST)
-    for host, service in (("localhost\0x", 7), ("\ud800", 7), ("localhost", "7\0x")):
-        with pytest.raises(AddressError, match=r"cannot be a host or a service|has no address"):
-            cm.getaddrinfo(device.library, host, service)
+    with pytest.raises(AddressError, match=r"has no address"):
+        cm.getaddrinfo(device.library, "\ud800", 7)
     with pytest.raises(ValueError, match="give a host, a service or both"):
         cm.getaddrinfo(device.library, None)

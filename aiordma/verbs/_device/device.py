@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aiordma._core.arguments import instance, integer
-from aiordma._native import Library, copy_of, embedded, explained, ffi, system
+from aiordma._native import Library, copy_of, embedded, explained, ffi, system, to_c
 from aiordma._native import handles as h
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
@@ -120,10 +120,8 @@ class Device:
         but the embedded one.
         """
         self._check_faults()
-        if plan is not None and "\0" in plan:
-            raise ValueError("plan of faults: there is a null character in it")
         error = ffi.new("char[]", 256)
-        text = ffi.NULL if plan is None else plan.encode(errors="replace")
+        text = ffi.NULL if plan is None else to_c("the plan of faults", plan)
         if self.library.table.device.set_faults(text, error, len(error)):
             raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from aiordma import AsyncConnectionId, ReceiveRing
-from aiordma.errors import ConnectionManagerError, ProtocolError
+from aiordma.errors import AddressError, ConnectionManagerError, ProtocolError
 from aiordma.verbs import AccessFlags, QPCapabilities, WCOpcode, WorkCompletion, bytes_of
 
 LENT: Final = 1 << 20  # bytes that the server may write until they are read; its own default
@@ -284,6 +284,8 @@ async def open_connection(
     returns at once, and the connection is closed as soon as the server has answered: a server of
     version 9.1 dies when its client goes before that.
     """
+    if "\0" in host:  # the resolver would look up the part before it
+        raise AddressError(f"host {host!r} contains a null character")
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit, loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
