@@ -32,7 +32,7 @@ from typing import Self, Unpack, cast
 
 from . import verbs
 from ._core import protocol
-from ._core.arguments import I32_MAX, integer, refusal, seconds
+from ._core.arguments import I32_MAX, integer, misfit, refusal, seconds
 from ._core.fields import MAX_RAILS
 from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
@@ -624,15 +624,8 @@ def check_signature(
     """TypeError for what cannot be called with so many arguments."""
     if not callable(handler):
         raise TypeError(refusal("the handler", f"a function of {arguments}", handler))
-    try:
-        signature = inspect.signature(handler)
-    except (ValueError, TypeError):  # it is not written in Python; TypeError: Mock before 3.11.4
-        return
-    try:
-        signature.bind(*[None] * count)
-    except TypeError as error:
-        text = f"the handler {handler!r} is called with {arguments}: {error}{hint}"
-        raise TypeError(text) from None
+    if why := misfit(handler, [None] * count):
+        raise TypeError(f"the handler {handler!r} is called with {arguments}: {why}{hint}")
 
 
 class Server(Listening):

@@ -6,8 +6,9 @@ came.  A call converts its arguments before it does anything else.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, Flag
 from operator import index
 from reprlib import repr as brief
@@ -146,3 +147,16 @@ def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "
     if isinstance(value, kind):
         return value
     raise TypeError(refusal(name, wanted, value, hint))
+
+
+def misfit(function: Callable[..., object], args: Sequence[object]) -> str:
+    """Return why the function cannot be called with these arguments; empty if it can."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # it is not written in Python; TypeError: Mock before 3.11.4
+        return ""
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        return str(error)
+    return ""

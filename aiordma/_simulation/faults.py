@@ -78,7 +78,7 @@ class Fault:
     network: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
             raise ValueError(f"the kind of a Fault is one of {', '.join(KINDS)}, not {self.kind!r}")
         instance("host", self.host, str, "the name of a host")
         _check(self, "begin end", math.inf)

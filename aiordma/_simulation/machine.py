@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from reprlib import repr as brief
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._core.arguments import refusal
+from .._core.arguments import misfit, refusal
 from .._loop import shutdown
 from .._native import softdev
 from .loop import NEVER, HostLoop
@@ -20,6 +21,27 @@ T = TypeVar("T")
 
 # An iteration of a loop takes up to so many nanoseconds.
 TURN = 10_000
+
+
+def check_program(
+    program: object, args: tuple[Any, ...], where: str, arguments: str, hint: str
+) -> None:
+    """Raise TypeError for what is not a function, or does not take these arguments.
+
+    Args:
+        program: A function that a user gave.
+        args: Its arguments.
+        where: The beginning of the error's text, such as "the program of host 'main'".
+        arguments: The arguments in words.
+        hint: How to give a program with its arguments.
+    """
+    if not callable(program):
+        if asyncio.iscoroutine(program):
+            program.close()
+        raise TypeError(refusal(where, "an async function", program, hint))
+    if why := misfit(program, args):
+        name = getattr(program, "__name__", repr(program))
+        raise TypeError(f"{where}, {name}, is called with {arguments}: {why}; {hint}")
 
 
 class Machine:
@@ -64,13 +86,11 @@ class Machine:
     def start(
         self, program: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
     ) -> asyncio.Task[T]:
-        name = getattr(program, "__name__", repr(program))
         where = f"host {self.host.name!r}"
-        if not callable(program):
-            if asyncio.iscoroutine(program):
-                program.close()
-            hint = "give the function, uncalled, and its arguments: run(count, 20)"
-            raise TypeError(refusal(f"the program of {where}", "an async function", program, hint))
+        hint = "give the function, uncalled, and its arguments: run(count, 20)"
+        arguments = f"the arguments {', '.join(map(brief, args))}" if args else "no arguments"
+        check_program(program, args, f"the program of {where}", arguments, hint)
+        name = getattr(program, "__name__", repr(program))
         work = program(*args)
         if not asyncio.iscoroutine(work):
             hint = "write it with async def"

@@ -20,7 +20,7 @@ from itertools import product
 from typing import Any, TypeVar, overload
 from unittest.mock import patch
 
-from .._core.arguments import instance, integer, real, refusal, seconds
+from .._core.arguments import instance, integer, real, refusal, seconds, truth
 from .._loop.futures import settle
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import softdev
@@ -28,7 +28,7 @@ from ..errors import BusyError
 from . import process
 from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
 from .loop import NEVER
-from .machine import Machine
+from .machine import Machine, check_program
 from .seeds import VARIABLE, Seeds, command, enough, given_seeds, run_seeds
 from .sockets import is_loopback
 
@@ -523,10 +523,12 @@ def simulate(
     inside of a simulation or of `testing.faults`, with AIORDMA_EMBEDDED_FAULTS, and while this
     process uses its own embedded device.
     """
-    if hosts is not None and not isinstance(hosts, Mapping):
-        raise TypeError(refusal("hosts", "a mapping of names to programs", hosts))
-    if hosts and MAIN in hosts:
-        raise ValueError(f"the host {MAIN!r} is that of the main program")
+    _check_main(main)
+    _check_programs(hosts)
+    if not truth("stop", stop) and seeds is None:
+        raise TypeError(
+            "stop=False is for several seeds, of which simulate(seeds=...) returns those that fail"
+        )
     plan = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
     integer("devices", devices, 1, softdev.SIM_NETWORKS)
@@ -544,14 +546,41 @@ def simulate(
         if seeds is not None:
             raise TypeError("simulate has a seed or seeds, not both")
         return run(plan, integer("seed", seed), command())
-    given = None if seeds is None else [integer("each seed", it) for it in seeds]
-    if given == []:
-        raise ValueError("seeds is empty: give some, as range(1000)")
+    given = None if seeds is None else _list_of(seeds)
     if several := given_seeds() or given:
         done = _search(run, plan, several, stop)
         return run(plan, several[0]) if seeds is None else done
     drawn = random.SystemRandom().getrandbits(32)
     return run(plan, drawn, _again(drawn))
+
+
+def _check_main(main: object) -> None:
+    hint = "write `async def main(world)`, and simulate(main)"
+    where = f"simulate(main): the program of host {MAIN!r}"
+    check_program(main, (None,), where, "one argument, the World", hint)
+
+
+def _check_programs(hosts: object) -> None:
+    if hosts is None:
+        return
+    if not isinstance(hosts, Mapping):
+        raise TypeError(refusal("hosts", "a mapping of names to programs", hosts))
+    for name, program in hosts.items():
+        instance("each name in hosts", name, str, "the name of a host")
+        if name == MAIN:
+            raise ValueError(f"the host {MAIN!r} is that of the main program")
+        where = f"simulate(hosts): the program of host {name!r}"
+        hint = "give the function, uncalled, or functools.partial(function, ...)"
+        check_program(program, (), where, "no arguments", hint)
+
+
+def _list_of(seeds: object) -> list[int]:
+    if not isinstance(seeds, Iterable) or isinstance(seeds, str | bytes):
+        hint = f"write range({seeds})" if isinstance(seeds, int) and seeds > 0 else ""
+        raise TypeError(refusal("seeds", "several ints, such as range(1000)", seeds, hint))
+    if given := [integer("each of seeds", it) for it in seeds]:
+        return given
+    raise ValueError("seeds is empty: give some, as range(1000)")
 
 
 def _check_network(number: int, devices: int) -> None:

@@ -255,6 +255,99 @@ def test_wrong_arguments_are_refused_at_once() -> None:
             testing.FaultPlan(hosts=names)
 
 
+async def takes_nothing() -> None:
+    pass
+
+
+async def takes_the_world(_: testing.World) -> None:
+    pass
+
+
+MAIN = "simulate(main): the program of host 'main'"
+UNCALLED = "give the function, uncalled, or functools.partial(function, ...)"
+ONE_SEED = "stop=False is for several seeds, of which simulate(seeds=...) returns those that fail"
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "main without an argument": (
+        {"main": takes_nothing},
+        TypeError,
+        f"{MAIN}, takes_nothing, is called with one argument, the World: too many positional "
+        "arguments; write `async def main(world)`, and simulate(main)",
+    ),
+    "main with two arguments": (
+        {"main": lambda world, other: takes_nothing()},
+        TypeError,
+        f"{MAIN}, <lambda>, is called with one argument, the World: missing a required argument: "
+        "'other'; write `async def main(world)`, and simulate(main)",
+    ),
+    "main of text": (
+        {"main": "main"},
+        TypeError,
+        f"{MAIN} is an async function, not str 'main'; write `async def main(world)`, and "
+        "simulate(main)",
+    ),
+    "a host with an argument": (
+        {"hosts": {"server": takes_the_world}},
+        TypeError,
+        "simulate(hosts): the program of host 'server', takes_the_world, is called with no "
+        f"arguments: missing a required argument: '_'; {UNCALLED}",
+    ),
+    "a host without a program": (
+        {"hosts": {"server": None}},
+        TypeError,
+        f"simulate(hosts): the program of host 'server' is an async function, not None; {UNCALLED}",
+    ),
+    "a host without a name": (
+        {"hosts": {1: takes_nothing}},
+        TypeError,
+        "each name in hosts is the name of a host, not int 1",
+    ),
+    "seeds=10": (
+        {"seeds": 10},
+        TypeError,
+        "seeds is several ints, such as range(1000), not int 10; write range(10)",
+    ),
+    "seeds=0": ({"seeds": 0}, TypeError, "seeds is several ints, such as range(1000), not int 0"),
+    "seeds='0:10'": (
+        {"seeds": "0:10"},
+        TypeError,
+        "seeds is several ints, such as range(1000), not str '0:10'",
+    ),
+    "seeds=[1.5]": (
+        {"seeds": [1.5]},
+        TypeError,
+        "each of seeds is an int from 0 to 2^64 - 1, not float 1.5; round it, as with int()",
+    ),
+    "seeds=[]": ({"seeds": []}, ValueError, "seeds is empty: give some, as range(1000)"),
+    "seed='1'": ({"seed": "1"}, TypeError, "seed is an int from 0 to 2^64 - 1, not str '1'"),
+    "stop='no'": (
+        {"seeds": range(2), "stop": "no"},
+        TypeError,
+        "stop is True or False, not str 'no'",
+    ),
+    "stop without seeds": ({"stop": False}, TypeError, ONE_SEED),
+    "stop with a seed": ({"seed": 1, "stop": False}, TypeError, ONE_SEED),
+    "devices=True": ({"devices": True}, TypeError, "devices is an int from 1 to 4, not bool True"),
+    "limit='1h'": ({"limit": "1h"}, TypeError, "limit is a number of seconds, not str '1h'"),
+}
+
+
+@pytest.mark.parametrize(("given", "error", "text"), WRONG.values(), ids=WRONG)
+def test_simulate_names_the_wrong_argument(
+    given: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIORDMA_SIMULATION_SEEDS", "1")
+    with pytest.raises(error) as raised:
+        testing.simulate(**{"main": takes_the_world} | given)
+    assert str(raised.value) == text
+
+
+def test_a_kind_of_faults_is_text() -> None:
+    kinds: Any
+    for kinds in ["kill"], None, 5:
+        with pytest.raises(ValueError, match="kind of a Fault is one of partition, cable, pause"):
+            testing.Fault(kinds, "server", 1, 2)
+
+
 def test_wrong_programs_are_refused() -> None:
     called: Any = ask(64)
     returns_none: Any = lambda: None  # noqa: E731 - it is shown by that name
@@ -264,6 +357,13 @@ def test_wrong_programs_are_refused() -> None:
             await world.host("client").run(called)
         with pytest.raises(TypeError, match="<lambda> of host 'client' returns is a coroutine"):
             world.host("client").serve(returns_none)
+        with pytest.raises(TypeError) as raised:
+            world.host("client").serve(takes_nothing, 64, "x")
+        assert str(raised.value) == (
+            "the program of host 'client', takes_nothing, is called with the arguments 64, 'x': "
+            "too many positional arguments; give the function, uncalled, and its arguments: "
+            "run(count, 20)"
+        )
         world.host("client").kill()
         world.host("client").boot()
 
