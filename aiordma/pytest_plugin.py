@@ -24,6 +24,7 @@ softdev/docs/ci-without-hardware.md has more, and docs/testing.md of simulations
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -44,16 +45,29 @@ _FAULTS: pytest.StashKey[aiordma.testing.Faults] = pytest.StashKey()
 _PROGRAMS: pytest.StashKey[Programs] = pytest.StashKey()
 _VARIABLE = "AIORDMA_EMBEDDED_FAULTS"
 _SEEDS = "AIORDMA_SIMULATION_SEEDS"
+_USES: pytest.StashKey[int] = pytest.StashKey()
 _LINES = 200
 """Of the trace of a failed test, in its report."""
+
+
+def _range_of(seeds: str) -> str:
+    """Return the option --rdma-seeds in the form of AIORDMA_SIMULATION_SEEDS."""
+    first, colon, end = seeds.partition(":")
+    with suppress(ValueError):
+        if not seeds or (0 <= int(first) < int(end) if colon else int(seeds) > 0):
+            return seeds if colon or not seeds else f"0:{seeds}"
+    raise argparse.ArgumentTypeError(
+        f"a number of seeds such as 1000 or a range such as 500:1000 is expected, not {seeds!r}"
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("aiordma").addoption(
         "--rdma-seeds",
         metavar="SEEDS",
-        help="of simulations in tests with the marker rdma_seeds: how many (1000), or which "
-        "(500:1000), in a process for each core",
+        type=_range_of,
+        help="seeds of simulations in tests with the marker rdma_seeds: their number (1000) or a "
+        "range (500:1000); they run in a process for each core",
     )
 
 
@@ -65,26 +79,71 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "rdma_seeds(count=20): what the test gives to aiordma.testing.simulate without a seed runs "
-        "with so many seeds, or those of --rdma-seeds; the first that fails ends it",
+        "rdma_seeds(count=20): run aiordma.testing.simulate with this many seeds, or those of "
+        "--rdma-seeds, where the test gives it no seed; the first seed that fails ends the test",
     )
+    is_worker = hasattr(config, "workerinput")  # of pytest-xdist, whose reports go to its parent
+    if config.getoption("--rdma-seeds") and not (config.option.collectonly or is_worker):
+        config.pluginmanager.register(_Usage())
 
 
-def _count_of(count: int = 20) -> int:
-    """Of the marker rdma_seeds."""
-    return count
+def _seeds_of(item: pytest.Item, marker: pytest.Mark) -> str:
+    """Return the seeds of a test; fail it if its marker is wrong."""
+    counts = [*marker.args, *marker.kwargs.values()] or [20]
+    wrong = ""
+    if len(counts) > 1 or marker.kwargs.keys() - {"count"}:
+        wrong = "one number is expected, as rdma_seeds(20)"
+    elif type(counts[0]) is not int or counts[0] < 1:
+        wrong = f"count is an int of at least 1, not {counts[0]!r}"
+    if wrong:
+        pytest.fail(f"{_text_of(marker)}: {wrong}", pytrace=False)
+    return os.environ.get(_SEEDS) or item.config.getoption("--rdma-seeds") or f"0:{counts[0]}"
+
+
+def _text_of(marker: pytest.Mark) -> str:
+    keywords = (f"{name}={value!r}" for name, value in marker.kwargs.items())
+    return f"@pytest.mark.{marker.name}({', '.join([*map(repr, marker.args), *keywords])})"
+
+
+def _seed_uses() -> int:
+    """Return how many simulations have had the seeds of the variable."""
+    seeds = sys.modules.get("aiordma._simulation.seeds")
+    return int(seeds.uses) if seeds else 0
+
+
+class _Usage:
+    """Fails a run with --rdma-seeds in which no test has the marker."""
+
+    def __init__(self) -> None:
+        self._has_marker = False
+        self._is_wrong = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._has_marker = self._has_marker or "rdma_seeds" in report.keywords
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == pytest.ExitCode.OK and not self._has_marker:
+            self._is_wrong = True
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._is_wrong:
+            terminalreporter.write_line(
+                "ERROR: --rdma-seeds has no effect: no test that ran has the marker rdma_seeds",
+                red=True,
+            )
 
 
 # Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
 # markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The device and the faults of a marked test; a nearer marker's keywords replace others."""
-    if (marker := item.get_closest_marker("rdma_seeds")) and not os.environ.get(_SEEDS):
-        count = _count_of(*marker.args, **marker.kwargs)
-        wanted = str(item.config.getoption("--rdma-seeds") or count)
+    if marker := item.get_closest_marker("rdma_seeds"):
+        seeds = _seeds_of(item, marker)
         stack = item.stash.setdefault(_STACK, ExitStack())
         environment = stack.enter_context(pytest.MonkeyPatch.context())
-        environment.setenv(_SEEDS, wanted if ":" in wanted else f"0:{wanted}")
+        environment.setenv(_SEEDS, seeds)
+        item.stash[_USES] = _seed_uses()
     if not (markers := list(item.iter_markers("rdma"))):
         return
     faults: dict[str, Any] = {}
@@ -106,8 +165,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
         made._only_here = False
     except (TypeError, ValueError, OSError) as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in faults.items())
-        wrong = f"@pytest.mark.rdma({given}): {error}"
+        wrong = f"{_text_of(pytest.mark.rdma(**faults).mark)}: {error}"
     else:
         environment.setenv(_VARIABLE, made.plan)  # for the programs that the test starts
         return
@@ -116,10 +174,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Fails a test that has passed without its faults."""
+    """Fail a test that has passed without its seeds or its faults."""
+    if item.stash.get(_USES, None) == _seed_uses():
+        marker = item.get_closest_marker("rdma_seeds")
+        assert marker
+        pytest.fail(
+            f"{_text_of(marker)}: the test has not called aiordma.testing.simulate without a "
+            "seed, so it ran with none of these seeds",
+            pytrace=False,
+        )
+    programs = item.stash.get(_PROGRAMS, None)
+    if programs and programs._started and not any(programs._folder.iterdir()):
+        pytest.fail(
+            "no program that the test started by rdma_programs has opened embedded0, so the test "
+            "shows nothing about it",
+            pytrace=False,
+        )
     if (faults := item.stash.get(_FAULTS, None)) is None:
         return
-    programs = item.stash.get(_PROGRAMS, None)
     if never := faults._never_happened(programs._folder if programs else None):
         pytest.fail(
             f"{never} of {faults.plan} never happened, in this process or in a program of "

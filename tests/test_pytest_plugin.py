@@ -65,6 +65,43 @@ def test_wrong_seeds():
     pass
 
 
+@pytest.mark.rdma_seeds(3, 4)
+def test_two_counts():
+    pass
+
+
+@pytest.mark.rdma_seeds(0)
+def test_no_seed():
+    pass
+
+
+@pytest.mark.rdma_seeds("many")
+def test_many_seeds():
+    pass
+
+
+@pytest.mark.rdma_seeds(3)
+def test_no_simulation():
+    pass
+
+
+@pytest.mark.rdma_seeds
+def test_seed_of_its_own():
+    async def main(world):
+        assert world.seed == 9
+
+    testing.simulate(main, seed=9)
+
+
+@pytest.mark.rdma_seeds(3)
+def test_skipped_before_its_simulation():
+    pytest.skip("it needs something")
+
+
+def test_programs_without_the_device(rdma_programs):
+    assert rdma_programs.run("echo", "fine").stdout == "fine\\n"
+
+
 @pytest.mark.rdma
 class TestNearest:
     @pytest.mark.rdma(lost=1)
@@ -212,7 +249,13 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
     assert {name: (verdict, error) for verdict, name, error in found} == {
         "test_faults": ("PASSED", ""),
         "test_seeds": ("PASSED", ""),
-        "test_wrong_seeds": ("ERROR", "TypeError"),
+        "test_wrong_seeds": ("ERROR", "Failed"),
+        "test_two_counts": ("ERROR", "Failed"),
+        "test_no_seed": ("ERROR", "Failed"),
+        "test_many_seeds": ("ERROR", "Failed"),
+        "test_no_simulation": ("FAILED", "Failed"),
+        "test_seed_of_its_own": ("FAILED", "Failed"),
+        "test_programs_without_the_device": ("FAILED", "Failed"),
         "test_without_faults": ("PASSED", ""),
         "test_both": ("PASSED", ""),
         "test_no_device": ("FAILED", "Failed"),
@@ -240,6 +283,10 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize(
     "says",
     [
+        "@pytest.mark.rdma_seeds(seeds=1): one number is expected, as rdma_seeds(20)",
+        "@pytest.mark.rdma_seeds(3, 4): one number is expected, as rdma_seeds(20)",
+        "@pytest.mark.rdma_seeds(0): count is an int of at least 1, not 0",
+        "@pytest.mark.rdma_seeds('many'): count is an int of at least 1, not 'many'",
         "@pytest.mark.rdma(lost=1): faults() got an unexpected keyword argument 'lost'",
         "@pytest.mark.rdma(loss=2): plan of faults: 'loss=2': a probability from 0 to 1",
         "the marker rdma takes keywords, as rdma(loss=0.01), not (5,)",
@@ -250,6 +297,68 @@ def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: s
     """In one line, without the code of the plug-in."""
     before = r"^_+ ERROR at setup of \S+ _+\n(?:\[gw.*\n)?"
     assert re.search(before + re.escape(says), report.stdout, re.MULTILINE), report.stdout
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        (
+            "test_no_simulation",
+            "@pytest.mark.rdma_seeds(3): the test has not called aiordma.testing.simulate without "
+            "a seed, so it ran with none of these seeds",
+        ),
+        (
+            "test_seed_of_its_own",
+            "@pytest.mark.rdma_seeds(): the test has not called aiordma.testing.simulate without "
+            "a seed, so it ran with none of these seeds",
+        ),
+        (
+            "test_programs_without_the_device",
+            "no program that the test started by rdma_programs has opened embedded0, so the test "
+            "shows nothing about it",
+        ),
+    ],
+)
+def test_report_says_why_a_test_shows_nothing(
+    report: subprocess.CompletedProcess[str], test: str, says: str
+) -> None:
+    before = rf"^_+ {test} _+\n(?:\[gw.*\n)?"
+    assert re.search(before + re.escape(says), report.stdout, re.MULTILINE), report.stdout
+
+
+EXPECTED = "a number of seeds such as 1000 or a range such as 500:1000 is expected, not"
+
+
+@pytest.mark.parametrize("seeds", ["many", "0", "-3", "5:5", "7:3", "-1:3", "3:", "1.5"])
+def test_option_with_wrong_seeds_is_refused(seeds: str, tmp_path: Path) -> None:
+    done = run_python("-m", "pytest", f"--rdma-seeds={seeds}", tmp_path, PYTEST_ADDOPTS="")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"argument --rdma-seeds: {EXPECTED} '{seeds}'" in done.stderr
+
+
+@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n1"]])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_option_without_a_marked_test_fails(
+    options: list[str], is_used: bool, tmp_path: Path
+) -> None:
+    marker = "@pytest.mark.rdma_seeds" if is_used else ""
+    program = f"""
+import asyncio
+import pytest
+from aiordma import testing
+
+{marker}
+def test_simulation():
+    testing.simulate(lambda world: asyncio.sleep(1))
+"""
+    (tmp_path / "test_it.py").write_text(program)
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rdma-seeds=2", *options]
+    done = run_python(*words, tmp_path, cwd=tmp_path, PYTEST_ADDOPTS="")
+    says = "ERROR: --rdma-seeds has no effect: no test that ran has the marker rdma_seeds\n"
+    assert (says in done.stdout) is not is_used, done.stdout
+    assert done.returncode == (0 if is_used else 1)
+    listed = run_python(*words, "--collect-only", tmp_path, cwd=tmp_path, PYTEST_ADDOPTS="")
+    assert listed.returncode == 0
 
 
 def test_what_a_failed_test_shows(report: subprocess.CompletedProcess[str]) -> None:

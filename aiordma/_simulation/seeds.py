@@ -32,13 +32,20 @@ class Seeds:
     failed: dict[int, str]
 
 
+uses = 0
+"""How many simulations of this process have had the seeds of the variable."""
+
+
 def given_seeds() -> range | None:
-    """Of the variable AIORDMA_SIMULATION_SEEDS: "61", or "0:1000" for those from 0 to 999."""
+    """Return the seeds of AIORDMA_SIMULATION_SEEDS: "61", or "0:1000" for those from 0 to 999."""
+    global uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
         return None
     try:
         first, colon, end = text.partition(":")
-        if seeds := range(int(first), int(end) if colon else int(first) + 1):
+        seeds = range(int(first), int(end) if colon else int(first) + 1)
+        if seeds and seeds[0] >= 0:
+            uses += 1
             return seeds
     except ValueError:
         pass
