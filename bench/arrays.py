@@ -14,8 +14,8 @@ from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_
 from .messages import OURS, faster
 
 PARTS, SIZE, COUNT = 8, 64 << 20, 10
-INTO, SOCKETS = "aiordma, into memory that is there", "blocking sockets"
-LOADED = ", cores used by others too"
+INTO, SOCKETS = "aiordma, into existing memory", "blocking sockets"
+LOADED = ", busy cores"
 SPIN = [sys.executable, "-c", "while True: pass"]
 
 
@@ -50,17 +50,17 @@ def requirements(data: Data) -> Iterator[Requirement]:
     for work in dict.fromkeys(entry["work"] for entry in data):
         least = 1.5 if work.endswith(LOADED) else 3
         yield at_least(
-            f"{work}: times the speed of {SOCKETS}", least, faster(data, work, OURS, SOCKETS)
+            f"{work}: speed relative to {SOCKETS}", least, faster(data, work, OURS, SOCKETS)
         )
 
 
 COMPARISON = Comparison(
     "Arrays",
-    f"A dict of {PARTS} numpy arrays to another process, which answers when it has them as arrays. "
-    "*aiordma* sends them by `arrays.send` and receives them by `arrays.recv`; into memory that is "
-    "there, by `conn.recv_into` and `arrays.unpack`. Blocking sockets have a header of names, "
-    "types and shapes before them, and receive each array into its own new memory. Where the cores "
-    "are used by others too, a process on each computes without end.",
+    f"The throughput of sending a dict of {PARTS} numpy arrays to another process, which replies "
+    "when it has received them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into "
+    "existing memory* uses `conn.recv_into` and `arrays.unpack`. Blocking sockets send a header "
+    "with names, types and shapes first, and receive each array into new memory. *Busy cores*: "
+    "another process computes continuously on each core.",
     lanes,
     requirements,
     unit="GB/s",

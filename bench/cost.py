@@ -153,32 +153,32 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
     registered = idle["registered"][0] / KIB
     return [
         (
-            "an idle connection, beyond the pool",
+            "an idle connection, without the pool",
             "at most 64 KiB",
             amounts(own, KIB, "KiB"),
             max(own) <= IDLE_CONNECTION,
         ),
         (
-            "its receives in the pool, in memory after a message each way",
+            "resident memory of its receives after a message in each direction",
             "",
             amounts(idle["pool"], KIB, "KiB") + f" of {registered:.0f}",
             None,
         ),
         (
-            f"{count:,} idle connections in a process, in all",
+            f"a process with {count:,} idle connections",
             "at most 200 MiB" if thousand else "",
             amounts(resident, MIB, "MiB"),
             small,
         ),
         (
-            f"CPU of the process with them in {idle['idle_seconds']:g} s",
+            f"CPU time of that process in {idle['idle_seconds']:g} s",
             "none",
             amounts(idle["idle_ns"], 1000, "us"),
             not any(idle["idle_runs"]),
         ),
         *(
             (
-                f"{gib:g} GiB by {name}, beyond the users' buffers",
+                f"transferring {gib:g} GiB with {name}, without the users' buffers",
                 "at most 64 MiB",
                 amounts(extra, MIB, "MiB"),
                 max(extra) <= TRANSFER,

@@ -13,9 +13,9 @@ import aiordma
 from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_most, ratio, seconds
 
 NOTE = (
-    "The import statement alone, timed in a process that has imported nothing else. "
-    "`import aiordma` leaves all that it names for its first use; the other statement is such a "
-    "first use, and loads what a program needs to connect."
+    "The time of the import statement in a process that has imported nothing else. `import "
+    "aiordma` loads each public name when it is first used. The other statement is such a use, and "
+    "loads everything that a program needs to connect."
 )
 
 WORK = "import"
@@ -44,7 +44,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
     base = seconds(data, WORK, BASE)
     for ours in (OURS, WHOLE):
         found = ratio(seconds(data, WORK, ours), base)
-        yield at_most(f"`{ours}`: times as long as `{BASE}`", 1.5, found)
+        yield at_most(f"`{ours}`: time relative to `{BASE}`", 1.5, found)
 
 
 COMPARISON = Comparison(

@@ -212,7 +212,7 @@ def judged(
 ) -> Requirement:
     if not found.values:
         return Requirement(what, asked, NOT_MEASURED, None)
-    return Requirement(what, asked, f"{found:.2f} {unit}", good(found.typical))
+    return Requirement(what, asked, f"{found:.2f} {unit}".rstrip(), good(found.typical))
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:

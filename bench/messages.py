@@ -45,14 +45,14 @@ COUNTS = {64: 500, 4 << 10: 500, 64 << 10: 200, 1 << 20: 40}
 """Sizes in bytes, and round trips of each in one turn."""
 
 RIVALS = TCP, UNIX, "asyncio TCP protocol"
-SLEEPING = "aiordma, sleeping"
+SLEEPING = "aiordma, polling=0"
 
 
 def latency_lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
     echoing = {
         **runners(contenders, *RIVALS),
         SLEEPING: contenders.python("aiordma sleeping"),
-        "C, sleeping": contenders.c("sleeping", "sleeping"),
+        "C, event-driven": contenders.c("sleeping", "sleeping"),
     }
     for size in (size for size in COUNTS if size <= options.most):
         numbers = {"size": size, "count": options.count(COUNTS[size])}
@@ -67,16 +67,15 @@ def latency_requirements(data: Data) -> Iterator[Requirement]:
         (SLEEPING, "sleeping", TCP, 1),
         (SLEEPING, "sleeping", UNIX, 1),
     ):
-        what = f"64 B echo round trip, {how}: times faster than {whom}s"
+        what = f"64 B echo, {how}: speed relative to {whom}s"
         yield at_least(what, least, faster(data, "64 B", who, whom))
 
 
 LATENCY = Comparison(
     "Echo",
-    "A message there and back, one at a time; the median of the messages of a turn. The two "
-    "processes have a core each. *aiordma* is as it comes, with adaptive "
-    "polling; *aiordma, sleeping* has `Config(polling=0)`. Where nothing else is said, aiordma is "
-    "on uvloop.",
+    "The round-trip time of one message at a time: the median of all messages in a turn. Each of "
+    "the two processes has its own core. *aiordma* uses the defaults, with adaptive polling. "
+    "*aiordma, polling=0* never polls. aiordma runs on uvloop unless the row says otherwise.",
     latency_lanes,
     latency_requirements,
     style="one task that awaits `send`, then `recv`; the other side does the same",
@@ -103,14 +102,14 @@ def rate_lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
 def rate_requirements(data: Data) -> Iterator[Requirement]:
     yield at_least(
-        "64 B messages echoed, 64 outstanding: times the rate of uvloop TCP protocols",
+        "64 B echoes, 64 outstanding: rate relative to uvloop TCP protocols",
         3,
         faster(data, OUTSTANDING, OURS, TCP),
     )
     ours = seconds(data, TASKS, OURS)
-    for work, how in ((TASKS, "with 64 tasks too"), (OUTSTANDING, "without tasks")):
+    for work, how in ((TASKS, "with 64 tasks"), (OUTSTANDING, "without tasks")):
         yield at_least(
-            f"64 B messages echoed by 64 tasks: times the rate of uvloop TCP protocols {how}",
+            f"64 B echoes from 64 tasks: rate relative to uvloop TCP protocols {how}",
             1.5,
             ratio(seconds(data, work, TCP), ours),
         )
@@ -118,17 +117,17 @@ def rate_requirements(data: Data) -> Iterator[Requirement]:
 
 RATE = Comparison(
     "Rate",
-    "Messages of 64 B there and back, 64 of them under way on one connection: how many a second. "
-    "*64 outstanding* are sent by one task: with `send_nowait`, or by a protocol that writes the "
-    "next one when an answer arrives. *64 tasks* have one under way each: they `await send` and "
-    "`await recv`; over a protocol they write, and await a future that `buffer_updated` sets for "
-    "the first that waits. The other side answers as messages arrive. Two processes with a core "
-    "each.",
+    "The number of 64 B messages echoed per second, with 64 of them in flight on one connection. "
+    "*64 outstanding*: one task sends them, with `send_nowait` or with a protocol that writes the "
+    "next message when a reply arrives. *64 tasks*: each task has one message in flight. It awaits "
+    "`send` and then `recv`. Over a protocol, it writes and awaits a future that `buffer_updated` "
+    "sets for the first waiting task. The other side replies as messages arrive. Each process has "
+    "its own core.",
     rate_lanes,
     rate_requirements,
-    "messages a second",
+    "messages/s",
     lambda work, seconds: 1 / seconds,
-    style="64 futures of `send_nowait` under way, or 64 tasks that `await send` and `await recv`",
+    style="64 futures of `send_nowait` in flight, or 64 tasks that await `send` and `recv`",
 )
 
 # ---- encrypted -----------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ ENCRYPTED = {
 
 
 def works(size: int) -> tuple[str, str]:
-    return f"{size_name(size)}, there and back", f"{size_name(size)}, one way"
+    return f"{size_name(size)}, round trip", f"{size_name(size)}, one way"
 
 
 def encryption_lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
@@ -165,24 +164,25 @@ def encryption_requirements(data: Data) -> Iterator[Requirement]:
         for work, least in zip(works(size), asked, strict=True):
             if seconds(data, work, OURS):
                 found = faster(data, work, SEALED, OURS)
-                yield at_least(f"{work}: encrypted, of the speed in clear", least, found)
+                yield at_least(f"{work}: speed relative to unencrypted", least, found)
 
 
 ENCRYPTION = Comparison(
     "Encryption",
-    "A message there and back, one at a time, and messages one way, several under way: on a "
-    "connection with `encrypt=True`, and on one without. Each message is encrypted and decrypted "
-    "by AES-256-GCM of the package `cryptography`, in the thread of the event loop. A core each.",
+    "The time per message with and without `encrypt=True`: for round trips of one message at a "
+    "time, and for one-way messages with several in flight. The `cryptography` package encrypts "
+    "and decrypts each message with AES-256-GCM, in the thread of the event loop. Each process has "
+    "its own core.",
     encryption_lanes,
     encryption_requirements,
-    style="as for the echo; one way a window of futures of `send_nowait`",
+    style="round trips as in Echo; one way, a window of futures of `send_nowait`",
 )
 
 # ---- connections ---------------------------------------------------------------------------------
 
 ONE, MANY = "one connection", "256 connections"
-CONNECT, CONNECT_ALL = "connect and close", "connect, and close when all are there"
-EACH, MANAGER = "aiordma, a socket each", "aiordma, connection manager"
+CONNECT, CONNECT_ALL = "connect and close", "connect all, then close"
+EACH, MANAGER = "aiordma, one socket each", "aiordma, connection manager"
 # Ours are more, for a tenth of a second: a turn begins with keep-alive for all that have idled.
 ECHOES = {OURS: 64_000, TCP: 6400, UNIX: 6400, UCXX: 2560}
 # Each way of connecting: its worker, and connections of a tenth of a second.
@@ -214,37 +214,41 @@ def connections_lanes(contenders: Contenders, options: Options) -> Iterator[Lane
 
 def connections_requirements(data: Data) -> Iterator[Requirement]:
     together = seconds(data, MANY, OURS)
-    what = "256 connections echoing: times the rate of"
+    what = "echoes on 256 connections: rate relative to"
     found = ratio(seconds(data, ONE, OURS), together)
     yield at_least(f"{what} one connection", 1, found)
     found = ratio(seconds(data, MANY, UNIX), together)
     yield at_least(f"{what} uvloop Unix protocols", 1, found)
-    for who, how in ((OURS, "exchange"), (EACH, "exchange, a socket each"), (MANAGER, "CM")):
+    for who, how in (
+        (OURS, "TCP bootstrap"),
+        (EACH, "TCP bootstrap, one socket each"),
+        (MANAGER, "CM"),
+    ):
         found = faster(data, CONNECT, who, UCXX)
-        yield at_least(f"connect and close by the {how}: times ucxx", 1.5, found)
+        yield at_least(f"connect and close with the {how}: rate relative to ucxx", 1.5, found)
     found = faster(data, CONNECT, MANAGER, TCP)
-    yield at_least("connect and close by the CM: times uvloop TCP", 1 / 3, found)
+    yield at_least("connect and close with the CM: rate relative to uvloop TCP", 1 / 3, found)
 
 
 CONNECTIONS = Comparison(
     "Connections",
-    "Messages of 64 B there and back, in all a second: on one connection and on 256, with one "
-    "of them under way on each. Connections made and closed one "
-    'after another while another one stays, a second: aiordma by the exchange (`via="tcp"`), where '
-    "each is asked for over the one that stays, the same with an exchange on a TCP socket for each "
-    "(`Config.in_band` off), and by the connection manager. And 200 made before the first of them "
-    'is closed. A core each. Up to commit 6f6a183, `via="tcp"` took over the queue pair of a '
-    "connection that had been closed; later figures are without that.",
+    "The first two columns show the total number of 64 B echoes per second, with one message in "
+    "flight on each connection. The other two show how many connections are made and closed per "
+    "second, one after the other, or 200 of them before the first is closed. Another connection "
+    'stays open. *aiordma* uses the TCP bootstrap (`via="tcp"`) and opens further connections over '
+    "the existing one. *One socket each* turns that off (`Config.in_band`). Each process has its "
+    'own core. Up to commit 6f6a183, `via="tcp"` reused the queue pair of a closed connection; '
+    "later figures do not.",
     connections_lanes,
     connections_requirements,
-    "a second",
+    "per second",
     lambda work, seconds: 1 / seconds,
-    style="one message under way on each connection; one task that awaits `connect` and `close`",
+    style="one message in flight on each connection; one task that awaits `connect` and `close`",
 )
 
 # ---- over TCP ------------------------------------------------------------------------------------
 
-EXCHANGE, VERBS = "aiordma, exchange", "C"
+EXCHANGE, VERBS = "aiordma, TCP bootstrap", "C"
 OVER_TCP_WAYS = {
     OURS: "aiordma over TCP",
     EXCHANGE: "aiordma exchange over TCP",
@@ -260,7 +264,7 @@ JOBS: list[Job] = [
     ("64 MiB, one way", "send_many", {"size": 64 << 20, "count": 8, "window": 2}, {OURS: 1.2}),
     (CONNECT, "connect", {"count": 200}, {OURS: None, EXCHANGE: None, VERBS: 1.2}),
     (
-        "64 B echo beside messages of 1 MiB",
+        "64 B echo next to 1 MiB messages",
         "echo_beside",
         {"size": 64, "count": 200, "stream": 1 << 20},
         {OURS: 1},
@@ -285,18 +289,18 @@ def over_tcp_requirements(data: Data) -> Iterator[Requirement]:
         for who, least in asked.items():
             if least and seconds(data, work, who):
                 found = faster(data, work, who, TCP)
-                yield at_least(f"over TCP, {work}, {who}: times {TCP}s", least, found)
+                yield at_least(f"over TCP, {work}, {who}: speed relative to {TCP}s", least, found)
 
 
 OVER_TCP = Comparison(
     "Over TCP",
-    "The device's way to other hosts, within one: `AIORDMA_EMBEDDED_LINKS=tcp`. The time for a "
-    "message of 64 B there and back, of 256 connections with one under way each; for a message one "
-    "way; for a connection, made and closed while another one of the two processes stays, by the "
-    'connection manager, by the exchange (`via="tcp"`), and in C, where it is a queue pair and a '
-    "write; and for a 64 B message there and back while another connection of the two processes is "
-    "full of messages of 1 MiB. A core each.",
+    "The time per operation over TCP links (`AIORDMA_EMBEDDED_LINKS=tcp`), which the embedded "
+    "device uses between hosts, measured within one host. *256 connections*: a 64 B echo, with one "
+    "message in flight on each connection. *Connect and close*: one connection, while another one "
+    "stays open, with the connection manager, with the TCP bootstrap, and in C, where it takes a "
+    "queue pair and a write. The last row is a 64 B echo while another connection of the same "
+    "processes is saturated with 1 MiB messages. Each process has its own core.",
     over_tcp_lanes,
     over_tcp_requirements,
-    style="as for the connections; one way a window of futures of `send_nowait`",
+    style="as in Connections; one way, a window of futures of `send_nowait`",
 )

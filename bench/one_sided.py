@@ -22,30 +22,28 @@ from .lanes import (
 )
 
 NOTE = (
-    "Writes into the memory of another process; a core each. *Target awake*: there a C program "
-    "polls its completion queue, a Python program has a task that never sleeps. *Target asleep*: "
-    "the other program sleeps, and its device has to wake up for each write. The one that writes "
-    "polls: in C always, in aiordma adaptively. *memcpy* copies between two shared mappings, and "
-    "one core's caches hold both. *memcpy across* is the same copy into memory that the process on "
-    "the other core has written last, as the memory has been that a write goes to. How much dearer "
-    "that is depends on whether the two cores have a cache in common, which those of a virtual "
-    "machine may have now and then; it makes the write dearer likewise, so that "
-    "is what the write is compared with. Where nothing else is said, each write, or batch of them, "
-    "is awaited before the next one is begun, which measures latency: the two processes wait for "
-    "each other in between. *Under way* are those that have been begun and not been awaited yet: "
-    "another one begins whenever one of them is done, as programs do that want bandwidth or rate, "
-    "which is what is measured then: the whole time by the number of writes. In aiordma as many "
-    "tasks make one after another each; in C as many stand in the send queue. *nixl* is an agent "
-    "that asks for the end of its transfer again and again; the program of the other one sleeps, "
-    "its progress thread does not; a batch is one transfer of as many parts."
+    "The time of reads from and writes to the memory of another process. Each process has its own "
+    "core. *Target polling*: the target's C program polls its completion queue, or its Python "
+    "program runs a task that never sleeps. *Target idle*: the target sleeps, and its device must "
+    "wake up for each write. The initiator polls: always in C, adaptively in aiordma. *memcpy* "
+    "copies between two shared mappings that fit into one core's caches. *memcpy between cores* "
+    "copies to memory that the other core has just written, as is the case for a write. Its cost "
+    "depends on whether the two cores share a cache, which may change at any time on a virtual "
+    "machine. The same holds for the write, so it is compared with this copy. Unless the row says "
+    "otherwise, each write or batch is awaited before the next one starts, which measures latency. "
+    "*In flight* means that several writes have been started and not yet awaited, which measures "
+    "throughput: the total time divided by the number of writes. aiordma uses one task for each "
+    "write in flight, and C uses entries of the send queue. *nixl* polls for the end of each "
+    "transfer. The target's program sleeps, but its progress thread does not. A batch is one "
+    "transfer with as many parts."
 )
 
-AWAKE, ASLEEP = "target awake", "target asleep"
+AWAKE, ASLEEP = "target polling", "target idle"
 WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target
-MEMCPY = {"memcpy": "copy", "memcpy across": "copy_across"}
+MEMCPY = {"memcpy": "copy", "memcpy between cores": "copy_across"}
 MIB = 1 << 20
 BATCH = 64
-SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 under way"
+SMALL, LARGE, READ, LARGE_MANY = "64 B", "1 MiB", "1 MiB read", "1 MiB, 4 in flight"
 BATCHED = f"in batches of {BATCH}"
 EACH, ALL = 3e-6, 0.5e-6  # what Python may add to one
 
@@ -103,33 +101,33 @@ def requirements(data: Data) -> Iterator[Requirement]:
     for target in (AWAKE, ASLEEP):
         for work, what in (
             (LARGE, "1 MiB one-sided write"),
-            (LARGE_MANY, "1 MiB one-sided writes, 4 under way"),
+            (LARGE_MANY, "1 MiB one-sided writes, 4 in flight"),
         ):
             times = ratio(*pair(work, target))
-            yield at_most(f"{what}, {target}: times the C figure", 1.1, times)
+            yield at_most(f"{what}, {target}: time relative to C", 1.1, times)
         ours, its = pair(SMALL, target)
         beyond = spread((a - 1.5 * b) * 1e6 for a, b in zip(ours, its, strict=True))
-        what = f"a 64 B one-sided write, awaited, {target}: beyond 1.5 times the C figure"
+        what = f"64 B one-sided write, sequential, {target}: time beyond 1.5 times that of C"
         yield at_most(what, 3, beyond, "us")
-        what = f"Python's share of a 64 B write, awaited one by one, {target}"
+        what = f"time that Python adds to a 64 B write, sequential, {target}"
         yield at_most(what, EACH * 1e6, added(SMALL, target), "us")
         ours, _ = pair(f"64 B {BATCHED}", target)
         rate = spread(1e-6 / one for one in ours)
         yield at_least(f"64 B writes {BATCHED}, {target}", 1, rate, "million a second")
-        what = f"Python's share of a 64 B write, {BATCHED}, {target}"
+        what = f"time that Python adds to a 64 B write, {BATCHED}, {target}"
         yield at_most(what, ALL * 1e6, added(f"64 B {BATCHED}", target), "us")
     for work, what in ((LARGE, "write"), (READ, "read")):
         nixl = seconds(data, f"{work}, {ASLEEP}", "nixl")
         for target in (AWAKE, ASLEEP):
             times = ratio(seconds(data, f"{work}, {target}", "aiordma"), nixl)
-            yield at_most(f"1 MiB one-sided {what}, {target}: times nixl", 1, times)
-    across = seconds(data, f"{LARGE}, {AWAKE}", "memcpy across")
+            yield at_most(f"1 MiB one-sided {what}, {target}: time relative to nixl", 1, times)
+    across = seconds(data, f"{LARGE}, {AWAKE}", "memcpy between cores")
     for work, what in (
         (LARGE, "1 MiB one-sided write in C"),
-        (LARGE_MANY, "1 MiB one-sided writes in C, 4 under way"),
+        (LARGE_MANY, "1 MiB one-sided writes in C, 4 in flight"),
     ):
         copied = ratio(seconds(data, f"{work}, {AWAKE}", "C"), across)
-        yield at_most(f"{what}: times a memcpy across", 1.3, copied)
+        yield at_most(f"{what}: time relative to memcpy between cores", 1.3, copied)
 
 
 COMPARISON = Comparison(
@@ -137,5 +135,5 @@ COMPARISON = Comparison(
     NOTE,
     lanes,
     requirements,
-    style="one `await write` or `read` at a time, or several tasks, or a batch, as the row says",
+    style="one awaited `write` or `read` at a time, several tasks, or a batch, as the row says",
 )

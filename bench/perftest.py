@@ -38,12 +38,12 @@ from .lanes import (
 from .ways import DEVICE
 
 NOTE = (
-    "*perftest* is `ib_send_bw` and its like on the same device, which poll all the time. But for "
-    "the last row many messages are under way: the time for one of them. Half a round trip is what "
-    "perftest calls latency: for aiordma half of an echo."
+    "*perftest* is `ib_send_bw` and related programs on the same device; they poll continuously. "
+    "The values are the time per message, with many messages in flight. The last row is half of a "
+    "round trip, which perftest calls latency. For aiordma it is half of an echo."
 )
 
-SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half a round trip"
+SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
 KIB, MIB = 1 << 10, 1 << 20
 MANY = {
     SEND: ("send", MIB, 160, 16),
@@ -172,7 +172,7 @@ def lanes(
 def requirements(data: Data) -> Iterator[Requirement]:
     for work in ASKED:
         found = ratio(seconds(data, work, "perftest"), seconds(data, work, "aiordma"))
-        yield at_least(f"{work} on the embedded device: times perftest's bandwidth", 0.8, found)
+        yield at_least(f"{work} on the embedded device: bandwidth relative to perftest", 0.8, found)
 
 
 COMPARISON = Comparison("perftest on the embedded device", NOTE, lanes, requirements)
@@ -180,8 +180,8 @@ COMPARISON = Comparison("perftest on the embedded device", NOTE, lanes, requirem
 # ---- SoftRoCE ------------------------------------------------------------------------------------
 
 ON_SOFTROCE = (
-    "The same on `rxe0`, the kernel's SoftRoCE, within a virtual machine whose processor is "
-    "emulated: times there mean nothing, ratios little."
+    "The same comparison on `rxe0`, the kernel's SoftRoCE device, in a virtual machine whose "
+    "processor is emulated. The times mean nothing there, and the ratios little."
 )
 # As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
@@ -216,7 +216,7 @@ def on_softroce(options: Options) -> Data:
 def softroce_requirements(data: Data) -> Iterator[Requirement]:
     for work in (SEND, WRITE):
         found = ratio(seconds(data, work, "perftest"), seconds(data, work, "aiordma"))
-        yield at_least(f"{work} on SoftRoCE: times perftest's bandwidth", 0.95, found)
+        yield at_least(f"{work} on SoftRoCE: bandwidth relative to perftest", 0.95, found)
 
 
 SOFTROCE = Comparison(

@@ -58,12 +58,16 @@ def ticks(values: Sequence[float]) -> tuple[bool, list[float]]:
     return False, [step * number for number in range(math.ceil(most / step) + 1)]
 
 
-def short(value: float) -> str:
-    """Three digits, and the rest as M or k."""
+def short(value: float, digits: int = 3) -> str:
+    """Format a value with the given number of significant digits and the suffix M or k."""
     for unit, scale in (("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.3g}"
+            return f"{float(f'{value / scale:.{digits}g}'):g} {unit}"
+    return f"{float(f'{value:.{digits}g}'):g}"
+
+
+def two_digits(value: float) -> str:
+    return short(value, 2)
 
 
 def panel(one: Panel, top: int) -> list[str]:

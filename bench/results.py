@@ -6,48 +6,53 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NotRequired, TypedDict
 
 from . import cost
-from .lanes import NOT_INSTALLED, Comparison, Data, Requirement, by_work, ratio, seconds, spread
+from .lanes import (
+    NOT_INSTALLED,
+    Comparison,
+    Data,
+    Requirement,
+    Spread,
+    by_work,
+    ratio,
+    seconds,
+    spread,
+)
 from .machine import Facts
-from .plots import Panel, short
+from .plots import Panel, two_digits
 
 HEAD = """\
 # Measurements
 
-How fast aiordma is beside sockets, ucxx, nixl, and C on the same device: between two processes of
-one machine with {cores}, without an RDMA card. So aiordma used its embedded device, over shared
-memory unless TCP is named, ucxx and nixl theirs, and nothing here says how fast any of them is on a
-card. What carries over to another machine, if anything does, are the ratios. The [goals](#goals),
-and those that are missed, are at the end.
+This page compares the speed of aiordma with sockets, ucxx, nixl, and C programs on the same device.
+Everything ran between two processes on one machine with {cores} and without an RDMA card. aiordma
+used its embedded device, over shared memory unless a row says TCP. ucxx and nixl used their own
+transports. The figures say nothing about the speed of any of them on a card. At most, the ratios
+apply to other machines. The [goals](#goals), and the reasons why some are missed, are at the end.
 
-Every figure is a median of {turns} turns, in each of which all that is compared ran once; the
-tables have the lowest and the highest turn in brackets, and the pictures as a line. A picture has
-bars, or points on a logarithmic axis where the figures lie far apart.
-`python -m bench all` ([bench](__init__.py)) measures all of it and writes this page.
+Every figure is the median of {turns} turns. In each turn, everything that is compared ran once.
+Tables show the lowest and highest turn in parentheses, and charts show them as a line. A chart has
+bars, or points on a logarithmic axis if the values differ widely. `python -m bench all`
+([bench](__init__.py)) measures everything and generates this page.
 """
 
 SUMMARY = (
     ("64 B echo", "latency", "64 B", "uvloop TCP protocol"),
     ("64 KiB echo", "latency", "64 KiB", "uvloop TCP protocol"),
     ("1 MiB echo", "latency", "1 MiB", "uvloop TCP protocol"),
-    ("64 MiB of 8 numpy arrays, and an answer", "arrays", "8 arrays, 64 MiB", "blocking sockets"),
-    (
-        "the same, both cores used by others too",
-        "arrays",
-        "8 arrays, 64 MiB, cores used by others too",
-        "blocking sockets",
-    ),
-    ("64 B echoes by 64 tasks", "rate", "64 B, 64 tasks", "uvloop TCP protocol"),
+    ("64 MiB in 8 numpy arrays, with reply", "arrays", "8 arrays, 64 MiB", "blocking sockets"),
+    ("the same on busy cores", "arrays", "8 arrays, 64 MiB, busy cores", "blocking sockets"),
+    ("64 B echoes from 64 tasks", "rate", "64 B, 64 tasks", "uvloop TCP protocol"),
     ("64 B echoes on 256 connections", "connections", "256 connections", "uvloop TCP protocol"),
-    ("connections made and closed", "connections", "connect and close", "uvloop TCP protocol"),
-    ("64 B write into another process", "one_sided", "64 B, target asleep", "nixl"),
-    ("1 MiB read from another process", "one_sided", "1 MiB read, target asleep", "nixl"),
+    ("connect and close", "connections", "connect and close", "uvloop TCP protocol"),
+    ("64 B write to another process", "one_sided", "64 B, target idle", "nixl"),
+    ("1 MiB read from another process", "one_sided", "1 MiB read, target idle", "nixl"),
 )
-"""What most readers look for: a title, the comparison, the work, and beside whom."""
+"""The rows of the summary: title, comparison, work, and the alternative to compare with."""
 BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
-"""Shown in the summary where they did the work, too."""
+"""Contenders that the chart of the summary shows as well."""
 
 NO_NOTE = "not investigated."
-VERDICTS = {True: "reached", False: "**not reached**", None: ""}
+VERDICTS = {True: "met", False: "**missed**", None: ""}
 
 
 class Results(TypedDict):
@@ -61,37 +66,48 @@ class Results(TypedDict):
     """Memory and CPU; see `cost`."""
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+def table(
+    head: Iterable[str], rows: Iterable[Iterable[str]], numbers_from: int | None = None
+) -> Iterator[str]:
+    """Generate the lines of a table, with columns from `numbers_from` on aligned to the right."""
     names = list(head)
+    left = len(names) if numbers_from is None else numbers_from
     yield f"| {' | '.join(names)} |"
-    yield f"|{'---|' * len(names)}"
+    yield f"|{'---|' * left}{'---:|' * (len(names) - left)}"
     for row in rows:
         yield f"| {' | '.join(row)} |"
 
 
+def relative(comparison: Comparison, work: str, ours: list[float], theirs: list[float]) -> Spread:
+    """Divide the figures of another contender by ours, turn by turn."""
+    return ratio(
+        [comparison.figure(work, one) for one in theirs],
+        [comparison.figure(work, one) for one in ours],
+    )
+
+
 def figures(comparison: Comparison, data: Data) -> Iterator[str]:
-    """Each figure, and how many times as long as ours it took; the longer side goes down."""
+    """Generate the table of a comparison; the longer dimension becomes the rows."""
     cells: dict[tuple[str, str], str] = {}
     for entry in data:
         work, who, found = entry["work"], entry["who"], entry.get("failed", NOT_INSTALLED)
         if entry["seconds"]:
             figure = spread(comparison.figure(work, one) for one in entry["seconds"])
-            found = f"{figure:{',.0f' if figure.typical >= 1000 else '.4g'}}"
+            found = f"{figure:{',.0f' if figure.typical >= 1000 else '.3g'}}"
             if who != comparison.ours:
                 ours = seconds(data, work, comparison.ours)
-                found += f"; {ratio(entry['seconds'], ours):.2f}"
+                found += f", x {relative(comparison, work, ours, entry['seconds']).typical:.2f}"
         cells[work, who] = found
     works, names = map(set, zip(*cells, strict=True))
     if len(works) <= len(names):
         cells = {(who, work): text for (work, who), text in cells.items()}
     down, across = (list(dict.fromkeys(side)) for side in zip(*cells, strict=True))
-    yield from table(
-        ("", *across), ((one, *(cells.get((one, other), "") for other in across)) for one in down)
-    )
+    rows = ((one, *(cells.get((one, other), "") for other in across)) for one in down)
+    yield from table(("", *across), rows, numbers_from=1)
 
 
 def panels(comparison: Comparison, data: Data) -> list[Panel]:
-    """Its picture."""
+    """Return the panels of the comparison's chart."""
     return [
         Panel(
             work,
@@ -109,7 +125,7 @@ def panels(comparison: Comparison, data: Data) -> list[Panel]:
 def summary(
     comparisons: Mapping[str, Comparison], measured: Mapping[str, Data]
 ) -> Iterator[tuple[Panel, str, str]]:
-    """The panel of each line of `SUMMARY`, beside whom, and how many times as fast aiordma is."""
+    """Generate the panel, the alternative and the speed-up of each row of `SUMMARY`."""
     for title, name, work, other in SUMMARY:
         both = [seconds(measured.get(name, []), work, who) for who in (other, "aiordma")]
         if not all(both):
@@ -117,7 +133,7 @@ def summary(
         for panel in panels(comparisons[name], measured[name]):
             if panel.title == work:
                 rows = [row for row in panel.rows if row[0] in (*BESIDE, other)]
-                yield Panel(title, panel.unit, rows), other, f"{ratio(*both):.2f}"
+                yield Panel(title, panel.unit, rows), other, f"{ratio(*both):.2g}"
 
 
 def reached(requirement: Requirement) -> tuple[str, str, str, str]:
@@ -126,10 +142,10 @@ def reached(requirement: Requirement) -> tuple[str, str, str, str]:
 
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
-    """A paragraph for each that is not reached."""
+    """Generate a paragraph for each missed goal."""
     missed = [requirement.what for requirement in requirements if requirement.reached is False]
     if missed:
-        yield from ("", "### What is not reached, and why")
+        yield from ("", "### Missed goals")
     for what in missed:
         yield from ("", f"**{what}**: {notes.get(what, NO_NOTE)}")
 
@@ -140,32 +156,40 @@ def markdown(
     plots: Mapping[str, str],
     notes: Mapping[str, str],
 ) -> str:
-    """`plots` are paths of pictures, by comparison; `notes` say by what is asked why it is not
-    reached."""
+    """Return the text of RESULTS.md.
+
+    Args:
+        results: The measurements.
+        comparisons: All comparisons by name.
+        plots: The paths of the charts, by comparison.
+        notes: The reasons for missed goals, by goal.
+    """
     measured = {name: data for name, data in results["data"].items() if name in comparisons}
     machine = results["machine"]
     cores = machine.get("processor", "").rpartition(", ")[2].removesuffix(" used")
-    lines = [HEAD.format(turns=results["turns"], cores=cores or "two cores"), "## In short", ""]
+    lines = [HEAD.format(turns=results["turns"], cores=cores or "two cores"), "## Summary", ""]
     lines += table(
-        ("", "aiordma", "beside it", "aiordma is as fast, times"),
+        ("operation", "aiordma", "alternative", "speed-up"),
         (
-            (one.title, f"{ours} {one.unit}", f"{other}: {its} {one.unit}", times)
+            (one.title, f"{ours} {one.unit}", f"{its} {one.unit}, {other}", times)
             for one, other, times in summary(comparisons, measured)
             for found in [dict(one.rows)]
-            for ours, its in [(short(found["aiordma"].typical), short(found[other].typical))]
+            for ours, its in [(two_digits(found[who].typical) for who in ("aiordma", other))]
         ),
+        numbers_from=1,
     )
     if "summary" in plots:
-        lines += ["", f"![In short]({plots['summary']})"]
+        lines += ["", f"![Summary]({plots['summary']})"]
     for name, data in measured.items():
         comparison = comparisons[name]
         lines += ["", f"## {comparison.title}", "", comparison.note]
         if comparison.style:
-            lines += ["", f"The programs: {comparison.style}."]
+            lines += ["", f"Program: {comparison.style}."]
         if name in plots:
             lines += ["", f"![{comparison.title}]({plots[name]})"]
-        unit = f"{comparison.unit}; how many times as long as {comparison.ours}"
-        lines += ["", f"<details><summary>As a table: {unit}</summary>", ""]
+        caption = f"Table: {comparison.title} in {comparison.unit} (lowest to highest turn)"
+        caption += f", and relative to {comparison.ours}"
+        lines += ["", f"<details><summary>{caption}</summary>", ""]
         lines += figures(comparison, data)
         lines += ["", "</details>"]
     requirements = [
@@ -174,15 +198,21 @@ def markdown(
         for requirement in comparisons[name].requirements(data)
     ]
     if "cost" in results:
-        lines += ["", "## What it costs", "", "Of the client and of the server.", ""]
+        lines += [
+            "",
+            "## Memory and CPU",
+            "",
+            "Each value is given for the client and the server.",
+            "",
+        ]
         rows = cost.rows(results["cost"])
         lines += table(
-            ("what", "asked", "measured", ""),
+            ("resource", "goal", "measured", ""),
             ((what, asked, measured, VERDICTS[verdict]) for what, asked, measured, verdict in rows),
         )
-    lines += ["", "## The machine", ""]
+    lines += ["", "## Machine", ""]
     lines += table(("", ""), machine.items())
     lines += ["", "## Goals", ""]
-    lines += table(("what", "asked", "measured", ""), map(reached, requirements))
+    lines += table(("measurement", "goal", "measured", ""), map(reached, requirements))
     lines += why(requirements, notes)
     return "\n".join(lines) + "\n"

@@ -26,16 +26,16 @@ from .lanes import (
 )
 
 NOTE = (
-    "Messages one way until the last one has arrived: GB/s (10^9 bytes). *Window* is a loop with 8 "
-    "futures of `send_nowait` under way, of which it awaits the oldest; *one* awaits each `send`; "
-    "*gather* and *TaskGroup* await 8 coroutines of `send` at a time; *a task each* makes a task "
-    "for every message, and has at most 64 of them. They send `bytes` unless another kind of "
-    "memory is named, all the same memory again and again. What receives keeps nothing; "
-    "`recv_into` has the same memory for all messages. The registered memory is of `conn.alloc` "
-    "or `conn.register`, made before the clock starts. *polling=0* is "
-    "`Config(polling=0)`: nothing looks before it sleeps. Over sockets: a protocol that calls "
-    "`write` until it is told to pause. C is SEND from registered memory into "
-    "posted receives, both sides polling, 8 under way; memcpy is one core's. A core for each side."
+    "The throughput of one-way messages in GB/s (10^9 bytes), until the last one has arrived. Each "
+    "row names the sender's style and the receiver's call. *Window*: a loop with 8 futures of "
+    "`send_nowait` in flight awaits the oldest one. *Sequential*: each `send` is awaited before "
+    "the next. *gather* and *TaskGroup*: 8 coroutines of `send` are awaited together. *One task "
+    "per message*: at most 64 tasks exist at a time. All messages are sent from the same memory, "
+    "which is `bytes` unless the row names another type. The receiver does not keep messages. "
+    "`recv_into` uses the same memory for all of them. `conn.alloc` and `conn.register` are called "
+    "before the clock starts. *polling=0* is `Config(polling=0)`. Over sockets, a protocol calls "
+    "`write` until it is told to pause. C uses SEND from registered memory into posted receives, "
+    "with 8 in flight and both sides polling. memcpy runs on one core. Each side has its own core."
 )
 
 
@@ -55,15 +55,15 @@ class Style:
 
 STYLES = [
     Style("window", "bytes", "recv", "none", "window, `recv`"),
-    Style("one", "bytes", "recv", "none", "one, `recv`"),
+    Style("one", "bytes", "recv", "none", "sequential, `recv`"),
     Style("gather", "bytes", "recv", "none", "gather, `recv`"),
     Style("task_group", "bytes", "recv", "none", "TaskGroup, `recv`"),
-    Style("tasks", "bytes", "recv", "none", "a task each, `recv`"),
-    Style("window", "bytearray", "recv", "none", "window of a bytearray, `recv`"),
-    Style("window", "alloc", "recv", "none", "window of `alloc`, `recv`"),
-    Style("gather", "register", "recv", "none", "gather of `register`, `recv`"),
+    Style("tasks", "bytes", "recv", "none", "one task per message, `recv`"),
+    Style("window", "bytearray", "recv", "none", "window, bytearray, `recv`"),
+    Style("window", "alloc", "recv", "none", "window, `alloc`, `recv`"),
+    Style("gather", "register", "recv", "none", "gather, `register`, `recv`"),
     Style("window", "bytes", "iterate", "none", "window, `async for`"),
-    Style("window", "bytes", "recv_into", "bytearray", "window, `recv_into` a bytearray"),
+    Style("window", "bytes", "recv_into", "bytearray", "window, `recv_into` bytearray"),
     Style("window", "bytes", "recv_into", "register", "window, `recv_into` registered"),
 ]
 FIRST = STYLES[0].who
@@ -79,9 +79,9 @@ SLEEPING = [
     for one in STYLES[:2]
 ]
 REGISTERED = {
-    "aiordma: window of `alloc`, `recv`": "aiordma: window, `recv`",
-    "aiordma: gather of `register`, `recv`": "aiordma: gather, `recv`",
-    "aiordma: window, `recv_into` registered": "aiordma: window, `recv_into` a bytearray",
+    "aiordma: window, `alloc`, `recv`": "aiordma: window, `recv`",
+    "aiordma: gather, `register`, `recv`": "aiordma: gather, `recv`",
+    "aiordma: window, `recv_into` registered": "aiordma: window, `recv_into` bytearray",
 }
 """Styles with registered memory, and the same ones without."""
 
@@ -146,27 +146,27 @@ def requirements(data: Data) -> Iterator[Requirement]:
 
         fastest, *_, slowest = ranked(data, work)
         yield at_most(
-            f"messages of {work}: the slowest style, times as long as the fastest",
+            f"messages of {work}: time of the slowest style relative to the fastest",
             SLOWEST,
             times(fastest, slowest),
         )
         yield at_least(
-            f"messages of {work}: the fastest style, times the C figure", TO_C, times(fastest, C)
+            f"messages of {work}: speed of the fastest style relative to C", TO_C, times(fastest, C)
         )
         yield at_least(
-            f"messages of {work}: the slowest style, times uvloop TCP protocols",
+            f"messages of {work}: speed of the slowest style relative to uvloop TCP protocols",
             1,
             times(slowest, TCP),
         )
         yield at_least(
-            f"messages of {work}, a window, `polling=0`: times uvloop TCP protocols",
+            f"messages of {work}, a window, `polling=0`: speed relative to uvloop TCP protocols",
             1,
             times(SLEEPING[0].who, TCP),
         )
         for registered, plain in REGISTERED.items():
             name = registered.removeprefix("aiordma: ")
             yield at_least(
-                f"messages of {work}, {name}: times without registering",
+                f"messages of {work}, {name}: speed relative to unregistered memory",
                 SAME,
                 times(registered, plain),
             )
@@ -180,5 +180,5 @@ COMPARISON = Comparison(
     "GB/s",
     lambda work, seconds: NAMES[work] / seconds / 1e9,
     FIRST,
-    "the style that each row names",
+    "the style named in each row",
 )
