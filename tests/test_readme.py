@@ -17,6 +17,11 @@ from tests.processes import run_python
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md")
 README = (ROOT / "README.md").read_text()
+FOR_CARDS = [
+    str(page.relative_to(ROOT))
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("[dis]*/**/*.md"))
+    if re.search("RDMA cards|RoCE v2 cards", page.read_text())
+]
 
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 OUTPUTS = ["b'hello, RDMA'\n"]
@@ -62,6 +67,20 @@ def test_the_readme_begins_with_installing_and_a_short_echo() -> None:
     assert len([line for line in PROGRAMS[0].splitlines() if line.strip()]) == 11
     assert README_PROGRAM.search(README)
     assert commands("README.md", "make")[:2] == [["echo"], ["test"]]
+
+
+@pytest.mark.parametrize("page", FOR_CARDS)
+def test_pages_that_offer_cards_say_that_none_was_tested(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert re.search(r"not (been )?tested (on one )?yet", text)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_landing_pages_tell_the_card_from_the_embedded_device(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert "card moves data between the memories of two programs without the kernel" in text
+    assert re.search(r"The (embedded )?software device does copy: ", text)
+    assert "zero-copy" not in text
 
 
 def test_the_figures_are_those_of_the_measurements() -> None:
