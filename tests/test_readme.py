@@ -91,6 +91,12 @@ def test_the_figures_are_those_of_the_measurements() -> None:
         assert f"| {' | '.join(row)} (" in measured
 
 
+def test_the_note_of_a_failed_simulation_is_that_of_the_page_about_testing() -> None:
+    notes = re.findall(r"^```text\n(simulate\(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert len(notes) == 1
+    assert notes[0] in (ROOT / "docs" / "testing.md").read_text()
+
+
 # ---- names --------------------------------------------------------------------------------------
 
 
