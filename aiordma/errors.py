@@ -326,7 +326,9 @@ class RemoteOperationError(WorkCompletionError, name="REM_OP_ERR"):
 class RetryExceededError(WorkCompletionError, name="RETRY_EXC_ERR"):
     advice = (
         "the peer did not acknowledge in time, and all retries are used: the peer or the path to it"
-        " is down or overloaded, or timeout and retry_cnt are too small for this network"
+        " is down or overloaded, the peer drops the requests because dest_qp_num, a PSN or the"
+        " address does not match its queue pair, or timeout and retry_cnt are too small for this"
+        " network"
     )
 
 

@@ -90,12 +90,32 @@ REASONS = {
     "PATH_MTU": "the peer has another path_mtu",
     "SRQ": "the domain has no such shared receive queue, or its completion queue has overflowed",
     "PACKET": "the packet does not follow from those before it",
+    # Of a packet, message or handshake that is dropped.
+    "QPN": "this process has no queue pair of that number: the peer has another dest_qp_num or "
+    "remote_qpn than it should",
+    "QP_STATE": "the queue pair does not receive: it is not in RTR yet, in ERR, or has lost its "
+    "link",
+    "TRANSPORT": "the queue pair has another type than the sender's",
+    "SOURCE": "the sender is not the peer that this queue pair has (dest_qp_num, dgid), or it lies "
+    "about its address",
+    "DESTINATION_GID": "the queue pair or group does not have the GID that the packet is for",
+    "PSN": "the PSN is not the expected one: a packet before it is missing, or the sender's sq_psn "
+    "differs from the receiver's rq_psn",
+    "PKEY": "the packet is for another partition",
+    "ICRC": "the invariant CRC is wrong: the packet was changed on the way",
+    "HEADER": "it is not of this protocol, or of another version",
+    "GUESSES": "the sender has named too many wrong queue pairs",
+    "PORT_DOWN": "the port is down",
+    "NO_ROOM": "the device has no room for it",
+    "UNSENT": "the host's network did not take it",
     # Causes of a retry.
     "RNR": "the peer has no receive posted",
-    "LOSS": "a packet, or its acknowledgement, got lost",
+    "LOSS": "a packet, or its acknowledgement, got lost, or the peer dropped it: a wrong "
+    "dest_qp_num or PSN, for example, which the peer's trace has",
     # Statuses that have no other reason on this side.
     "RNR_RETRY_EXC_ERR": "the peer had no receive posted, rnr_retry times",
-    "RETRY_EXC_ERR": "the peer did not answer, retry_cnt times",
+    "RETRY_EXC_ERR": "the peer did not answer, retry_cnt times: it cannot be reached, or drops the "
+    "requests (wrong dest_qp_num, PSN or address), and its trace has the reason",
     "REM_ACCESS_ERR": "the peer's trace has the reason",
     "REM_INV_REQ_ERR": "the peer's trace has the reason",
     "REM_OP_ERR": "the peer could not use its own receive: its trace has the reason",
@@ -339,6 +359,23 @@ class RequestRefused(Record):
 
 
 @_record
+class Dropped(Record):
+    """Something that a peer sent was dropped here, or cannot be sent, without an answer.
+
+    ``qp_num`` is the number that it names, ``remote_qpn`` and ``remote`` the other side's number
+    and address. ``omitted`` are those before it that have no line, of which a second has 100.
+    """
+
+    reason: str
+    qp_num: int | None = None
+    remote_qpn: int | None = None
+    remote: str | None = None
+    psn: int | None = None
+    expected_psn: int | None = None
+    omitted: int | None = None
+
+
+@_record
 class Fault(Record):
     """A fault on command struck: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
 
@@ -371,6 +408,7 @@ TYPES: dict[str, type[Record]] = {
     "retry": Retry,
     "access_refused": AccessRefused,
     "request_refused": RequestRefused,
+    "dropped": Dropped,
     "fault": Fault,
     "end": End,
 }

@@ -27,6 +27,7 @@ Incident = (
     | trace.KeyEnded
     | trace.AccessRefused
     | trace.RequestRefused
+    | trace.Dropped
     | trace.Fault
 )
 

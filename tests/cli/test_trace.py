@@ -324,6 +324,9 @@ def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
     writer.add(replace(refusal, access=("REMOTE_READ",), remote_addr=256, length=4096))
     writer.add(trace.AccessRefused(t=writer.now(), qp_num=3, reason="NEWER", rkey=16))
     writer.add(trace.RequestRefused(t=writer.now(), qp_num=3, reason="NO_RECEIVE"))
+    dropped = trace.Dropped(t=writer.now(), qp_num=3, remote_qpn=4, reason="PSN")
+    writer.add(replace(dropped, psn=7, expected_psn=8, omitted=2))
+    writer.add(replace(dropped, remote="10.0.0.1", reason="NEWER", t=writer.now()))
     writer.complete(posted)
     traces = written(tmp_path, (writer, {}))
     wanted = "access=REMOTE_READ remote_addr=0x100 length=4096"
@@ -334,6 +337,8 @@ def test_retries_faults_and_refused_access(tmp_path: Path) -> None:
         f"access_refused reason=RANGE rkey=0x10 {wanted}: {trace.REASONS['RANGE']}",
         "access_refused reason=NEWER rkey=0x10",
         "request_refused reason=NO_RECEIVE: no receive is posted",
+        "dropped reason=PSN remote_qpn=4 psn=7 expected_psn=8 omitted=2: " + trace.REASONS["PSN"],
+        "dropped reason=NEWER remote_qpn=4 remote=10.0.0.1",
     ]
     lines = aiordma_trace(traces[0].path).output.splitlines()
     assert [line.split("  ")[-1] for line in lines[4:]] == expected

@@ -100,7 +100,12 @@ void soft_connect_answered(struct soft_link *link)
 	soft_assert_locked();
 	struct soft_qp *qp = link->qp;
 
-	if (link->peer_hello.kind != SOFT_HELLO_ACK || !soft_hello_matches(&link->peer_hello, qp)) {
+	const char *reason = link->peer_hello.kind != SOFT_HELLO_ACK
+				     ? "PACKET"
+				     : soft_hello_objection(&link->peer_hello, qp);
+
+	if (reason) {
+		soft_handshake_dropped(link, qp, reason);
 		soft_connect_later(link); /* it takes us for its peer, but we know better */
 		return;
 	}

@@ -486,8 +486,11 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
 
-	if (!packet)
-		return true; /* one may always get lost */
+	if (!packet) { /* one may always get lost */
+		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = qp->ibv.qp_num,
+				   .remote_qpn = datagram->from, .remote = &datagram->source);
+		return true;
+	}
 	memcpy(packet->bytes, &envelope, sizeof(envelope));
 	memcpy(packet->bytes + sizeof(envelope), payload, length);
 	apply_faults(queue, packet, REQUESTS);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "link_internal.h"
+#include "trace/trace.h"
 
 enum {
 	MAX_PENDING = 256, /* links asked for that have no queue pair */
@@ -60,12 +61,46 @@ static bool sends(const struct soft_qp *qp)
 	return qp->ibv.state != IBV_QPS_RTR && !qp->xrcd;
 }
 
+const char *soft_hello_objection(const struct soft_hello *hello, const struct soft_qp *qp)
+{
+	if (hello->to != qp->ibv.qp_num)
+		return "QPN";
+	if ((hello->flags & SOFT_HELLO_TYPES) != type_flags(peer_type(qp)))
+		return "TRANSPORT";
+	if (hello->from != qp->attr.dest_qp_num)
+		return "SOURCE";
+	if ((hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn) ||
+	    (sends(qp) && hello->receive_psn != qp->attr.sq_psn))
+		return "PSN";
+	return NULL;
+}
+
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp)
 {
-	return (hello->flags & SOFT_HELLO_TYPES) == type_flags(peer_type(qp)) &&
-	       hello->from == qp->attr.dest_qp_num && hello->to == qp->ibv.qp_num &&
-	       (!(hello->flags & SOFT_HELLO_SENDS) || hello->send_psn == qp->attr.rq_psn) &&
-	       (!sends(qp) || hello->receive_psn == qp->attr.sq_psn);
+	return !soft_hello_objection(hello, qp);
+}
+
+void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason)
+{
+	const struct soft_hello *hello = &link->peer_hello;
+	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
+	/* Which of the two PSNs does not match? */
+	const bool sent =
+		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
+	const bool compared = qp && !strcmp(reason, "PSN");
+
+	if (link->drop_traced)
+		return;
+	link->drop_traced = true;
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = qp ? qp->ibv.qp_num : hello->to,
+			   .remote_qpn = hello->from, .remote = tcp ? &tcp->names.peer : NULL,
+			   .has_psn = compared,
+			   .psn = !compared ? 0
+				  : sent    ? hello->send_psn
+					    : qp->attr.sq_psn,
+			   .expected_psn = !compared ? 0
+					   : sent    ? qp->attr.rq_psn
+						     : hello->receive_psn);
 }
 
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind)
@@ -87,10 +122,11 @@ static unsigned mtu_bytes(uint32_t mtu)
 	return mtu >= IBV_MTU_256 && mtu <= IBV_MTU_4096 ? 128u << mtu : 0;
 }
 
-bool soft_handshake_mtu_fits(const struct soft_link *link, struct soft_qp *qp)
+bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
 {
 	if (!link->hello_valid || link->peer_hello.mtu == qp->attr.path_mtu)
 		return true;
+	soft_handshake_dropped(link, qp, "PATH_MTU");
 	fprintf(stderr,
 		"aiordma: queue pair 0x%06x has a path MTU of %u bytes, and its peer 0x%06x one of "
 		"%u: "
@@ -110,6 +146,8 @@ void soft_handshake_check(struct soft_qp *qp)
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
 	/* That peer would accept none of our requests: so they fail as unanswered ones. */
+	soft_handshake_dropped(link, qp, "PSN");
+	link->psn_refused = true;
 	soft_link_leave(qp);
 	qp->stream_lost = true;
 }
@@ -129,9 +167,17 @@ static void drop_pending(struct soft_link *link)
 	soft_link_finish(link, 0);
 }
 
+static bool is_ready(const struct soft_qp *qp)
+{
+	return qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS ||
+	       qp->ibv.state == IBV_QPS_SQD || qp->ibv.state == IBV_QPS_SQE;
+}
+
 static void pending_expired(struct soft_timer *timer)
 {
-	drop_pending(soft_container(timer, struct soft_link, timer));
+	struct soft_link *link = soft_container(timer, struct soft_link, timer);
+	soft_handshake_dropped(link, soft_qp_find(link->peer_hello.to), "QP_STATE");
+	drop_pending(link);
 }
 
 static void hold(struct soft_link *link)
@@ -149,12 +195,6 @@ static void hold(struct soft_link *link)
 	evicted = soft_places_evicted(&soft_device.links->held, soft_places_limit(MAX_PENDING));
 	if (evicted)
 		drop_pending(pending_link(evicted));
-}
-
-static bool is_ready(const struct soft_qp *qp)
-{
-	return qp->ibv.state == IBV_QPS_RTR || qp->ibv.state == IBV_QPS_RTS ||
-	       qp->ibv.state == IBV_QPS_SQD || qp->ibv.state == IBV_QPS_SQE;
 }
 
 /* Can the path take the place of the CM's stream, which the queue pair may have already? */
@@ -188,16 +228,34 @@ static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 				      ((!path->peer_hca || !number) && soft_path_is_local(path)));
 }
 
+/* Returns why the pending link is never that of the queue pair's peer, or NULL. */
+static const char *objection(const struct soft_link *link, const struct soft_qp *qp)
+{
+	const char *reason;
+
+	if (!qp)
+		return "QPN";
+	if (soft_qp_is_ud(qp))
+		return "TRANSPORT"; /* its attributes of a peer are zeros, which a HELLO could match */
+	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT)
+		return NULL;
+	if (!is_ready(qp))
+		return "QP_STATE";
+	reason = soft_hello_objection(&link->peer_hello, qp);
+	if (reason)
+		return reason;
+	if (!leads_there(link->from_path, qp))
+		return "SOURCE";
+	return qp->stream_lost ? "QP_STATE" : NULL;
+}
+
 /* Can the queue pair take the pending link as its peer, now or soon? */
 static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
-	if (soft_qp_is_ud(qp))
-		return false; /* its attributes of a peer are zeros, which a HELLO could match */
-	if (!is_ready(qp))
-		return qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT;
-	if (qp->stream_lost || !soft_hello_matches(&link->peer_hello, qp) ||
-	    !leads_there(link->from_path, qp))
+	if (objection(link, qp))
 		return false;
+	if (!is_ready(qp))
+		return true;
 	return qp->stream_from_cm ? is_beside(link->from_path, soft_link_of(qp)) &&
 					    (!qp->link || soft_selection_is_open(soft_link_of(qp)))
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
@@ -250,7 +308,12 @@ static void hello(struct soft_link *link)
 	bool unseen = has_guessed(tcp) || (tcp && tcp->connects);
 	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
+	const char *reason = link->peer_hello.kind != SOFT_HELLO ? "PACKET"
+			     : unseen                            ? "GUESSES"
+								 : objection(link, qp);
 
+	if (reason)
+		soft_handshake_dropped(link, qp, reason);
 	if (tcp && !expected && !unseen)
 		tcp->guessed_until += GUESS_NS;
 	if (link->peer_hello.kind != SOFT_HELLO || unseen ||
@@ -277,6 +340,10 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 			introduce(link, qp);
 			return true;
 		}
+		const char *reason = objection(link, qp);
+
+		if (reason)
+			soft_handshake_dropped(link, qp, reason);
 		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->held.peers
@@ -301,10 +368,12 @@ void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 	link->from_path = path;
 	link->from_chan = remote_id;
 	link->hello_valid = soft_hello_decode(handshake, &link->peer_hello);
-	if (link->hello_valid)
+	if (link->hello_valid) {
 		hello(link);
-	else
+	} else {
+		SOFT_TRACE_DROPPED(.reason = "HEADER");
 		drop_pending(link);
+	}
 }
 
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id)

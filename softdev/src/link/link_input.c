@@ -3,6 +3,7 @@
 
 #include "inject/inject.h"
 #include "cma_descriptor.h"
+#include "trace/trace.h"
 
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room)
 {
@@ -58,6 +59,11 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	if (link->base.state != SOFT_LINK_UP)
 		return true; /* a completion has ended the queue pair */
 	if (frame->opcode == SOFT_DISCONNECT) {
+		if (frame->syndrome == SOFT_LEFT_PSN)
+			SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = link->qp->ibv.qp_num,
+					   .remote_qpn = link->qp->attr.dest_qp_num,
+					   .has_psn = true, .psn = frame->psn,
+					   .expected_psn = link->qp->attr.rq_psn);
 		soft_link_finish(link, 0);
 		return true;
 	}
@@ -189,6 +195,11 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 		data += part;
 		length -= part;
 		if (!begin(link, header)) {
+			SOFT_TRACE_DROPPED(.reason = "PACKET",
+					   .qp_num = link->qp ? link->qp->ibv.qp_num : 0,
+					   .has_psn = link->qp && soft_is_request(&link->frame),
+					   .psn = link->frame.psn,
+					   .expected_psn = link->qp ? link->qp->responder.psn : 0);
 			/* A datagram may come from any host. */
 			if (!link->chan.path || !link->chan.path->calls->loses)
 				soft_link_finish(link, EPROTO);

@@ -30,6 +30,8 @@ struct soft_link {
 	bool refused; /* the other process refused to attach: TCP next time */
 	bool over_tcp; /* this time */
 	bool to_self; /* a queue pair's that talks to itself */
+	bool drop_traced; /* soft_handshake_dropped */
+	bool psn_refused; /* this side leaves because the peer expects another PSN */
 	/* the other process has ended without reading this request, the earliest one */
 	bool unread;
 	uint32_t unread_psn;
@@ -184,7 +186,7 @@ void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 /* handshake.c: without the CM */
 /* Has the peer the same path MTU, as far as it has said?  Else that is told, and the queue pair will
  * get no stream. */
-bool soft_handshake_mtu_fits(const struct soft_link *link, struct soft_qp *qp);
+bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp);
 /* RTS: now both PSNs are known. */
 void soft_handshake_check(struct soft_qp *qp);
 /* A queue pair has become ready: is its peer waiting already? */
@@ -192,6 +194,10 @@ bool soft_handshake_find_pending(struct soft_qp *qp);
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
 /* False if type, QP number or PSN contradict; PSNs not yet known are checked at RTS. */
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
+/* Returns why the handshake is not that of the queue pair's peer, as the trace names it, or NULL. */
+const char *soft_hello_objection(const struct soft_hello *hello, const struct soft_qp *qp);
+/* Trace, once for each link, that its handshake with that queue pair or NULL is dropped, and why. */
+void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason);
 
 /* active_connect.c */
 int soft_connect_begin(struct soft_qp *qp); /* 0 or an errno value */

@@ -402,6 +402,8 @@ void soft_link_write_end(struct soft_link *link)
 		struct soft_frame frame = {
 			.opcode = SOFT_DISCONNECT,
 			.flags = soft_qp_is_responder(link->qp) ? SOFT_FRAME_ACK : 0,
+			.syndrome = link->psn_refused ? SOFT_LEFT_PSN : 0,
+			.psn = link->psn_refused ? link->qp->attr.sq_psn : 0,
 		};
 		struct soft_tx_cursor cursor = {.acked = link->qp->responder.acked};
 

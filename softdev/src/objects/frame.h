@@ -28,7 +28,8 @@
  *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45);
  *                                  FLUSH: enum ibv_placement_type in the lower half, enum
  *                                  ibv_selectivity_level in the upper one (IBTA annex A19: FETH);
- *                                  other requests: path MTU of the requester, enum ibv_mtu, or 0
+ *                                  other requests: path MTU of the requester, enum ibv_mtu, or 0;
+ *                                  DISCONNECT: SOFT_LEFT_PSN or 0
  *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
  *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
  *                                  host), and a descriptor of them follows
@@ -131,6 +132,10 @@ enum soft_nak {
 	 * more, which with a card it would have found out itself */
 	SOFT_NAK_REQUESTERS_MEMORY = 31,
 };
+
+/* `syndrome` of a DISCONNECT: the first PSN of the sender, in `psn`, is not the one that the receiver
+ * expects.  It is for the trace alone. */
+enum { SOFT_LEFT_PSN = 1 };
 
 /* `syndrome` of a FLUSH. */
 enum { SOFT_FLUSH_TYPES = 0xf, SOFT_FLUSH_LEVEL_SHIFT = 4 };

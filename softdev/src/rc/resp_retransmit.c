@@ -11,6 +11,14 @@
  * The requester fails if it still waits for the answer, else it ignores the NAK.
  */
 #include "rc.h"
+#include "trace/trace.h"
+
+static void trace_psn(const struct soft_qp *qp, uint32_t psn)
+{
+	SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
+			   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true, .psn = psn,
+			   .expected_psn = qp->responder.psn);
+}
 
 /* Answers from this PSN on that have not gone out: their requests will be repeated. */
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
@@ -66,8 +74,10 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
 	/* With another key it would be a guess, which costs a request that is new the queue pair. */
-	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind)
+	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind) {
+		trace_psn(qp, frame->psn);
 		return;
+	}
 	struct soft_response *response = answer(qp, frame, SOFT_READ_DATA, frame->dma_length, NULL);
 
 	if (response &&
@@ -84,6 +94,8 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 	if (read)
 		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);
+	else
+		trace_psn(qp, frame->psn);
 }
 
 /* Of one that is not known, such as a guess, nothing is said but an acknowledgement. */
@@ -110,8 +122,12 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		atomic_again(qp, frame);
 	else if (was_empty_read(&qp->responder, frame))
 		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
-	else /* in the middle of a message too: a requester with a window may wait for it */
+	else { /* in the middle of a message too: a requester with a window may wait for it */
+		/* Of a queue pair that has taken no request yet, none can come again. */
+		if (!qp->communicated)
+			trace_psn(qp, frame->psn);
 		acknowledge_again(qp);
+	}
 }
 
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame)
@@ -119,8 +135,11 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 	soft_assert_locked();
 	if (soft_psn_before(frame->psn, qp->responder.psn))
 		answer_again(qp, frame);
-	else
+	else {
+		if (!qp->responder.resend_wanted) /* once for each gap */
+			trace_psn(qp, frame->psn);
 		soft_responder_missed(qp);
+	}
 	return SOFT_SINK_DISCARD;
 }
 

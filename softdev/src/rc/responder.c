@@ -407,11 +407,17 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 			responder->active = false;
 			responder->psn = frame->psn;
 		} else if (!responder->active) {
-			return SOFT_SINK_DISCARD;
+			return SOFT_SINK_DISCARD; /* its message was dropped before */
 		}
 	}
-	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn))
-		return soft_qp_is_uc(qp) ? drop(qp) : soft_responder_out_of_turn(qp, frame);
+	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn)) {
+		if (!soft_qp_is_uc(qp))
+			return soft_responder_out_of_turn(qp, frame);
+		SOFT_TRACE_DROPPED(.reason = "PSN", .qp_num = qp->ibv.qp_num,
+				   .remote_qpn = qp->attr.dest_qp_num, .has_psn = true,
+				   .psn = frame->psn, .expected_psn = responder->psn);
+		return drop(qp);
+	}
 	found(qp);
 	if (responder->active == (soft_is_first(frame) && !frame->skip))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */

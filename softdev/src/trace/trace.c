@@ -1,5 +1,6 @@
 /* The trace: what happens, put into lines. */
 #define _GNU_SOURCE /* secure_getenv */
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 
 #define VARIABLE "AIORDMA_TRACE"
 
-enum { FORMAT_VERSION = 1, TEXT_MOST = 300 };
+enum { FORMAT_VERSION = 1, TEXT_MOST = 300, DROPS_PER_SECOND = 100 };
 
 static uint32_t next_request(void)
 {
@@ -480,6 +481,57 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	struct line line = begin_qp_line("request_refused", qp);
 
 	put_name(&line, "reason", reason);
+	add(&line);
+}
+
+/* Returns whether a drop may have a line: as many as DROPS_PER_SECOND at once, and then at that rate. */
+static bool may_trace_drop(struct soft_trace *trace)
+{
+	const uint64_t second = 1000000000, now = soft_now();
+
+	if (trace->drops_until < now)
+		trace->drops_until = now;
+	if (trace->drops_until - now >= second) {
+		trace->drops_omitted++;
+		return false;
+	}
+	trace->drops_until += second / DROPS_PER_SECOND;
+	return true;
+}
+
+static void put_address(struct line *line, const char *name, const union ibv_gid *gid)
+{
+	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+	const bool ipv4 = !memcmp(gid->raw, mapped, sizeof(mapped));
+	char text[INET6_ADDRSTRLEN];
+
+	inet_ntop(ipv4 ? AF_INET : AF_INET6, gid->raw + (ipv4 ? 12 : 0), text, sizeof(text));
+	put_name(line, name, text);
+}
+
+void soft_trace_dropped(const struct soft_drop *drop)
+{
+	soft_assert_locked();
+	struct soft_trace *trace = soft_device.trace;
+
+	if (!may_trace_drop(trace))
+		return;
+	struct line line = begin_line("dropped");
+
+	put_name(&line, "reason", drop->reason);
+	if (drop->qp_num)
+		put_number(&line, "qp_num", drop->qp_num);
+	if (drop->remote_qpn)
+		put_number(&line, "remote_qpn", drop->remote_qpn);
+	if (drop->remote)
+		put_address(&line, "remote", drop->remote);
+	if (drop->has_psn) {
+		put_number(&line, "psn", drop->psn);
+		put_number(&line, "expected_psn", drop->expected_psn);
+	}
+	if (trace->drops_omitted)
+		put_number(&line, "omitted", trace->drops_omitted);
+	trace->drops_omitted = 0;
 	add(&line);
 }
 

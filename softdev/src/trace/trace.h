@@ -24,6 +24,8 @@ struct soft_trace {
 	uint32_t requests; /* numbers given so far; 0 is none */
 	const char *why; /* of the next completion, with that lkey, or NULL */
 	uint32_t lkey;
+	uint64_t drops_until; /* the time up to which lines about drops have used up their share */
+	uint32_t drops_omitted; /* since the latest such line */
 	pid_t asked; /* the process that has read its environment */
 	struct soft_trace_file {
 		char path[PATH_MAX];
@@ -81,6 +83,18 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason);
  * it asked for; without rights, the key of a window that it wants to end. */
 void soft_trace_no_access(const struct soft_qp *qp, const char *reason, uint32_t rkey,
 			  uint64_t address, uint64_t length, unsigned rights);
+/* Something from a peer is dropped, and the peer gets no answer that tells it why.  Any host can send
+ * such packets, so that a second has a limited number of these lines. */
+struct soft_drop {
+	const char *reason;
+	uint32_t qp_num; /* of the queue pair that it is for; 0 if that is not known */
+	uint32_t remote_qpn; /* of the peer's queue pair; 0 if that is not known */
+	const union ibv_gid *remote; /* the address that it came from, or NULL */
+	bool has_psn;
+	uint32_t psn, expected_psn;
+};
+void soft_trace_dropped(const struct soft_drop *drop);
+#define SOFT_TRACE_DROPPED(...) SOFT_TRACE(dropped, &(const struct soft_drop){__VA_ARGS__})
 /* One that was asked for (inject.h); of a queue pair or a completion queue unless 0. */
 void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq);
 

@@ -11,6 +11,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "trace/trace.h"
 #include "ud.h"
 
 enum {
@@ -217,6 +218,13 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 	return errno;
 }
 
+/* The message is lost here. */
+static void unsent(const struct soft_datagram *datagram)
+{
+	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->from, .remote_qpn = datagram->to,
+			   .remote = &datagram->destination);
+}
+
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count)
 {
@@ -231,10 +239,16 @@ bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_
 	};
 
 	if (soft_device.ud->socket.fd < 0 || !message.msg_namelen ||
-	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source))
-		return true; /* lost */
+	    soft_gid_is_ipv4(&path->destination) != soft_gid_is_ipv4(&path->source)) {
+		unsent(datagram);
+		return true;
+	}
 	soft_put_source(&message, soft_gid_is_ipv4(&path->destination), &path->source, 0);
-	return transmit(&message, datagram, payload, count) != EAGAIN;
+	int error = transmit(&message, datagram, payload, count);
+
+	if (error && error != EAGAIN)
+		unsent(datagram);
+	return error != EAGAIN;
 }
 
 int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address, uint16_t port,
@@ -296,11 +310,14 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < 0)
 			continue; /* of an earlier datagram that was sent */
 		budget -= (size_t)n < budget ? (size_t)n : budget;
+		soft_gid_from(&gid, (const struct sockaddr *)&from);
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||
 		    !soft_datagram_decode(input, &datagram))
-			continue;
-		soft_gid_from(&gid, (const struct sockaddr *)&from);
-		if (is_honest(&datagram, &gid, soft_address_port(&from)))
+			SOFT_TRACE_DROPPED(.reason = "HEADER", .remote = &gid);
+		else if (!is_honest(&datagram, &gid, soft_address_port(&from)))
+			SOFT_TRACE_DROPPED(.reason = "SOURCE", .qp_num = datagram.to,
+					   .remote_qpn = datagram.from, .remote = &gid);
+		else
 			take(watch, &datagram, input + SOFT_DATAGRAM_HEADER,
 			     (uint32_t)n - SOFT_DATAGRAM_HEADER);
 	}

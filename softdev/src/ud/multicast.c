@@ -82,8 +82,11 @@ static void take(struct soft_fd_watch *watch, const struct soft_datagram *datagr
 	struct group *group = soft_container(watch, struct group, watch);
 
 	if (datagram->to != SOFT_MULTICAST_QPN ||
-	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid)))
+	    memcmp(&datagram->destination, &group->gid, sizeof(group->gid))) {
+		SOFT_TRACE_DROPPED(.reason = "DESTINATION_GID", .qp_num = datagram->to,
+				   .remote_qpn = datagram->from, .remote = &datagram->source);
 		return;
+	}
 	soft_list_each (struct attachment, attachment, &group->members, of_group)
 		if (!attachment->qp->block_own || !is_own(attachment->qp, datagram))
 			soft_ud_receive(attachment->qp, datagram, payload, length);

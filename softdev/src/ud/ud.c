@@ -80,7 +80,7 @@ static bool send_oldest(struct soft_qp *qp)
 	const struct soft_datagram datagram = datagram_of(qp, send, to);
 
 	if (soft_port_is_down(qp))
-		; /* lost */
+		SOFT_TRACE_DROPPED(.reason = "PORT_DOWN", .qp_num = qp->ibv.qp_num);
 	else if (soft_gid_is_multicast(&path->destination))
 		done = soft_multicast_send(&datagram, path, iov, count);
 	else if (soft_qpn_ip_port(to->qpn) == soft_ip_port() &&
@@ -177,15 +177,28 @@ static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32
 	return count >= 0;
 }
 
+static void dropped(const struct soft_datagram *datagram, const char *reason)
+{
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = datagram->to, .remote_qpn = datagram->from,
+			   .remote = &datagram->source);
+}
+
 void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
 		  uint32_t length)
 {
 	soft_assert_locked();
 	uint8_t grh[SOFT_GRH];
 
-	if (!soft_qp_is_ud(qp) || qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE ||
-	    soft_port_is_down(qp))
+	const char *reason = !soft_qp_is_ud(qp) ? "TRANSPORT"
+			     : qp->ibv.state < IBV_QPS_RTR || qp->ibv.state > IBV_QPS_SQE
+				     ? "QP_STATE"
+			     : soft_port_is_down(qp) ? "PORT_DOWN"
+						     : NULL;
+
+	if (reason) {
+		dropped(datagram, reason);
 		return;
+	}
 	if (datagram->qkey != qp->attr.qkey) {
 		soft_qp_hca(qp)->bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
 		SOFT_TRACE(request_refused, qp, "QKEY");
@@ -224,6 +237,8 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 	/* Of another device, it does not have that GID. */
 	if (qp && soft_gid_index(soft_qp_hca(qp), &datagram->destination) >= 0)
 		soft_ud_receive(qp, datagram, payload, length);
+	else
+		dropped(datagram, qp ? "DESTINATION_GID" : "QPN");
 }
 
 static void port_changed(enum soft_port_change change, uint32_t ports)

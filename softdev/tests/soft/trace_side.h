@@ -125,3 +125,23 @@ static inline void start_trace(const char *path)
 	CHECK_OK(aiordma_trace_start(path, used, sizeof(used)));
 	CHECK(!strcmp(path, used));
 }
+
+/* The first drop for that queue pair in the trace at `path`; NULL if there is none yet. */
+static inline const char *find_drop(const char *path, uint32_t qp_num, const char *reason)
+{
+	read_trace(path);
+	EACH_LINE ("dropped")
+		if (is(line, "reason", reason) && field(line, "qp_num") &&
+		    number(line, "qp_num") == qp_num)
+			return line;
+	return NULL;
+}
+
+static inline const char *expect_drop(const char *path, uint32_t qp_num, const char *reason)
+{
+	const char *line;
+
+	while (!(line = find_drop(path, qp_num, reason)))
+		sched_yield();
+	return line;
+}

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 
 #include "roce_internal.h"
+#include "trace/trace.h"
 
 enum { HOP_LIMIT = 64 }; /* that receives are told, for the socket does not say it */
 
@@ -102,8 +103,11 @@ bool soft_roce_send_datagram(const struct soft_datagram *datagram, const struct 
 
 	if (!address || !address->held ||
 	    !soft_roce_flow(&flow, address, &datagram->destination, datagram->from, datagram->to,
-			    (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT)))
-		return true; /* lost */
+			    (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT))) {
+		SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->from,
+				   .remote_qpn = datagram->to, .remote = &datagram->destination);
+		return true;
+	}
 	uint8_t *staged = soft_roce_room() ? soft_roce_stage() : NULL;
 
 	if (!staged)
@@ -155,15 +159,25 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	struct soft_icrc_flow flow;
 
 	/* The cheap checks first, for any host can send this. */
-	if (!at->held || packet->length > SOFT_DATAGRAM_MAX ||
-	    (is_mad ? packet->qkey != GSI_QKEY || packet->from != SOFT_ROCE_GSI
-		    : !soft_qp_find(packet->to)) ||
-	    !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
+	const char *reason = !at->held                                 ? "DESTINATION_GID"
+			     : packet->length > SOFT_DATAGRAM_MAX      ? "PACKET"
+			     : is_mad && packet->qkey != GSI_QKEY      ? "QKEY"
+			     : is_mad && packet->from != SOFT_ROCE_GSI ? "SOURCE"
+			     : !is_mad && !soft_qp_find(packet->to)    ? "QPN"
+								       : NULL;
+
+	if (!reason && !soft_gid_from(&datagram.source, (const struct sockaddr *)from))
+		reason = "SOURCE";
+	if (reason) {
+		soft_roce_dropped(reason, packet, from);
 		return;
+	}
 	soft_icrc_flow(&flow, datagram.source.raw, at->gid.raw, soft_address_port(from),
 		       SOFT_ROCE_PORT);
-	if (!soft_icrc_check(&flow, bytes, length))
+	if (!soft_icrc_check(&flow, bytes, length)) {
+		soft_roce_dropped("ICRC", packet, from);
 		return;
+	}
 	if (packet->solicited)
 		datagram.flags |= SOFT_DATAGRAM_SOLICITED;
 	if (packet->opcode == (SOFT_ROCE_UD | SOFT_ROCE_SEND_ONLY_IMMEDIATE))

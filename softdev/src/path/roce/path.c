@@ -9,6 +9,7 @@
  */
 
 #include "roce_internal.h"
+#include "trace/trace.h"
 
 enum {
 	FRAME_MOST = 16 * 1024, /* whole units of any path MTU */
@@ -106,6 +107,9 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 	memcpy(at + headers + packet->length, zeros, pad);
 	if (staged)
 		soft_roce_staged(&pair->out, (uint32_t)headers + packet->length + pad);
+	else
+		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = pair->qp->ibv.qp_num,
+				   .remote_qpn = packet->to, .remote = &pair->peer);
 }
 
 /* Messages that the responder had completed with that PSN. */
@@ -259,24 +263,41 @@ static const struct soft_path_calls calls = {
 
 /* ---- packets in ------------------------------------------------------------------------------ */
 
-/* From the peer of that queue pair, to its address, of its type. */
-static bool is_of(struct soft_roce_pair *pair, const struct soft_roce_address *at,
-		  const struct sockaddr_storage *from, const struct soft_roce_packet *packet)
+/* Returns why the packet is not from the peer of that queue pair, to its address and of its type, or
+ * NULL. */
+static const char *objection(struct soft_roce_pair *pair, const struct soft_roce_address *at,
+			     const struct sockaddr_storage *from,
+			     const struct soft_roce_packet *packet)
 {
 	union ibv_gid gid;
 
-	if (pair->address != at ||
-	    ((packet->opcode & SOFT_ROCE_SERVICE) != pair->service &&
-	     packet->opcode != SOFT_ROCE_CNP) ||
-	    !soft_gid_from(&gid, (const struct sockaddr *)from) ||
+	if (pair->address != at)
+		return "DESTINATION_GID";
+	if ((packet->opcode & SOFT_ROCE_SERVICE) != pair->service &&
+	    packet->opcode != SOFT_ROCE_CNP)
+		return "TRANSPORT";
+	if (!soft_gid_from(&gid, (const struct sockaddr *)from) ||
 	    memcmp(&gid, &pair->peer, sizeof(gid)))
-		return false;
+		return "SOURCE";
 	uint16_t port = soft_address_port(from);
 
 	if (pair->peer_port != port)
 		soft_icrc_flow(&pair->in, pair->peer.raw, at->gid.raw, port, SOFT_ROCE_PORT);
 	pair->peer_port = port;
-	return true;
+	return NULL;
+}
+
+void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet,
+		       const struct sockaddr_storage *from)
+{
+	union ibv_gid gid;
+
+	if (!soft_trace_on)
+		return;
+	const bool known = soft_gid_from(&gid, (const struct sockaddr *)from);
+
+	SOFT_TRACE_DROPPED(.reason = reason, .qp_num = packet ? packet->to : 0,
+			   .remote_qpn = packet ? packet->from : 0, .remote = known ? &gid : NULL);
 }
 
 void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage *from,
@@ -287,25 +308,42 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	struct soft_frame frame;
 	uint8_t small[SOFT_FRAME_HEADER + SOFT_ATOMIC_ARGUMENTS], *record = small;
 	struct soft_roce_pair *pair;
+	const char *reason;
 
 	/* In the partition, full or limited member. */
-	if (soft_roce_decode(&packet, bytes, length) || (packet.pkey | 0x8000) != SOFT_ROCE_PKEY)
+	if (soft_roce_decode(&packet, bytes, length)) {
+		soft_roce_dropped("HEADER", NULL, from);
 		return;
+	}
+	if ((packet.pkey | 0x8000) != SOFT_ROCE_PKEY) {
+		soft_roce_dropped("PKEY", &packet, from);
+		return;
+	}
 	if ((packet.opcode & SOFT_ROCE_SERVICE) == SOFT_ROCE_UD) {
 		soft_roce_take_datagram(at, from, &packet, bytes, length, traffic_class);
 		return;
 	}
 	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
-	if (!pair || !is_of(pair, at, from, &packet) || !soft_icrc_check(&pair->in, bytes, length))
+	if (pair)
+		reason = objection(pair, at, from, &packet);
+	else
+		reason = soft_trace_on && soft_qp_find(packet.to) ? "QP_STATE" : "QPN";
+	if (!reason && !soft_icrc_check(&pair->in, bytes, length))
+		reason = "ICRC";
+	if (reason) {
+		soft_roce_dropped(reason, &packet, from);
 		return;
+	}
 	if (packet.opcode == SOFT_ROCE_CNP) {
 		if (pair->qp->sq.unacked != pair->qp->sq.unsent && pair->qp->window)
 			shrink(&pair->psns);
 		return;
 	}
 	if (!soft_roce_to_frame(&frame, &packet, 1u << soft_mtu_shift(pair->qp),
-				small + SOFT_FRAME_HEADER))
+				small + SOFT_FRAME_HEADER)) {
+		soft_roce_dropped("PACKET", &packet, from);
 		return;
+	}
 	if ((traffic_class & SOFT_ROCE_CE) == SOFT_ROCE_CE)
 		notify(pair, &packet);
 	if (packet.length) /* it becomes a frame where it is */

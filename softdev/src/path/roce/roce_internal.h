@@ -164,6 +164,10 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 /* A socket takes more. */
 void soft_roce_unblocked(void);
 
+/* path.c: trace that a packet is dropped for that reason; `packet` is NULL if it has no valid header. */
+void soft_roce_dropped(const char *reason, const struct soft_roce_packet *packet,
+		       const struct sockaddr_storage *from);
+
 /* datagrams.c: a packet of UD */
 void soft_roce_take_datagram(const struct soft_roce_address *at,
 			     const struct sockaddr_storage *from,

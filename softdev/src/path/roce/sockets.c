@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 
 #include "roce_internal.h"
+#include "trace/trace.h"
 
 enum {
 	STAGED_MOST = 256 * 1024,
@@ -106,6 +107,15 @@ static void send_run(const struct soft_network *network, const struct soft_roce_
 	soft_device.roce->run_sent++;
 }
 
+static void lose_run(const struct soft_roce_run *run)
+{
+	union ibv_gid to;
+
+	soft_gid_from(&to, (const struct sockaddr *)&run->to);
+	SOFT_TRACE_DROPPED(.reason = "UNSENT", .remote = &to);
+	soft_device.roce->run_sent++;
+}
+
 static void send_runs(const struct soft_roce_run *runs, unsigned count)
 {
 	union {
@@ -143,7 +153,7 @@ static void send_runs(const struct soft_roce_run *runs, unsigned count)
 	else if (must_wait(runs, errno))
 		soft_device.roce->blocked = true;
 	else
-		soft_device.roce->run_sent++;
+		lose_run(runs);
 }
 
 void soft_roce_flush(void)

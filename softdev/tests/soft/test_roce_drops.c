@@ -1,0 +1,87 @@
+/* Packets of RoCE that are dropped are in the trace, with the reason (others: test_trace_drops). */
+#include "roce_stage.h"
+#include "trace_side.h"
+
+static char folder[64], path[128];
+
+static void traced(void (*step)(void))
+{
+	CHECK_OK(aiordma_trace_start(path, (char[4097]){0}, 4097));
+	step();
+	aiordma_trace_stop();
+	CHECK_OK(unlink(path));
+}
+
+static void packets(void)
+{
+	struct stage stage;
+	struct side unready;
+	struct soft_roce_packet packet;
+	uint8_t bytes[LONGEST];
+
+	open_stage(&stage, (struct options){0});
+	OPEN(&unready);
+	const uint32_t own = stage.side.qp->qp_num;
+
+	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	packet.pkey = 0x1234;
+	throw(&stage, packet);
+	CHECK(is(expect_drop(path, own, "PKEY"), "remote", "127.0.0.9"));
+	throw(&stage, packet_of(&stage, SOFT_ROCE_UC | SOFT_ROCE_SEND_ONLY, 7));
+	expect_drop(path, own, "TRANSPORT");
+	packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
+	packet.to = unready.qp->qp_num;
+	throw(&stage, packet);
+	expect_drop(path, packet.to, "QP_STATE");
+	packet.to = own;
+	throw_bytes(stage.stranger, bytes, build(bytes, stranger_gid, &packet));
+	CHECK(is(expect_drop(path, own, "SOURCE"), "remote", "127.0.0.10"));
+	size_t length = build(bytes, peer_gid, &packet);
+
+	bytes[length - 1] ^= 1;
+	throw_bytes(stage.peer, bytes, length);
+	expect_drop(path, own, "ICRC");
+	throw_bytes(stage.peer, bytes, 3);
+	while (!count_of("dropped", "reason", "HEADER"))
+		read_trace(path);
+	no_answer(&stage);
+	close_side(&unready);
+	close_stage(&stage);
+}
+
+/* Any host can send such packets: a second has a limited number of lines. */
+static void flood(void)
+{
+	enum { PER_SECOND = 100, PACKETS = 1000, SECOND = 1000000000 };
+	struct stage stage;
+	uint64_t first = 0;
+	size_t lines = 0, omitted = 0;
+
+	open_stage(&stage, (struct options){0});
+	struct soft_roce_packet packet = packet_of(&stage, SOFT_ROCE_SEND_ONLY, 7);
+
+	packet.to ^= 0x1555;
+	for (int i = 0; i < PACKETS; i++)
+		throw(&stage, packet);
+	receive_at(&stage.side, 1, 0, 64);
+	request(&stage, SOFT_ROCE_SEND_ONLY, 7); /* behind them all */
+	expect_wc(&stage.side, 1, IBV_WC_SUCCESS);
+	read_trace(path);
+	EACH_LINE ("dropped") {
+		first = lines++ ? first : number(line, "t");
+		omitted += field(line, "omitted") ? number(line, "omitted") : 0;
+		CHECK(lines <= 1 + PER_SECOND + (number(line, "t") - first) * PER_SECOND / SECOND);
+	}
+	CHECK(lines > 0 && lines + omitted <= PACKETS);
+	close_stage(&stage);
+}
+
+int main(void)
+{
+	limit_seconds(60);
+	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
+	STEP(traced(packets));
+	STEP(traced(flood));
+	CHECK_OK(rmdir(folder));
+	return 0;
+}

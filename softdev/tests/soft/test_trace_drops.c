@@ -1,0 +1,171 @@
+/* What is dropped without an answer is in the trace of the process that drops it, with the reason. */
+#include "trace_side.h"
+#include "ud_side.h"
+
+static char folder[64], path[128];
+
+static void traced(void (*step)(void))
+{
+	CHECK_OK(aiordma_trace_start(path, (char[4097]){0}, 4097));
+	step();
+	aiordma_trace_stop();
+	CHECK_OK(unlink(path));
+}
+
+/* ---- connected queue pairs ------------------------------------------------------------------- */
+
+/* Half a second, with all tries. */
+#define SHORT .timeout = 14, .retry_cnt = 1
+
+/* `b` expects the requests of `a` from another PSN on than `a` has. */
+static void wrong_psn(uint32_t distance, bool late)
+{
+	struct side a, b;
+
+	OPEN(&a, SHORT);
+	OPEN(&b, SHORT);
+	struct address wrong = address_of_side(&a), right = address_of_side(&b);
+
+	wrong.psn = (wrong.psn + distance) & 0xffffff;
+	CHECK_OK(to_init(&b));
+	CHECK_OK(to_init(&a));
+	CHECK_OK(to_rtr(&b, &wrong));
+	CHECK_OK(to_rtr(&a, &right));
+	/* They meet before either knows its first PSN. */
+	while (late && !(verbs->device->wire(a.qp) && verbs->device->wire(b.qp)))
+		sched_yield();
+	CHECK_OK(to_rts(&b));
+	CHECK_OK(to_rts(&a));
+	receive_at(&b, 1, 0, 64);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	const char *line = expect_drop(path, b.qp->qp_num, "PSN");
+
+	CHECK_EQUAL(number(line, "remote_qpn"), a.qp->qp_num);
+	CHECK_EQUAL(number(line, "psn"), a.psn);
+	CHECK_EQUAL(number(line, "expected_psn"), wrong.psn);
+	close_pair(&a, &b);
+}
+
+static void psn_behind(void)
+{
+	wrong_psn(5, false);
+}
+
+static void psn_ahead(void)
+{
+	wrong_psn(0xfffffb, false);
+}
+
+static void psn_found_late(void)
+{
+	wrong_psn(5, true);
+}
+
+/* Nobody has the number that `a` has been told. */
+static void wrong_number(void)
+{
+	struct side a, b;
+
+	OPEN(&a, SHORT);
+	OPEN(&b, SHORT);
+	struct address wrong = address_of_side(&b), right = address_of_side(&a);
+
+	wrong.qpn ^= 0x1555;
+	CHECK(wrong.qpn != a.qp->qp_num);
+	bring_up(&a, &wrong);
+	bring_up(&b, &right);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	expect_drop(path, wrong.qpn, "QPN");
+	close_pair(&a, &b);
+}
+
+/* `b` has been told another peer than `a`. */
+static void wrong_peer(void)
+{
+	struct side a, b, c;
+
+	OPEN(&a, SHORT);
+	OPEN(&b, SHORT);
+	OPEN(&c, SHORT);
+	const struct address address_b = address_of_side(&b), address_c = address_of_side(&c);
+
+	bring_up(&a, &address_b);
+	bring_up(&b, &address_c);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	const char *line = expect_drop(path, b.qp->qp_num, "SOURCE");
+
+	CHECK_EQUAL(number(line, "remote_qpn"), a.qp->qp_num);
+	close_side(&c);
+	close_pair(&a, &b);
+}
+
+/* A UC queue pair does not go with a reliable one. */
+static void wrong_type(void)
+{
+	struct side a, b;
+
+	OPEN(&a, SHORT);
+	OPEN(&b, .uc = true);
+	connect_pair(&a, &b);
+	RUN(&a, IBV_WC_RETRY_EXC_ERR, IBV_WR_SEND, .wr_id = 2, .length = 8);
+	expect_drop(path, b.qp->qp_num, "TRANSPORT");
+	close_pair(&a, &b);
+}
+
+/* ---- datagrams ------------------------------------------------------------------------------- */
+
+static void datagrams(void)
+{
+	struct side a, connected, unready;
+
+	UD_OPEN(&a);
+	OPEN(&connected);
+	OPEN(&unready, .ud = true);
+	const struct address own = address_of_side(&a);
+	struct ibv_ah *ah = ud_path(&a, &own, 0);
+	const struct {
+		uint32_t qpn;
+		const char *reason;
+	} wrong[] = {
+		{connected.qp->qp_num, "TRANSPORT"},
+		{unready.qp->qp_num, "QP_STATE"},
+		{unready.qp->qp_num ^ 0x1555, "QPN"},
+	};
+
+	CHECK(ah);
+	FOR_EACH (i, wrong) {
+		CHECK_OK(ud_post(&a, (struct ud_request){.ah = ah,
+							 .qpn = wrong[i].qpn,
+							 .qkey = QKEY,
+							 .wr_id = i,
+							 .length = 8}));
+		expect_wc(&a, i, IBV_WC_SUCCESS);
+		const char *line = expect_drop(path, wrong[i].qpn, wrong[i].reason);
+
+		CHECK_EQUAL(number(line, "remote_qpn"), a.qp->qp_num);
+		CHECK(is(line, "remote", "127.0.0.1"));
+	}
+	CHECK_OK(verbs->ibv_destroy_ah(ah));
+	close_side(&unready);
+	close_pair(&a, &connected);
+}
+
+int main(void)
+{
+	const char *links = getenv("AIORDMA_EMBEDDED_LINKS");
+	const bool roce = links && !strcmp(links, "roce");
+
+	limit_seconds(60);
+	snprintf(path, sizeof(path), "%s/trace", new_folder(folder));
+	STEP(traced(psn_behind));
+	STEP(traced(psn_ahead));
+	STEP(traced(psn_found_late));
+	STEP(traced(wrong_number));
+	STEP(traced(datagrams));
+	if (!roce) { /* its packets do not name the queue pair that they are from */
+		STEP(traced(wrong_peer));
+		STEP(traced(wrong_type));
+	}
+	CHECK_OK(rmdir(folder));
+	return 0;
+}
