@@ -328,6 +328,40 @@ static void wrong_messages(uint16_t port)
 	close(ends[1]);
 }
 
+/* Messages of every kind of length, with fewer and with more descriptors than one has. */
+static void unexpected_descriptors(uint16_t port)
+{
+	static const size_t lengths[] = {0, 1, sizeof(struct message), sizeof(struct message) + 1};
+	static const uint32_t types[] = {HELLO, READY, NO_MESSAGE};
+
+	FOR_EACH (i, lengths)
+		FOR_EACH (j, types)
+			for (int count = 1; count <= 4; count++) {
+				const struct message messages[2] = {{types[j], 1, 0}};
+				int fd = connect_to_host(port);
+
+				send_message(fd, messages, lengths[i], (int[]){fd, fd, fd, fd},
+					     count);
+				refused_at(fd);
+			}
+}
+
+/* A complete HELLO with one descriptor too many. */
+static void third_descriptor(uint16_t port)
+{
+	int fd = connect_to_host(port), memory = soft_segment_make(), ends[2];
+	struct message message;
+
+	CHECK_OK(pipe2(ends, O_CLOEXEC));
+	send_message(fd, &(struct message){HELLO, 1, 0}, sizeof(message),
+		     (int[]){memory, ends[0], memory}, 3);
+	CHECK_EQUAL(recv(fd, &message, sizeof(message), 0), 0);
+	close(fd);
+	close(memory);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 static void notify(struct soft_shm_peer *host)
 {
 	soft_lock();
@@ -400,6 +434,14 @@ static void far_ahead(struct soft_shm_peer *host)
 	host->out.shared->tail = 1ull << 40;
 }
 
+/* Sends descriptors when both sides have all of them. */
+static void sends_descriptors(struct soft_shm_peer *host)
+{
+	const int fds[2] = {host->socket.fd, host->socket.fd};
+
+	send_message(host->socket.fd, "", 0, fds, 2);
+}
+
 /* Asks and asks, and reads none of the answers. */
 static void reads_nothing(struct soft_shm_peer *host)
 {
@@ -444,8 +486,8 @@ static void crowd(uint16_t port)
 
 static void visitors(void)
 {
-	static void (*const vandals[])(struct soft_shm_peer *host) = {too_long, far_ahead,
-								      reads_nothing, reads_ahead};
+	static void (*const vandals[])(struct soft_shm_peer *host) = {
+		too_long, far_ahead, sends_descriptors, reads_nothing, reads_ahead};
 	struct end end;
 
 	begin_connected(&end);
@@ -459,6 +501,8 @@ static void visitors(void)
 		STEP(bell_made_to_block());
 		STEP(bells_after_the_lock());
 		STEP(wrong_messages(port));
+		STEP(unexpected_descriptors(port));
+		STEP(third_descriptor(port));
 		STEP(crowd(port));
 		FOR_EACH (i, wrong_records) {
 			wrong_record = &wrong_records[i];

@@ -3,7 +3,9 @@
 #include <netinet/udp.h>
 #include <sys/syscall.h>
 
+#include "engine/engine.h"
 #include "extended_side.h"
+#include "leaks.h"
 #include "roce_stage.h"
 
 /* ---- what comes in --------------------------------------------------------------------------- */
@@ -476,6 +478,21 @@ static void refused(int error, uint32_t packets)
 
 /* ---- the port -------------------------------------------------------------------------------- */
 
+struct owner_name {
+	sa_family_t family;
+	char prefix[14];
+	uint8_t gid[16], ip_port[2];
+};
+
+/* The name of the process that has the port of the device's address (share.c). */
+static struct owner_name name_of_owner(void)
+{
+	struct owner_name name = {.family = AF_UNIX, .prefix = "\0aiordma/roce"};
+
+	memcpy(name.gid, device_gid, sizeof(name.gid));
+	return name;
+}
+
 /* The error says what to do. */
 static void port_in_use(struct side *side)
 {
@@ -493,13 +510,8 @@ static void port_in_use(struct side *side)
 	CHECK_EQUAL(state_of(side), IBV_QPS_INIT);
 	close(fd);
 	/* Another user's process can hold the name of the address, and do nothing (share.c). */
-	struct {
-		sa_family_t family;
-		char prefix[14];
-		uint8_t gid[16], ip_port[2];
-	} name = {.family = AF_UNIX, .prefix = "\0aiordma/roce"};
+	const struct owner_name name = name_of_owner();
 
-	memcpy(name.gid, device_gid, sizeof(name.gid));
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	CHECK_OK(bind(fd, (const struct sockaddr *)&name, sizeof(name)));
 	CHECK_EQUAL(to_rtr(side, &peer), EADDRINUSE);
@@ -508,6 +520,38 @@ static void port_in_use(struct side *side)
 	/* Nothing is received once no queue pair needs it. */
 	destroy_qp(side);
 	close(bound(device_gid));
+}
+
+/* The process that has the port may send descriptors to one that shares it (share.c). */
+static void unexpected_descriptors(struct side *side)
+{
+	const struct address peer = address_of_peer();
+	const struct owner_name name = name_of_owner();
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(2 * sizeof(int))];
+	} control = {0};
+	struct msghdr message = {.msg_control = &control};
+	int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK_OK(bind(door, (const struct sockaddr *)&name, sizeof(name)));
+	CHECK_OK(listen(door, 2));
+	CHECK_OK(to_init(side));
+	CHECK_OK(to_rtr(side, &peer));
+	int guest = accept4(door, NULL, NULL, SOCK_CLOEXEC), before = resources();
+
+	CHECK(guest >= 0);
+	soft_put_control(&message, SOL_SOCKET, SCM_RIGHTS, (int[]){door, door}, 2 * sizeof(int));
+	CHECK_EQUAL(sendmsg(guest, &message, 0), 0);
+	/* An empty message makes it look for the owner again. */
+	int again = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+
+	CHECK(again >= 0);
+	close(guest);
+	expect_resources(before);
+	destroy_qp(side);
+	close(again);
+	close(door);
 }
 
 int main(void)
@@ -537,5 +581,6 @@ int main(void)
 	STEP(refused(EIO, 3));
 	STAGE(sender);
 	SIDE(port_in_use, 0);
+	SIDE(unexpected_descriptors, 0);
 	return 0;
 }

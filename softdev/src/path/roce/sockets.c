@@ -293,8 +293,10 @@ static size_t read_some(struct soft_roce_address *address)
 			.msg_namelen = guest ? 0 : sizeof(from[i]),
 			.msg_iov = guest ? iov[i] : &iov[i][1],
 			.msg_iovlen = guest ? 2 : 1,
-			.msg_control = &controls[i],
-			.msg_controllen = sizeof(controls[i]),
+			/* The owner sends none; the kernel closes descriptors that come without
+			 * room for them. */
+			.msg_control = guest ? NULL : &controls[i],
+			.msg_controllen = guest ? 0 : sizeof(controls[i]),
 		};
 	}
 	int count = recvmmsg(address->watch.fd, messages, READS_TOGETHER, MSG_DONTWAIT, NULL);

@@ -80,7 +80,32 @@ static void close_fds(int fds[FDS])
 			close(fds[i]);
 }
 
-/* 1: a message, with the fds that came with it or -1; 0: none now; -1: the end. */
+/* Move the descriptors that came with a message into `fds`, and close those for which there is no
+ * place. */
+static void take_fds(struct msghdr *msg, int fds[FDS])
+{
+	size_t taken = 0;
+
+	for (struct cmsghdr *header = CMSG_FIRSTHDR(msg); header;
+	     header = CMSG_NXTHDR(msg, header)) {
+		const size_t length = header->cmsg_len - CMSG_LEN(0);
+
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t at = 0; at < length; at += sizeof(int)) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(header) + at, sizeof(fd));
+			if (taken < FDS)
+				fds[taken++] = fd;
+			else
+				close(fd);
+		}
+	}
+}
+
+/* Receive one message.  Returns 1 for a message, 0 if there is none now, and -1 at the end of the
+ * connection or for anything else.  In every case the caller closes those `fds` that are not -1. */
 static int receive_message(const struct soft_shm_peer *peer, struct message *message, int fds[FDS])
 {
 	struct iovec bytes = {message, sizeof(*message)};
@@ -98,20 +123,12 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 
 	for (int i = 0; i < FDS; i++)
 		fds[i] = -1;
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return 0;
-	if (n <= 0)
-		return -1;
-	struct cmsghdr *header = CMSG_FIRSTHDR(&msg);
-
-	/* There is room for so many, and the kernel has closed what was beyond it. */
-	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-		size_t length = header->cmsg_len - CMSG_LEN(0);
-
-		memcpy(fds, CMSG_DATA(header),
-		       length < FDS * sizeof(*fds) ? length : FDS * sizeof(*fds));
-	}
-	return n == (ssize_t)sizeof(*message) ? 1 : -1;
+	if (n < 0)
+		return errno == EAGAIN || errno == EINTR ? 0 : -1;
+	/* An empty message looks like the end of the connection, but may bring descriptors. */
+	take_fds(&msg, fds);
+	return n == (ssize_t)sizeof(*message) && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? 1
+											     : -1;
 }
 
 /* ---- both sides ---------------------------------------------------------------------------- */
