@@ -28,10 +28,13 @@ else:
 # 524 is the kernel's ENOTSUPP, which is not for programs but reaches them.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, 524})
 
+# Their errors are the kernel's, as ENOSYS of a seccomp filter, and do not concern the device.
+_SYSTEM_CALLS = frozenset({"fcntl", "socket", "timerfd_create", "timerfd_settime"})
+
 
 def failure(verb: str, code: int, detail: str = "") -> VerbsError:
     """The exception for a call that failed with errno value ``code``."""
-    if code in _UNSUPPORTED:
+    if code in _UNSUPPORTED and verb not in _SYSTEM_CALLS:
         return UnsupportedError(detail or verb, verb=verb, errno=code)
     if code == errno.EMFILE:
         detail = f"{detail}; {open_files_hint()}" if detail else open_files_hint()

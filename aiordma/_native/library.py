@@ -11,7 +11,7 @@ from aiordma.errors import InternalError, LibraryNotFoundError, UnsupportedError
 from . import handles as h
 from . import softdev
 from ._lib import ffi, lib
-from .calls import Calls, ProviderCalls, checked
+from .calls import Calls, ProviderCalls, checked, explained
 from .conventions import Convention
 
 Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr]
@@ -64,11 +64,17 @@ class Library:
         """Whether its devices have this optional entry of softdev/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
-    def misconfiguration(self) -> str:
-        """The variable that this thread's latest call to open a device was refused for, or ""."""
-        if not self.offers("misconfiguration"):
-            return ""
-        return ffi.string(self.table.device.misconfiguration()).decode(errors="replace")
+    def open_failure(self, error: VerbsError, likely: str = "") -> VerbsError:
+        """Return the error of a call that opens a device or an event channel, with its reason.
+
+        Args:
+            error: The error without a reason, from the latest such call of this thread.
+            likely: The likely reason if the library cannot tell it.
+        """
+        if not self.offers("start_failure"):
+            return explained(error, likely)
+        reason = ffi.string(self.table.device.start_failure()).decode(errors="replace")
+        return VerbsError(error.errno or 0, error.verb, reason) if reason else error
 
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
         """Whether a peer with the address `peer` may have an endpoint with this GID.

@@ -27,8 +27,8 @@ CHECK_INTERFACE = "check the cable, and `ip link set ... up` of its interface"
 CHECK_SUBNET_MANAGER = "check the cable, and that a subnet manager (opensm) runs on the network"
 GIVE_ADDRESS = "give its network interface an IP address"
 REPORT = (
-    "correct the environment variable that this may name; else please report this: "
-    "it should work on every Linux machine with a loopback interface"
+    "correct the environment variable or allow the system call that this may name; else please "
+    "report this: it should work on every Linux machine with a loopback interface"
 )
 
 

@@ -6,7 +6,7 @@ import errno
 from typing import TypeAlias
 
 from aiordma._core.arguments import choice
-from aiordma._native import Library, explained, failure, ffi, lib
+from aiordma._native import Library, failure, ffi, lib
 from aiordma._native import handles as h
 from aiordma.errors import UnsupportedError, VerbsError
 from aiordma.verbs._device.resource import Node, Resource
@@ -51,12 +51,10 @@ class EventChannel(Resource[h.rdma_event_channel]):
         try:
             pointer = library.calls.rdma_create_event_channel()
         except VerbsError as error:
-            detail = library.misconfiguration()
-            if not detail:
-                detail = "the kernel's connection manager cannot be opened"
-                if error.errno != errno.EMFILE:
-                    detail += "; is rdma_ucm loaded?"
-            raise explained(error, detail) from None
+            likely = "the kernel's connection manager cannot be opened"
+            if error.errno != errno.EMFILE:
+                likely += "; is rdma_ucm loaded?"
+            raise library.open_failure(error, likely) from None
         self.fd: int = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
         super().__init__(Node("EventChannel", pointer, destroy))

@@ -80,9 +80,9 @@ struct aiordma_device_calls {
 	int (*set_faults)(const char *spec, char *error, size_t error_size);
 	void (*fault_counts)(struct aiordma_fault_counts *counts);
 
-	/* The variable of the environment for which a device or an event channel could not be opened just
-	 * now, in this thread, and what is wrong with it; else "". */
-	const char *(*misconfiguration)(void);
+	/* The reason for which a device or an event channel could not be opened just now, in this thread:
+	 * a variable of the environment, or a system call that the kernel denies; else "". */
+	const char *(*start_failure)(void);
 
 	/* The calls of single providers' libraries, NULL each that is not installed.  Thread-safe. */
 	const struct aiordma_provider_calls *(*provider_calls)(void);

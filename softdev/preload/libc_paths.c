@@ -1,9 +1,10 @@
 /* Functions of the C library that take paths, in front of its own: where a path is the device's in
  * /sys or /dev (lookup.c), they answer for it; all others go straight on.
  *
- * Files of /sys are made when they are opened, as sealed memory (memfd_create(2)), and folders are
- * those beside this library, so a process leaves nothing behind.  The node in /dev can be looked at,
- * and opening it fails with ENXIO, as for a node without a driver: its calls are this library's.
+ * Files of /sys are made when they are opened, as sealed memory (memfd_create(2)) or, where that is
+ * denied, as a pipe.  Folders are those beside this library, so a process leaves nothing behind.  The
+ * node in /dev can be looked at, and opening it fails with ENXIO, as for a node without a driver: its
+ * calls are this library's.
  */
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS /* with 64 the headers give these functions their names with 64 */
@@ -267,6 +268,23 @@ static int make_file(const char *name, unsigned int close_on_exec)
 					 : fd;
 }
 
+/* The text in a pipe, where a seccomp filter denies memfd_create.  It can be read once, from its
+ * beginning. */
+static int open_pipe(const char *text, size_t length, int close_on_exec)
+{
+	int ends[2];
+
+	if (pipe2(ends, close_on_exec))
+		return -1;
+	/* An empty pipe has room for a page. */
+	if (write(ends[1], text, length) != (ssize_t)length) {
+		close(ends[0]);
+		ends[0] = fail(EIO);
+	}
+	close(ends[1]);
+	return ends[0];
+}
+
 static int open_text(const struct place *place, int flags)
 {
 	const char *name = strrchr(place->path, '/') + 1;
@@ -282,7 +300,7 @@ static int open_text(const struct place *place, int flags)
 		return fail(-length);
 	fd = make_file(name, flags & O_CLOEXEC ? MFD_CLOEXEC : 0);
 	if (fd < 0)
-		return -1;
+		return open_pipe(text, (size_t)length, flags & O_CLOEXEC);
 	if (write(fd, text, (size_t)length) != length || lseek(fd, 0, SEEK_SET) ||
 	    fchmod(fd, mode_of(place) & 0777) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)) {

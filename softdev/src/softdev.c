@@ -35,7 +35,7 @@ static int choose_carriers(void)
 {
 	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
 	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
-	return 0;
+	return soft_links_are_roce() ? soft_roce_check_calls() : 0;
 }
 
 static const struct soft_subsystem carriers = {.start = choose_carriers};
@@ -112,7 +112,7 @@ static const struct aiordma_device_calls device = {
 	.withdrawn = soft_cm_withdrawn,
 	.set_faults = aiordma_embedded_faults,
 	.fault_counts = aiordma_embedded_fault_counts,
-	.misconfiguration = soft_misconfiguration,
+	.start_failure = soft_start_failure,
 };
 
 static const struct aiordma_calls table = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import stat
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from aiordma import verbs
 from aiordma.cli import run as command
+from tests import denied_calls
 from tests.processes import run, run_python
 
 from .test_run import aiordma_run
@@ -97,6 +99,23 @@ def test_files_say_what_the_calls_say() -> None:
             f"read('{CLASS}/ports/1/gid_attrs/types/{at}')",
             f"read('{CLASS}/ports/1/gid_attrs/ndevs/{at}')",
         ) == [":".join(gid[i : i + 4] for i in range(0, 32, 4)), "RoCE v2", entry.ndev]
+
+
+@pytest.mark.skipif(
+    platform.machine() not in denied_calls.MACHINES, reason="the number of the call is not known"
+)
+def test_files_are_read_from_pipes_when_memfd_create_is_denied() -> None:
+    path = f"{CLASS}/ports/1/link_layer"
+    setup = """
+from tests import denied_calls
+denied_calls.deny(denied_calls.BY_NAME["memfd_create"], errno.ENOSYS)
+"""
+    assert evaluate(
+        f"read('{path}')",
+        f"stat.S_ISFIFO(os.fstat(os.open('{path}', os.O_RDONLY)).st_mode)",
+        f"os.get_inheritable(os.open('{path}', os.O_RDONLY | os.O_CLOEXEC))",
+        setup=setup,
+    ) == ["Ethernet", True, False]
 
 
 FILE = f"{CLASS}/node_desc"

@@ -77,6 +77,12 @@ def test_failures(convention: Convention, result: object, code: int, expected: i
     assert ("without an errno" in str(caught.value)) is (expected == 0)
 
 
+def test_denied_system_call_is_not_reported_as_unsupported_by_the_device() -> None:
+    error = failure("timerfd_create", errno.ENOSYS)
+    assert type(error) is VerbsError
+    assert str(error) == "[Errno 38] timerfd_create: Function not implemented"
+
+
 def test_too_many_files_says_how_many_there_may_be() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with pytest.raises(VerbsError, match=f"{soft} files open .* hard limit: {hard}.*ulimit -n"):

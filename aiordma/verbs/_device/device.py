@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aiordma._core.arguments import instance, integer
-from aiordma._native import Library, copy_of, embedded, explained, ffi, system, to_c
+from aiordma._native import Library, copy_of, embedded, ffi, system, to_c
 from aiordma._native import handles as h
 from aiordma.errors import DeviceNotFoundError, LibraryNotFoundError, UnsupportedError, VerbsError
 
@@ -107,7 +107,7 @@ class Device:
             try:
                 pointer = calls.ibv_open_device(pointers[names.index(self.name)])
             except VerbsError as error:
-                raise explained(error, self.library.misconfiguration()) from None
+                raise self.library.open_failure(error) from None
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:

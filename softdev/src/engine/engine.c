@@ -35,7 +35,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "engine_internal.h"
@@ -56,7 +55,7 @@ enum {
 
 static const struct soft_platform machine = {
 	.clock = clock_gettime,
-	.random = getrandom,
+	.random = soft_read_random,
 	.alarm = soft_engine_alarm,
 	.threads = true,
 };

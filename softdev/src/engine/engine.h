@@ -185,6 +185,8 @@ struct soft_fd_watch {
 	struct soft_node node; /* of the engine: all watches, for the child of a fork */
 };
 
+/* A new descriptor, whose inode no other file has.  Returns -1 and errno if there is none. */
+int soft_open_identity(const char *name);
 /* Close an fd unless it is -1, which it is then; errno stays. */
 void soft_close_fd(int *fd);
 /* 0 or an errno value. */
@@ -440,7 +442,14 @@ struct soft_subsystem {
  * standard error and to aiordma_device_calls.  Returns `error`. */
 __attribute__((format(printf, 4, 5))) int
 soft_misconfigured(int error, const char *variable, const char *value, const char *expected, ...);
-const char *soft_misconfiguration(void);
+
+/* Check the result of a system call without which the engine cannot start.  Returns 0 if the kernel
+ * allows it, as the result or EBADF shows, otherwise its errno value.  If the call was denied, as by
+ * the seccomp filter of a container, its name is reported like a wrong variable. */
+int soft_check_call(const char *name, long result);
+
+/* The reason for which this thread's latest start of the engine failed; empty if only errno says it. */
+const char *soft_start_failure(void);
 
 /* Called once, before anything else: a list that ends with NULL, in the order of the calls. */
 void soft_engine_use(const struct soft_subsystem *const subsystems[]);

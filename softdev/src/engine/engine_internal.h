@@ -74,6 +74,12 @@ struct soft_engine {
 	bool delayed; /* atomic: soft_engine_set_delayed */
 };
 
+/* getrandom(2), or the same from /dev/urandom where that call is denied. */
+ssize_t soft_read_random(void *to, size_t length, unsigned flags);
+
+/* calls.c: 0, or the errno value of a system call that the engine needs and the kernel denies. */
+int soft_check_calls(void);
+
 #define EACH_SUBSYSTEM(it)                                                                         \
 	for (const struct soft_subsystem *const *it = soft_device.engine->subsystems; *it; it++)
 

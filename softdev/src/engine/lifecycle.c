@@ -1,5 +1,4 @@
 /* The engine's start with the first user, its stop with the last, and what a fork makes of it. */
-#define _GNU_SOURCE /* memfd_create */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -7,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -18,7 +16,7 @@ static int make_mark(void)
 {
 	struct stat status;
 
-	soft_device.engine->mark.fd = memfd_create("embedded0", MFD_CLOEXEC);
+	soft_device.engine->mark.fd = soft_open_identity("embedded0");
 	if (soft_device.engine->mark.fd < 0 || fstat(soft_device.engine->mark.fd, &status))
 		return errno;
 	soft_device.engine->mark.device = status.st_dev;
@@ -234,33 +232,79 @@ static int start_thread(void)
 	sigdelset(&others, SIGFPE);
 	sigdelset(&others, SIGILL);
 	pthread_sigmask(SIG_SETMASK, &others, &before);
-	int rc = pthread_create(&soft_device.engine->thread, NULL, soft_engine_run, NULL);
+	errno = pthread_create(&soft_device.engine->thread, NULL, soft_engine_run, NULL);
+	int rc = errno ? soft_check_call("clone or clone3", -1) : 0;
 
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return rc;
 }
 
-static _Thread_local char misconfiguration[1024]; /* of the thread's latest start */
+static _Thread_local char start_failure[1024]; /* of the thread's latest start */
 
 int soft_misconfigured(int error, const char *variable, const char *value, const char *expected,
 		       ...)
 {
-	int length = snprintf(misconfiguration, sizeof(misconfiguration),
-			      "%s is '%.700s': ", variable, value);
+	int length =
+		snprintf(start_failure, sizeof(start_failure), "%s is '%.700s': ", variable, value);
 	va_list values;
 
 	va_start(values, expected);
-	vsnprintf(misconfiguration + length, sizeof(misconfiguration) - (size_t)length, expected,
-		  values);
+	vsnprintf(start_failure + length, sizeof(start_failure) - (size_t)length, expected, values);
 	va_end(values);
-	fprintf(stderr, "aiordma: %s%s%s\n", misconfiguration, error == EINVAL ? "" : ": ",
+	fprintf(stderr, "aiordma: %s%s%s\n", start_failure, error == EINVAL ? "" : ": ",
 		error == EINVAL ? "" : strerror(error));
 	return error;
 }
 
-const char *soft_misconfiguration(void)
+/* Descriptors or memory are used up, so the call itself is allowed. */
+static bool is_shortage(int error)
 {
-	return misconfiguration;
+	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ||
+	       error == EAGAIN;
+}
+
+int soft_check_call(const char *name, long result)
+{
+	const int error = errno;
+
+	if (result >= 0 || error == EBADF)
+		return 0;
+	if (is_shortage(error))
+		return error;
+	snprintf(start_failure, sizeof(start_failure),
+		 "the kernel denies this process the system call %s, which the embedded device "
+		 "needs; allow it in the seccomp filter of the container or service",
+		 name);
+	fprintf(stderr, "aiordma: %s: %s\n", start_failure, strerror(error));
+	return error;
+}
+
+const char *soft_start_failure(void)
+{
+	return start_failure;
+}
+
+static int make_eventfd(int *fd)
+{
+	*fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return soft_check_call("eventfd2", *fd);
+}
+
+static int make_descriptors(void)
+{
+	struct soft_engine *engine = soft_device.engine;
+	int rc;
+
+	engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	rc = soft_check_call("epoll_create1", engine->epoll_fd);
+	if (!rc)
+		rc = make_eventfd(&engine->wake_fd);
+	if (!rc)
+		rc = make_eventfd(&engine->step_event.fd);
+	if (rc)
+		return rc;
+	engine->alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	return soft_check_call("timerfd_create", engine->alarm.fd);
 }
 
 static int start(void)
@@ -269,27 +313,23 @@ static int start(void)
 
 	if (!rc)
 		soft_device.engine->has_started = true;
+	if (!rc)
+		rc = soft_check_calls();
 	EACH_SUBSYSTEM (it)
 		if (!rc && (*it)->start)
 			rc = (*it)->start();
 	if (rc)
 		return rc;
 	soft_timers_forget();
-	soft_device.engine->wake_fd = -1;
+	soft_device.engine->epoll_fd = soft_device.engine->wake_fd = -1;
 	soft_device.engine->step_event =
 		(struct soft_fd_watch){.fd = -1, .ready = step_event_ready};
 	soft_device.engine->alarm = (struct soft_fd_watch){.fd = -1, .ready = alarm_ready};
 	soft_device.engine->scratch = malloc(sizeof(*soft_device.engine->scratch));
 	if (!soft_device.engine->scratch)
 		return ENOMEM;
-	soft_device.engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	soft_device.engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	soft_device.engine->step_event.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	soft_device.engine->alarm.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (soft_device.engine->epoll_fd < 0 || soft_device.engine->wake_fd < 0 ||
-	    soft_device.engine->step_event.fd < 0 || soft_device.engine->alarm.fd < 0)
-		rc = errno;
-	else
+	rc = make_descriptors();
+	if (!rc)
 		rc = make_mark();
 	if (!rc)
 		rc = soft_watch(&soft_device.engine->step_event, EPOLLIN);
@@ -311,7 +351,7 @@ int soft_engine_get(void)
 {
 	int rc = 0;
 
-	misconfiguration[0] = '\0';
+	start_failure[0] = '\0';
 	pthread_mutex_lock(&soft_device.engine->users_mutex);
 	if (soft_device.engine->users == 0) {
 		soft_lock();

@@ -5,8 +5,6 @@
  * an empty file, and its inode says which contexts belong together.  The objects are this process's
  * alone, so the descriptor of another process's context is refused.
  */
-#define _GNU_SOURCE /* memfd_create */
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "extended.h"
@@ -30,7 +28,7 @@ static int set_command_file(struct soft_context *context, int fd)
 int soft_context_open_command_file(struct soft_context *context)
 {
 	return set_command_file(context,
-				memfd_create(context->extended.context.device->name, MFD_CLOEXEC));
+				soft_open_identity(context->extended.context.device->name));
 }
 
 static bool has_file(const struct soft_context *context, dev_t dev, ino_t inode)

@@ -1,0 +1,84 @@
+/* System calls that the kernel may deny: the seccomp filters of containers and services do that, with
+ * an errno value of their choice.
+ *
+ * A filter looks at a call before the kernel does, so each call is tried with arguments with which it
+ * does nothing.  Calls that have a substitute are not tried: memfd_create, getrandom, pidfd_open,
+ * process_vm_readv, and all that only links in shared memory need.
+ */
+#define _GNU_SOURCE /* accept4 */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "engine_internal.h"
+
+int soft_open_identity(const char *name)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC);
+
+	return fd >= 0 ? fd : socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+}
+
+ssize_t soft_read_random(void *to, size_t length, unsigned flags)
+{
+	ssize_t got = getrandom(to, length, flags);
+
+	if (got >= 0 || (errno != ENOSYS && errno != EPERM && errno != EACCES))
+		return got;
+	const int error = errno;
+	int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+
+	if (fd >= 0) {
+		got = read(fd, to, length);
+		close(fd);
+	}
+	errno = error;
+	return got;
+}
+
+static int try_socket(void)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int rc = soft_check_call("socket(AF_INET)", fd);
+
+	soft_close_fd(&fd);
+	return rc;
+}
+
+int soft_check_calls(void)
+{
+	static const struct itimerspec never;
+	struct sockaddr_storage address = {.ss_family = AF_INET};
+	struct sockaddr *const at = (struct sockaddr *)&address;
+	socklen_t length = sizeof(address), size = sizeof(int);
+	struct msghdr message = {0};
+	struct epoll_event event = {0};
+	uint8_t byte = 0;
+	int value = 0, rc = try_socket();
+
+#define TRY(name, call) rc = rc ? rc : soft_check_call(name, call)
+	TRY("epoll_ctl", epoll_ctl(-1, EPOLL_CTL_ADD, -1, &event));
+	TRY("epoll_wait or epoll_pwait", epoll_wait(-1, &event, 1, 0));
+	TRY("poll or ppoll", poll(NULL, 0, 0));
+	TRY("timerfd_settime", timerfd_settime(-1, 0, &never, NULL));
+	TRY("fcntl", fcntl(-1, F_GETFL));
+	TRY("getrandom", soft_read_random(&byte, sizeof(byte), 0));
+	TRY("setsockopt", setsockopt(-1, SOL_SOCKET, SO_REUSEADDR, &value, size));
+	TRY("getsockopt", getsockopt(-1, SOL_SOCKET, SO_ERROR, &value, &size));
+	TRY("bind", bind(-1, at, length));
+	TRY("listen", listen(-1, 1));
+	TRY("connect", connect(-1, at, length));
+	TRY("accept4", accept4(-1, at, &length, SOCK_CLOEXEC));
+	TRY("getsockname", getsockname(-1, at, &length));
+	TRY("getpeername", getpeername(-1, at, &length));
+	TRY("sendto", send(-1, &byte, sizeof(byte), 0));
+	TRY("recvfrom", recv(-1, &byte, sizeof(byte), 0));
+	TRY("sendmsg", sendmsg(-1, &message, 0));
+#undef TRY
+	return rc;
+}
