@@ -33,6 +33,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeAlias,
 
 from . import mr_pool, streams, transport
 from ._core import arguments
+from ._core.finalizers import finalizer
 from ._loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
@@ -627,6 +628,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     One thread reads at a time: BusyError.
     """
 
+    @finalizer
     def __del__(self) -> None:
         """Dropped, it ends in the thread of its loop, by the destructor of asyncio's writer."""
         with suppress(RuntimeError):  # the loop has ended, or is the parent's

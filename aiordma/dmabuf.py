@@ -6,6 +6,7 @@ import os
 import warnings
 
 from . import verbs
+from ._core.finalizers import finalizer
 from .errors import BufferStateError
 from .mr_pool import OwnMemory, Registration
 
@@ -19,6 +20,7 @@ class DmabufRegistration(Registration):
         self.fd: int = os.dup(fd)
         super().__init__(mr, mapped=False)
 
+    @finalizer  # called by finalizers too
     def _retire(self) -> None:
         os.close(self.fd)
         super()._retire()
@@ -70,6 +72,7 @@ class DmabufRegion(OwnMemory):
         """Deregister the memory; a second call does nothing."""
         self._give_back()
 
+    @finalizer
     def __del__(self) -> None:
         if not self.gone and hasattr(self, "_registration"):
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)

@@ -24,6 +24,7 @@ from typing import NamedTuple, Self
 
 from . import verbs
 from ._core.arguments import integer
+from ._core.finalizers import finalizer
 from ._core.region import slice_range
 from ._core.slabs import SlabAllocator
 from ._datapath.memory import MACHINE, BlockCache, Clock, Local, Pinned, PoolBlock
@@ -533,6 +534,7 @@ class Buffer(OwnMemory):
         self.gone = True
         return self._block
 
+    @finalizer
     def __del__(self) -> None:
         if not self.gone:
             warnings.warn(f"{self!r} was not released", ResourceWarning, source=self, stacklevel=1)
@@ -550,6 +552,7 @@ class Registration(Pinned):
         """The region, if another domain can register its memory by the address."""
         self.lease()
 
+    @finalizer  # called by finalizers too
     def _retire(self) -> None:
         self.mr.close()
 

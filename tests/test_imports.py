@@ -42,7 +42,7 @@ GROUPS: dict[str, set[str]] = {
     "_datapath": {"verbs", "_native"} | CORE,
     "mr_pool": {"verbs", "_native", "_datapath", "_memory.pool_waiters", "_memory.stalled_reads"}
     | CORE,
-    "_memory.registration_cache": {"verbs", "_native", "_datapath", "mr_pool"},
+    "_memory.registration_cache": {"_core.finalizers", "verbs", "_native", "_datapath", "mr_pool"},
     "_memory.block_source": {"mr_pool"},
     "_memory": set(),
     "dmabuf": {"verbs", "mr_pool"} | CORE,
@@ -59,8 +59,8 @@ GROUPS: dict[str, set[str]] = {
     "_loop.futures": set(),
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver", "_loop.shutdown"},
     "_loop.per_loop_resource": {"_native"},
-    "_loop.shutdown": {"_native", "_loop.affinity", "_loop.per_loop_resource"},
-    "_loop.time_share": {"_datapath"},
+    "_loop.shutdown": {"_core.finalizers", "_native", "_loop.affinity", "_loop.per_loop_resource"},
+    "_loop.time_share": {"_core.finalizers", "_datapath"},
     "_loop.virtual_loop": {"_datapath"},
     "_loop.wait_queue": {"_loop.futures"},
     "_loop": set(),
@@ -83,7 +83,8 @@ GROUPS: dict[str, set[str]] = {
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
     "blocking": PUBLIC
-    | {"streams", "_native", "_loop.shutdown", "_core.arguments", "_transport.listening"},
+    | {"streams", "_native", "_loop.shutdown", "_core.arguments", "_transport.listening"}
+    | {"_core.finalizers"},
     "streams": PUBLIC
     | {
         "_options",

@@ -49,6 +49,10 @@ cdef bint is_task_wakeup(object callback) except -1:
     return function == task_wakeup and function != NULL
 
 
+# Not a global of Python's, which may be None when the interpreter shuts down.
+cdef object warn = warnings.warn
+
+
 cdef int never_awaited(str name) noexcept:
     """Warns as Python does of a coroutine, which these awaitables are for asyncio; from a destructor."""
     cdef PyObject *kind = NULL
@@ -56,7 +60,7 @@ cdef int never_awaited(str name) noexcept:
     cdef PyObject *traceback = NULL
     PyErr_Fetch(&kind, &value, &traceback)
     try:
-        warnings.warn(f"coroutine '{name}' was never awaited", RuntimeWarning, stacklevel=1)
+        warn(f"coroutine '{name}' was never awaited", RuntimeWarning, stacklevel=1)
     except BaseException:
         PyErr_WriteUnraisable(name)
     PyErr_Restore(kind, value, traceback)

@@ -33,6 +33,9 @@ from aiordma.verbs._memory.buffers import bytes_of, keeper_of, require_data
 cdef extern from "Python.h":
     PyObject *PyMemoryView_GET_BASE(object) noexcept
 
+# For destructors: no global of Python's, which may be None when the interpreter shuts down.
+cdef dict names_of_kinds = {int(kind): kind.text for kind in OperationKind}
+
 
 cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
     return arguments.integer("imm", imm, 0, arguments.U32_MAX)
@@ -475,7 +478,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
 
     @property
     def __qualname__(self) -> str:
-        return f"Connection.{OperationKind(self.kind).text}"
+        return f"Connection.{names_of_kinds[self.kind]}"
 
     def __dealloc__(self):
         if self.sender is not None:

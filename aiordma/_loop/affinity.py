@@ -26,6 +26,9 @@ class LoopAffinity:
 
     __slots__ = ("_generation", "_thread", "loop", "made_at")
 
+    # Finalizers ask when the globals of this module may be None.
+    _current_generation = staticmethod(fork.generation)
+
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -35,7 +38,7 @@ class LoopAffinity:
     @property
     def is_after_fork(self) -> bool:
         """Whether this is the child of a fork, and the object its parent's."""
-        return self._generation != fork.generation()
+        return self._generation != self._current_generation()
 
     def check(self, what: object) -> None:
         """WrongLoopError outside the loop; where no loop runs, outside its thread."""

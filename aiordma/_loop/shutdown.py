@@ -13,7 +13,6 @@ path ends what was dropped so late that the loop did not come to end it.
 from __future__ import annotations
 
 import asyncio
-import sys
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -22,6 +21,7 @@ from functools import partial
 from types import MethodType
 from typing import Any, Protocol, Self, TypeVar
 
+from .._core.finalizers import finalizer
 from .._native import fork
 from .affinity import LoopAffinity
 from .per_loop_resource import PerLoopResource
@@ -96,6 +96,7 @@ class EndsWhenDropped:
     def _end_without_loop(self) -> None:
         raise NotImplementedError
 
+    @finalizer
     def __del__(self) -> None:
         """In any thread, at any time."""
         of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
@@ -236,8 +237,9 @@ class LoopEnd:
         """The callback of a reader, which keeps this alive."""
         return partial(_call, callback, self)
 
+    @finalizer
     def __del__(self) -> None:
-        if self._loop.is_closed() and not sys.is_finalizing():
+        if self._loop.is_closed():
             _finish(self._loop)
 
 

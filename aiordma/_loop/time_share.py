@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
+from .._core.finalizers import finalizer
 from .._datapath.memory import Clock
 
 # By judgement: one in so many parts of the loop's time (twice as much with what its steps do not
@@ -58,6 +59,7 @@ class Timed(Coroutine[Any, Any, bool]):
     def close(self) -> None:
         self._work.close()
 
+    @finalizer
     def __del__(self) -> None:
         if not self._began:
             self.close()  # of a task that never began, where nothing else does

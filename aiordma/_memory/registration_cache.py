@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import verbs
+from .._core.finalizers import finalizer
 from .._datapath.memory import Pinned
 from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
@@ -120,6 +121,7 @@ class RegistrationCache:
         key = id(memory)
         ended, loop, forget = self._ended, self._loop, self._forget_ended
 
+        @finalizer
         def end(_: object) -> None:
             # In any thread, in the middle of anything.
             ended.append(key)
@@ -192,6 +194,7 @@ class _Use(Pinned):
     def region(self) -> verbs.MemoryRegion:
         return self._kept.mr
 
+    @finalizer  # called by finalizers too
     def _retire(self) -> None:
         self._keeper = None
         self.view.release()

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Self
 
 from .._core import connection_states, protocol
 from .._core.connection_states import CLOSING, LifecycleEvent
+from .._core.finalizers import finalizer
 from .._core.handshake import Hello
 from .._core.snapshot_types import ConnectionState, traffic
 from .._loop.shutdown import EXITS, background
@@ -73,6 +74,7 @@ class Connection(MemoryMethods):
             assert error is not None
             observation.ended(self, self._queue.peer, error, accepted=accepted)
 
+    @finalizer
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
         super().__del__()

@@ -27,6 +27,7 @@ from .._core.connection_states import (
     LifecycleEvent,
     transition,
 )
+from .._core.finalizers import finalizer
 from .._core.handshake import Hello
 from .._core.refusal import REJECTED_BY_APPLICATION
 from .._core.region import granter
@@ -524,6 +525,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     def _drop(self) -> None:
         self._end(ConnectionClosedError("the connection was dropped"))
 
+    @finalizer
     def __del__(self) -> None:
         """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
         super().__del__()

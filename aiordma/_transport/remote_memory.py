@@ -9,6 +9,7 @@ from typing import Self, cast
 
 from .. import _transport
 from .._core import protocol
+from .._core.finalizers import finalizer
 from .._core.region import RegionToken, RemoteRange, Rights
 from .._datapath.memory import Local
 from .._datapath.memory import Remote as RemoteBase
@@ -221,6 +222,7 @@ class RemoteRegion(RemoteMemory):
         if not self.ended:
             await self.release()
 
+    @finalizer
     def __del__(self) -> None:
         """Borrowed memory goes back.  In any thread, at any time."""
         if getattr(self, "_lent", False) and self._usable:  # also of one whose lease is over

@@ -12,6 +12,7 @@ from typing import Self
 from .. import _transport
 from .._core import protocol
 from .._core.fields import Keys
+from .._core.finalizers import finalizer
 from .._core.region import RegionToken, Rights
 from .._datapath.rail import SendQueue
 from ..errors import BufferStateError, OutcomeUnknownError, RDMAError
@@ -307,6 +308,7 @@ class HandedOver:
         assert block is not None
         return Buffer(block, self._length)
 
+    @finalizer
     def __del__(self) -> None:
         if self._block is not None:
             self._block.release()

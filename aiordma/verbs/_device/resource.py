@@ -93,8 +93,10 @@ class Node(Generic[P]):
         if _halted and pin is not None:
             _keep_for_good(pin)
 
-    def close(self) -> None:
+    def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Destroy the children, youngest first, then this. Whatever cannot be stays open."""
+        if _is_finalizing():  # `_halt_all` has run, and the globals of this module may be None
+            return
         if self.children:
             with ExitStack() as steps:  # all of them, also if one stays
                 for child in self.children:
@@ -261,8 +263,12 @@ class Resource(Generic[P]):
         return f"<{self._label()} {details}>" if details else f"<{self._label()}>"
 
     def __del__(
-        self, _warn: Callable[..., None] = warnings.warn, _keep: list[Node[Any]] = _abandoned
+        self,
+        _warn: Callable[..., None] = warnings.warn,
+        _keep: list[Node[Any]] = _abandoned,
+        _is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
+        # The globals of this and other modules may be None when the interpreter shuts down.
         node = getattr(self, "node", None)
         if node is None or node.pointer is None:
             return
@@ -270,4 +276,5 @@ class Resource(Generic[P]):
             _keep.append(node)
         if node.counted:
             place = f", made at\n{self._made_at}" if self._made_at else ""
-            _warn(f"unclosed {self!r}{place}", ResourceWarning, source=self)
+            shown = f"<{type(self).__name__}>" if _is_finalizing() or ffi is None else repr(self)
+            _warn(f"unclosed {shown}{place}", ResourceWarning, source=self)

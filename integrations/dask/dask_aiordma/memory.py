@@ -10,8 +10,10 @@ an array have.  It is kept for some seconds: the process is seen to use it until
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from distributed.protocol.utils import host_array
@@ -77,8 +79,10 @@ class FrameMemory:
                 return memory
         return None
 
-    def _ended(self, number: int) -> None:
+    def _ended(self, number: int, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Called by any thread, at any time: so without a lock."""
+        if _is_finalizing():  # the globals of asyncio may be None
+            return
         _, memory = self._lent.pop(number)
         loop = self._loop()
         if loop is None or loop.is_closed():

@@ -8,7 +8,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,8 +58,9 @@ class Fetch(FetchRequest):
 
     task: asyncio.Task[None] | None = None
 
-    def __del__(self) -> None:
-        if self.task is not None and not self.task.done():
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While the interpreter shuts down the globals of modules may be None.
+        if not _is_finalizing() and self.task is not None and not self.task.done():
             with suppress(RuntimeError):  # the loop has ended
                 self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
