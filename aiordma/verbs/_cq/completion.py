@@ -1,4 +1,4 @@
-"""Completion queues, classic and extended, and the channels of their events."""
+"""Completion queues, classic and extended, and the channels that deliver their events."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(
 
 
 class Table(Protocol):
-    """A table of posted work, whose owner is above this package."""
+    """The interface of a table of posted work, which belongs to a higher layer."""
 
     def drain(self, state: int, most: int, polls_again: bool, /) -> int: ...
 
 
 class CompletionChannel(Resource[h.ibv_comp_channel]):
-    """Takes the events of completion queues; ``fd`` is for an event loop.
+    """A channel that delivers the events of completion queues.
 
-    ``fd`` never blocks. It is readable while there is an event; it may be readable earlier, when
-    looking for an event does the device's work that leads to it.
+    Add ``fd`` to an event loop. It never blocks. It is readable while there is an event. It may
+    also be readable before that, if taking an event makes the device do the work that leads to one.
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_comp_channel) -> None:
@@ -83,32 +83,40 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         self._a_thread_takes = False
 
     def _peer_wakeups(self) -> int:
-        """A number for :meth:`_wrote_to_polling_peers`."""
+        """Return a counter value to pass to :meth:`_wrote_to_polling_peers`."""
         return lib.aiordma_peer_wakeups(self._calls)
 
     def _wrote_to_polling_peers(self, since: int) -> bool:
-        """Has the device written to peers since :meth:`_peer_wakeups`, all of which were polling?
+        """Return whether the device has written to peers since then, all of which were polling.
 
-        False where the device cannot tell.
+        Args:
+            since: The earlier result of :meth:`_peer_wakeups`.
+
+        Returns:
+            False if the device cannot tell.
         """
         now = self._peer_wakeups()
         return now != since and now >> 32 == since >> 32
 
     @property
     def events(self) -> int:
-        """Completion events taken so far."""
+        """The number of completion events taken so far."""
         return self._events + self.drain_state.events
 
     def statistics(self) -> ChannelStatistics:
-        """Counts of its events, drains and completions so far."""
+        """Return the number of queues, events, drains and completions so far."""
         state = self.drain_state
         return ChannelStatistics(len(self.queues), self.events, state.drains, state.completions)
 
     def get_event(self) -> CompletionQueue | None:
-        """Take and acknowledge one event; its queue, None when there is no event.
+        """Take and acknowledge one event. Never waits.
 
-        The queue is not armed any more: call its ``req_notify()``, then poll it until it is
-        empty. Events of a queue whose object is gone are taken and passed over.
+        The queue is no longer armed: call its ``req_notify()``, then poll it until it is empty.
+
+        Returns:
+            The queue that had the event, or None if there is no event. Events of queues whose
+            object
+            no longer exists are discarded.
         """
         cq = ffi.new("struct ibv_cq **")
         context = ffi.new("void **")
@@ -122,10 +130,10 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return None
 
     def _sleep_for(self, queue: CompletionQueue, seen: int, end: float) -> None:
-        """Sleep until ``queue._events_taken`` is not ``seen``, or time.monotonic() is ``end``.
+        """Sleep until ``queue._events_taken`` differs from ``seen``, or until the time ``end``.
 
-        Of several threads that sleep, one takes the events of all: the fd shows an event to each of
-        them, but to none that looks after it is taken.
+        If several threads sleep, one of them takes the events for all. Each thread would see the fd
+        become readable, but a thread that looks after another one has taken the event would not.
         """
         with self._event_taken:
             while queue._events_taken == seen and (left := end - time.monotonic()) > 0:
@@ -152,13 +160,15 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         poll.poll(math.ceil(seconds * 1000))
 
     def _drain_to(self, table: Table, capacity: int, polls_again: bool) -> Drained:
-        """Take every event, acknowledge, arm again, and poll all queues: in one call of C.
+        """Take and acknowledge all events, arm the queues again and poll them, in one call of C.
 
-        Completions, at most ``capacity``, go to their work in ``table``, for queue pairs that are
-        not tracked. Each queue must have been armed once.
+        Each queue must have been armed once.
 
-        With ``polls_again`` the caller will poll again soon if there was something; peers need not
-        notify it until then.
+        Args:
+            table: Receives the completions of queue pairs that are not tracked.
+            capacity: The maximum number of completions.
+            polls_again: Whether the caller will poll again soon if there was something. Peers need
+                not notify it until then.
         """
         if self.node.pointer is None:  # as `self.pointer` does, but faster
             raise self.closed_error()
@@ -167,15 +177,21 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
     def _reader(
         self, capacity: int, otherwise: Callable[[int], object]
     ) -> tuple[int, int, list[Entries], Callable[[int], object]]:
-        """The arguments of a poller's ``serve`` or ``spin_once``, to do as :meth:`_drain_to` does.
+        """Return the arguments for a poller's ``serve`` or ``spin_once`` to drain this channel.
 
-        ``otherwise`` is called with the result of a drain that did more than to find completions;
-        :meth:`_drained` reads it.
+        Args:
+            capacity: The maximum number of completions.
+            otherwise: Called with the result of a drain that did more than find completions. Pass
+                the result to :meth:`_drained`.
         """
         return self._state_address, capacity, self.leaving, otherwise
 
     def _drained(self, result: int) -> Drained:
-        """Reads the result of a table's ``drain``; VerbsError if the channel failed."""
+        """Decode the result of a table's ``drain``.
+
+        Raises:
+            VerbsError: If the channel failed.
+        """
         if result < 0:
             raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
         if self.leaving and not result & 2:
@@ -189,15 +205,15 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 
 
 class CompletionQueue(Resource[h.ibv_cq]):
-    """Where completions of work are found, in the order in which they were made.
+    """A queue of completions, in the order in which the device generated them.
 
-    ``fields`` is what an extended queue was made to tell, None for a classic queue; everything
-    else is the same for both. A thread finds completions in one of four ways:
+    ``fields`` are the fields that an extended queue reports. It is None for a classic queue.
+    Everything else is the same for both. There are four ways to get completions:
 
-    - polling: :meth:`poll` takes what is there;
+    - polling: :meth:`poll` takes the completions that are available;
     - busy polling: :meth:`wait` with ``spin=math.inf`` polls without a pause;
     - by events: :meth:`wait` arms the queue and sleeps on its channel;
-    - adaptive polling: :meth:`wait` with ``spin`` seconds polls for so long before it sleeps.
+    - adaptive polling: :meth:`wait` with ``spin`` polls for that many seconds before it sleeps.
     """
 
     def __init__(
@@ -215,12 +231,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self._posted_work: weakref.WeakValueDictionary[int, PostedWork] = (
             weakref.WeakValueDictionary()
         )
-        """Of the queue pairs that complete here, by their numbers."""
+        """The posted work of the queue pairs that complete here, by queue-pair number."""
         self.entries: Entries = Entries(pointer.cqe, channel.leaving if channel else None)
         self._array: CompletionArray | None = None
         self._polls = self._found = self._arms = 0
         self._events_taken = 0
-        """The number of this queue's events that its channel has taken for `wait`."""
+        """The number of events of this queue that its channel has taken for `wait`."""
         destroy = context.library.calls.ibv_destroy_cq
         if channel is None:
             super().__init__(Node("CompletionQueue", pointer, destroy, [context.node]))
@@ -240,7 +256,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
     # --- taking completions ----------------------------------------------------------------
 
     def poll(self, max: int = 16) -> list[WorkCompletion]:
-        """Take up to ``max`` completions; an empty list when there are none. Never waits."""
+        """Take up to ``max`` completions. Never waits.
+
+        Returns:
+            The completions. The list is empty if there are none.
+        """
         return self._poll(integer("max", max), 0)
 
     def _poll(self, max: int, spin_us: int) -> list[WorkCompletion]:
@@ -260,16 +280,16 @@ class CompletionQueue(Resource[h.ibv_cq]):
         ]
 
     def _settle(self, record: Record) -> WorkCompletionError | None:
-        """Settle the work of a completion, if it is tracked; the exception if it has failed."""
+        """Settle the tracked work of a completion, and return the exception if it failed."""
         work = self._posted_work.get(record[6])
         return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
-        """Its room, and what it has done so far."""
+        """Return the queue's size and reservations, and what it has done so far."""
         return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
 
     def start_poll(self) -> CompletionCursor:
-        """Completions one by one, each field read when it is asked for: ibv_create_cq_ex(3).
+        """Iterate over completions, reading each field on demand: ibv_create_cq_ex(3).
 
         ::
 
@@ -282,14 +302,24 @@ class CompletionQueue(Resource[h.ibv_cq]):
     def wait(
         self, max: int = 16, *, timeout: float | None = None, spin: float = 0.0
     ) -> list[WorkCompletion]:
-        """Wait for up to ``max`` completions; empty when ``timeout`` seconds have passed.
+        """Wait for completions.
 
-        It first polls for ``spin`` seconds (the GIL is free meanwhile), then arms the queue and
-        sleeps until its channel has an event of it. ``spin=0`` sleeps at once, ``math.inf``
-        never does. It leaves the queue armed. Threads may wait for queues of the same channel, each
-        for its own. Not for a channel that an event loop watches.
+        It first polls for ``spin`` seconds without the GIL, then arms the queue and sleeps until
+        the channel has an event of this queue. The queue stays armed. Several threads may wait for
+        queues of the same channel, each for its own queue. Do not use it on a channel that an event
+        loop watches.
 
-        ValueError when it would have to sleep and the queue has no channel, or ``max`` is below 1.
+        Args:
+            max: The maximum number of completions to take.
+            timeout: Seconds to wait; None waits forever.
+            spin: Seconds to poll before sleeping. 0 sleeps immediately, ``math.inf`` never sleeps.
+
+        Returns:
+            The completions. The list is empty after a timeout.
+
+        Raises:
+            ValueError: If it would have to sleep but the queue has no channel, or if ``max`` is
+                below 1.
         """
         max, spin = integer("max", max), seconds("spin", spin, endless=True)
         if not max:
@@ -314,7 +344,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
             now = time.monotonic()
 
     def _spin(self, max: int, end: float) -> list[WorkCompletion]:
-        """Poll until ``end``, at least once; back in Python every millisecond, for signals."""
+        """Poll until ``end``, at least once, and let Python handle signals every millisecond."""
         while True:
             left = end - time.monotonic()
             found = self._poll(max, math.ceil(min(left, _SLICE) * 1_000_000) if left > 0 else 0)
@@ -324,10 +354,13 @@ class CompletionQueue(Resource[h.ibv_cq]):
     # --- events ----------------------------------------------------------------------------
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Arm: the next completion makes an event on the channel.
+        """Arm the queue, so that the next completion generates an event on the channel.
 
-        Completions that are already there make none: poll after arming. With ``solicited_only``
-        only a failure or a receive whose sender asked for it (SendFlags.SOLICITED) does.
+        Completions that are already in the queue do not generate an event, so poll after arming.
+
+        Args:
+            solicited_only: Generate an event only for a failure, or for a receive whose sender set
+                SendFlags.SOLICITED.
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
@@ -335,11 +368,17 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self._arms += 1
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
-        """Moderate events: one after ``cq_count`` completions or ``cq_period`` seconds.
+        """Moderate events: generate one after ``cq_count`` completions or ``cq_period`` seconds.
 
-        Whichever is first; 0 and 0 make one at once again. The period counts in microseconds,
-        up to 65535. ValueError beyond what the device takes; UnsupportedError where it has no
-        moderation. Source: ibv_modify_cq(3).
+        Whichever comes first counts. 0 and 0 turn moderation off. Source: ibv_modify_cq(3).
+
+        Args:
+            cq_count: A number of completions.
+            cq_period: Seconds, with a resolution of a microsecond, up to 65535 microseconds.
+
+        Raises:
+            ValueError: If the device does not support the values.
+            UnsupportedError: If the device does not support moderation.
         """
         most = self.context.query_device_ex().cq_mod_caps
         if not most.max_cq_count and not most.max_cq_period:
@@ -362,28 +401,32 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     @property
     def handle(self) -> int:
-        """Its number in the device (``ibv_cq.handle``)."""
+        """The number of the queue in the device (``ibv_cq.handle``)."""
         return self.pointer.handle
 
     @property
     def cqe(self) -> int:
-        """Number of its entries."""
+        """The number of entries."""
         return self.entries.capacity
 
     @property
     def reserved(self) -> int:
-        """Entries that are set aside; see :mod:`aiordma.verbs._cq.cq_entries`."""
+        """The number of reserved entries; see :mod:`aiordma.verbs._cq.cq_entries`."""
         return self.entries.reserved
 
     @property
     def available(self) -> int:
-        """Entries that are not reserved."""
+        """The number of entries that are not reserved."""
         return self.entries.available
 
     def resize(self, cqe: int) -> None:
-        """Change the number of entries; completions inside are kept. The device may give more.
+        """Change the number of entries, keeping the completions in the queue.
 
-        ValueError below what is reserved, UnsupportedError where the device cannot.
+        The device may choose a larger number.
+
+        Raises:
+            ValueError: If ``cqe`` is less than the number of reserved entries.
+            UnsupportedError: If the device cannot resize queues.
         """
         cqe = integer("cqe", cqe, 1, I32_MAX)
         if cqe < self.reserved:
@@ -394,7 +437,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.entries.capacity = pointer.cqe
 
     def reserve(self, entries: int) -> None:
-        """Set entries aside. BusyError when there are not enough; resize, or use another queue."""
+        """Reserve entries.
+
+        Raises:
+            BusyError: If too few entries are available. Resize the queue, or use another one.
+        """
         entries = integer("entries", entries)
         if entries > self.available:
             raise BusyError(
@@ -404,9 +451,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.entries.reserved += entries
 
     def make_room(self, entries: int) -> None:
-        """As :meth:`reserve`, after resizing the queue when there are not enough.
+        """Reserve entries, resizing the queue if too few are available.
 
-        BusyError when the device cannot, or has no larger queues.
+        Raises:
+            BusyError: If the device cannot resize the queue, or does not support a queue of that
+                size.
         """
         if entries > self.available:
             try:
@@ -419,19 +468,19 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.reserve(entries)
 
     def release(self, entries: int) -> None:
-        """Give reserved entries back, which are free at once: its completions have been polled."""
+        """Release reserved entries immediately, because their completions have been polled."""
         try:
             self.entries.release(entries)
         except ValueError as error:
             raise ValueError(f"{self!r}: {error}") from None
 
     def release_when_empty(self, entries: int) -> None:
-        """Give reserved entries back, which are free when the queue has been seen empty."""
+        """Release reserved entries when a poll next finds the queue empty."""
         self.entries.leave(entries)
 
     @property
     def in_use(self) -> int:
-        """Entries that are reserved and have not been given back in either way."""
+        """The number of reserved entries that have not been released in either way."""
         return self.reserved - self.entries.leaving
 
     def _details(self) -> str:
@@ -440,9 +489,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
 
 def hold_room(node: Node[Any], *wanted: tuple[CompletionQueue | None, int]) -> None:
-    """Set entries of completion queues aside until what ``node`` stands for has been destroyed.
+    """Reserve entries of completion queues until the object of ``node`` has been destroyed.
 
-    BusyError, and it is destroyed at once, when a queue has too few and cannot grow.
+    Raises:
+        BusyError: If a queue has too few entries and cannot grow. The object is then destroyed.
     """
     totals: Counter[CompletionQueue] = Counter()
     for cq, entries in wanted:

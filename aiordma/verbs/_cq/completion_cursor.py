@@ -1,4 +1,4 @@
-"""Completions one by one, each field read when it is asked for: ibv_start_poll(3)."""
+"""Iteration over completions that reads each field on demand: ibv_start_poll(3)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from .work_completion import WorkCompletion
 
 
 def _number(name: str, doc: str, member: str = "") -> Any:
-    """An attribute of a cursor: a field that is a number, as :meth:`CompletionCursor._read`."""
+    """Create a property for a numeric field, read by :meth:`CompletionCursor._read`."""
     return property(lambda cursor: cursor._read(name, member), doc=doc)
 
 
 class CompletionCursor:
-    """The position of a thread in a completion queue: :meth:`CompletionQueue.start_poll`.
+    """A thread's position in a completion queue, created by :meth:`CompletionQueue.start_poll`.
 
-    Iterating steps from completion to completion and gives the cursor itself, until the queue is
-    empty; the attributes are those of the current completion, named as those of
-    :class:`WorkCompletion`, each read from the device when it is asked for. On a classic queue
-    they have all been read. No other thread may poll the queue before the ``with`` has ended.
+    Iterating advances to the next completion and yields the cursor itself, until the queue is
+    empty. The attributes are those of the current completion, with the names of
+    :class:`WorkCompletion`. Each one is read from the device when you access it. On a classic
+    queue, all of them have already been read. No other thread may poll the queue before the
+    ``with`` block ends.
 
-    UnsupportedError for a field that the queue was not made to tell. When ``status`` is not
-    SUCCESS only ``wr_id``, ``vendor_err`` and ``qp_num`` are defined beside it.
+    Accessing a field that the queue was not created to report raises UnsupportedError. If
+    ``status`` is not SUCCESS, only ``wr_id``, ``vendor_err`` and ``qp_num`` are valid besides it.
     """
 
     def __init__(self, cq: verbs.CompletionQueue) -> None:
@@ -87,7 +88,7 @@ class CompletionCursor:
         return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, number, 0, 0
 
     def _read(self, name: str, member: str = "") -> int:
-        """The field ``name``, which ``read_<member>`` of an extended queue reads."""
+        """Return the field ``name``; on an extended queue, ``read_<member>`` reads it."""
         if self._wc is None and not self._started:
             raise RuntimeError("the cursor is at no completion: iterate over it")
         if self._ex is not None:
@@ -114,12 +115,12 @@ class CompletionCursor:
 
     @property
     def opcode(self) -> WCOpcode:
-        """The operation that was completed."""
+        """The operation that completed."""
         return WCOpcode(self._read("opcode"))
 
     @property
     def imm_data(self) -> int | None:
-        """Immediate data in host order, None when there is none."""
+        """The immediate data in host byte order, or None if there is none."""
         if not self.wc_flags & WCFlags.WITH_IMM:
             return None
         imm_data = self._read("imm_data")
@@ -127,7 +128,7 @@ class CompletionCursor:
 
     @property
     def invalidated_rkey(self) -> int | None:
-        """The key that a send has invalidated, None when it has not."""
+        """The key that a send has invalidated, or None if it has not invalidated one."""
         if not self.wc_flags & WCFlags.WITH_INV:
             return None
         return self._read("invalidated_rkey", "imm_data")  # which is the key, in no byte order

@@ -1,20 +1,24 @@
-"""The entries of a completion queue, counted so that it cannot overrun.
+"""Accounting of the entries of a completion queue, so that it cannot overrun.
 
-A completion queue that overruns is broken, and every queue pair on it with it (IBTA volume 1,
-clause 11.6.3.2). So room is set aside before anything can be posted: for a queue pair the sizes of
-its two queues, for a shared receive queue its size on every completion queue where its receives
-may complete. When one of them has been destroyed, completions of it may still lie in the queue: its
-room is free again when the queue has been seen empty after that.
+An overrun breaks a completion queue and every queue pair on it (IBTA volume 1, clause 11.6.3.2).
+Entries are therefore reserved before anything can be posted. A queue pair reserves the sizes of its
+two queues. A shared receive queue reserves its size on every completion queue where its receives
+may complete. After one of these has been destroyed, the queue may still contain its completions.
+Its entries are released when a poll has found the queue empty.
 """
 
 from __future__ import annotations
 
 
 class Entries:
-    """The count, without the queue itself, whose object may be gone before its users.
+    """The counts of a completion queue's entries.
 
-    ``channel`` collects those of its queues that have something leaving: draining the channel
-    sees all of its queues empty at once.
+    They are separate from the queue, because its object may be deleted before its users.
+
+    Args:
+        capacity: The number of entries.
+        channel: The list of the channel's queues with entries to release. Draining the channel
+            finds all of them empty at the same time.
     """
 
     __slots__ = ("_channel", "capacity", "leaving", "reserved")
@@ -27,24 +31,24 @@ class Entries:
 
     @property
     def available(self) -> int:
-        """Entries that are not reserved."""
+        """The number of entries that are not reserved."""
         return self.capacity - self.reserved
 
     def release(self, entries: int) -> None:
-        """Free reserved entries at once."""
+        """Release reserved entries immediately."""
         if entries > self.reserved - self.leaving:
             raise ValueError(f"{entries} entries released, {self.reserved - self.leaving} reserved")
         self.reserved -= entries
 
     def leave(self, entries: int) -> None:
-        """Free reserved entries when the queue is next seen empty."""
+        """Release reserved entries when the queue is next found empty."""
         # It may still be there: a poll that sees the queue empty leaves the list to the next drain.
         if self._channel is not None and self not in self._channel:
             self._channel.append(self)
         self.leaving += entries
 
     def seen_empty(self) -> None:
-        """A poll has found nothing more."""
+        """Release entries because a poll has found the queue empty."""
         if self.leaving:
             self.reserved -= self.leaving
             self.leaving = 0

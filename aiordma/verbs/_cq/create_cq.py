@@ -1,4 +1,4 @@
-"""Making completion queues: extended where the device has them, classic elsewhere."""
+"""Creation of completion queues: extended if the device supports them, otherwise classic."""
 
 from __future__ import annotations
 
@@ -32,15 +32,23 @@ def create_cq(
     fields: WCFields | None = None,
     flags: CQFlags = CQFlags.NONE,
 ) -> CompletionQueue:
-    """Make a completion queue of at least ``cqe`` entries.
+    """Create a completion queue.
 
-    Its events go to ``channel``, after :meth:`CompletionQueue.req_notify`; without a channel
-    it can only be polled. ``comp_vector`` is below ``num_comp_vectors``.
+    Args:
+        context: The device.
+        cqe: The minimum number of entries.
+        channel: The channel for its events, after :meth:`CompletionQueue.req_notify`. Without a
+            channel, the queue can only be polled.
+        comp_vector: A number below ``num_comp_vectors``.
+        extended: Whether to create an extended queue, which can report timestamps. The default is
+            to create one if the device supports it.
+        fields: The fields that an extended queue reports. The default is all that the device
+            supports.
+        flags: Options of an extended queue.
 
-    Where the device has extended queues it is one of those, which tells the timestamps that
-    the device has; ``extended`` chooses. ``fields`` are what an extended one shall tell,
-    ``flags`` how it works. ValueError for a number out of range, UnsupportedError for what
-    the device lacks, naming it.
+    Raises:
+        ValueError: If a number is out of range.
+        UnsupportedError: If the device lacks a feature; the message names it.
     """
     cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
     if channel is not None:
@@ -102,9 +110,9 @@ def _extended(
 
 
 def most_fields(context: verbs.Context) -> WCFields | None:
-    """All fields of use that the device's extended queues tell; None without such queues.
+    """Return all useful fields of the device's extended queues; None if it has no such queues.
 
-    A device shows which timestamps it has only by making a queue or refusing to.
+    The only way to find out which timestamps a device supports is to create a queue with them.
     """
     times = [_ALL_TIMES, *_TIMES] if context.query_device_ex().completion_timestamp_mask else []
     for fields in (*(STANDARD | stamp for stamp in times), STANDARD):

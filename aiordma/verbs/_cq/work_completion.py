@@ -1,4 +1,4 @@
-"""The completion of one work request."""
+"""The completion of a work request."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TM_INFO = int(WCFields.WITH_TM_INFO)
 
 
 class WorkCompletion(NamedTuple):
-    """The completion of one work request: ``struct ibv_wc``, see ibv_poll_cq(3).
+    """The completion of a work request: ``struct ibv_wc``, see ibv_poll_cq(3).
 
-    When ``status`` is not SUCCESS only ``wr_id``, ``status``, ``vendor_err`` and ``qp_num`` are
-    defined; ``opcode`` is None then. ``imm_data`` is a number in host order, None unless the
-    completion has one; so is ``invalidated_rkey``, which a send has invalidated here.
-    ``byte_len`` is defined for receives, reads and atomics.
+    If ``status`` is not SUCCESS, only ``wr_id``, ``status``, ``vendor_err`` and ``qp_num`` are
+    valid, and ``opcode`` is None. ``imm_data`` is a number in host byte order, or None if there is
+    none. ``invalidated_rkey`` is the key that a send has invalidated on this side, or None.
+    ``byte_len`` is valid for receives, reads and atomics.
 
-    What follows ``failure`` is told by extended completion queues that were made for it, and is
-    None otherwise; ``slid``, ``sl``, ``dlid_path_bits`` and ``pkey_index`` are told by classic
-    ones too. ``timestamp`` is the device's clock when it completed the work, in ticks
-    (:meth:`ExtendedDeviceAttributes.seconds`); ``wallclock_ns`` the time of day, in nanoseconds
+    The fields after ``failure`` are None unless an extended completion queue was created to report
+    them. Classic queues report only ``slid``, ``sl``, ``dlid_path_bits`` and ``pkey_index`` of
+    them. ``timestamp`` is the device's clock at the completion, in ticks
+    (:meth:`ExtendedDeviceAttributes.seconds`). ``wallclock_ns`` is the time of day in nanoseconds
     since 1970.
     """
 
@@ -69,10 +69,13 @@ class WorkCompletion(NamedTuple):
         more: More | None = None,
         fields: WCFields | None = None,
     ) -> Self:
-        """From a record: the fields of `struct aiordma_completion`, as plain numbers.
+        """Create a completion from a record, which has the fields of `struct aiordma_completion`.
 
-        ``failure`` is what the queue pair's tracking says of a failed one. ``more`` is the
-        rest of it, ``fields`` what an extended queue was made to tell; None for a classic one.
+        Args:
+            record: The fields as plain numbers.
+            failure: The exception that the queue pair's tracking found for a failed completion.
+            more: The remaining fields.
+            fields: The fields that an extended queue reports; None for a classic queue.
         """
         wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, flags = record
         if status:
@@ -97,15 +100,18 @@ class WorkCompletion(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the work was done."""
+        """Whether the work request succeeded."""
         return self.status is WCStatus.SUCCESS
 
     def error(self, operation: str = "") -> WorkCompletionError | None:
-        """The exception for a failed completion, None for a good one.
+        """Return the exception for a failed completion, or None for a successful one.
 
-        It names the operation, and a flush has the queue pair's first failure as its cause,
-        when the queue pair tracks its work (all do but those that the event loop's driver
-        has). The completion itself does not say what had been posted; ``operation`` may.
+        If the queue pair tracks its work, the exception names the operation, and that of a flushed
+        request has the queue pair's first failure as its cause. All queue pairs track their work
+        except those of the event loop's driver.
+
+        Args:
+            operation: The name of the operation. A completion itself does not contain it.
         """
         if self.ok:
             return None
@@ -120,15 +126,16 @@ class WorkCompletion(NamedTuple):
         )
 
     def raise_for_status(self) -> None:
-        """Raise :meth:`error` when the work failed; nothing otherwise."""
+        """Raise :meth:`error` if the work request failed."""
         if (error := self.error()) is not None:
             raise error
 
 
 def invalidated(imm_data: int) -> int:
-    """The key that shares its place with immediate data, which records have in host order.
+    """Return the invalidated key, which shares its field with immediate data.
 
-    The key was there as it is; so turning the immediate data has turned it as well.
+    Records have immediate data in host byte order, but the key is not byte-swapped. This undoes the
+    conversion.
     """
     return socket.htonl(imm_data)
 
