@@ -1,17 +1,17 @@
-"""The verbs: devices, memory, queues, work requests; synchronous, without an event loop.
+"""The verbs: devices, memory, queues and work requests. Synchronous, without an event loop.
 
 ::
 
     with verbs.open_device() as context, context.alloc_pd() as pd, context.create_cq(64) as cq:
         mr = pd.reg_mr(4096)
         qp = pd.create_qp(cq)
-        local = qp.endpoint()                 # to the peer, by whatever channel; its answer:
+        local = qp.endpoint()                 # send it to the peer, and receive the peer's
         qp.connect(local, remote)
         qp.post_send_one(1, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, mr.addr, 5, mr.lkey)
         while not (completions := cq.poll()): ...
 
-The owner makes the child, closing the owner closes the child. Fields keep their names in C; times
-are seconds. Failures are exceptions of :mod:`aiordma.errors`.
+Each object is created by its owner, and closing the owner closes it. Fields keep their C names.
+Times are in seconds. Failures are exceptions of :mod:`aiordma.errors`.
 """
 
 from typing import TYPE_CHECKING

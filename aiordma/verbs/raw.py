@@ -1,4 +1,4 @@
-"""The C structures and calls of libibverbs and librdmacm, by cffi, for what has no method yet.
+"""The C structures and calls of libibverbs and librdmacm through cffi, for what has no method.
 
 ::
 
@@ -8,16 +8,16 @@
     context.library.calls.ibv_query_device(context.pointer, attr)
     print(attr.max_qp, raw.IBV_QPT_RC)
 
-- ``pointer`` of an object of :mod:`aiordma.verbs` or :mod:`aiordma.cm` is its C structure, and
-  ``library.calls`` of a context, channel or id has the calls that the libraries export, by their
-  names in C, on any device. A call that fails raises VerbsError, or UnsupportedError where the
-  device or an older library lacks it; it returns what remains of its result in C.
-- The functions of this module are calls that C has inline in its header. Those of ibv_wr_post(3)
-  and ibv_create_cq_ex(3) are members of a structure: ``qp_ex.wr_start(qp_ex)``.
-- A constant of the headers is a name of this module: ``raw.IBV_SEND_SIGNALED``.
+- ``pointer`` of an object of :mod:`aiordma.verbs` or :mod:`aiordma.cm` is its C structure.
+  ``library.calls`` of a context, channel or ID has the calls that the libraries export, under their
+  C names, on any device. A call that fails raises VerbsError, or UnsupportedError if the device or
+  an older library lacks it. Otherwise it returns the rest of its C result.
+- The functions of this module are the calls that the C header defines inline. Those of
+  ibv_wr_post(3) and ibv_create_cq_ex(3) are members of a structure: ``qp_ex.wr_start(qp_ex)``.
+- Each constant of the headers is an attribute of this module: ``raw.IBV_SEND_SIGNALED``.
 
-The module does what C does: nothing is checked before the device does, nothing keeps memory alive.
-Call :meth:`QueuePair.untrack` before posting. See docs/raw-handles.md.
+As in C, nothing is checked before the device does, and nothing keeps memory alive. Call
+:meth:`QueuePair.untrack` before posting. See docs/raw-handles.md.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = [
 ]  # fmt: skip
 
 ffi: h.FFI = _ffi
-"""The FFI object of cffi with every structure that aiordma knows: ``new``, ``cast``, ``sizeof`` ...
+"""The cffi object with every structure that aiordma knows: ``new``, ``cast``, ``sizeof`` ...
 
-``ffi.cast("struct ibv_qp *", address)`` makes a pointer of an address.
+``ffi.cast("struct ibv_qp *", address)`` converts an address to a pointer.
 """
 
 _CONSTANTS = ("IBV_", "IB_UVERBS_", "RAI_", "RDMA_")
 
 
 def __getattr__(name: str) -> int:
-    """A constant or a member of an enumeration of infiniband/verbs.h or rdma/rdma_cma.h."""
+    """Return a constant or enumerator of infiniband/verbs.h or rdma/rdma_cma.h."""
     if name.startswith(_CONSTANTS) and isinstance(value := getattr(lib, name, None), int):
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
-    """Take up to ``num_entries`` completions into the array ``wc``; the number of them.
+    """Take up to ``num_entries`` completions into the array ``wc``, and return their number.
 
     Source: ibv_poll_cq(3).
     """
@@ -67,9 +67,15 @@ def ibv_req_notify_cq(cq: h.ibv_cq, solicited_only: int) -> None:
 def ibv_post_send(
     qp: h.ibv_qp, wr: h.ibv_send_wr, bad_wr: h.Pointer[h.ibv_send_wr] | None = None
 ) -> None:
-    """Post a list of send requests; ``bad_wr`` gets the refused one, if the device names it.
+    """Post a list of send requests. Source: ibv_post_send(3).
 
-    VerbsError from the device. Source: ibv_post_send(3).
+    Args:
+        qp: The queue pair.
+        wr: The first request of the list.
+        bad_wr: Receives the refused request, if the device reports it.
+
+    Raises:
+        VerbsError: If the device refuses a request.
     """
     bad_wr = bad_wr or ffi.new("struct ibv_send_wr **")
     _check("ibv_post_send", qp.context.ops.post_send(qp, wr, bad_wr))
@@ -78,7 +84,7 @@ def ibv_post_send(
 def ibv_post_recv(
     qp: h.ibv_qp, wr: h.ibv_recv_wr, bad_wr: h.Pointer[h.ibv_recv_wr] | None = None
 ) -> None:
-    """Post a list of receives; as :func:`ibv_post_send`. Source: ibv_post_recv(3)."""
+    """Post a list of receives, like :func:`ibv_post_send`. Source: ibv_post_recv(3)."""
     bad_wr = bad_wr or ffi.new("struct ibv_recv_wr **")
     _check("ibv_post_recv", qp.context.ops.post_recv(qp, wr, bad_wr))
 

@@ -1,4 +1,4 @@
-"""Batches: work requests that are posted together, with one doorbell, or not at all.
+"""Batches: work requests that are posted together with one doorbell, or not at all.
 
 ::
 
@@ -31,7 +31,7 @@ _SOLICITED, _INLINE = int(SendFlags.SOLICITED), int(SendFlags.INLINE)
 
 
 class _Batch(Generic[T]):
-    """Collects inside its ``with``; posts at the end, or drops everything on an exception."""
+    """A context manager that posts the requests it has collected, unless there is an exception."""
 
     def __init__(self, post: Callable[[Sequence[T]], None]) -> None:
         self._post = post
@@ -52,27 +52,36 @@ class _Batch(Generic[T]):
         return len(self._requests or ())
 
     def add(self, request: T) -> None:
-        """Collect one request; BufferStateError outside of the scope."""
+        """Add one request.
+
+        Raises:
+            BufferStateError: Outside of the ``with`` block.
+        """
         if self._requests is None:
             raise BufferStateError("a batch collects inside its with statement only")
         self._requests.append(request)
 
 
 class ReceiveBatch(_Batch[ReceiveWorkRequest]):
-    """Receives of a queue pair, or of a shared receive queue."""
+    """A batch of receives for a queue pair or a shared receive queue."""
 
     def recv(self, sges: Sequence[ScatterGatherElement] = (), *, wr_id: int = 0) -> None:
-        """Collect one receive."""
+        """Add one receive."""
         self.add(ReceiveWorkRequest(wr_id, sges))
 
 
 class SendBatch(_Batch[SendWorkRequest]):
-    """Requests of a send queue. Posting raises what :meth:`QueuePair.post_send` raises.
+    """A batch of requests for a send queue.
 
-    ``imm`` is immediate data, a number in host order; ``remote_srqn`` is for XRC queue pairs.
-    What the other keywords mean is in ibv_post_send(3): ``fence`` waits for reads and atomics
-    before it, ``solicited`` wakes a peer that asked for such alone, ``inline`` copies the data at
-    once. The memory otherwise belongs to the device until the completion.
+    Posting raises the same exceptions as :meth:`QueuePair.post_send`. The methods share these
+    keyword arguments; see ibv_post_send(3):
+
+    - ``imm``: immediate data, a number in host byte order.
+    - ``remote_srqn``: the shared receive queue, for XRC queue pairs.
+    - ``fence``: wait for all earlier reads and atomics.
+    - ``solicited``: notify a peer that waits for solicited events only.
+    - ``inline``: copy the data when the request is posted. Otherwise the memory belongs to the
+      device until the completion.
     """
 
     def send(
@@ -89,7 +98,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Send a message; ``to`` is for datagrams, ``invalidate`` a remote key of the peer's."""
+        """Send a message; ``to`` is for datagrams, ``invalidate`` is a remote key of the peer."""
         if imm is not None and invalidate is not None:
             raise ValueError("a send has immediate data or a key to invalidate, not both")
         opcode = WROpcode.SEND
@@ -120,7 +129,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Write into the peer's memory; with ``imm`` that completes a receive there."""
+        """Write to the peer's memory; with ``imm``, this also completes a receive there."""
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         flags = _flags(signaled, fence, solicited, inline)
         self.add(
@@ -155,7 +164,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Put ``swap`` where ``compare`` is; ``old`` receives the 8 bytes that were there."""
+        """Replace 8 bytes if they equal ``compare``; ``old`` receives the previous value."""
         there = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_CMP_AND_SWP, (old,), flags, 0, *there))
@@ -171,7 +180,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add, modulo 2^64; ``old`` receives the 8 bytes that were there."""
+        """Add to 8 bytes, modulo 2^64; ``old`` receives the previous value."""
         there = remote_addr, rkey, _u64("add", add)
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_FETCH_AND_ADD, (old,), flags, 0, *there))
@@ -187,7 +196,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Have what was written to the peer's memory be there, as ``flush`` says."""
+        """Ensure the placement of earlier writes to the peer's memory."""
         flags = _flags(signaled, fence)
         self.add(
             SendWorkRequest(
@@ -206,7 +215,7 @@ class SendBatch(_Batch[SendWorkRequest]):
     def invalidate(
         self, rkey: int, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Invalidate a key of this side's: that of a window of type 2."""
+        """Invalidate a local key: that of a memory window of type 2."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.LOCAL_INV, (), flags, invalidate_rkey=rkey))
 
@@ -221,5 +230,5 @@ def _flags(signaled: bool, fence: bool, solicited: bool = False, inline: bool = 
 
 
 def _u64(name: str, value: int) -> int:
-    """Modulo 2^64: negative numbers are added as well."""
+    """Return the value modulo 2^64, because negative numbers can be added as well."""
     return integer(name, value, None, None) & U64_MAX

@@ -1,4 +1,4 @@
-"""The states of a queue pair, and bringing it up from two exchanged endpoints."""
+"""The states of a queue pair, and how two exchanged endpoints take it to RTS."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _random_bits(count: int) -> int:
 
 
 class BringUp(Resource[h.ibv_qp]):
-    """The states, and the steps from RESET to RTS; a part of :class:`QueuePair`."""
+    """The part of :class:`QueuePair` that handles states and the steps from RESET to RTS."""
 
     context: verbs.Context
     qp_num: int
@@ -75,7 +75,11 @@ class BringUp(Resource[h.ibv_qp]):
 
     @property
     def pd(self) -> verbs.ProtectionDomain:
-        """Where it was made. ValueError for the receiving side of XRC, which has none."""
+        """The protection domain that created the queue pair.
+
+        Raises:
+            ValueError: For the receiving side of XRC, which has none.
+        """
         return self._own(self._pd, "protection domain")
 
     def _own(self, there: T | None, what: str) -> T:
@@ -93,11 +97,21 @@ class BringUp(Resource[h.ibv_qp]):
         max_rd_atomic: int | None = None,
         max_dest_rd_atomic: int | None = None,
     ) -> Endpoint:
-        """The data by which a peer connects to this queue pair; ``pack()`` makes bytes of it.
+        """Return the data that a peer needs to connect to this queue pair.
 
-        ``gid`` is the address to be reached by, ``context.choose_gid(port_num)`` if not given;
-        ``psn`` is random if not given, as is ``qkey`` for datagrams; the depths are what the
-        device can do, 16 at most. VerbsError (ENETDOWN) when the port is not active.
+        ``pack()`` of the result encodes it as bytes.
+
+        Args:
+            gid: The local address; ``context.choose_gid(port_num)`` by default.
+            port_num: The port.
+            psn: The first packet sequence number; random by default.
+            qkey: The Q_Key of a datagram queue pair; random by default.
+            max_rd_atomic: The number of outstanding reads and atomics as initiator. The default is
+                what the device supports, at most 16.
+            max_dest_rd_atomic: The same as responder.
+
+        Raises:
+            VerbsError: With ENETDOWN, if the port is not active.
         """
         if gid is not None:
             instance("gid", gid, GIDEntry, "a GIDEntry (Context.query_gid, find_gid, choose_gid)")
@@ -144,17 +158,31 @@ class BringUp(Resource[h.ibv_qp]):
         pkey_index: int = 0,
         **path: Unpack[PathKeywords],
     ) -> None:
-        """RESET to RTS, from what :meth:`endpoint` gave here and at the peer: RC, UC and XRC.
+        """Take an RC, UC or XRC queue pair from RESET to RTS.
 
-        ``access`` are the rights of the peer to this side's memory, beside those of each region:
-        none unless named. ``timeout`` and ``min_rnr_timer`` are seconds; ``rnr_retry`` 7 means
-        for ever. The path MTU is the smaller of both. The depths of reads and atomics, here
-        (``max_rd_atomic``) and at the peer (``max_dest_rd_atomic``), are what both can do unless
-        given. It does not wait for the peer: post receives, then tell it.
+        It does not wait for the peer. Post receives first, then tell the peer.
 
-        ValueError when the endpoints do not fit each other or this queue pair; VerbsError
-        (ENETDOWN) when the port is not active, before anything else; VerbsError from the device,
-        which names the GIDs and the index if the peer cannot be reached.
+        Args:
+            local: The result of :meth:`endpoint` on this side.
+            remote: The result of :meth:`endpoint` on the peer's side. The smaller path MTU of both
+                is used.
+            access: The peer's rights to local memory, in addition to those of each region; none by
+                default.
+            timeout: Seconds until a packet is retransmitted.
+            retry_cnt: The number of retransmissions.
+            rnr_retry: The number of retries if the peer has no receive; 7 means forever.
+            min_rnr_timer: Seconds that the peer waits between these retries.
+            max_rd_atomic: The number of outstanding reads and atomics of this side. The default is
+                what both sides support.
+            max_dest_rd_atomic: The same for the peer's operations.
+            pkey_index: The index of the P_Key.
+            **path: Options of the route.
+
+        Raises:
+            ValueError: If the endpoints do not match each other or this queue pair.
+            VerbsError: With ENETDOWN, if the port is not active; this is checked first. Other
+                errors come from the device. If the peer cannot be reached, they name the GIDs and
+                the index.
         """
         if self.qp_type not in _PARTNERS:
             raise ValueError(
@@ -193,9 +221,9 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
-        """RESET to RTS for a datagram queue pair, with the Q_Key and PSN of its endpoint.
+        """Take a datagram queue pair from RESET to RTS, with the Q_Key and PSN of its endpoint.
 
-        Peers that have the endpoint can then send to it: see :meth:`destination`.
+        Peers that have the endpoint can then send to it; see :meth:`destination`.
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(f"a {self.qp_type.name} queue pair needs a peer: connect() it")
@@ -207,10 +235,14 @@ class BringUp(Resource[h.ibv_qp]):
     def destination(
         self, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
     ) -> Destination:
-        """Where datagrams to ``remote`` go from here, with a new address handle.
+        """Return the destination for datagrams to ``remote``, with a new address handle.
 
-        The caller closes the handle, ``destination.ah``, when the last request with it has
-        completed; the protection domain closes it at the latest. Errors as of :meth:`connect`.
+        Close the handle, ``destination.ah``, when the last request that uses it has completed. The
+        protection domain closes it otherwise.
+
+        Raises:
+            ValueError: As in :meth:`connect`.
+            VerbsError: As in :meth:`connect`.
         """
         vector = self._vector(self.destination, local, remote, path)
         if remote.qp_type != QPType.UD:
@@ -236,7 +268,7 @@ class BringUp(Resource[h.ibv_qp]):
     # --- step by step ----------------------------------------------------------------------
 
     def _step(self, following: QPState, attributes: QPChanges) -> None:
-        """One of the steps to RTS, with those attributes that queue pairs of this type need."""
+        """Take one step towards RTS, with those attributes that queue pairs of this type need."""
         needed = _MASKS_UP[self.qp_type][following - QPState.INIT]
         changes = {name: it for name, it in attributes.items() if MASK_OF_FIELD[name] & needed}
         changes["qp_state"] = following
@@ -250,9 +282,9 @@ class BringUp(Resource[h.ibv_qp]):
         access: AccessFlags = AccessFlags.NONE,
         qkey: int = 0,
     ) -> None:
-        """RESET -> INIT: receives may be posted from here on. ``qkey`` is for UD.
+        """Go from RESET to INIT, where receives may be posted.
 
-        A raw packet queue pair takes the port alone.
+        ``qkey`` is for UD. A raw packet queue pair uses only the port.
         """
         self._step(
             QPState.INIT,
@@ -274,7 +306,7 @@ class BringUp(Resource[h.ibv_qp]):
         max_dest_rd_atomic: int = 1,
         min_rnr_timer: float = RNR_TIMER,
     ) -> None:
-        """INIT -> RTR: ready to receive from the peer that is named. UD takes no arguments."""
+        """Go from INIT to RTR, ready to receive from the given peer. UD takes no arguments."""
         changes: QPChanges = {
             "dest_qp_num": dest_qp_num,
             "rq_psn": rq_psn,
@@ -295,7 +327,7 @@ class BringUp(Resource[h.ibv_qp]):
         rnr_retry: int = 7,
         max_rd_atomic: int = 1,
     ) -> None:
-        """RTR -> RTS: ready to send."""
+        """Go from RTR to RTS, ready to send."""
         self._step(
             QPState.RTS,
             {
@@ -308,10 +340,13 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def to_sqd(self, *, notify: bool = False) -> None:
-        """RTS -> SQD: what is under way is finished, what is posted from now on waits.
+        """Go from RTS to SQD: finish requests in progress, and hold back those posted from now on.
 
-        With ``notify`` the end of it is told by the asynchronous event SQ_DRAINED;
-        ``query().sq_draining`` says so as well. IBTA volume 1, clause 10.3.1.5.
+        IBTA volume 1, clause 10.3.1.5.
+
+        Args:
+            notify: Generate the asynchronous event SQ_DRAINED when the send queue is drained.
+                ``query().sq_draining`` reports the progress as well.
         """
         changes: QPChanges = {"qp_state": QPState.SQD}
         if notify:
@@ -319,33 +354,37 @@ class BringUp(Resource[h.ibv_qp]):
         self.modify(**changes)
 
     def resume(self) -> None:
-        """SQD (or SQE, of datagrams) -> RTS: go on with what is posted."""
+        """Go from SQD, or for datagrams from SQE, to RTS and process the posted requests."""
         self.modify(qp_state=QPState.RTS)
 
     def to_error(self) -> None:
-        """To ERR: everything posted is flushed, its completions say WR_FLUSH_ERR."""
+        """Go to ERR, which flushes all posted requests; they complete with WR_FLUSH_ERR."""
         self.modify(qp_state=QPState.ERR)
 
     def to_reset(self) -> None:
-        """To RESET: as newly made. What was posted is forgotten without a completion."""
+        """Go to RESET, which discards all posted requests without a completion."""
         self.modify(qp_state=QPState.RESET)
 
     # --- states ----------------------------------------------------------------------------
 
     @property
     def state(self) -> QPState:
-        """The state that it was last put into, by this or by the connection manager.
+        """The state that this side or the connection manager last requested.
 
-        A device that puts a queue pair into ERR by itself may not show here: ``query()`` asks.
+        It does not show that a device has moved the queue pair to ERR on its own. Use ``query()``
+        for that.
         """
         return QPState(self.pointer.state)
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes, most often with ``qp_state``; timers are seconds.
+        """Change attributes, usually including ``qp_state``. Timers are in seconds.
 
-        QPTransitionError, before the device is asked, when the state table has no such
-        transition, or attributes are missing or forbidden; VerbsError when the device refuses,
-        naming the transition. Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
+        Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
+
+        Raises:
+            QPTransitionError: If the transition does not exist, or attributes are missing or
+                forbidden. This is checked before the device is asked.
+            VerbsError: If the device refuses; the message names the transition.
         """
         attr, mask = fill(changes)
         for name in ("qp_state", "cur_qp_state"):
@@ -375,7 +414,7 @@ class BringUp(Resource[h.ibv_qp]):
         return check
 
     def _bring_up(self, changes: QPChanges) -> None:
-        """RESET to RTS in one go; each step takes those of the changes that it needs."""
+        """Go from RESET to RTS; each step uses the changes that it needs."""
         attr = filled(changes)
         masks = _MASKS_UP[self.qp_type]
         pointer = self.pointer
@@ -407,7 +446,7 @@ class BringUp(Resource[h.ibv_qp]):
         return explained(error, detail)
 
     def query(self) -> QPAttributes:
-        """The attributes as the device has them now."""
+        """Query the current attributes from the device."""
         return query(self.context, self.pointer)
 
     def _label(self) -> str:

@@ -1,4 +1,4 @@
-"""Multicast groups: what is sent to one reaches every queue pair that is attached to it."""
+"""Multicast groups: a message to a group reaches every queue pair attached to it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .._device.address import GID
 from .._device.resource import Node, Resource
 
 MULTICAST_QPN: Final = 0xFFFFFF
-"""The queue pair number of a :class:`Destination` that is a group: IBTA volume 1, clause 10.5.1."""
+"""The queue pair number of a group in a :class:`Destination`: IBTA volume 1, clause 10.5.1."""
 
 
 class MulticastAttachment(Resource[h.ibv_gid]):
-    """A queue pair in a multicast group, made by :meth:`QueuePair.attach_mcast`.
+    """A queue pair's membership in a multicast group: :meth:`QueuePair.attach_mcast`.
 
-    ``gid`` and ``lid`` are those of the group, ``qp`` is the queue pair.
-    Closing it detaches the queue pair (ibv_detach_mcast(3)); closing the queue pair does as well.
+    ``gid`` and ``lid`` are those of the group, ``qp`` is the queue pair. Closing it detaches the
+    queue pair (ibv_detach_mcast(3)); so does closing the queue pair.
     """
 
     def __init__(self, node: Node[h.ibv_gid], qp: verbs.QueuePair, gid: GID, lid: int) -> None:

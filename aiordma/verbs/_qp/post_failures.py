@@ -1,7 +1,7 @@
-"""Why a device has refused a work request: it says EINVAL alone, whatever the reason.
+"""Explanations for refused work requests, because devices report only EINVAL for every reason.
 
-The reason is looked for after the failure, in what was asked for, the limits and the state of the
-queue pair; so it costs posting nothing.
+The reason is determined after the failure, from the request and from the limits and the state of
+the queue pair, so it does not slow down posting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST = 1 << 31
 
 
 def state_reason(state: QPState, *, sends: bool) -> str:
-    """The reason why the queue pair's state forbids posting; empty if it does not."""
+    """Return why the queue pair's state forbids posting, or an empty string if it does not."""
     if sends and state in (QPState.RESET, QPState.INIT, QPState.RTR):
         return f"it is in {state.name}: sends are posted from RTS on (connect(), to_rts())"
     if not sends and state is QPState.RESET:
@@ -33,9 +33,13 @@ def request_reason(
     limit: str,
     most_inline: int = 0,
 ) -> str:
-    """The fault of the first request that is beyond a limit; empty if none is.
+    """Return what is wrong with the first request that exceeds a limit, or an empty string.
 
-    ``limit`` is the name of that of pieces.
+    Args:
+        requests: The requests that were posted.
+        most_pieces: The maximum number of scatter/gather elements.
+        limit: The name of that limit.
+        most_inline: The maximum number of inline bytes.
     """
     for wr in requests:
         pieces, length = len(wr.sges), sum(sge[1] for sge in wr.sges)
@@ -52,9 +56,15 @@ def request_reason(
 def post_error(
     verb: str, code: int, bad_index: int, where: str, *, why: str = "", full: str = ""
 ) -> PostError:
-    """The error to raise when posting returned ``code``, for the reason ``why`` if it is known.
+    """Create the error to raise for a failed post.
 
-    ``full`` is said of a queue without room.
+    Args:
+        verb: The call that failed.
+        code: Its result.
+        bad_index: The index of the first request that was not posted.
+        where: The name of the queue.
+        why: The reason, if known.
+        full: The explanation if the queue has no room.
     """
     if code == errno.ENOMEM and not why:  # some providers say that of too many pieces as well
         return QueueFullError(verb, bad_index, f"{full}; {where}" if full else where)

@@ -1,10 +1,10 @@
-"""Tracks what has been posted to a queue pair and has not completed, and its first failure.
+"""Tracking of the work posted to a queue pair that has not completed, and of its first failure.
 
-Some facts: an entry of the send queue is free again only when its own completion, or that of a
-later signaled request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6); an
-unsignaled request that succeeds has no completion. A failed completion does not say what had been
-posted (ibv_poll_cq(3)). And after the first failure everything else is flushed, which says nothing
-about the cause (IBTA volume 1, clause 10.3.1.7). So this remembers what was posted, in order.
+Some facts: An entry of the send queue becomes free only when its own completion, or that of a later
+signaled request, has been polled (ibv_post_send(3); IBTA volume 1, clause 10.8.6). An unsignaled
+request that succeeds has no completion. A failed completion does not say what had been posted
+(ibv_poll_cq(3)). After the first failure, everything else is flushed, which says nothing about the
+cause (IBTA volume 1, clause 10.3.1.7). This module therefore remembers what was posted, in order.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _OF_A_SEND = frozenset(
 
 
 class PostedWork:
-    """The posted work of a queue pair: posting adds to it, polling its completion queues removes.
+    """The posted work of a queue pair: posting adds to it, polling completions removes from it.
 
-    One thread may post while another polls. So loops go by index: posting appends, or withdraws
-    from there what has no completion, and polling removes from the other end.
+    One thread may post while another one polls. Loops therefore use indexes: posting appends, or
+    removes requests without a completion from the same end, and polling removes from the other end.
     """
 
     __slots__ = ("__weakref__", "_failures", "_receives", "_sends", "first_failure", "max_send_wr")
 
     def __init__(self, max_send_wr: int, failures: Counter[int] | None = None) -> None:
-        """``failures`` counts failed completions by status."""
+        """Initialize the tracking; ``failures`` counts failed completions by status."""
         self._failures = Counter() if failures is None else failures
         self.max_send_wr: int = max_send_wr
         self.first_failure: WorkCompletionError | None = None
@@ -55,15 +55,15 @@ class PostedWork:
 
     @property
     def free(self) -> int:
-        """Entries of the send queue that are not taken.
+        """The number of free entries in the send queue.
 
-        Unknown after a failure: completions may never come.
+        Unknown after a failure, because completions may never arrive.
         """
         return self.max_send_wr if self.first_failure else self.max_send_wr - len(self._sends)
 
     @property
     def unsignaled(self) -> int:
-        """Requests at the end of the send queue for which no completion is under way."""
+        """The number of requests at the end of the send queue that no pending completion covers."""
         sends, count = self._sends, 0
         with suppress(IndexError):
             while not sends[-1 - count][2]:
@@ -72,48 +72,48 @@ class PostedWork:
 
     @property
     def is_stuck(self) -> bool:
-        """True if no send under way is signaled: no completion could free an entry."""
+        """Whether no outstanding send is signaled, so that no completion could free an entry."""
         return self.unsignaled == len(self._sends)
 
     def has_room(self, signaled: Sequence[bool]) -> bool:
-        """True if the requests fit, and then an entry is free or a signaled send is under way.
+        """Return whether the requests fit and leave a way to free entries of the send queue.
 
-        Else no entry of the send queue could ever become free.
+        That is the case if an entry is still free, or a signaled send is outstanding.
         """
         stuck = self.is_stuck  # first: another thread may poll what it was stuck by
         free = self.free - len(signaled)
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
     def send(self, wr_id: int, opcode: int, signaled: int) -> None:
-        """Add one, before it is posted: another thread may poll its completion at once."""
+        """Add a send before posting it, because another thread may poll its completion."""
         self._sends.append((wr_id, opcode, signaled))
 
     def receive(self, wr_id: int) -> None:
-        """Add a receive, before it is posted."""
+        """Add a receive before it is posted."""
         self._receives.append(wr_id)
 
     def withdraw_sends(self, count: int) -> None:
-        """Remove the last ``count``, which were not posted after all."""
+        """Remove the last ``count`` sends, because posting them failed."""
         for _ in range(count):
             self._sends.pop()
 
     def withdraw_receives(self, count: int) -> None:
-        """Remove the last ``count``, which were not posted after all."""
+        """Remove the last ``count`` receives, because posting them failed."""
         for _ in range(count):
             self._receives.pop()
 
     def clear(self) -> None:
-        """The queue pair has been reset: what was posted is forgotten, the failure as well."""
+        """Forget all work and the failure, because the queue pair has been reset."""
         self._sends.clear()
         self._receives.clear()
         self.first_failure = None
 
     def resume(self) -> None:
-        """The queue pair goes on after a failure: later requests do complete."""
+        """Continue after a failure: later requests complete again."""
         self.first_failure = None
 
     def settle(self, record: Record) -> WorkCompletionError | None:
-        """Take out the work of a polled completion; the exception for it if it has failed."""
+        """Remove the work of a polled completion, and return the exception if it failed."""
         wr_id, status, opcode = record[:3]
         if not status:
             if opcode & _RECV:
@@ -145,9 +145,12 @@ class PostedWork:
         return error
 
     def _end_send(self, wr_id: int, *, unsignaled: bool) -> int | None:
-        """Take out the first request of that number, and all before it, which are done.
+        """Remove the first request with that number, and all earlier ones, which are complete.
 
-        Its opcode, None if unknown; only a signaled one is looked for, unless `unsignaled`.
+        Only signaled requests are considered, unless `unsignaled` is true.
+
+        Returns:
+            The opcode of the request, or None if it is unknown.
         """
         sends = self._sends
         with suppress(IndexError):  # withdrawn meanwhile
@@ -160,7 +163,7 @@ class PostedWork:
         return None
 
     def _failed(self, wr_id: int, status: int) -> str:
-        """Name the operation. If a send and a receive have the same number, it is the send."""
+        """Return the name of the failed operation; a send takes precedence over a receive."""
         receive = bool(self._receives) and self._receives[0] == wr_id
         first = bool(self._sends) and self._sends[0][0] == wr_id
         if first or not receive or status in _OF_A_SEND:

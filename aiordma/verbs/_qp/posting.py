@@ -1,4 +1,4 @@
-"""Posting work to a queue pair: the checks before it, the call, and its errors."""
+"""Posting of work to a queue pair: the checks before it, the call, and its errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def address(pointer: h.ibv_qp | h.ibv_qp_ex | h.Null) -> int:
 
 
 class Posting(BringUp):
-    """The send queue and the receive queue; a part of :class:`QueuePair`."""
+    """The part of :class:`QueuePair` that handles the send queue and the receive queue."""
 
     sq_sig_all: bool
     capabilities: QPCapabilities
@@ -50,7 +50,7 @@ class Posting(BringUp):
         if self.send_ops:
             self._extended = self.context.library.calls.ibv_qp_to_qp_ex(pointer)
         self._addresses: tuple[int, int] = address(pointer), address(self._extended)
-        """Addresses of struct ibv_qp, and of its struct ibv_qp_ex or 0."""
+        """The addresses of struct ibv_qp and of its struct ibv_qp_ex; 0 if there is none."""
         self._needs_check = needs_check(self.qp_type, self.send_ops)
         self._posted = None
 
@@ -66,30 +66,30 @@ class Posting(BringUp):
 
     @property
     def free_send_slots(self) -> int:
-        """Requests that can be posted to the send queue now.
+        """The number of requests that can be posted to the send queue now.
 
         A slot is free again when the completion of its request, or of a later signaled one, has
-        been polled. After a failure, all of them: the device then decides.
+        been polled. After a failure, all slots count as free, and the device decides.
         """
         return self._account().free
 
     @property
     def unsignaled_tail(self) -> int:
-        """Requests posted last for which no completion is under way: post a signaled one."""
+        """The number of requests posted last that no completion covers. Post a signaled one."""
         return self._account().unsignaled
 
     @property
     def first_failure(self) -> WorkCompletionError | None:
-        """The first failed completion that has been polled: why everything after it was flushed.
+        """The first failed completion that has been polled: the reason why later work was flushed.
 
-        None while all is well, and again after a reset.
+        None if there was no failure, and after a reset.
         """
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Stop tracking posted work: the caller tracks it, as the event loop's driver does.
+        """Stop tracking posted work, because the caller tracks it, as the event loop's driver does.
 
-        Posting and polling are a little quicker then; a full queue is what the device says.
+        Posting and polling are a little faster then. A full queue is reported by the device.
         """
         self._posted = None
 
@@ -113,9 +113,10 @@ class Posting(BringUp):
         imm_data: int = 0,
         remote_srqn: int = 0,
     ) -> None:
-        """Post one work request of one piece of memory (none when ``length`` is 0).
+        """Post one work request with one piece of memory, or none if ``length`` is 0.
 
-        As :meth:`post_send`. ``imm_data`` is the key to invalidate for SEND_WITH_INV and LOCAL_INV.
+        See :meth:`post_send`. For SEND_WITH_INV and LOCAL_INV, ``imm_data`` is the key to
+        invalidate.
         """
         request = SendWorkRequest(
             wr_id, opcode, one_piece(addr, length, lkey), send_flags, imm_data, remote_addr, rkey,
@@ -124,19 +125,23 @@ class Posting(BringUp):
         self.post_send((request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive of one piece of memory (none when ``length`` is 0)."""
+        """Post one receive with one piece of memory, or none if ``length`` is 0."""
         self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
         """Post work requests in order, in one call of C.
 
-        Nothing is posted when a request is wrong in itself: UnsupportedError for an operation
-        that the transport or the device lacks, ValueError for flags that the operation cannot
-        have, an atomic that is not 8 aligned bytes, a number out of range. Nothing is posted
-        either when the send queue has too few free slots, or unsignaled requests would take them
-        all: QueueFullError. PostError from the
-        device tells by ``bad_index`` the first that was not posted; those before it are, unless
-        the queue pair was made with ``send_ops``, which posts all or nothing.
+        If a check fails, none of the requests is posted.
+
+        Raises:
+            UnsupportedError: If the transport or the device does not support an operation.
+            ValueError: If an operation does not support its flags, an atomic is not 8 aligned
+                bytes, or a number is out of range.
+            QueueFullError: If the send queue has too few free slots, or unsignaled requests would
+                use all of them.
+            PostError: If the device refuses a request. ``bad_index`` is the first one that was not
+                posted. Those before it were posted, unless the queue pair was created with
+                ``send_ops``, which posts all or none.
         """
         array, pointer = self._array, self.pointer
         try:
@@ -166,9 +171,10 @@ class Posting(BringUp):
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order, in one call of C.
 
-        ValueError when the queue pair takes them from a shared receive queue. PostError
-        (QueueFullError when there is no room) tells by ``bad_index`` the first that was not
-        posted; those before it are.
+        Raises:
+            ValueError: If the queue pair uses a shared receive queue.
+            PostError: If the device refuses a receive. ``bad_index`` is the first one that was not
+                posted. QueueFullError if there is no room.
         """
         if self.srq is not None:
             raise ValueError(f"{self!r} takes its receives from {self.srq!r}: post them there")

@@ -1,4 +1,4 @@
-"""The attributes of a queue pair: what a modify sets, what a query reads."""
+"""The attributes of a queue pair, for modifying and querying it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPStat
 
 
 class QPCapabilities(NamedTuple):
-    """Sizes of a queue pair: ``struct ibv_qp_cap``.
+    """The sizes of a queue pair: ``struct ibv_qp_cap``.
 
-    Work requests outstanding in each direction, scatter/gather entries of one work request, and
-    the bytes that a send may carry inline.
+    These are the outstanding work requests in each direction, the scatter/gather elements of a work
+    request, and the bytes that a send may carry inline.
     """
 
     max_send_wr: int = 16
@@ -36,12 +36,12 @@ class QPCapabilities(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_qp_init_attr | h.ibv_qp_init_attr_ex | h.ibv_qp_attr) -> Self:
-        """From the ``cap`` of a C structure."""
+        """Read the ``cap`` member of a C structure."""
         return copy_of(attr.cap, cls)
 
     @classmethod
     def _of(cls, value: object) -> Self:
-        """Those that a caller gives, as Python's own numbers."""
+        """Convert a caller's values to Python integers."""
         given = instance(
             "capabilities",
             value,
@@ -52,7 +52,7 @@ class QPCapabilities(NamedTuple):
 
 
 def resets(library: Library) -> Callable[[h.ibv_qp], None]:
-    """A function, for any thread, that resets a queue pair whose type has no table of states."""
+    """Return a thread-safe function that resets a queue pair whose type has no table of states."""
 
     def reset(pointer: h.ibv_qp) -> None:
         attr = ffi.new("struct ibv_qp_attr *")
@@ -63,9 +63,9 @@ def resets(library: Library) -> Callable[[h.ibv_qp], None]:
 
 
 class QPChanges(TypedDict, total=False):
-    """Arguments of :meth:`QueuePair.modify`: the fields of ``struct ibv_qp_attr``.
+    """The arguments of :meth:`QueuePair.modify`: the fields of ``struct ibv_qp_attr``.
 
-    ``timeout``, ``alt_timeout`` and ``min_rnr_timer`` are seconds.
+    ``timeout``, ``alt_timeout`` and ``min_rnr_timer`` are in seconds.
     """
 
     qp_state: QPState
@@ -96,7 +96,7 @@ class QPChanges(TypedDict, total=False):
 
 
 Convert: TypeAlias = Callable[[str, Any], object]
-"""From the name of an attribute and its value to what its field takes."""
+"""A function that converts a value for a field, given the name of the attribute."""
 
 
 def _up_to(most: int) -> Convert:
@@ -147,7 +147,11 @@ QUERY_ALL = QPAttrMask((1 << 21) - 1)
 
 
 def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
-    """``struct ibv_qp_attr`` and its mask. TypeError for a name that is no field."""
+    """Create ``struct ibv_qp_attr`` and its mask.
+
+    Raises:
+        TypeError: If a name is not a field.
+    """
     mask = 0
     for name in changes:
         if name not in _BITS:
@@ -157,15 +161,15 @@ def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
 
 
 def filled(changes: QPChanges) -> h.ibv_qp_attr:
-    """``struct ibv_qp_attr`` of names that are fields."""
+    """Create ``struct ibv_qp_attr`` from names that are known to be fields."""
     values = {name: _FIELDS[name][1](name, value) for name, value in changes.items()}
     return ffi.new("struct ibv_qp_attr *", values)
 
 
 class QPAttributes(NamedTuple):
-    """``struct ibv_qp_attr`` as :meth:`QueuePair.query` reads it; timers in seconds.
+    """The result of :meth:`QueuePair.query`: ``struct ibv_qp_attr`` with timers in seconds.
 
-    A device fills what the queue pair's type and state have; the rest is zero.
+    Fields that do not apply to the queue pair's type and state are zero.
     """
 
     qp_state: QPState
@@ -191,7 +195,7 @@ class QPAttributes(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_qp_attr) -> Self:
-        """From ``struct ibv_qp_attr``."""
+        """Read ``struct ibv_qp_attr``."""
         return copy_of(
             attr,
             cls,
@@ -205,7 +209,7 @@ class QPAttributes(NamedTuple):
 
 
 def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
-    """The attributes of a queue pair as the device has them now: ibv_query_qp(3)."""
+    """Query the current attributes of a queue pair from the device: ibv_query_qp(3)."""
     attr = ffi.new("struct ibv_qp_attr *")
     init = ffi.new("struct ibv_qp_init_attr *")
     context.library.calls.ibv_query_qp(pointer, attr, QUERY_ALL, init)
@@ -213,30 +217,30 @@ def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
 
 
 class ECE(NamedTuple):
-    """Enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
+    """The options of enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
 
-    What two devices of the same ``vendor_id`` can agree on beyond the standard: ``options`` are
-    that vendor's bits.
+    Two devices of the same vendor can agree on features beyond the standard. ``options`` are bits
+    whose meaning depends on ``vendor_id``.
     """
 
     vendor_id: int
     options: int = 0
 
     def packed(self) -> h.ibv_ece:
-        """The C structure."""
+        """Return the C structure."""
         return ffi.new("struct ibv_ece *", integers("ECE", self._asdict(), U32_MAX))
 
     @classmethod
     def read(cls, ece: h.ibv_ece) -> Self:
-        """A copy of the C structure."""
+        """Copy a C structure."""
         return copy_of(ece, cls)
 
 
 class RateLimit(NamedTuple):
-    """The rate limit of a queue pair's sends: ``struct ibv_qp_rate_limit_attr``.
+    """The rate limit for the sends of a queue pair: ``struct ibv_qp_rate_limit_attr``.
 
-    ``rate_limit`` is in kbit/s, 0 for none; ``max_burst_sz`` in bytes and ``typical_pkt_sz`` in
-    bytes are 0 for the device's own. Source: ibv_modify_qp_rate_limit(3).
+    ``rate_limit`` is in kbit/s; 0 means no limit. ``max_burst_sz`` and ``typical_pkt_sz`` are in
+    bytes; 0 means the device's default. Source: ibv_modify_qp_rate_limit(3).
     """
 
     rate_limit: int
@@ -244,7 +248,11 @@ class RateLimit(NamedTuple):
     typical_pkt_sz: int = 0
 
     def packed(self) -> h.ibv_qp_rate_limit_attr:
-        """The C structure; ValueError for a number out of range."""
+        """Return the C structure.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
         try:
             numbers = integers("RateLimit", self._asdict(), U32_MAX)
             return ffi.new("struct ibv_qp_rate_limit_attr *", numbers)

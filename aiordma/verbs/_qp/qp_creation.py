@@ -1,4 +1,4 @@
-"""Making queue pairs: what is asked for, by which call, and why a device refuses."""
+"""Creation of queue pairs: which call to use, and why a device may refuse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIMITS = {
 
 
 class QPOptions(NamedTuple):
-    """Options that only ibv_create_qp_ex(3) takes; empty, the simpler call is used."""
+    """Options that require ibv_create_qp_ex(3). Without any, the simpler call is used."""
 
     send_ops: SendOps = SendOps.NONE
     create_flags: QPCreateFlags = QPCreateFlags.NONE
@@ -50,7 +50,7 @@ class QPOptions(NamedTuple):
     max_tso_header: int = 0
 
     def checked(self) -> Self:
-        """The same as a caller gives them, as Python's own numbers."""
+        """Convert a caller's values to Python integers."""
         if self == _PLAIN:
             return self
         number = self.source_qpn
@@ -65,7 +65,7 @@ class QPOptions(NamedTuple):
         return self != _PLAIN
 
     def write(self, attr: h.ibv_qp_init_attr_ex) -> None:
-        """Into ``struct ibv_qp_init_attr_ex``."""
+        """Write the options to ``struct ibv_qp_init_attr_ex``."""
         flags = self.create_flags
         if self.source_qpn is not None:
             flags |= QPCreateFlags.SOURCE_QPN
@@ -93,7 +93,7 @@ _PLAIN = QPOptions()
 
 
 class QPKeywords(TypedDict, total=False):
-    """The keywords of :meth:`ProtectionDomain.create_qp`, for functions that pass them on."""
+    """The keyword arguments of :meth:`ProtectionDomain.create_qp`, for wrappers."""
 
     qp_type: QPType
     sq_sig_all: bool
@@ -105,22 +105,22 @@ class QPKeywords(TypedDict, total=False):
 
 
 class Maker:
-    """The calls that make a queue pair and destroy it: here the verbs, of an id the CM's."""
+    """The verbs that create and destroy a queue pair; a CM ID overrides them."""
 
     def create(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr) -> h.ibv_qp:
-        """By the simple call."""
+        """Create a queue pair with the simple call."""
         return pd.context.library.calls.ibv_create_qp(pd.pointer, attr)
 
     def create_ex(self, pd: verbs.ProtectionDomain, attr: h.ibv_qp_init_attr_ex) -> h.ibv_qp:
-        """By the extended one."""
+        """Create a queue pair with the extended call."""
         return pd.context.library.calls.ibv_create_qp_ex(pd.context.pointer, attr)
 
     def destroy(self, pd: verbs.ProtectionDomain) -> Callable[[h.ibv_qp], object]:
-        """The call that destroys it again."""
+        """Return the call that destroys the queue pair."""
         return pd.context.library.calls.ibv_destroy_qp
 
     def parents(self) -> list[Node[Any]]:
-        """Further nodes that must not be closed before it."""
+        """Return additional nodes that must be closed after the queue pair."""
         return []
 
 
@@ -135,7 +135,7 @@ def init_members(
     sq_sig_all: bool,
     srq: Resource[h.ibv_srq] | None = None,
 ) -> dict[str, Any]:
-    """The members common to ``struct ibv_qp_init_attr`` and ``struct ibv_qp_init_attr_ex``."""
+    """Return the members that ``struct ibv_qp_init_attr`` and its extended form have in common."""
     return {
         "send_cq": send_cq.pointer,
         "recv_cq": recv_cq.pointer,
@@ -149,7 +149,11 @@ def init_members(
 def init_attr_ex(
     pd: verbs.ProtectionDomain, members: dict[str, Any], options: QPOptions
 ) -> h.ibv_qp_init_attr_ex:
-    """``struct ibv_qp_init_attr_ex``; OverflowError for a number that does not fit."""
+    """Create ``struct ibv_qp_init_attr_ex``.
+
+    Raises:
+        OverflowError: If a number does not fit.
+    """
     attr = ffi.new("struct ibv_qp_init_attr_ex *", members)
     attr.comp_mask, attr.pd = _PD, pd.pointer
     options.write(attr)
@@ -168,7 +172,7 @@ def create_qp(
     reserved: bool,
     maker: Maker = _VERBS,
 ) -> QueuePair:
-    """As :meth:`ProtectionDomain.create_qp`, and by an id as :meth:`ConnectionId.create_qp`."""
+    """Create a queue pair for a protection domain or a :class:`ConnectionId`."""
     context = pd.context
     hint = "write capabilities=..." if isinstance(recv_cq, QPCapabilities) else ""
     for name, cq in (("send_cq", send_cq), ("recv_cq", recv_cq)):
@@ -213,7 +217,7 @@ def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None
 
 
 def require_xrc(context: verbs.Context, verb: str) -> None:
-    """UnsupportedError when the device does not say that it has XRC."""
+    """Raise UnsupportedError if the device does not report XRC support."""
     if not context.query_device().device_cap_flags & DeviceCapability.XRC:
         raise context._lacking(XRC, verb)
 

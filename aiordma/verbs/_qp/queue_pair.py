@@ -1,4 +1,4 @@
-"""Queue pairs: what they are made of, and what goes beyond their states and posting to them."""
+"""Queue pairs, and their features other than states and posting."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _ECE = "enhanced connection establishment (ECE)"
 
 
 def wire_of_port(layer: LinkLayer, transport: TransportType) -> str | None:
-    """The wire of a card's port."""
+    """Return the medium of a card's port."""
     return "iwarp" if transport is TransportType.IWARP else _LINK_LAYERS.get(layer)
 
 
 class QueuePair(Posting):
-    """A send queue and a receive queue, with the connection between them and a peer's.
+    """A send queue and a receive queue, and the connection between them and those of a peer.
 
-    ``qp_type`` is its transport and ``qp_num`` its number, which the peer needs. ``capabilities``
-    are those that the device granted. ``srq`` is the shared receive queue, or None. Posting and
-    modifying are done by one thread at a time. Nothing here keeps posted memory alive or
-    registered: the caller keeps it so until the completion has been polled, or the queue pair is
-    closed.
+    ``qp_type`` is its transport. ``qp_num`` is its number, which the peer needs. ``capabilities``
+    are what the device granted. ``srq`` is the shared receive queue, or None.
+
+    Only one thread at a time may post to it or modify it. It does not keep posted memory alive or
+    registered. Keep the memory until you have polled the completion or closed the queue pair.
     """
 
     def __init__(
@@ -59,10 +59,13 @@ class QueuePair(Posting):
         context: verbs.Context | None = None,
         reserved: bool = False,
     ) -> None:
-        """For this package. Only the receiving side of XRC has none of the first three.
+        """Initialize the object; only for this package.
 
-        Room for its completions is set aside, and what is posted is tracked, unless
-        ``reserved``; BusyError, and it is destroyed again, when there is no room.
+        Only the receiving side of XRC has no `pd`, `send_cq` and `recv_cq`. Unless ``reserved`` is
+        true, room for its completions is reserved and posted work is tracked.
+
+        Raises:
+            BusyError: If there is no room for its completions. The queue pair is then destroyed.
         """
         super().__init__(node)
         pointer = self.pointer
@@ -91,20 +94,21 @@ class QueuePair(Posting):
 
     @property
     def send_cq(self) -> CompletionQueue:
-        """Where sends complete; errors as of :attr:`pd`."""
+        """The completion queue for sends; raises like :attr:`pd`."""
         return self._own(self._send_cq, "completion queue")
 
     @property
     def recv_cq(self) -> CompletionQueue:
-        """Where receives complete; errors as of :attr:`pd`."""
+        """The completion queue for receives; raises like :attr:`pd`."""
         return self._own(self._recv_cq, "completion queue")
 
     @property
     def wire(self) -> str | None:
-        """The medium of its bytes: "roce", "infiniband" or "iwarp" with cards and rdma_rxe.
+        """The medium that carries its data.
 
-        With the embedded device "shared memory", "tcp" or, where that is chosen, "roce", and None
-        while it is not connected.
+        It is "roce", "infiniband" or "iwarp" with cards and rdma_rxe. With the embedded device it
+        is "shared memory", "tcp" or, if selected, "roce". It is None while an embedded queue pair
+        is not connected.
         """
         context = self.context
         if context.library.offers("wire"):
@@ -116,14 +120,20 @@ class QueuePair(Posting):
     # --- multicast -------------------------------------------------------------------------
 
     def attach_mcast(self, gid: GID, lid: int = 0) -> MulticastAttachment:
-        """Receive what is sent to a group from now on: ibv_attach_mcast(3). UD only.
+        """Join a multicast group to receive its messages: ibv_attach_mcast(3). UD only.
 
-        ``gid`` is an IPv6 multicast address, or an IPv4 one (``GID.from_ip("239.1.2.3")``);
-        ``lid`` the group's LID in an InfiniBand network, whose subnet must know of the member
-        (:meth:`ConnectionId.join_multicast` does both). A queue pair that is a member gets
-        its own messages as well. To send, give :class:`Destination` an address handle to the
-        GID, ``MULTICAST_QPN`` and the members' Q_Key. ValueError for another type of queue pair
-        or an address of no group; VerbsError, with the device's limits, when it has no room.
+        A member also receives its own messages. To send, pass :class:`Destination` an address
+        handle for the GID, ``MULTICAST_QPN``, and the members' Q_Key.
+
+        Args:
+            gid: An IPv6 multicast address, or an IPv4 one (``GID.from_ip("239.1.2.3")``).
+            lid: The group's LID in an InfiniBand network. The subnet must know the member;
+                :meth:`ConnectionId.join_multicast` does both.
+
+        Raises:
+            ValueError: For another type of queue pair, or if the address is not a multicast
+                address.
+            VerbsError: If the device has no room; the message contains its limits.
         """
         context, calls, pointer = self.context, self.context.library.calls, self.pointer
         if self.qp_type is not QPType.UD:
@@ -158,18 +168,22 @@ class QueuePair(Posting):
     # --- beyond the standard ---------------------------------------------------------------
 
     def set_ece(self, ece: ECE) -> None:
-        """Set the options for the next transition to agree on with the peer: ibv_set_ece(3).
+        """Set the options to negotiate with the peer in the next transition: ibv_set_ece(3).
 
-        UnsupportedError where the device has no such options.
+        Raises:
+            UnsupportedError: If the device does not support these options.
         """
         packed = instance("ece", ece, ECE, "an ECE, as of query_ece()").packed()
         with self.context._offering(_ECE):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
-        """The options that the device offers, or after RTR those in use; 0: none.
+        """Return the options that the device offers or, after RTR, uses; 0 means none.
 
-        Source: ibv_query_ece(3). UnsupportedError where the device has no such options.
+        Source: ibv_query_ece(3).
+
+        Raises:
+            UnsupportedError: If the device does not support these options.
         """
         ece = ffi.new("struct ibv_ece *")
         with self.context._offering(_ECE):
@@ -177,9 +191,10 @@ class QueuePair(Posting):
         return ECE.read(ece)
 
     def modify_rate_limit(self, limit: RateLimit) -> None:
-        """Limit its sending rate from now on, in RTS: ibv_modify_qp_rate_limit(3).
+        """Limit the sending rate from now on, in RTS: ibv_modify_qp_rate_limit(3).
 
-        UnsupportedError where the device cannot pace queue pairs of this type.
+        Raises:
+            UnsupportedError: If the device cannot pace queue pairs of this type.
         """
         packed = instance("limit", limit, RateLimit, "a RateLimit, as RateLimit(1000)").packed()
         with self.context._offering(f"rate limits of {self.qp_type.name} queue pairs"):

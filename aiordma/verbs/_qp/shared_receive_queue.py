@@ -1,4 +1,4 @@
-"""Shared receive queues: receives that any of several queue pairs may take."""
+"""Shared receive queues: receives that any of several queue pairs may consume."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
 
 class SRQAttributes(NamedTuple):
-    """The size of a shared receive queue, and its limit event: ``struct ibv_srq_attr``.
+    """The size of a shared receive queue and its limit event: ``struct ibv_srq_attr``.
 
-    ``max_wr`` receives fit, of ``max_sge`` pieces each. ``srq_limit`` is 0 when no event is to
-    come: it was never asked for, or it has come.
+    The queue holds ``max_wr`` receives of ``max_sge`` elements each. ``srq_limit`` is 0 if no event
+    is pending, because it was not requested or has been sent.
     """
 
     max_wr: int
@@ -40,17 +40,17 @@ class SRQAttributes(NamedTuple):
 
 
 class SharedReceiveQueue(Resource[h.ibv_srq]):
-    """Receives for all queue pairs that were made with it (``pd.create_qp(..., srq=srq)``).
+    """Receives for all queue pairs that were created with it (``pd.create_qp(..., srq=srq)``).
 
-    A message takes the first one posted, whichever queue pair it comes to; its completion, on that
-    queue pair's ``recv_cq``, names the queue pair by ``qp_num``. Such a queue pair has no receive
-    queue of its own: ``post_recv`` to it is refused. When it fails, receives that no message had
-    taken stay here for the others; QP_LAST_WQE_REACHED among the context's events says that it
-    takes no more.
+    A message consumes the receive that was posted first, whichever queue pair it arrives at. The
+    completion is reported on the ``recv_cq`` of that queue pair, which ``qp_num`` identifies. These
+    queue pairs have no receive queue of their own and refuse ``post_recv``. When one of them fails,
+    receives that no message has consumed remain for the others. The event QP_LAST_WQE_REACHED of
+    the context reports that it will not consume any more.
 
-    ``max_wr`` and ``max_sge`` are what the device granted. Posting is done by one thread at a
-    time. The memory of posted receives must stay registered until their completions have been
-    polled, or until this is closed. Closing it closes the queue pairs that use it.
+    ``max_wr`` and ``max_sge`` are what the device granted. Only one thread at a time may post. The
+    memory of posted receives must stay registered until you have polled their completions or closed
+    the queue. Closing it closes the queue pairs that use it.
 
     Sources: ibv_create_srq(3); IBTA volume 1, clause 10.2.9.
     """
@@ -73,21 +73,24 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
     # --- attributes ------------------------------------------------------------------------
 
     def query(self) -> SRQAttributes:
-        """The attributes as the device has them now: ibv_query_srq(3)."""
+        """Query the current attributes from the device: ibv_query_srq(3)."""
         attr = ffi.new("struct ibv_srq_attr *")
         self.context.library.calls.ibv_query_srq(self.pointer, attr)
         return copy_of(attr, SRQAttributes)
 
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
-        """Resize the queue, or set its limit event: ibv_modify_srq(3). What is left out stays.
+        """Resize the queue, or set its limit event: ibv_modify_srq(3).
 
-        With ``srq_limit`` above 0 the event SRQ_LIMIT_REACHED comes once, when the number of
-        posted receives drops below it (``context.async_events()``); 0 calls it off.
+        Args:
+            max_wr: The new size; None keeps it.
+            srq_limit: Generate the event SRQ_LIMIT_REACHED once, when fewer receives than this are
+                posted (``context.async_events()``). 0 cancels it; None keeps it.
 
-        UnsupportedError for resizing on a device that cannot; BusyError when a completion queue
-        of its queue pairs cannot have entries for so many receives; VerbsError when the device
-        refuses, as it must when more than ``max_wr`` receives are posted, or when the limit is
-        above ``max_wr``: nothing is changed then.
+        Raises:
+            UnsupportedError: If the device cannot resize the queue.
+            BusyError: If a completion queue of its queue pairs cannot have enough entries.
+            VerbsError: If the device refuses, as it must if more than ``max_wr`` receives are
+                posted, or if the limit exceeds ``max_wr``. Nothing is changed then.
         """
         attr = ffi.new("struct ibv_srq_attr *")
         context, mask = self.context, 0
@@ -118,9 +121,10 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             self.max_wr = self.query().max_wr
 
     def _complete_at(self, cq: CompletionQueue, node: Node[Any]) -> None:
-        """Set entries aside where receives complete, until this is closed.
+        """Reserve entries of the completion queue for the receives, until this queue is closed.
 
-        BusyError, and ``node`` is closed, when the queue cannot have so many.
+        Raises:
+            BusyError: If there are too few entries. ``node`` is then closed.
         """
         if cq not in self._completing_at:
             try:
@@ -132,7 +136,11 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
 
     @property
     def srq_num(self) -> int:
-        """Its number, by which XRC requests name it; UnsupportedError where there is none."""
+        """The number by which XRC requests refer to the queue.
+
+        Raises:
+            UnsupportedError: If it has none.
+        """
         number = ffi.new("uint32_t *")
         self.context.library.calls.ibv_get_srq_num(self.pointer, number)
         return number[0]
@@ -140,14 +148,15 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
     # --- posting ---------------------------------------------------------------------------
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive of one piece of memory (none when ``length`` is 0)."""
+        """Post one receive with one piece of memory, or none if ``length`` is 0."""
         self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order, in one call of C: ibv_post_srq_recv(3).
 
-        PostError (QueueFullError when there is no room) tells by ``bad_index`` the first that was
-        not posted; those before it are.
+        Raises:
+            PostError: If the device refuses a receive. ``bad_index`` is the first one that was not
+                posted; those before it were. QueueFullError if there is no room.
         """
         array, pointer = self._array, self.pointer
         pack_recvs(array, requests, repr(self))
@@ -161,7 +170,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             raise post_error("ibv_post_srq_recv", code, done, where, why=why)
 
     def recv_batch(self) -> ReceiveBatch:
-        """A scope that collects receives and posts them at its end with one call of C."""
+        """Return a context manager that collects receives and posts them in one call of C."""
         return ReceiveBatch(self.post_recv)
 
     def _details(self) -> str:
@@ -181,12 +190,21 @@ def create_srq(
     xrcd: Resource[h.ibv_xrcd] | None = None,
     cq: CompletionQueue | None = None,
 ) -> SharedReceiveQueue:
-    """Make a shared receive queue for ``max_wr`` receives of ``max_sge`` pieces each.
+    """Create a shared receive queue for ``max_wr`` receives of ``max_sge`` elements each.
 
-    The device may grant more. The receives' memory must be of this protection domain; that of
-    the queue pairs may be another. With ``xrcd`` it is one for extended reliable connections,
-    whose completions go to ``cq``. ValueError for sizes that the device does not have,
-    UnsupportedError when it has no shared receive queues; ibv_create_srq(3).
+    The device may grant more. See ibv_create_srq(3).
+
+    Args:
+        pd: The protection domain of the receives' memory. That of the queue pairs may be another
+            one.
+        max_wr: The number of receives.
+        max_sge: The number of elements of a receive.
+        xrcd: The domain, for extended reliable connections.
+        cq: The completion queue, for extended reliable connections.
+
+    Raises:
+        ValueError: If the device does not support the sizes.
+        UnsupportedError: If the device has no shared receive queues.
     """
     context = pd.context
     max_wr, max_sge = integer("max_wr", max_wr, None), integer("max_sge", max_sge, None)

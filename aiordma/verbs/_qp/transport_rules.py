@@ -1,4 +1,4 @@
-"""The operations and flags of each transport: the one table that posting is checked against.
+"""The operations and flags of each transport: the table that posting is checked against.
 
 Sources: ibv_post_send(3), its table of opcodes and its list of flags; ibv_wr_post(3), the table of
 builders; InfiniBand Architecture Specification volume 1, clause 9.2 (table 35, the operations of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SendOps(IntFlag):
-    """Operations to be posted with the builders: ``enum ibv_qp_create_send_ops_flags``."""
+    """Operations that are posted with the builders: ``enum ibv_qp_create_send_ops_flags``."""
 
     NONE = 0
     RDMA_WRITE = 1 << 0
@@ -39,7 +39,7 @@ class SendOps(IntFlag):
 
 
 class Operation(NamedTuple):
-    """One operation of a send queue: its name in errors, its flags, the transports that have it."""
+    """An operation of a send queue: its name in errors, its flags, and its transports."""
 
     text: str
     flags: SendFlags
@@ -48,7 +48,7 @@ class Operation(NamedTuple):
 
 
 ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
-"""Operations on 8 aligned bytes of the peer's, which return the old value."""
+"""Operations on 8 aligned bytes of the peer that return the previous value."""
 
 _ANSWERING = frozenset({QPType.RC, QPType.XRC_SEND})
 _CONNECTED = _ANSWERING | {QPType.UC}
@@ -79,13 +79,13 @@ OPERATIONS: Mapping[WROpcode, Operation] = MappingProxyType(
 
 
 def has(qp_type: QPType, opcode: WROpcode) -> bool:
-    """Whether the transport has the operation at all."""
+    """Return whether the transport has the operation."""
     operation = OPERATIONS.get(opcode)
     return operation is not None and qp_type in operation.transports
 
 
 def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
-    """The flags that the operation may have on this transport."""
+    """Return the flags that the operation may have on this transport."""
     # ibv_post_send(3): FENCE waits for reads and atomics, which need a transport with responses.
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
@@ -102,8 +102,10 @@ _OPTIONAL = (
 
 
 def send_ops_of(qp_type: QPType) -> SendOps:
-    """The operations of the transport, for ``send_ops``: without those of memory windows,
-    segmented sends, flushes and atomic writes, which not every device has; add them with ``|``.
+    """Return the operations of the transport, for ``send_ops``.
+
+    It leaves out those for memory windows, segmented sends, flushes and atomic writes, because not
+    every device supports them. Add them with ``|``.
     """
     ops = SendOps.NONE
     for operation in OPERATIONS.values():
@@ -132,11 +134,11 @@ NEEDS_CHECK: Mapping[QPType, tuple[int, ...]] = MappingProxyType(
     {qp_type: tuple(_needs_check(qp_type, number) for number in range(_OPCODES))
      for qp_type in QPType}
 )  # fmt: skip
-"""By type and opcode: the bits of ``send_flags | ALWAYS`` that need a closer look."""
+"""By type and opcode, the bits of ``send_flags | ALWAYS`` that require a full check."""
 
 
 def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
-    """The row of a queue pair: with ``send_ops`` other operations are looked at as well."""
+    """Return the row for a queue pair; ``send_ops`` adds operations that require a full check."""
     row = NEEDS_CHECK[qp_type]
     if not send_ops:
         return row
@@ -156,7 +158,7 @@ _CHECKSUMS = {
 
 
 def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
-    """Raise what is wrong with a request to a queue pair, if anything is."""
+    """Raise an exception if a request is invalid for a queue pair."""
     lacking, verb = qp.context._lacking, "ibv_post_send"
     if not has(qp.qp_type, opcode):
         raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)

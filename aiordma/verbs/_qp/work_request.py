@@ -1,4 +1,4 @@
-"""Work requests: what is posted, and its packing for C."""
+"""Work requests, and their encoding for C."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ScatterGatherElement(NamedTuple):
 
 
 class BindInfo(NamedTuple):
-    """The memory that a window of type 2 shall cover: ``struct ibv_mw_bind_info``.
+    """The memory that a window of type 2 covers once bound: ``struct ibv_mw_bind_info``.
 
-    ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3));
-    ``addr`` and ``length`` lie in ``mr``; ``access`` are the peer's rights. Posting it makes
-    ``rkey`` the window's own; so a window is bound once in one call.
+    ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3)).
+    ``addr`` and ``length`` are a range of ``mr``. ``access`` are the peer's rights. Posting the
+    bind sets the window's ``rkey``, so bind a window only once per call.
     """
 
     mw: Resource[h.ibv_mw]
@@ -41,7 +41,7 @@ class BindInfo(NamedTuple):
 
 
 class Segmentation(NamedTuple):
-    """TSO: the packet headers, which must not change until the completion, and the segment size."""
+    """TSO: the packet headers, which must not change until the completion, and the size."""
 
     header_addr: int
     header_size: int
@@ -51,9 +51,9 @@ class Segmentation(NamedTuple):
 class FlushInfo(NamedTuple):
     """The range and the guarantee of a flush: ``ibv_wr_flush`` in ibv_wr_post(3).
 
-    With SelectivityLevel.RANGE it is of ``length`` bytes at the request's ``remote_addr``; with MR
-    it is of the whole region that ``rkey`` opens. What was written there before is then where
-    ``types`` says, when the flush completes.
+    SelectivityLevel.RANGE flushes ``length`` bytes at the request's ``remote_addr``. MR flushes the
+    whole region of ``rkey``. When the flush completes, earlier writes to this range have the
+    placement that ``types`` describes.
     """
 
     length: int
@@ -63,17 +63,17 @@ class FlushInfo(NamedTuple):
 
 @dataclass(slots=True)
 class SendWorkRequest:
-    """One request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
+    """A request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
 
-    ``imm_data`` is a number in host order. ``invalidate_rkey`` is the key that SEND_WITH_INV has
-    the peer invalidate, or that LOCAL_INV invalidates here. ``remote_addr`` and ``rkey`` are for
-    writes, reads and atomics; ``compare_add`` is what is compared or added, ``swap`` what is put
-    there, numbers of 64 bits. An atomic returns the old value into its one 8-byte scatter/gather
-    element; an atomic write has one of 8 bytes to write.
+    ``imm_data`` is a number in host byte order. ``invalidate_rkey`` is the key that SEND_WITH_INV
+    invalidates at the peer, or that LOCAL_INV invalidates here. ``remote_addr`` and ``rkey`` are
+    for writes, reads and atomics. ``compare_add`` is the 64-bit number to compare or add, and
+    ``swap`` is the new value. An atomic stores the previous value in its single element of 8 bytes.
+    An atomic write takes the value from one.
 
-    ``ah``, ``remote_qpn`` and ``remote_qkey`` say where a datagram goes; the handle must stay open
-    until the completion. ``remote_srqn`` is the shared receive queue of an XRC request. ``bind``
-    is for BIND_MW, ``tso`` for TSO, ``flush`` for FLUSH.
+    ``ah``, ``remote_qpn`` and ``remote_qkey`` are the destination of a datagram. Keep the handle
+    open until the completion. ``remote_srqn`` is the shared receive queue of an XRC request.
+    ``bind`` is for BIND_MW, ``tso`` for TSO, and ``flush`` for FLUSH.
     """
 
     wr_id: int
@@ -97,25 +97,25 @@ class SendWorkRequest:
 
 @dataclass(slots=True)
 class ReceiveWorkRequest:
-    """One request for the receive queue: ``struct ibv_recv_wr``, see ibv_post_recv(3)."""
+    """A request for the receive queue: ``struct ibv_recv_wr``, see ibv_post_recv(3)."""
 
     wr_id: int
     sges: Sequence[ScatterGatherElement] = ()
 
 
 def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, ...]:
-    """One piece of memory, none when ``length`` is 0."""
+    """Return the element for a piece of memory; no elements if ``length`` is 0."""
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
 
 NOT_PACKED = (struct.error, TypeError, AttributeError)
-"""The exceptions of packing wrong requests; the caller raises the one of `not_packed` instead."""
+"""The exceptions that packing invalid requests raises; callers raise `not_packed` instead."""
 
 
 def not_packed(
     label: str, error: Exception, requests: Sequence[SendWorkRequest | ReceiveWorkRequest]
 ) -> Exception:
-    """Say why packing the requests has failed with ``error``, for the queue ``label``."""
+    """Return the exception that explains why packing requests failed, for the queue ``label``."""
     if wrong := wrong_requests(requests):
         return TypeError(f"{label}: {wrong}")
     try:
@@ -126,7 +126,7 @@ def not_packed(
 
 
 def wrong_requests(requests: object) -> str:
-    """A text for requests that cannot be posted; empty if they can."""
+    """Return why the requests cannot be posted, or an empty string if they can."""
     both = (SendWorkRequest, ReceiveWorkRequest)
     if isinstance(requests, both):
         return "requests are posted as a list: write [request]"
@@ -145,7 +145,7 @@ _NUMBERS = ("wr_id", "opcode", "send_flags", "imm_data", "remote_addr", "rkey", 
 
 
 def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
-    """TypeError, which names it, for what should be a number and is none."""
+    """Raise a TypeError that names the field if a value should be a number but is not."""
     for wr in requests:
         for name in _NUMBERS:
             integer(name, getattr(wr, name, 0), None, None)
@@ -155,7 +155,7 @@ def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> 
 
 
 def _wrong_pieces(sges: object) -> str:
-    """A text for wrong pieces of memory of a request; empty if they are right."""
+    """Return what is wrong with a request's elements, or an empty string."""
     wanted = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge)"
     if isinstance(sges, ScatterGatherElement):
         return f"{wanted}, not as a single one: write [piece]"
@@ -175,7 +175,7 @@ def _address(resource: Resource[h.ibv_ah] | Resource[h.ibv_mw] | verbs.MemoryReg
 
 
 def _shared_places(wr: SendWorkRequest) -> tuple[int, int, int, int, int, int]:
-    """The members of ``struct aiordma_send`` that stand for different things, in its order."""
+    """Return the members of ``struct aiordma_send`` that have several meanings, in its order."""
     if (bind := wr.bind) is not None:
         mw, mr = _address(bind.mw), _address(bind.mr)
         return mw, mr, bind.addr, bind.length, bind.rkey, int(bind.access)
@@ -194,7 +194,7 @@ def _last_places(wr: SendWorkRequest) -> tuple[int, int]:
 
 
 def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None:
-    """Into ``array``."""
+    """Encode the requests into ``array``."""
     array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
     sends = array.sends_bytes
     entry = 0
@@ -215,7 +215,7 @@ def pack_sends(array: RequestArray, requests: Sequence[SendWorkRequest]) -> None
 
 
 def pack_recvs(array: RequestArray, requests: Sequence[ReceiveWorkRequest], label: str) -> None:
-    """Into ``array``; errors as of :func:`not_packed`, for the queue ``label``."""
+    """Encode the receives of the queue ``label`` into ``array``."""
     try:
         array.make_room(len(requests), sum(len(wr.sges) for wr in requests))
         recvs = array.recvs_bytes

@@ -1,12 +1,12 @@
-"""Extended reliable connections: one connection between two processes for many of their queues.
+"""Extended reliable connections (XRC): one connection between two processes for many queues.
 
-The receiving side is a queue pair of an XRC domain, without queues of its own
-(:meth:`XRCDomain.create_qp`); what arrives goes to the shared receive queue that the request names
-by its number. The sending side is a queue pair of a protection domain, of type XRC_SEND. Processes
-that open the same file share the domain on a card; the embedded device shares it within a process
+The receiving side is a queue pair of an XRC domain without queues of its own
+(:meth:`XRCDomain.create_qp`). A message goes to the shared receive queue whose number the request
+contains. The sending side is a queue pair of type XRC_SEND in a protection domain. On a card,
+processes that open the same file share the domain. The embedded device shares it within a process
 only. Source: IBTA volume 1, annex A14; ibv_open_xrcd(3).
 
-rdma_rxe has none, and no card has run this module.
+rdma_rxe does not support XRC, and this module has not been tested on a card.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class XRCDomain(Resource[h.ibv_xrcd]):
     """A domain of XRC queue pairs and shared receive queues: :meth:`Context.open_xrcd`."""
 
     def __init__(self, context: verbs.Context, node: Node[h.ibv_xrcd], *, own: bool) -> None:
-        """For this package. `own`: no other process can open it."""
+        """Initialize the object. `own` means that no other process can open the domain."""
         super().__init__(node)
         self.context = context
         self._own = own
 
     def create_qp(self) -> QueuePair:
-        """Make the receiving side of a connection, type XRC_RECV, in state RESET."""
+        """Create the receiving side of a connection, of type XRC_RECV, in state RESET."""
         context, calls = self.context, self.context.library.calls
         attr = ffi.new("struct ibv_qp_init_attr_ex *")
         attr.qp_type, attr.comp_mask, attr.xrcd = QPType.XRC_RECV, _XRCD, self.pointer
@@ -58,10 +58,16 @@ class XRCDomain(Resource[h.ibv_xrcd]):
 def open_xrcd(
     context: verbs.Context, fd: int | None = None, *, exclusive: bool = False
 ) -> XRCDomain:
-    """Open an XRC domain, or make it: ibv_open_xrcd(3).
+    """Open or create an XRC domain: ibv_open_xrcd(3).
 
-    Processes that name the same file by ``fd`` share one; without it the domain is one's own.
-    With ``exclusive`` it must not exist yet. UnsupportedError where the device has no XRC.
+    Args:
+        context: The device.
+        fd: A file; processes that pass the same file share the domain. Without it, the domain is
+            private.
+        exclusive: Fail if the domain already exists.
+
+    Raises:
+        UnsupportedError: If the device does not support XRC.
     """
     require_xrc(context, "ibv_open_xrcd")
     attr = ffi.new("struct ibv_xrcd_init_attr *")

@@ -1,4 +1,4 @@
-"""Queue pairs of kinds that one vendor's devices alone have: type IBV_QPT_DRIVER."""
+"""Queue pairs of types that only one vendor's devices have: IBV_QPT_DRIVER."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def init_attr(
     sq_sig_all: bool = False,
     srq: Resource[h.ibv_srq] | None = None,
 ) -> h.ibv_qp_init_attr_ex:
-    """``struct ibv_qp_init_attr_ex`` for a queue pair of type DRIVER."""
+    """Create ``struct ibv_qp_init_attr_ex`` for a queue pair of type DRIVER."""
     members = init_members(send_cq, recv_cq, capabilities, DRIVER, sq_sig_all, srq)
     try:
         return init_attr_ex(pd, members, QPOptions(send_ops))
@@ -50,10 +50,10 @@ def init_attr(
 
 
 class DriverQueuePair(Resource[h.ibv_qp]):
-    """The base of queue pairs of one vendor's kinds. No table has their states.
+    """The base class of queue pairs of vendor-specific types, which have no table of states.
 
-    So the device alone checks what is modified and posted, and work under way is not tracked.
-    The caller keeps the memory of what is posted, as with QueuePair.
+    Only the device checks what you modify and post, and posted work is not tracked. As with
+    QueuePair, keep the memory of posted work.
     """
 
     def __init__(
@@ -82,9 +82,10 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes, most often with ``qp_state``; timers are seconds: ibv_modify_qp(3).
+        """Change attributes: ibv_modify_qp(3). Timers are in seconds.
 
-        VerbsError when the device refuses.
+        Raises:
+            VerbsError: If the device refuses.
         """
         attr, mask = fill(changes)
         try:
@@ -94,11 +95,16 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.qp_num = self.pointer.qp_num  # a target of mlx5 has none before RTR
 
     def query(self) -> QPAttributes:
-        """The attributes as the device has them now: ibv_query_qp(3)."""
+        """Query the current attributes from the device: ibv_query_qp(3)."""
         return query(self.context, self.pointer)
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order. PostError tells by ``bad_index`` the first that was not."""
+        """Post receives in order.
+
+        Raises:
+            PostError: If the device refuses one. ``bad_index`` is the first one that was not
+                posted.
+        """
         array, pointer = RequestArray(), self.pointer
         pack_recvs(array, requests, self._label())
         code = lib.aiordma_post_recv(
@@ -114,7 +120,7 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         remote_key: int,
         dc: h.mlx5dv_qp_ex | h.Null = ffi.NULL,
     ) -> None:
-        """Post one request to a peer that it names."""
+        """Post one request to the given peer."""
         if wr.opcode not in _OPERATIONS:
             raise self.context._lacking(
                 f"{WROpcode(wr.opcode).name} on a {self._label()}", "ibv_wr_start"

@@ -1,11 +1,11 @@
-"""Scalable reliable datagrams (SRD) on Amazon's EFA devices, by ``libefa.so.1``.
+"""Scalable reliable datagrams (SRD) on Amazon's EFA devices, using ``libefa.so.1``.
 
-**Experimental: never run on hardware.** What is passed to the library is checked against its
+**Experimental: never run on hardware.** The data passed to the library is checked against its
 header, and its calls are tested with stand-ins.
 
-SRD is reliable and unordered, and addresses each message as UD does: one queue pair for all peers.
-Where the device is no EFA device, or the library is not installed, everything here ends in
-UnsupportedError. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
+SRD is reliable and unordered. Like UD, it addresses each message and uses one queue pair for all
+peers. Everything here raises UnsupportedError if the device is not an EFA device, or if the library
+is not installed. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SRD = 0  # EFADV_QP_DRIVER_TYPE_SRD
 
 
 class EFACapability(IntFlag):
-    """Abilities of an EFA device: ``EFADV_DEVICE_ATTR_CAPS_*``."""
+    """Capabilities of an EFA device: ``EFADV_DEVICE_ATTR_CAPS_*``."""
 
     NONE = 0
     RDMA_READ = 1 << 0
@@ -42,7 +42,7 @@ class EFACapability(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class EFADeviceAttributes:
-    """``struct efadv_device_attr``: limits of one queue pair, in requests, pieces and bytes."""
+    """The limits of a queue pair in requests, elements and bytes: ``struct efadv_device_attr``."""
 
     max_sq_wr: int
     max_rq_wr: int
@@ -54,7 +54,11 @@ class EFADeviceAttributes:
 
 
 def query_device(context: Context) -> EFADeviceAttributes:
-    """The limits that only EFA devices have. UnsupportedError on any other."""
+    """Return the attributes that only EFA devices have.
+
+    Raises:
+        UnsupportedError: If this is another device.
+    """
     attr = ffi.new("struct efadv_device_attr *")
     with context._offering(_NEEDS):
         context.library.providers.efadv_query_device(
@@ -64,12 +68,13 @@ def query_device(context: Context) -> EFADeviceAttributes:
 
 
 class SRDQueuePair(DriverQueuePair):
-    """An SRD queue pair: made by :func:`create_srd_qp`. Not run on hardware."""
+    """An SRD queue pair, created by :func:`create_srd_qp`. Not run on hardware."""
 
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
-        """RESET to RTS, which asks for what UD does. Peers must know ``qkey``.
+        """Go from RESET to RTS with the attributes of UD. Peers must know ``qkey``.
 
-        VerbsError when the device refuses a step.
+        Raises:
+            VerbsError: If the device refuses a step.
         """
         self.modify(qp_state=QPState.INIT, pkey_index=pkey_index, port_num=port_num, qkey=qkey)
         self.modify(qp_state=QPState.RTR)
@@ -78,10 +83,14 @@ class SRDQueuePair(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
     ) -> None:
-        """Post a send, or a read or write where the device has them, to one peer.
+        """Post a send, or a read or write if the device supports it, to one peer.
 
-        ``ah`` must stay open until the completion. UnsupportedError for other operations,
-        ValueError for a number that does not fit, PostError when the device refuses.
+        Keep ``ah`` open until the completion.
+
+        Raises:
+            UnsupportedError: For other operations.
+            ValueError: If a number does not fit.
+            PostError: If the device refuses.
         """
         self._post_to(wr, ah, remote_qpn, remote_qkey)
 
@@ -95,9 +104,10 @@ def create_srd_qp(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> SRDQueuePair:
-    """Make an SRD queue pair, in state RESET. ``send_ops`` is all that can be posted to it.
+    """Create an SRD queue pair in state RESET. Only ``send_ops`` can be posted to it.
 
-    UnsupportedError where the device is no EFA device, or the library is missing.
+    Raises:
+        UnsupportedError: If the device is not an EFA device, or the library is missing.
     """
     recv_cq = recv_cq or send_cq
     wanted = capabilities or QPCapabilities()

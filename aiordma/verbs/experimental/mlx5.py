@@ -1,13 +1,13 @@
-"""Dynamically connected queue pairs (DC) on mlx5 devices, by ``libmlx5.so.1``.
+"""Dynamically connected queue pairs (DC) on mlx5 devices, using ``libmlx5.so.1``.
 
-**Experimental: never run on hardware.** What is passed to the library is checked against its
+**Experimental: never run on hardware.** The data passed to the library is checked against its
 header, and its calls are tested with stand-ins.
 
-An *initiator* (DCI) sends to any number of *targets* (DCT): every request names the target's number
-and key, and the device connects as needed. A target receives by a shared receive queue. The states
-are those of other queue pairs; which attributes each step takes says the device. Where the device
-is no mlx5 device, or the library is not installed, everything here ends in UnsupportedError.
-Source: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
+An *initiator* (DCI) sends to any number of *targets* (DCT). Every request contains the target's
+number and key, and the device connects as needed. A target receives through a shared receive queue.
+The states are those of other queue pairs, but the device decides which attributes each step takes.
+Everything here raises UnsupportedError if the device is not an mlx5 device, or if the library is
+not installed. Sources: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ _DCT, _DCI = 1, 2  # enum mlx5dv_dc_type
 
 
 class DCInitiator(DriverQueuePair):
-    """The side of DC that sends: made by :func:`create_dc_initiator`. Not run on hardware."""
+    """The sending side of DC, created by :func:`create_dc_initiator`. Not run on hardware."""
 
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_dctn: int, remote_dc_key: int
     ) -> None:
-        """Post a send, write or read to the target of that number and key.
+        """Post a send, write or read to the target with the given number and key.
 
-        ``ah`` must stay open until the completion. UnsupportedError for other operations,
-        ValueError for a number that does not fit, PostError when the device refuses.
+        Keep ``ah`` open until the completion.
+
+        Raises:
+            UnsupportedError: For other operations.
+            ValueError: If a number does not fit.
+            PostError: If the device refuses.
         """
         calls = self.context.library
         dc = calls.providers.mlx5dv_qp_ex_from_ibv_qp_ex(calls.calls.ibv_qp_to_qp_ex(self.pointer))
@@ -48,10 +52,9 @@ class DCInitiator(DriverQueuePair):
 
 
 class DCTarget(DriverQueuePair):
-    """The side of DC that receives, on its shared receive queue: made by
-    :func:`create_dc_target`. Not run on hardware.
+    """The receiving side of DC, created by :func:`create_dc_target`. Not run on hardware.
 
-    Its ``qp_num``, once it is in RTR, is the number that initiators name.
+    Initiators use its ``qp_num``, which is valid from state RTR on.
     """
 
 
@@ -63,9 +66,10 @@ def create_dc_initiator(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> DCInitiator:
-    """Make an initiator, in state RESET. ``send_ops`` is all that can be posted to it.
+    """Create an initiator in state RESET. Only ``send_ops`` can be posted to it.
 
-    UnsupportedError where the device is no mlx5 device, or the library is missing.
+    Raises:
+        UnsupportedError: If the device is not an mlx5 device, or the library is missing.
     """
     wanted = capabilities or QPCapabilities(max_recv_wr=0, max_recv_sge=0)
     attr = init_attr(pd, send_cq, send_cq, wanted, send_ops, sq_sig_all)
@@ -76,10 +80,16 @@ def create_dc_initiator(
 def create_dc_target(
     pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.ibv_srq], access_key: int
 ) -> DCTarget:
-    """Make a target, in state RESET, that takes its receives from ``srq``.
+    """Create a target in state RESET that takes its receives from ``srq``.
 
-    ``access_key`` is the 64-bit key that initiators must know. UnsupportedError where the device
-    is no mlx5 device, or the library is missing.
+    Args:
+        pd: The protection domain.
+        cq: The completion queue.
+        srq: The shared receive queue.
+        access_key: The 64-bit key that initiators must know.
+
+    Raises:
+        UnsupportedError: If the device is not an mlx5 device, or the library is missing.
     """
     attr = init_attr(pd, cq, cq, QPCapabilities(0, 0, 0, 0, 0), SendOps.NONE, srq=srq)
     pointer = _create(pd, attr, _DCT, access_key)
