@@ -1,1 +1,1 @@
-"""Devices, contexts, ports and addresses, protection domains; what resources have in common."""
+"""Devices, contexts, ports, addresses and protection domains, and the base of all resources."""

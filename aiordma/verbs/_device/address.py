@@ -31,7 +31,7 @@ def _packed(address: str | IPAddress) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GID:
-    """A global identifier: 16 bytes in network order, laid out like an IPv6 address."""
+    """A global identifier: 16 bytes in network byte order, with the layout of an IPv6 address."""
 
     raw: bytes
 
@@ -48,9 +48,11 @@ class GID:
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
-        """The GID of a RoCE v2 interface with this address; IPv4 becomes ::ffff:a.b.c.d.
+        """Return the GID of a RoCE v2 interface with this address. IPv4 becomes ::ffff:a.b.c.d.
 
-        TypeError for what is neither text nor of the module ipaddress: a number is no address.
+        Raises:
+            TypeError: If the address is neither text nor an object of the module ipaddress. Numbers
+                are not accepted.
         """
         if not isinstance(address, str) and not hasattr(address, "packed"):
             raise TypeError(refusal("the address", "a str or of ipaddress", address))
@@ -58,13 +60,13 @@ class GID:
 
     @property
     def ip(self) -> IPAddress:
-        """As an IP address; an IPv4-mapped one as IPv4."""
+        """The GID as an IP address; an IPv4-mapped one as IPv4."""
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
 
     @property
     def is_ipv4(self) -> bool:
-        """Whether `ip` is an address of IPv4."""
+        """Whether `ip` is an IPv4 address."""
         return self.raw.startswith(IPV4_PREFIX)
 
     @property
@@ -81,7 +83,7 @@ class GID:
 
 
 class GIDEntry(NamedTuple):
-    """One entry of a port's GID table. ``ndev`` is its network interface, empty without one."""
+    """An entry of a port's GID table. ``ndev`` is its network interface; empty if it has none."""
 
     gid: GID
     gid_index: int
@@ -91,7 +93,7 @@ class GIDEntry(NamedTuple):
 
     @classmethod
     def read(cls, entry: h.ibv_gid_entry) -> Self:
-        """From ``struct ibv_gid_entry``."""
+        """Read ``struct ibv_gid_entry``."""
         try:
             ndev = socket.if_indextoname(entry.ndev_ifindex) if entry.ndev_ifindex else ""
         except OSError:  # it has gone since, or belongs to another network namespace
@@ -105,24 +107,28 @@ class GIDEntry(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """As the texts of errors name it: index, GID, type, interface."""
+        """Return index, GID, type and interface, as error messages show them."""
         kind = self.gid_type.name.replace("ROCE_V", "RoCE v")
         ndev = f", {self.ndev}" if self.ndev else ""
         return f"GID index {self.gid_index} ({self.gid}, {kind}{ndev})"
 
     def can_reach(self, to: GID) -> bool:
-        """False if no packet can go from here to ``to``: an empty GID, or IPv4 and IPv6 mixed.
+        """Return False if no packet can go from here to ``to``.
 
-        InfiniBand's GIDs are not addresses of IP and say nothing about that.
+        That is the case for an empty GID, and if one address is IPv4 and the other IPv6.
+        InfiniBand's GIDs are not IP addresses, so for them the result is True.
         """
         if self.gid.is_zero or to.is_zero:
             return False
         return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
-        """The fault of this entry as the source to ``to``, or to any peer; empty if there is none.
+        """Return what is wrong with this entry as a source, or an empty string.
 
-        It may work all the same, within one link or one host.
+        The entry may still work within one link or one host.
+
+        Args:
+            to: The peer; None means any peer.
         """
         if self.gid.is_zero:
             return "is empty"
@@ -138,10 +144,10 @@ class GIDEntry(NamedTuple):
         return ""
 
     def preference(self) -> tuple[int, int, int]:
-        """Sort key of the automatic choice, best first: routable RoCE v2 before everything.
+        """Return the sort key for the automatic choice, which prefers routable RoCE v2.
 
-        A link-local address does not leave its link, a loopback address not its host; RoCE v1
-        is not routed at all. The order within one class is that of the table.
+        A link-local address cannot leave its link, and a loopback address cannot leave its host.
+        RoCE v1 is not routed at all. Within a class, the order of the table applies.
         """
         ip, reach = self.gid.ip, 0
         if self.gid_type is not GIDType.IB:  # whose default subnet prefix is fe80::/64
@@ -151,7 +157,7 @@ class GIDEntry(NamedTuple):
 
 
 def best(entries: Sequence[GIDEntry]) -> GIDEntry:
-    """The first choice among some."""
+    """Return the preferred entry."""
     return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
@@ -174,8 +180,8 @@ _OF_THE_ROUTE = {
 class AddressVector(NamedTuple):
     """The route to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
 
-    With ``dgid`` there is a global route (always so on RoCE); ``hop_limit`` 0 or 1 ends at the
-    first router. ``dlid`` is the peer's LID, which RoCE does not use.
+    With ``dgid``, the route is global, as always on RoCE. Packets with a ``hop_limit`` of 0 or 1
+    end at the first router. ``dlid`` is the peer's LID, which RoCE does not use.
     """
 
     dgid: GID | None = None
@@ -190,7 +196,7 @@ class AddressVector(NamedTuple):
     port_num: int = 1
 
     def fields(self) -> dict[str, object]:
-        """``struct ibv_ah_attr`` as cffi takes it."""
+        """Return ``struct ibv_ah_attr`` in the form that cffi accepts."""
 
         def numbers(of: dict[str, int]) -> dict[str, object]:
             return {name: integer(name, getattr(self, name), 0, most) for name, most in of.items()}
@@ -204,13 +210,13 @@ class AddressVector(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_ah_attr) -> Self:
-        """From ``struct ibv_ah_attr``."""
+        """Read ``struct ibv_ah_attr``."""
         dgid = GID(ffi.buffer(attr.grh.dgid.raw)[:16]) if attr.is_global else None
         route = {name: getattr(attr.grh, name) for name in _OF_THE_ROUTE}
         return copy_of(attr, cls, dgid=dgid, **route)
 
 
 def vector_fields(name: str, value: object) -> dict[str, object]:
-    """``struct ibv_ah_attr`` of an argument, which names it when it is no address vector."""
+    """Return ``struct ibv_ah_attr`` for an argument; a TypeError names the argument."""
     wanted = "an AddressVector, as AddressVector(dgid=..., sgid_index=...)"
     return instance(name, value, AddressVector, wanted).fields()

@@ -1,4 +1,4 @@
-"""Address handles: the route to a peer, resolved once, for datagrams."""
+"""Address handles: routes to a peer for datagrams, resolved once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .route_lookup import source_entry
 
 
 class AddressHandle(Resource[h.ibv_ah]):
-    """The route to a peer: made by :meth:`ProtectionDomain.create_ah`.
+    """The route to a peer, created by :meth:`ProtectionDomain.create_ah`.
 
-    ``vector`` is what it was made of. It must stay open until the last request that was posted
-    with it has completed (ibv_post_send(3)).
+    ``vector`` is the route from which it was created. Keep the handle open until the last request
+    that uses it has completed (ibv_post_send(3)).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AddressHandle(Resource[h.ibv_ah]):
 
 
 class Destination(NamedTuple):
-    """Where a datagram goes: the route, the queue pair there, and its Q_Key."""
+    """The destination of a datagram: the route, the queue pair there, and its Q_Key."""
 
     ah: AddressHandle
     remote_qpn: int
@@ -48,7 +48,7 @@ class Destination(NamedTuple):
 
 
 class PathKeywords(TypedDict, total=False):
-    """Fields of an :class:`AddressVector` to a peer: ``hop_limit``, 64 unless given; others 0."""
+    """Fields of an :class:`AddressVector`: ``hop_limit`` (64 by default) and others (0)."""
 
     hop_limit: int
     traffic_class: int
@@ -60,9 +60,12 @@ class PathKeywords(TypedDict, total=False):
 def vector_to(
     context: verbs.Context, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
 ) -> AddressVector:
-    """The route from one exchanged endpoint to the other. ValueError when ``local`` is not here.
+    """Return the route from one exchanged endpoint to the other.
 
-    VerbsError (ENETUNREACH), before the device is asked, when its GID cannot reach the peer's.
+    Raises:
+        ValueError: If ``local`` is not an endpoint of this device.
+        VerbsError: With ENETUNREACH, if its GID cannot reach the peer's. This is checked before the
+            device is asked.
     """
     source = source_entry(context, local)
     dgid = GID(remote.gid) if remote.is_global else None
@@ -77,10 +80,14 @@ def vector_to(
 def vector_from_wc(
     context: verbs.Context, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int
 ) -> AddressVector:
-    """The route back to the sender of a datagram: ibv_init_ah_from_wc(3).
+    """Return the route back to the sender of a datagram: ibv_init_ah_from_wc(3).
 
-    ``grh`` are the first 40 bytes of the receive's buffer; they are read when the completion
-    says that they are there (WCFlags.GRH).
+    Args:
+        context: The device.
+        wc: The completion of the receive.
+        grh: The first 40 bytes of the receive's buffer. They are only read if the completion has
+            WCFlags.GRH.
+        port_num: The port.
     """
     port_num = integer("port_num", port_num, 0, 0xFF)
     raw = ffi.new("struct ibv_wc *")

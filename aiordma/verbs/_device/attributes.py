@@ -1,4 +1,4 @@
-"""The attributes of devices and ports, as typed objects with the header's field names."""
+"""The attributes of devices and ports, as typed objects with the field names of the C header."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .enums import MTU, AtomicCapability, DeviceCapability, LinkLayer, PortCapab
 
 
 def guid_from_network(value: int) -> int:
-    """A 64-bit identifier that C holds in network byte order, as a number."""
+    """Convert a 64-bit identifier from network byte order to a number."""
     return int.from_bytes(value.to_bytes(8, sys.byteorder), "big")
 
 
 class DeviceAttributes(NamedTuple):
-    """``struct ibv_device_attr``: the limits of a device; see ibv_query_device(3)."""
+    """The limits of a device: ``struct ibv_device_attr``; see ibv_query_device(3)."""
 
     fw_ver: str
     node_guid: int
@@ -54,7 +54,7 @@ class DeviceAttributes(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_device_attr) -> Self:
-        """From ``struct ibv_device_attr``."""
+        """Read ``struct ibv_device_attr``."""
         return copy_of(
             attr,
             cls,
@@ -71,7 +71,7 @@ _SPEEDS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 
 
 
 class PortAttributes(NamedTuple):
-    """``struct ibv_port_attr``: state and limits of a port; see ibv_query_port(3)."""
+    """The state and limits of a port: ``struct ibv_port_attr``; see ibv_query_port(3)."""
 
     port_num: int
     state: PortState
@@ -98,21 +98,21 @@ class PortAttributes(NamedTuple):
 
     @property
     def gigabits(self) -> float | None:
-        """Speed times width in Gbit/s; None when the device says nothing that is known."""
+        """The speed times the width in Gbit/s; None if the device reports an unknown value."""
         lanes, each = self.lanes, self.lane_gigabits
         return lanes * each if lanes and each else None
 
     @property
     def lanes(self) -> int | None:
-        """``active_width`` as a number of lanes; None when it is none that is known."""
+        """``active_width`` as a number of lanes; None if it is unknown."""
         return _WIDTHS.get(self.active_width)
 
     @property
     def lane_gigabits(self) -> float | None:
-        """``active_speed``, of one lane, in Gbit/s; None when it is none that is known."""
+        """``active_speed``, the speed of one lane, in Gbit/s; None if it is unknown."""
         return _SPEEDS.get(self.active_speed)
 
     @classmethod
     def read(cls, port_num: int, attr: h.ibv_port_attr) -> Self:
-        """From ``struct ibv_port_attr``."""
+        """Read ``struct ibv_port_attr``."""
         return copy_of(attr, cls, port_num=port_num)

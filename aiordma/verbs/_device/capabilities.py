@@ -1,7 +1,7 @@
-"""Capabilities of a device beyond the basics, as ``ibv_query_device_ex`` tells them, typed.
+"""The extended capabilities of a device, as reported by ``ibv_query_device_ex``.
 
-A device, provider or library that does not know a capability leaves it zero, which here as there
-means that it is not offered.
+A device, provider or library that does not know a capability leaves it zero. As in C, this means
+that the capability is not supported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _with_qp_types(caps: QPTypeCaps, record: Callable[..., T]) -> T:
 
 
 class OdpCapabilities(NamedTuple):
-    """On-demand paging: whether, and which operations of which transport (``ibv_odp_caps``)."""
+    """Support for on-demand paging, by transport and operation (``ibv_odp_caps``)."""
 
     general: OdpCapability
     rc: OdpOperations
@@ -36,14 +36,14 @@ class OdpCapabilities(NamedTuple):
 
 
 class TsoCapabilities(NamedTuple):
-    """Segmentation of TCP by the device: bytes of one send, 0 without (``ibv_tso_caps``)."""
+    """Segmentation of TCP by the device: the bytes of one send, or 0 (``ibv_tso_caps``)."""
 
     max_tso: int
     supported_qpts: frozenset[QPType]
 
 
 class RssCapabilities(NamedTuple):
-    """Spreading received packets over queues (``ibv_rss_caps``)."""
+    """Spreading received packets over several queues (``ibv_rss_caps``)."""
 
     supported_qpts: frozenset[QPType]
     max_rwq_indirection_tables: int
@@ -53,7 +53,7 @@ class RssCapabilities(NamedTuple):
 
 
 class PacketPacingCapabilities(NamedTuple):
-    """Rate limits of a queue pair in kbit/s; 0 to 0 without (``ibv_packet_pacing_caps``)."""
+    """The range of a queue pair's rate limit in kbit/s, or 0 (``ibv_packet_pacing_caps``)."""
 
     qp_rate_limit_min: int
     qp_rate_limit_max: int
@@ -61,7 +61,7 @@ class PacketPacingCapabilities(NamedTuple):
 
 
 class TagMatchingCapabilities(NamedTuple):
-    """Matching of tags by a shared receive queue (``ibv_tm_caps``)."""
+    """Tag matching by a shared receive queue (``ibv_tm_caps``)."""
 
     max_rndv_hdr_size: int
     max_num_tags: int
@@ -71,14 +71,14 @@ class TagMatchingCapabilities(NamedTuple):
 
 
 class CQModerationCapabilities(NamedTuple):
-    """Most that can be set, in completions and microseconds (``ibv_cq_moderation_caps``)."""
+    """The maximum moderation, in completions and microseconds (``ibv_cq_moderation_caps``)."""
 
     max_cq_count: int
     max_cq_period: int
 
 
 class PciAtomicCapabilities(NamedTuple):
-    """The atomics that the device does over its bus (``ibv_pci_atomic_caps``)."""
+    """The atomics that the device can perform over PCI (``ibv_pci_atomic_caps``)."""
 
     fetch_add: PciAtomicSizes
     swap: PciAtomicSizes
@@ -86,11 +86,11 @@ class PciAtomicCapabilities(NamedTuple):
 
 
 class ExtendedDeviceAttributes(NamedTuple):
-    """``struct ibv_device_attr_ex``; see ibv_query_device_ex(3).
+    """The extended attributes of a device: ``struct ibv_device_attr_ex``, ibv_query_device_ex(3).
 
-    ``orig_attr`` is what ibv_query_device tells. ``completion_timestamp_mask`` has the bits that
-    a timestamp has, 0 without timestamps; ``hca_core_clock`` is their clock in kHz.
-    ``max_dm_size`` is the device's own memory in bytes.
+    ``orig_attr`` is the result of ibv_query_device. ``completion_timestamp_mask`` has the valid
+    bits of a timestamp; it is 0 if there are no timestamps. ``hca_core_clock`` is the frequency of
+    their clock in kHz. ``max_dm_size`` is the size of the device's own memory in bytes.
     """
 
     orig_attr: DeviceAttributes
@@ -110,9 +110,10 @@ class ExtendedDeviceAttributes(NamedTuple):
     phys_port_cnt_ex: int
 
     def seconds(self, ticks: int) -> float:
-        """A difference of two timestamps, or of two readings of the clock, in seconds.
+        """Convert the difference of two timestamps or clock readings to seconds.
 
-        ValueError when the device does not tell the frequency of its clock.
+        Raises:
+            ValueError: If the device does not report the frequency of its clock.
         """
         if not self.hca_core_clock:
             raise ValueError("the device does not tell the frequency of its clock")
@@ -120,7 +121,7 @@ class ExtendedDeviceAttributes(NamedTuple):
 
     @classmethod
     def read(cls, attr: h.ibv_device_attr_ex) -> Self:
-        """From ``struct ibv_device_attr_ex``."""
+        """Read ``struct ibv_device_attr_ex``."""
         odp, transports = attr.odp_caps, attr.odp_caps.per_transport_caps
         return copy_of(
             attr,

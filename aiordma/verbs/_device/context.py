@@ -1,4 +1,4 @@
-"""An open device: what it can do, its ports and addresses, and the resources made on it."""
+"""Open devices: their capabilities, ports and addresses, and the resources created on them."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class AsyncEvent(NamedTuple):
-    """Something happened to a device, a port or a resource; see ibv_get_async_event(3).
+    """An event of a device, a port or a resource; see ibv_get_async_event(3).
 
-    ``element`` is the queue pair, completion queue or shared receive queue concerned, None for
-    others or when its object is gone; ``port_num`` is the port of a port event.
+    ``element`` is the queue pair, completion queue or shared receive queue concerned. It is None
+    for other events, and if the object no longer exists. ``port_num`` is the port of a port event.
     """
 
     type: EventType
@@ -64,7 +64,7 @@ class AsyncEvent(NamedTuple):
 
 
 def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
-    """The error of an event after which nothing works any more."""
+    """Return the exception for an event that makes the device unusable."""
     about = repr(event.element) if event.element is not None else ""
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
@@ -84,11 +84,11 @@ def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
 
 
 class Context(Resource[h.ibv_context]):
-    """An open device: made by :meth:`Device.open`, or borrowed from the connection manager.
+    """An open device, created by :meth:`Device.open` or borrowed from the connection manager.
 
-    ``name`` is that of the device; ``num_comp_vectors`` is how many completion vectors it has.
-    Queries and making children may be called from any thread. Its children keep it alive;
-    closing it closes them.
+    ``name`` is the name of the device. ``num_comp_vectors`` is its number of completion vectors.
+    Any thread may query it and create objects on it. These objects keep it alive, and closing it
+    closes them.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Context(Resource[h.ibv_context]):
         self._attributes: DeviceAttributes | None = None
         self._extended: ExtendedDeviceAttributes | None = None
         self._gid_table: tuple[bytes, tuple[GIDEntry, ...]] = b"", ()
-        """The table as it was last, in C and as objects."""
+        """The last known table, as C data and as objects."""
         self._cq_fields: tuple[WCFields | None] | None = None
         self._failures: Counter[int] = Counter()
-        """Failed completions by status, see :meth:`statistics`."""
+        """The number of failed completions by status; see :meth:`statistics`."""
         self._event_counts: Counter[str] = Counter()
         # The resource that an asynchronous event concerns, by the address of its C structure.
         self._elements: weakref.WeakValueDictionary[int, Resource[Any]] = (
@@ -115,19 +115,19 @@ class Context(Resource[h.ibv_context]):
 
     @property
     def async_fd(self) -> int:
-        """Readable when there are asynchronous events.
+        """A file descriptor that is readable when there are asynchronous events.
 
-        Of a borrowed context it is another one when the connection manager has closed the device
-        in between and opened it again, which leaves the pointer as it was.
+        For a borrowed context, it changes when the connection manager has closed the device and
+        opened it again, even though the pointer is the same.
         """
         return int(self.pointer.async_fd)
 
     @classmethod
     def borrow(cls, library: Library, pointer: h.ibv_context) -> Context:
-        """The context of a device that librdmacm opened and will close, ``rdma_cm_id.verbs``.
+        """Return the context of a device that librdmacm opened and will close.
 
-        There is one object for each pointer as long as anything uses it. Its ``close()`` closes
-        what was made from it and leaves the device open.
+        While anything uses it, there is one object per pointer. Its ``close()`` closes what was
+        created on it, but leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
         made = _borrowed.setdefault(key, [])
@@ -144,7 +144,7 @@ class Context(Resource[h.ibv_context]):
     # --- what there is ---------------------------------------------------------------------
 
     def query_device(self) -> DeviceAttributes:
-        """Limits and capabilities, asked once."""
+        """Return the limits and capabilities, which are queried once."""
         if self._attributes is None:
             attr = ffi.new("struct ibv_device_attr *")
             self.library.calls.ibv_query_device(self.pointer, attr)
@@ -152,9 +152,9 @@ class Context(Resource[h.ibv_context]):
         return self._attributes
 
     def query_device_ex(self) -> ExtendedDeviceAttributes:
-        """Limits and capabilities with those beyond the basics, asked once.
+        """Return the extended limits and capabilities, which are queried once.
 
-        Of a library or device that cannot be asked so, all that is beyond them is zero.
+        If the library or device does not support this query, all extended values are zero.
         """
         if self._extended is None:
             from .capabilities import ExtendedDeviceAttributes  # noqa: PLC0415 - not all need it
@@ -169,10 +169,13 @@ class Context(Resource[h.ibv_context]):
         return self._extended
 
     def query_rt_values_ex(self) -> int:
-        """The device's clock, as completion timestamps read it: ibv_query_rt_values_ex(3).
+        """Read the clock that completion timestamps use: ibv_query_rt_values_ex(3).
 
-        Ticks of ``hca_core_clock``, the number of which ``completion_timestamp_mask`` bounds.
-        UnsupportedError where the clock cannot be read.
+        Returns:
+            Ticks of ``hca_core_clock``, within ``completion_timestamp_mask``.
+
+        Raises:
+            UnsupportedError: If the clock cannot be read.
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
@@ -186,9 +189,11 @@ class Context(Resource[h.ibv_context]):
     def _offering(
         self, capability: str, about: Callable[[VerbsError], str] | None = None
     ) -> Iterator[None]:
-        """An UnsupportedError inside the ``with`` becomes one that names device and capability.
+        """Convert an UnsupportedError in the ``with`` block to one that names the capability.
 
-        With ``about``, any other failure gets that text.
+        Args:
+            capability: The name of the capability.
+            about: Returns the message for any other VerbsError.
         """
         try:
             yield
@@ -207,11 +212,11 @@ class Context(Resource[h.ibv_context]):
     # --- ports, which count from 1; GIDs ---------------------------------------------------
 
     def query_port(self, port_num: int = 1) -> PortAttributes:
-        """State and limits of a port, as they are now."""
+        """Query the current state and limits of a port."""
         return PortAttributes.read(port_num, self.ask_port(port_num))
 
     def ask_port(self, port_num: int) -> h.ibv_port_attr:
-        """As :meth:`query_port`, as the C structure: for reading a field or two quickly."""
+        """Query a port as the C structure, to read a field or two quickly."""
         port_num = _port(port_num)
         attr = ffi.new("struct ibv_port_attr *")
         pointer, calls = self.pointer, self.library.calls
@@ -227,9 +232,10 @@ class Context(Resource[h.ibv_context]):
         return attr
 
     def query_gid_table(self) -> list[GIDEntry]:
-        """The GIDs of all ports, empty entries left out.
+        """Return the GIDs of all ports, without empty entries.
 
-        Each is the same object as before, with the name of its interface, until the table changes.
+        Until the table changes, each entry is the same object as before, including its interface
+        name.
         """
         ports = range(1, self.query_device().phys_port_cnt + 1)
         room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
@@ -244,7 +250,11 @@ class Context(Resource[h.ibv_context]):
         return list(table)
 
     def query_gid(self, index: int, port_num: int = 1) -> GIDEntry:
-        """One entry of a port's GID table. VerbsError (ENODATA) when the entry is empty."""
+        """Return one entry of a port's GID table.
+
+        Raises:
+            VerbsError: With ENODATA, if the entry is empty.
+        """
         index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         entry = ffi.new("struct ibv_gid_entry *")
         try:
@@ -257,7 +267,11 @@ class Context(Resource[h.ibv_context]):
         return GIDEntry.read(entry)
 
     def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
-        """The entry of a local IP address, RoCE v2 before others. ValueError if there is none."""
+        """Return the entry of a local IP address, preferring RoCE v2.
+
+        Raises:
+            ValueError: If there is none.
+        """
         raw = GID.from_ip(ip).raw
         table = self.query_gid_table()
         if port_num is not None:
@@ -269,10 +283,14 @@ class Context(Resource[h.ibv_context]):
         return best(found)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
-        """The best entry of a port: routable RoCE v2 first, loopback and link-local last.
+        """Return the best entry of a port: routable RoCE v2 first, loopback and link-local last.
 
-        With ``to``, the best to reach that GID: one that cannot comes last. ValueError when the
-        port has no GID.
+        Args:
+            port_num: The port.
+            to: A GID to reach. Entries that cannot reach it come last.
+
+        Raises:
+            ValueError: If the port has no GID.
         """
         port_num = _port(port_num)
         if to is not None:
@@ -283,9 +301,9 @@ class Context(Resource[h.ibv_context]):
         return min(table, key=lambda entry: (bool(entry.problem(to)), entry.preference()))
 
     def explain_gid(self, entry: GIDEntry, to: GID | None = None) -> str:
-        """Why ``entry`` is a bad choice, to reach ``to`` or at all; empty when it is none.
+        """Return why ``entry`` is a bad choice, in general or to reach ``to``, or an empty string.
 
-        The text names the index, the GID, what is wrong with it, and the better one.
+        The text names the index, the GID, the problem, and a better entry.
         """
         problem = entry.problem(to)
         if not problem:
@@ -295,7 +313,7 @@ class Context(Resource[h.ibv_context]):
     # --- P_Keys ----------------------------------------------------------------------------
 
     def query_pkey(self, index: int, port_num: int = 1) -> int:
-        """One entry of a port's P_Key table; bit 15 is full membership (IBTA clause 10.9.1)."""
+        """Return an entry of a port's P_Key table; bit 15 is full membership (IBTA clause 10.9.1)."""
         index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         pkey = ffi.new("uint16_t *")
         try:
@@ -306,7 +324,7 @@ class Context(Resource[h.ibv_context]):
         return int.from_bytes(ffi.buffer(pkey)[:], "big")
 
     def query_pkey_table(self, port_num: int = 1) -> dict[int, int]:
-        """The P_Keys of a port by index, empty entries (0) left out."""
+        """Return the P_Keys of a port by index, without empty entries (0)."""
         keys = {
             index: self.query_pkey(index, port_num)
             for index in range(self.query_port(port_num).pkey_tbl_len)
@@ -314,9 +332,10 @@ class Context(Resource[h.ibv_context]):
         return {index: pkey for index, pkey in keys.items() if pkey}
 
     def find_pkey(self, pkey: int, port_num: int = 1) -> int:
-        """The index of a P_Key, full membership before limited.
+        """Return the index of a P_Key, preferring full membership.
 
-        ValueError, which lists what there is, when the port is not in that partition.
+        Raises:
+            ValueError: If the port is not in that partition. The message lists its P_Keys.
         """
         pkey, port_num = integer("pkey", pkey, 0, 0xFFFF), _port(port_num)
         table = self.query_pkey_table(port_num)
@@ -330,27 +349,35 @@ class Context(Resource[h.ibv_context]):
     # --- what is made here -----------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
-        """Make a protection domain, in which memory and queue pairs belong together."""
+        """Create a protection domain, whose memory and queue pairs can be used together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
 
     def alloc_td(self) -> ThreadDomain:
-        """Make a thread domain: ibv_alloc_td(3). UnsupportedError where there are none."""
+        """Create a thread domain: ibv_alloc_td(3).
+
+        Raises:
+            UnsupportedError: If the device does not support thread domains.
+        """
         return ThreadDomain(self)
 
     def alloc_parent_domain(
         self, pd: ProtectionDomain, td: ThreadDomain | None = None
     ) -> ParentDomain:
-        """Make a protection domain beside ``pd`` whose objects are used in ``td`` alone.
+        """Create a protection domain for objects of ``pd`` that are used in ``td`` only.
 
-        UnsupportedError where there are none. Source: ibv_alloc_parent_domain(3).
+        Source: ibv_alloc_parent_domain(3).
+
+        Raises:
+            UnsupportedError: If the device does not support parent domains.
         """
         return ParentDomain(pd, td)
 
     def alloc_dm(self, length: int, log_align_req: int = 0) -> DeviceMemory:
         """Allocate memory of the device itself, aligned to ``2 ** log_align_req``: ibv_alloc_dm(3).
 
-        ValueError beyond what the device has (``max_dm_size``), UnsupportedError where it has
-        none.
+        Raises:
+            ValueError: If the device has less memory (``max_dm_size``).
+            UnsupportedError: If it has none.
         """
         length = integer("length", length, None)
         log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
@@ -371,12 +398,12 @@ class Context(Resource[h.ibv_context]):
     open_xrcd: Final = open_xrcd_on
 
     def create_comp_channel(self) -> CompletionChannel:
-        """Make a completion channel; its ``fd`` does not block."""
+        """Create a completion channel, whose ``fd`` does not block."""
         return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
 
     @property
     def cq_fields(self) -> WCFields | None:
-        """The fields of the device's extended completion queues; None where there are none."""
+        """The fields of the device's extended completion queues; None if it has none."""
         if self._cq_fields is None:
             self._cq_fields = (most_fields(self),)
         return self._cq_fields[0]
@@ -384,11 +411,11 @@ class Context(Resource[h.ibv_context]):
     # --- asynchronous events ---------------------------------------------------------------
 
     def async_events(self) -> list[AsyncEvent]:
-        """Take and acknowledge the events that are there; never waits.
+        """Take and acknowledge all pending events. Never waits.
 
-        ``async_fd`` is readable when there are some, and may be when there are none yet; the
-        first call makes it non-blocking. A borrowed context is shared: this takes the events
-        of all its users.
+        ``async_fd`` is readable if there are events, and may be readable before that. The first
+        call makes it non-blocking. A borrowed context is shared, so this takes the events of all
+        its users.
         """
         code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:
@@ -403,7 +430,7 @@ class Context(Resource[h.ibv_context]):
         return events
 
     def statistics(self) -> DeviceStatistics:
-        """Counts of what is open on this context, and of what has failed there."""
+        """Return the numbers of open objects and of failures on this context."""
         return DeviceStatistics(
             self.name,
             count_open(self.node),

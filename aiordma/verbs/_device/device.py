@@ -1,4 +1,4 @@
-"""The devices of every library that is there, the embedded one included."""
+"""The devices of all available libraries, including the embedded one."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .enums import ForkStatus, NodeType, PortState, TransportType
 from .fault_injection import FaultCounts
 
 SYSTEM = "system"
-"""The name that stands for every device but the embedded one."""
+"""The name that stands for every device except the embedded one."""
 
 ALL = "all"
-"""The name that stands for every device of one library that has an active port."""
+"""The name that stands for all devices of one library with an active port."""
 
 VARIABLE = "AIORDMA_DEVICE"
-"""The environment variable with the name of the device for programs that name none."""
+"""The environment variable that names the default device."""
 
 
 def names_or_variable(name: str | None) -> str | None:
-    """The name, else what the environment has: several with commas, or "all"; None for neither."""
+    """Return the name, or the environment's (several names, or "all"); None if neither is set."""
     if name is not None:
         instance("device", name, str, "the name of a device, as 'mlx5_0' (aiordma devinfo)")
     return name or os.environ.get(VARIABLE) or None
 
 
 def name_or_variable(name: str | None) -> str | None:
-    """Of one device: the first of several that the environment has; None for the default one."""
+    """Return the name, or the first one in the environment; None means the default device."""
     if name:
         return names_or_variable(name)
     first = (names_or_variable(name) or "").partition(",")[0]
@@ -47,23 +47,23 @@ def name_or_variable(name: str | None) -> str | None:
 
 
 def _by_variable(name: str | None) -> str:
-    """For an error about that name: that the environment has it."""
+    """Return the part of an error message that says that the environment contains the name."""
     value = os.environ.get(VARIABLE, "")
     return f"; {VARIABLE} is {value!r}" if name in value.split(",") and name else ""
 
 
 def only_device(name: str | None) -> str | None:
-    """The name of the one device that is allowed; None where any of its library will do."""
+    """Return the name of the only allowed device; None if any device of its library is allowed."""
     return None if name == SYSTEM else name
 
 
 def libraries() -> list[Library]:
-    """The libraries of this machine: the system's if it is installed, then the embedded one."""
+    """Return the available libraries: the system's if it is installed, then the embedded one."""
     return [embedded()] if missing_library() else [system(), embedded()]
 
 
 def missing_library() -> LibraryNotFoundError | None:
-    """Why the system's library is not one of :func:`libraries`; None when it is."""
+    """Return why the system's library is not available, or None if it is."""
     try:
         system()
     except LibraryNotFoundError as error:
@@ -72,9 +72,10 @@ def missing_library() -> LibraryNotFoundError | None:
 
 
 def fork_status(library: Library) -> ForkStatus | None:
-    """Whether memory registered with this library survives a fork of the process.
+    """Return whether memory registered with this library survives a fork of the process.
 
-    None when the library is too old to tell (rdma-core before version 36).
+    Returns:
+        None if the library is too old to report it (rdma-core before version 36).
     """
     try:
         return ForkStatus(library.calls.ibv_is_fork_initialized())
@@ -84,7 +85,7 @@ def fork_status(library: Library) -> ForkStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by name. It holds nothing open: the name is looked up again by :meth:`open`."""
+    """A device, identified by its name. Nothing is open: :meth:`open` looks up the name again."""
 
     name: str
     library: Library
@@ -94,10 +95,12 @@ class Device:
     sysfs_path: str = field(compare=False, default="")
 
     def open(self) -> Context:
-        """Open it. Close the context, or use it in ``with``.
+        """Open the device. Close the context, or use it in a ``with`` statement.
 
-        Raises DeviceNotFoundError when the device has gone, VerbsError when it cannot be opened
-        (EACCES: no permission for /dev/infiniband/uverbs*, or for the file of AIORDMA_TRACE).
+        Raises:
+            DeviceNotFoundError: If the device no longer exists.
+            VerbsError: If it cannot be opened. EACCES means that the permission for
+                /dev/infiniband/uverbs*, or for the file of AIORDMA_TRACE, is missing.
         """
         calls = self.library.calls
         with _device_list(self.library) as pointers:
@@ -111,13 +114,18 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Inject faults into this process from now on, by this plan; None stops it.
+        """Inject faults into this process from now on, according to a plan; None stops it.
 
-        For tests; :func:`aiordma.testing.faults` is the easier way. The plan is a text like
-        "seed=7,loss=0.01,delay=2ms" (docs/testing.md lists its parts); counting begins anew. It is
-        about all embedded devices unless it names one, and takes the place of any other plan.
-        Raises ValueError, which names the part that is wrong, and UnsupportedError for any device
-        but the embedded one.
+        This is for tests. :func:`aiordma.testing.faults` is easier to use. Counting starts again.
+        Unless the plan names a device, it applies to all embedded devices. It replaces any other
+        plan.
+
+        Args:
+            plan: A text such as "seed=7,loss=0.01,delay=2ms"; docs/testing.md lists its parts.
+
+        Raises:
+            ValueError: If a part of the plan is invalid; the message names it.
+            UnsupportedError: If this is not an embedded device.
         """
         self._check_faults()
         error = ffi.new("char[]", 256)
@@ -126,9 +134,10 @@ class Device:
             raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
 
     def fault_counts(self) -> FaultCounts:
-        """Counts of the faults that were injected since the process began.
+        """Return the number of faults injected since the process started.
 
-        Raises UnsupportedError for any device but the embedded one.
+        Raises:
+            UnsupportedError: If this is not an embedded device.
         """
         return copy_of(self._read_fault_counts(), FaultCounts)
 
@@ -148,7 +157,7 @@ class Device:
 
     @property
     def numa_node(self) -> int | None:
-        """The NUMA node that the device is near to; None when it has none or does not say."""
+        """The NUMA node of the device; None if it has none or does not report it."""
         if not self.sysfs_path:
             return None
         try:
@@ -164,7 +173,7 @@ class Device:
 
 @contextmanager
 def _device_list(library: Library) -> Iterator[list[h.ibv_device]]:
-    """The pointers of a device list, valid inside the ``with``."""
+    """Provide the pointers of a device list, which are valid inside the ``with`` block."""
     count = ffi.new("int *")
     try:
         array = library.calls.ibv_get_device_list(count)
@@ -182,7 +191,7 @@ def _name(library: Library, pointer: h.ibv_device) -> str:
 
 
 def devices() -> list[Device]:
-    """The devices of every library present, those of the system first. Opens none of them."""
+    """Return the devices of all libraries, those of the system first, without opening them."""
     return [*_system_devices(), *_embedded_devices()]
 
 
@@ -207,19 +216,22 @@ def _devices(library: Library) -> list[Device]:
 
 @cache
 def _embedded_devices() -> list[Device]:
-    """Asked once: embedded devices neither come nor go."""
+    """Return the embedded devices, which do not change while the process runs."""
     return _devices(embedded())
 
 
 def find_device(
     name: str | None = None, *, ip: str | IPAddress | None = None, guid: int | None = None
 ) -> Device:
-    """The device of that name, with that local IP address, with that GUID; or the default one.
+    """Return the device with the given name, local IP address or GUID, or the default device.
 
-    Given several of them, all must fit; those of the system come first. Given none, the name in
-    the environment variable AIORDMA_DEVICE, else the first one of the system with an active port,
-    or else the first embedded one, which is software. The name "system" is as none, but never the
-    embedded one. Raises DeviceNotFoundError, which lists what there is.
+    If several are given, all must match. Devices of the system come first. Without any, it is the
+    device named in the environment variable AIORDMA_DEVICE, or the first system device with an
+    active port, or the first embedded device, which is software. The name "system" stands for the
+    default without the embedded device.
+
+    Raises:
+        DeviceNotFoundError: If there is no such device. The message lists the available ones.
     """
     if ip is None and guid is None and (name := name_or_variable(name)) in (None, SYSTEM):
         return choose_device(name).device
@@ -253,7 +265,7 @@ def find_device(
 
 
 def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
-    """True if the device has that GID; its addresses, or the error, go into ``gids``."""
+    """Return whether the device has that GID; store its addresses or the error in ``gids``."""
     try:
         with device.open() as context:
             table = [entry.gid for entry in context.query_gid_table()]
@@ -270,13 +282,14 @@ class Choice(NamedTuple):
     device: Device
     reason: str
     is_fallback: bool = False
-    """Whether this is the embedded device because no other one can be used."""
+    """Whether this is the embedded device because no other device can be used."""
 
 
 def choose_device(name: str | None = None) -> Choice:
-    """As :func:`find_device` with a name or none, and with the reason.
+    """Return the device that :func:`find_device` finds by name, with the reason.
 
-    VerbsError when a device of the system cannot be opened, and no other one has an active port.
+    Raises:
+        VerbsError: If a system device cannot be opened, and no other one has an active port.
     """
     name = name_or_variable(name)
     if name is not None and name != SYSTEM:
@@ -308,10 +321,13 @@ def choose_device(name: str | None = None) -> Choice:
 
 
 def active_devices(like: Device) -> list[Device]:
-    """The cards with an active port, or the embedded devices, as is the one that is given.
+    """Return all cards with an active port, or all embedded devices, whichever ``like`` is.
 
-    Those on a NUMA node of the CPUs that this process may use come first. Those that cannot be
-    opened are left out; DeviceNotFoundError when none is left.
+    Those on a NUMA node of this process's CPUs come first. Devices that cannot be opened are left
+    out.
+
+    Raises:
+        DeviceNotFoundError: If none is left.
     """
     found, active, unusable = _embedded_devices(), [], []
     if like not in found:
@@ -333,7 +349,7 @@ def active_devices(like: Device) -> list[Device]:
 
 
 def _numa_nodes() -> set[int]:
-    """Those of the CPUs that this process may use; empty where the kernel does not say."""
+    """Return the NUMA nodes of this process's CPUs; empty if the kernel does not report them."""
     links = (
         entry.name.removeprefix("node")
         for cpu in os.sched_getaffinity(0)

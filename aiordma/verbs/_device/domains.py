@@ -1,4 +1,4 @@
-"""Thread domains and parent domains: telling the provider what needs no lock."""
+"""Thread domains and parent domains, which tell the provider where it needs no locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resource import Node, Resource
 
 
 class ThreadDomain(Resource[h.ibv_td]):
-    """A promise that objects made with it are used by one thread at a time: ibv_alloc_td(3)."""
+    """A promise that one thread at a time uses the objects created with it: ibv_alloc_td(3)."""
 
     def __init__(self, context: verbs.Context) -> None:
         calls = context.library.calls
@@ -26,9 +26,10 @@ class ThreadDomain(Resource[h.ibv_td]):
 
 
 class ParentDomain(ProtectionDomain):
-    """A protection domain beside its ``pd``, with a thread domain: ibv_alloc_parent_domain(3).
+    """A protection domain that combines ``pd`` and a thread domain: ibv_alloc_parent_domain(3).
 
-    What is made here belongs to ``pd``: its memory regions are good for queue pairs made here.
+    Objects created here belong to ``pd``, and its memory regions work with queue pairs created
+    here.
     """
 
     def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class FaultCounts(NamedTuple):
-    """Counts of faults injected in this process, and of what followed. Two can be subtracted."""
+    """The numbers of injected faults and of their effects; two counts can be subtracted."""
 
     lost: int = 0
-    """Frames and datagrams that came in and were dropped."""
+    """Incoming frames and datagrams that were dropped."""
     duplicated: int = 0
-    """Frames and datagrams that came in once and were processed twice."""
+    """Incoming frames and datagrams that were processed twice."""
     delayed: int = 0
-    """Frames and datagrams that were processed later than they came in."""
+    """Incoming frames and datagrams that were processed with a delay."""
     cut: int = 0
     """Connections that were broken."""
     not_ready: int = 0
@@ -21,12 +21,12 @@ class FaultCounts(NamedTuple):
     overruns: int = 0
     """Completions that found their queue full."""
     registrations: int = 0
-    """Registrations of memory that were refused."""
+    """Memory registrations that were refused."""
     handshakes: int = 0
     """Messages of the connection manager that were dropped."""
     retried: int = 0
-    """Retries by requesters, after packets that they took for lost."""
+    """Retransmissions by requesters that considered packets lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
-        """The counts since ``other``."""
+        """Return the counts since ``other``."""
         return FaultCounts(*(mine - earlier for mine, earlier in zip(self, other, strict=True)))

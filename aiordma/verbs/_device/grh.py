@@ -1,4 +1,4 @@
-"""The global route header: where a datagram came from, in front of what was received."""
+"""The global route header, which precedes a received datagram and says where it came from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from .address import GID, IPV4_PREFIX
 
 GRH_SIZE = 40
-"""Bytes in front of every datagram in the buffer of its receive (ibv_create_ah_from_wc(3))."""
+"""The bytes before every datagram in its receive buffer (ibv_create_ah_from_wc(3))."""
 
 _V6 = struct.Struct("!IHBB16s16s")
 _V4 = struct.Struct("!BBHHHBBH4s4s")
@@ -17,10 +17,10 @@ _V4_START = 0x45  # version 4, five words long: RoCE has no options in it
 
 
 class GRH(NamedTuple):
-    """A global route header, IBTA volume 1, clause 8.3; or the IP header that RoCE v2 has for it.
+    """A global route header (IBTA volume 1, clause 8.3), or the IP header of RoCE v2.
 
-    ``version`` is 6, or 4 when it was an IPv4 header, which lies in the last 20 of the 40 bytes
-    (annex A17.4.5.2); the GIDs are IPv4-mapped then. ``payload_length`` is in bytes.
+    ``version`` is 6, or 4 for an IPv4 header. The latter occupies the last 20 of the 40 bytes
+    (annex A17.4.5.2), and the GIDs are then IPv4-mapped. ``payload_length`` is in bytes.
     """
 
     version: int
@@ -34,7 +34,11 @@ class GRH(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Read the first 40 bytes. ValueError when they are too few, or no such header."""
+        """Parse the first 40 bytes of a buffer.
+
+        Raises:
+            ValueError: If there are fewer bytes, or they are not such a header.
+        """
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:
             raise ValueError(f"a GRH has {GRH_SIZE} bytes, not {len(raw)}")
@@ -53,6 +57,6 @@ class GRH(NamedTuple):
 
 
 def _sum_is_right(header: bytes) -> bool:
-    """RFC 791: the one's complement sum of all words is all ones."""
+    """Verify the checksum: the one's complement sum of all words is all ones (RFC 791)."""
     words = [int.from_bytes(header[at : at + 2], "big") for at in range(0, len(header), 2)]
     return sum(words) % 0xFFFF == 0

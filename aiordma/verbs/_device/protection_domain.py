@@ -1,4 +1,4 @@
-"""Protection domains: memory and queue pairs that may be used together."""
+"""Protection domains: sets of memory and queue pairs that can be used together."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from .route_lookup import describe
 
 
 class ProtectionDomain(Resource[h.ibv_pd]):
-    """Memory regions and queue pairs made here may be used together, and with no others.
+    """A set of memory regions and queue pairs that can be used together, but not with others.
 
-    Making children may be done from any thread.
+    Any thread may create objects in it.
     """
 
     def __init__(
@@ -64,23 +64,26 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     ) -> MemoryRegion:
         """Register memory with the device: ibv_reg_mr(3), ibv_reg_mr_iova2.
 
-        ``memory`` is a number of bytes, for new memory of the region's own (page aligned, zeros),
-        or any object with contiguous memory (bytearray, array, numpy array, mmap, torch tensor ...:
-        :func:`bytes_of`), which stays pinned until the region is closed. Without ``access`` the
-        region is for local use: LOCAL_WRITE, or reading alone when the object is read-only. Remote
-        rights are never implied.
+        Args:
+            memory: A number of bytes, to allocate new memory (page-aligned, zeroed), or any object
+                with contiguous memory (bytearray, array, numpy array, mmap, torch tensor ...; see
+                :func:`bytes_of`). The object stays pinned until the region is closed.
+            access: The rights. The default is local use: LOCAL_WRITE, or only reading if the object
+                is read-only. Remote rights are never implied. With ON_DEMAND, the memory is not
+                pinned, and pages are loaded when they are needed.
+            iova: The address that work requests and peers use instead of the memory's own. It must
+                have the same offset within a page. With ZERO_BASED, it is 0.
+            huge_pages: Allocate new memory on huge pages if enough are free. Otherwise, a warning
+                is logged; ``page_size`` is the result.
 
-        With ``huge_pages`` memory of the region's own is on huge pages where enough are free;
-        where not, a warning is logged, and ``page_size`` tells. ``iova`` is the address that work
-        requests and peers use instead of the memory's own, at the same place within a page; with
-        the right ZERO_BASED it is 0.
-        With ON_DEMAND nothing is pinned in memory, pages come when they are needed.
-
-        ValueError for rights that the memory cannot have, TypeError for an object without memory,
-        or with Python objects or pointers there, BufferError for memory that is not contiguous;
-        UnsupportedError for rights that the device does not offer, and for memory of a GPU;
-        VerbsError from the device, with the limit on locked memory where that may be the reason
-        (ENOMEM), and for more new memory than the kernel gives (ENOMEM).
+        Raises:
+            ValueError: If the memory cannot have these rights.
+            TypeError: If the object has no memory, or its elements are Python objects or pointers.
+            BufferError: If the memory is not contiguous.
+            UnsupportedError: If the device does not support the rights, or the memory is on a GPU.
+            VerbsError: If the device refuses. With ENOMEM, the message contains the limit on locked
+                memory if that may be the reason. Also if the kernel cannot provide new memory
+                (ENOMEM).
         """
         return register(self, memory, access, iova, huge_pages)
 
@@ -92,11 +95,14 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         *,
         iova: int | None = None,
     ) -> MemoryRegion:
-        """Register ``length`` bytes at an address, as of memory that another library allocated.
+        """Register ``length`` bytes at an address, such as memory of another library.
 
-        That may be memory of a GPU whose driver lets other devices reach it. The region holds
-        nothing: the caller keeps the memory, at that address, until the region is closed. Errors
-        as of :meth:`reg_mr`; VerbsError (EFAULT) where there is no memory.
+        It may be GPU memory whose driver lets other devices access it. The region does not hold the
+        memory. Keep it at this address until the region is closed. Raises the same exceptions as
+        :meth:`reg_mr`.
+
+        Raises:
+            VerbsError: With EFAULT, if there is no memory at the address.
         """
         addr, length = integer("addr", addr), integer("length", length, None)
         if length <= 0:
@@ -115,11 +121,18 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         offset: int = 0,
         iova: int | None = None,
     ) -> MemoryRegion:
-        """Register memory of another device, of which ``fd`` is a dma-buf: ibv_reg_dmabuf_mr(3).
+        """Register memory of another device that was exported as a dma-buf: ibv_reg_dmabuf_mr(3).
 
-        ``length`` bytes from ``offset`` of it, which work requests and peers find at ``iova``, at
-        ``offset`` unless given; both must have the same place within a page. The fd may be closed
-        afterwards. UnsupportedError where the device or its driver cannot.
+        Args:
+            fd: The dma-buf. You may close it afterwards.
+            length: The number of bytes.
+            access: The rights.
+            offset: The first byte within the dma-buf.
+            iova: The address that work requests and peers use; ``offset`` by default. Both must
+                have the same offset within a page.
+
+        Raises:
+            UnsupportedError: If the device or its driver does not support dma-bufs.
         """
         fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
         offset, access = integer("offset", offset), choice("access", access, AccessFlags)
@@ -136,10 +149,13 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         return MemoryRegion(self, pointer, addr, length, access)
 
     def reg_implicit(self, access: AccessFlags = AccessFlags.LOCAL_WRITE) -> MemoryRegion:
-        """Register the whole address space of the process, on demand: "implicit ODP".
+        """Register the whole address space of the process on demand ("implicit ODP").
 
-        One region for all local buffers; nothing is pinned. UnsupportedError where the device
-        does not offer it. Think twice before giving remote rights: the key opens everything.
+        The region covers all local buffers and does not pin anything. Be careful with remote
+        rights, because the key gives access to all memory of the process.
+
+        Raises:
+            UnsupportedError: If the device does not support it.
         """
         access = choice("access", access, AccessFlags) | AccessFlags.ON_DEMAND
         require_on_demand(self.context, access, implicit=True)
@@ -156,8 +172,10 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     ) -> MemoryRegion:
         """Register memory of the device itself, from :meth:`Context.alloc_dm`: ibv_reg_dm_mr(3).
 
-        All of it, or a range. The region's addresses begin at 0. LocalRangeError for a range that
-        is not inside.
+        The default is all of it. The addresses of the region start at 0.
+
+        Raises:
+            LocalRangeError: If the range is not within the memory.
         """
         access = choice("access", access, AccessFlags)
         offset, length = part_of(dm.length, offset, length)
@@ -169,10 +187,12 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         return MemoryRegion(self, pointer, 0, length, access, parent=dm.node)
 
     def alloc_null_mr(self) -> MemoryRegion:
-        """A region of nothing: what is written to it is discarded: ibv_alloc_null_mr(3).
+        """Create a region that discards everything written to it: ibv_alloc_null_mr(3).
 
-        Its lkey may stand in any scatter/gather entry, with any address; it has no rkey.
-        UnsupportedError where the device has none.
+        Its lkey is valid in any scatter/gather element, with any address. It has no rkey.
+
+        Raises:
+            UnsupportedError: If the device does not support it.
         """
         with self.context._offering("null memory regions"):
             pointer = self.context.library.calls.ibv_alloc_null_mr(self.pointer)
@@ -181,12 +201,19 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def advise_mr(
         self, advice: Advice, sges: Sequence[ScatterGatherElement], *, flush: bool = False
     ) -> None:
-        """Tell the device what ranges of regions on demand will be used: ibv_advise_mr(3).
+        """Tell the device which ranges of on-demand regions will be used: ibv_advise_mr(3).
 
-        With ``flush`` it returns when the pages are there. Without, it is best effort.
-        UnsupportedError where the device takes no advice; VerbsError: EFAULT for a range outside
-        of its region, EPERM for another protection domain or a missing right, ENOENT for an unknown
-        lkey. Of a region that is not on demand the pages are there already.
+        In regions that are not on demand, the pages are already present.
+
+        Args:
+            advice: The kind of use.
+            sges: The ranges.
+            flush: Return only when the pages are present. Otherwise, the advice is best effort.
+
+        Raises:
+            UnsupportedError: If the device does not take advice.
+            VerbsError: EFAULT if a range is outside its region, EPERM for another protection domain
+                or a missing right, ENOENT for an unknown lkey.
         """
         advice = choice("advice", advice, Advice)
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
@@ -205,8 +232,10 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def create_ah(self, vector: AddressVector) -> AddressHandle:
         """Resolve the route to a peer, once for many datagrams: ibv_create_ah(3).
 
-        The handle must stay open until the last request that was posted with it has completed.
-        VerbsError names the GIDs and the index if the peer cannot be reached.
+        Keep the handle open until the last request that uses it has completed.
+
+        Raises:
+            VerbsError: If the peer cannot be reached. The message names the GIDs and the index.
         """
         try:
             attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
@@ -222,17 +251,22 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def create_ah_from_wc(
         self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
     ) -> AddressHandle:
-        """The route back to the sender of a datagram: ibv_create_ah_from_wc(3).
+        """Create the route back to the sender of a datagram: ibv_create_ah_from_wc(3).
 
-        ``wc`` is the completion of its receive, ``grh`` the first 40 bytes of that receive's
-        buffer. The answer goes to queue pair ``wc.src_qp``, whose Q_Key is not known from it.
+        Send the reply to the queue pair ``wc.src_qp``. The completion does not contain its Q_Key.
+
+        Args:
+            wc: The completion of the receive.
+            grh: The first 40 bytes of the receive's buffer.
+            port_num: The port.
         """
         return self.create_ah(vector_from_wc(self.context, wc, grh, port_num))
 
     def alloc_mw(self, mw_type: MWType = MWType.TYPE_2) -> MemoryWindow:
-        """Make a memory window, which is not bound to anything yet: ibv_alloc_mw(3).
+        """Create a memory window, which is not bound to any memory yet: ibv_alloc_mw(3).
 
-        UnsupportedError when the device has none of that type.
+        Raises:
+            UnsupportedError: If the device does not support that type.
         """
         context, mw_type = self.context, choice("mw_type", mw_type, MWType)
         what = f"memory windows of type {int(mw_type)}"
@@ -261,25 +295,34 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         max_tso_header: int = 0,
         reserved: bool = False,
     ) -> QueuePair:
-        """Make a queue pair, in state RESET: ibv_create_qp(3), ibv_create_qp_ex(3).
+        """Create a queue pair in state RESET: ibv_create_qp(3), ibv_create_qp_ex(3).
 
-        ``recv_cq`` is ``send_cq`` unless given. The device may grant larger capabilities than
-        asked for: ``QueuePair.capabilities``. With ``sq_sig_all`` every send makes a completion.
-        With ``srq`` receives come from there; those of the capabilities mean nothing then.
+        Room for everything that can be posted is reserved on the completion queues, so that they
+        cannot overrun. They are resized if they are too small.
 
-        With ``send_ops`` work is posted by the builders of ibv_wr_post(3), with one doorbell for
-        any number of requests, all or nothing; they are the operations that will be posted, see
-        :func:`send_ops_of`. The methods of the queue pair are the same.
-        ``source_qpn`` is the number that a UD queue pair has on the wire; ``max_tso_header`` the
-        bytes of the longest header of a segmented send.
+        Args:
+            send_cq: The completion queue for sends.
+            recv_cq: The completion queue for receives; ``send_cq`` by default.
+            capabilities: The sizes. The device may grant larger ones; see
+                ``QueuePair.capabilities``.
+            qp_type: The transport.
+            sq_sig_all: Whether every send has a completion.
+            srq: A shared receive queue that provides the receives. The receive sizes of the
+                capabilities are then ignored.
+            send_ops: Post with the builders of ibv_wr_post(3), with one doorbell for any number of
+                requests, all or none. These are the operations that will be posted; see
+                :func:`send_ops_of`. The methods of the queue pair are the same.
+            create_flags: Options of the device.
+            source_qpn: The number that a UD queue pair has on the wire.
+            max_tso_header: The bytes of the longest header of a segmented send.
+            reserved: The caller has reserved the room, and tracks what is posted
+                (:meth:`QueuePair.untrack`).
 
-        Room for all that can be posted is set aside on the completion queues, which are resized
-        when they are too small, so that they cannot overrun; BusyError when they cannot grow. With
-        ``reserved`` the caller has set it aside, and tracks what is posted
-        (:meth:`QueuePair.untrack`).
-
-        UnsupportedError names what the device does not offer; VerbsError what was asked for, and
-        the limits of the device that it passes.
+        Raises:
+            BusyError: If a completion queue is too small and cannot grow.
+            UnsupportedError: If the device does not support a feature; the message names it.
+            VerbsError: If the device refuses; the message contains the request, and the limits that
+                it exceeds.
         """
         return create_qp(
             self,

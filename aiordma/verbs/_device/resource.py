@@ -1,15 +1,17 @@
-"""The base of all objects that stand for something in the device.
+"""The base of all objects that represent something in the device.
 
-An object of the user (a :class:`Resource`) holds a :class:`Node`: the C pointer, how it is
-destroyed, and what was made from it. Nodes know their children strongly and their parents weakly;
-a resource keeps its parents alive. So there is no reference cycle, the last reference frees at
-once, and closing a parent reaches children whose own object has long been dropped. What a node pins
-(the user's memory under a registration) stays pinned until the device has let go of it.
+An object of the user (a :class:`Resource`) holds a :class:`Node`: the C pointer, the function that
+destroys it, and the nodes created from it. Nodes have strong references to their children and weak
+references to their parents. A resource keeps its parents alive. There are therefore no reference
+cycles, dropping the last reference frees an object immediately, and closing a parent reaches
+children whose own object no longer exists. Memory that a node pins, such as the user's registered
+memory, stays pinned until the device has released it.
 
-Finalizers warn and do nothing else: a verb may block, and at interpreter exit other modules may be
-gone. A root that is dropped unclosed is therefore leaked on purpose, with everything under it, and
-its memory stays pinned. The interpreter frees that memory all the same as it ends, in any order and
-while the device's threads go on; so before that every open queue pair is reset.
+Finalizers only warn, because a verb may block, and because other modules may be gone at interpreter
+exit. A root that is dropped without being closed is therefore leaked deliberately, with everything
+below it, and its memory stays pinned. The exiting interpreter frees that memory anyway, in any
+order, while the device's threads are still running. Before that, every open queue pair is therefore
+reset.
 """
 
 from __future__ import annotations
@@ -41,22 +43,23 @@ _remember_places = sys.flags.dev_mode
 def live() -> dict[str, int]:
     """Return the number of open objects in the device by class, for leak checks.
 
-    A dropped object that was never closed still counts: the device still has it.
+    An object that was dropped without being closed still counts, because the device still has it.
     """
     return {kind: len(ones) for kind, ones in sorted(_live.items()) if ones}
 
 
 def remember_places(enabled: bool) -> None:
-    """Record where each resource is made from now on, for the warning about unclosed ones.
+    """Record where each resource is created from now on, for the warning about unclosed ones.
 
-    On from the start in Python's development mode (``-X dev``); costs a stack walk per object.
+    This is on by default in Python's development mode (``-X dev``). It costs a stack walk per
+    object.
     """
     global _remember_places  # noqa: PLW0603 - a debugging switch of the process
     _remember_places = enabled
 
 
 class Node(Generic[P]):
-    """A pointer, how it is destroyed, and what was made from it."""
+    """A pointer, the function that destroys it, and the nodes created from it."""
 
     __slots__ = (
         "__weakref__", "_destroy", "_parents", "at_end", "children", "counted", "end", "halt",
@@ -94,7 +97,7 @@ class Node(Generic[P]):
             _keep_for_good(pin)
 
     def close(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Destroy the children, youngest first, then this. Whatever cannot be stays open."""
+        """Destroy the children, newest first, then this node; failed ones stay open."""
         if _is_finalizing():  # `_halt_all` has run, and the globals of this module may be None
             return
         if self.children:
@@ -118,13 +121,13 @@ class Node(Generic[P]):
         self._ended("is closed")
 
     def have_halted(self, pointer: P) -> None:
-        """Have the device use no memory on its behalf any more; nothing is destroyed."""
+        """Stop the device from using memory on behalf of this node, without destroying anything."""
         if self.halt is not None:
             with suppress(OSError):  # the device has failed, or gone
                 self.halt(pointer)
 
     def move(self, old: Node[Any], new: Node[Any]) -> None:
-        """Put ``new`` in the place of the parent ``old``."""
+        """Replace the parent ``old`` by ``new``."""
         old.children.pop(self, None)
         new.children[self] = None
         self._parents = [
@@ -132,14 +135,14 @@ class Node(Generic[P]):
         ]
 
     def disown(self) -> None:
-        """Forget the pointers here and below: they belong to the parent process."""
+        """Forget the pointers of this node and its children, which belong to the parent process."""
         self.pointer = None
         self.end = "was made before fork() and belongs to the parent process"
         for child in self.children:
             child.disown()
 
     def below(self) -> Iterator[Node[Any]]:
-        """This and everything that was made from it, once for each parent."""
+        """Yield this node and all nodes created from it, once for each parent."""
         yield self
         for child in list(self.children):
             yield from child.below()
@@ -174,10 +177,10 @@ def _keep_for_good(thing: object) -> None:
 
 @atexit.register
 def _halt_all() -> None:
-    """Takes all memory from the device before Python frees it.
+    """Stop the device from using any memory before Python frees it.
 
-    Nothing is destroyed: a daemon thread may be using it. What is made after this, by such a thread
-    or by an exit handler that is older than this one, keeps its memory for good.
+    Nothing is destroyed, because a daemon thread may be using it. Objects created after this, by
+    such a thread or by an exit handler registered earlier, keep their memory permanently.
     """
     global _halted  # noqa: PLW0603 - once for the process
     _halted = True
@@ -193,24 +196,24 @@ def _halt_all() -> None:
 
 
 class Resource(Generic[P]):
-    """An object that the device holds for the program: to be closed, by ``close()`` or ``with``.
+    """An object in the device. Close it with ``close()``, or use it in a ``with`` statement.
 
-    One object is used by one thread at a time.
+    Use each object in one thread at a time.
     """
 
     _made_at: str = ""
 
     def __init__(self, node: Node[P]) -> None:
         self.node: Node[P] = node
-        """The pointer with its children; for this package."""
+        """The pointer and its children; only for this package."""
         if _remember_places:
             self._made_at = "".join(traceback.format_stack(sys._getframe(2), limit=12))
 
     @property
     def pointer(self) -> P:
-        """Its C structure (``struct ibv_qp *`` and so on), for calls by :mod:`aiordma.verbs.raw`.
+        """The C structure (``struct ibv_qp *`` and so on), for calls of :mod:`aiordma.verbs.raw`.
 
-        The object stays the owner. BufferStateError once closed.
+        The object remains the owner. Raises BufferStateError once closed.
         """
         if (pointer := self.node.pointer) is None:
             raise self.closed_error()
@@ -218,27 +221,30 @@ class Resource(Generic[P]):
 
     @property
     def raw_handle(self) -> int:
-        """The address of its C structure (``struct ibv_qp`` and so on), for code of your own.
+        """The address of the C structure (``struct ibv_qp`` and so on), for your own code.
 
-        The object stays the owner: the address is valid until it is closed, or what it was made
-        from. BufferStateError once closed. See docs/raw-handles.md.
+        The object remains the owner: the address is valid until this object, or one from which it
+        was created, is closed. Raises BufferStateError once closed. See docs/raw-handles.md.
         """
         return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, by itself or along with what it was made from."""
+        """Whether it, or an object from which it was created, has been closed."""
         return self.node.pointer is None
 
     def closed_error(self) -> BufferStateError:
-        """The exception for using this after it has been closed."""
+        """Return the exception for using this object after it has been closed."""
         return BufferStateError(f"{self._label()} {self.node.end}")
 
     def close(self) -> None:
-        """Destroy it and everything that was made from it, children first.
+        """Destroy it and everything that was created from it, children first.
 
-        Closing again does nothing. Raises VerbsError when the device refuses; it is then still
-        open and may be closed again.
+        Closing it again has no effect.
+
+        Raises:
+            VerbsError: If the device refuses. The object is then still open and can be closed
+                again.
         """
         self.node.close()
 
@@ -251,11 +257,11 @@ class Resource(Generic[P]):
         self.close()
 
     def _label(self) -> str:
-        """Class and name, without anything that needs the pointer."""
+        """Return class and name, without using the pointer."""
         return type(self).__name__
 
     def _details(self) -> str:
-        """More for the repr of an open object."""
+        """Return additional text for the repr of an open object."""
         return ""
 
     def __repr__(self) -> str:

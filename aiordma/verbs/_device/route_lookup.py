@@ -1,4 +1,4 @@
-"""Routes to a peer: the local GID, the port, and why a route does not work."""
+"""Routes to a peer: the local GID, the port, and explanations of routes that do not work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def better_gid(context: verbs.Context, port_num: int, to: GID | None) -> str:
 
 
 def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
-    """The attributes of an ACTIVE port; else VerbsError (ENETDOWN) naming port and state."""
+    """Return the attributes of a port that is ACTIVE.
+
+    Raises:
+        VerbsError: With ENETDOWN, if it is not active. The message names the port and its state.
+    """
     port = context.ask_port(port_num)
     if port.state != PortState.ACTIVE:
         raise VerbsError(
@@ -37,7 +41,7 @@ def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
 
 
 def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
-    """The GID table entry of a local endpoint, looked up now: an index may change."""
+    """Look up the GID table entry of a local endpoint, because an index may change."""
     found = [
         entry
         for entry in context.query_gid_table()
@@ -49,7 +53,7 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
 
 
 def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -> str:
-    """The route that failed: peer, GID, port and device; what is wrong with it, what is better."""
+    """Describe a failed route: peer, GID, port and device, the problem, and a better choice."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
         text = f"to LID {vector.dlid} by {where}, without a dgid, which RoCE needs"

@@ -1,4 +1,4 @@
-"""Counts of devices, completion channels and completion queues, from what is counted anyway."""
+"""Statistics of devices, completion channels and completion queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .resource import Node
 
 
 class DeviceStatistics(NamedTuple):
-    """Counts of what is open on a context, and of what has failed there since it was opened."""
+    """The open objects of a context, and the failures since it was opened."""
 
     device: str
     """The name of the device."""
@@ -19,38 +19,38 @@ class DeviceStatistics(NamedTuple):
     failures: Mapping[str, int]
     """Failed completions by status: ``{"REM_ACCESS_ERR": 1, "WR_FLUSH_ERR": 7}``."""
     events: Mapping[str, int]
-    """Asynchronous events that were taken, by type: ``{"QP_FATAL": 1}``."""
+    """Asynchronous events taken, by type: ``{"QP_FATAL": 1}``."""
 
 
 class ChannelStatistics(NamedTuple):
-    """The work of a completion channel, whose queues an event loop may drain as one."""
+    """The work of a completion channel, whose queues an event loop may drain together."""
 
     queues: int
-    """Its completion queues."""
+    """The number of its completion queues."""
     events: int
-    """Completion events taken, after each of which the queue was armed or polled."""
+    """Completion events taken; after each one, the queue was armed or polled."""
     drains: int
     """Calls of ``drain``: iterations of an event loop, and polls between them."""
     completions: int
-    """Completions that they found."""
+    """Completions found by these calls."""
 
 
 class CQStatistics(NamedTuple):
-    """Room and use of a completion queue; ``drain`` of its channel is not in it."""
+    """The size and use of a completion queue, without calls of ``drain`` on its channel."""
 
     entries: int
-    """Completions that it can hold."""
+    """The number of completions that it can hold."""
     reserved: int
-    """Entries that queue pairs have set aside."""
+    """Entries that queue pairs have reserved."""
     polls: int
     """Calls that polled it."""
     completions: int
-    """Completions that they found."""
+    """Completions found by these calls."""
     arms: int
     """Calls of ``req_notify``."""
 
 
 def count_open(node: Node[Any]) -> dict[str, int]:
-    """Open objects below a node, by class; each once, though it has several parents."""
+    """Return the number of open objects below a node by class, counting each object once."""
     below = {*node.below()} - {node}
     return dict(sorted(Counter(child.kind for child in below if child.pointer is not None).items()))

@@ -1,1 +1,1 @@
-"""Memory regions and windows, and what may be registered as one."""
+"""Memory regions and windows, and the memory that can be registered."""

@@ -1,4 +1,4 @@
-"""The memory of any object as bytes: by the buffer protocol, or of a tensor (DLPack).
+"""The memory of any object as bytes, through the buffer protocol or DLPack.
 
 Source: the Python C API on buffers.
 """
@@ -26,16 +26,19 @@ _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
 def bytes_of(memory: AnyMemory) -> memoryview:
-    """The memory of an object as bytes, which stays as long as the view does; copies nothing.
+    """Return the memory of an object as bytes, without copying it. The view keeps it alive.
 
-    Anything with a buffer (bytearray, array, numpy array, mmap, memoryview, ctypes ...), and
-    tensors in the memory of this machine that support DLPack (torch ...); of any type of elements
-    but Python objects and pointers. The view is read-only if the object says that it is.
+    The object may be anything with a buffer (bytearray, array, numpy array, mmap, memoryview,
+    ctypes ...), or a tensor in this machine's memory that supports DLPack (torch ...). Its elements
+    may have any type except Python objects and pointers. The view is read-only if the object says
+    so.
 
-    TypeError for what has no memory, and for elements that are addresses: those mean nothing to a
-    peer, and bytes of a peer in their place would be followed. BufferError for elements that do not
-    lie one behind another in C order, and for a tensor whose elements are not as its memory has
-    them, or which needs a gradient; UnsupportedError for memory of a GPU.
+    Raises:
+        TypeError: If the object has no memory, or its elements are addresses. Addresses mean
+            nothing to a peer, and addresses received from a peer would be followed.
+        BufferError: If the elements are not contiguous in C order, the elements of a tensor differ
+            from its memory, or a tensor requires a gradient.
+        UnsupportedError: If the memory is on a GPU.
     """
     try:
         view = memoryview(cast("h.Buffer", memory))
@@ -65,9 +68,10 @@ def bytes_of(memory: AnyMemory) -> memoryview:
 
 
 def require_data(memory: T) -> T:
-    """`memory` itself; TypeError for a buffer whose elements are addresses, as `bytes_of`.
+    """Return `memory`, for bytes that are copied and need not be contiguous.
 
-    For bytes that are copied, which need not lie one behind another.
+    Raises:
+        TypeError: If the elements are addresses, as in `bytes_of`.
     """
     if type(memory) not in _PLAIN:
         with memoryview(cast("h.Buffer", memory)) as view:
@@ -97,7 +101,7 @@ def _refuse_addresses(memory: object, view: memoryview) -> None:
 
 
 def _refuse_objects(memory: object, owner: object) -> None:
-    """For what numpy gives no buffer of, too, such as its own strings."""
+    """Raise TypeError for Python objects, and for numpy's strings, which have no buffer."""
     if getattr(getattr(owner, "dtype", None), "hasobject", False) is True:
         raise addresses(memory, "Python objects")
 
@@ -111,9 +115,9 @@ def addresses(memory: object, what: str) -> TypeError:
 
 
 def keeper_of(view: memoryview) -> object:
-    """The object that, with the view, keeps a view's memory in its place; None: nothing more.
+    """Return the object that, together with the view, keeps the view's memory in place, or None.
 
-    numpy resizes an array with ``refcheck=False`` whatever views it has, and frees its memory, but
+    numpy can resize an array with ``refcheck=False`` and free its memory in spite of its views, but
     not while there is a weak reference to it.
     """
     owner = view.obj

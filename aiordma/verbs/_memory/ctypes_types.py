@@ -1,6 +1,6 @@
-"""Tells which types of ctypes hold addresses.
+"""Detection of ctypes types that contain addresses.
 
-Their buffers do not always say so: the format of a union, and of a structure with `_pack_`, is "B".
+Their buffers do not always say so: the format of a union, or of a structure with `_pack_`, is "B".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SIMPLE = frozenset("OPzZ")
 
 
 def has_addresses(kind: Any) -> bool:
-    """Whether an object of this type holds pointers or Python objects."""
+    """Return whether objects of this type contain pointers or Python objects."""
     if issubclass(kind, ctypes.Array):
         return has_addresses(kind._type_)
     if issubclass(kind, ctypes.Structure | ctypes.Union):

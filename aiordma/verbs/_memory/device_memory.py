@@ -12,10 +12,10 @@ from .memory_region import part_of, pointer_to
 
 
 class DeviceMemory(Resource[h.ibv_dm]):
-    """``length`` bytes of the device's own memory, which the processor has no pointer to.
+    """``length`` bytes of the device's own memory, to which the processor has no pointer.
 
-    :meth:`ProtectionDomain.reg_dm_mr` makes regions of it. The devices that have it copy whole
-    words, and refuse offsets and lengths that are no multiples of 4 (EINVAL). Source:
+    Use :meth:`ProtectionDomain.reg_dm_mr` to create regions of it. Devices with such memory copy
+    whole words, and refuse offsets and lengths that are not multiples of 4 (EINVAL). Source:
     ibv_alloc_dm(3).
     """
 
@@ -26,7 +26,11 @@ class DeviceMemory(Resource[h.ibv_dm]):
         super().__init__(Node("DeviceMemory", pointer, destroy, [context.node]))
 
     def write(self, data: AnyMemory, offset: int = 0) -> None:
-        """Copy ``data`` there (:func:`bytes_of`). LocalRangeError when it does not fit."""
+        """Copy ``data`` to it (:func:`bytes_of`).
+
+        Raises:
+            LocalRangeError: If it does not fit.
+        """
         with bytes_of(data) as source:
             offset, length = part_of(self.length, offset, len(source))
             self.context.library.calls.ibv_memcpy_to_dm(
@@ -34,14 +38,18 @@ class DeviceMemory(Resource[h.ibv_dm]):
             )
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
-        """Copy bytes from there, all of them by default. LocalRangeError beyond the end."""
+        """Copy bytes from it, by default all of them.
+
+        Raises:
+            LocalRangeError: If the range exceeds the end.
+        """
         offset, length = part_of(self.length, offset, length)
         target = ffi.new("char[]", length)
         self.context.library.calls.ibv_memcpy_from_dm(target, self.pointer, offset, length)
         return bytes(ffi.buffer(target))
 
     def check(self, offset: int, length: int) -> None:
-        """LocalRangeError for a range that is not inside."""
+        """Raise LocalRangeError if a range is not within the memory."""
         part_of(self.length, offset, length)
 
     def _details(self) -> str:

@@ -1,9 +1,9 @@
 """The memory of tensors (DLPack), as bytes.
 
-A tensor hands out a capsule that names its memory and keeps it; the view keeps the capsule, so the
-memory stays until the last view of it has gone, as with any other buffer. A capsule of torch keeps
-the tensor alone, which may be given other memory: `torch_storage` has what keeps that.
-Source: the Python C API on capsules; the DLPack specification, version 1.0 (dlpack.h).
+A tensor returns a capsule that names its memory and keeps it alive. The view keeps the capsule, so
+the memory exists until the last view is gone, as with any other buffer. A capsule of torch keeps
+only the tensor, whose memory can be replaced; `torch_storage` keeps that memory. Source: the Python
+C API on capsules; the DLPack specification, version 1.0 (dlpack.h).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Version(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """DLTensor."""
+    """The C structure DLTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -52,7 +52,7 @@ class Tensor(ctypes.Structure):
 
 
 class VersionedTensor(ctypes.Structure):
-    """DLManagedTensorVersioned; DLManagedTensor, its predecessor, begins with the tensor."""
+    """DLManagedTensorVersioned; its predecessor, DLManagedTensor, starts with the tensor."""
 
     _fields_ = (
         ("version", _Version),
@@ -116,7 +116,7 @@ def _view(memory: object, capsule: object) -> memoryview:
 
 
 def _refuse_gpu(memory: object) -> None:
-    """Before a capsule is made, which may take a stream or a copy."""
+    """Refuse GPU tensors before creating a capsule, which may take a stream or a copy."""
     if hasattr(memory, "__cuda_array_interface__"):
         raise _of_a_gpu("it has a __cuda_array_interface__")
     device = getattr(memory, "__dlpack_device__", None)
@@ -141,7 +141,7 @@ def _capsule(memory: Any) -> object:
 
 
 def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
-    """The tensor that the capsule names, and whether it is read-only."""
+    """Return the tensor that the capsule names, and whether it is read-only."""
     if _is_capsule(capsule, b"dltensor_versioned"):
         versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != VERSION[0]:

@@ -1,4 +1,4 @@
-"""Why a registration fails for lack of memory: the limit on locked memory, and what to do."""
+"""Explanations for registrations that fail for lack of memory: the limit on locked memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CAP_IPC_LOCK = 14  # capabilities(7)
 
 
 def shortage(error: VerbsError) -> str:
-    """A hint for a registration whose memory the kernel would not pin, where there is one; else "".
+    """Return a hint if the kernel may have refused to pin the memory, or an empty string.
 
-    Registered pages are pinned, and count against RLIMIT_MEMLOCK unless the process has the
+    Registered pages are pinned. They count against RLIMIT_MEMLOCK unless the process has the
     capability CAP_IPC_LOCK (getrlimit(2), capabilities(7)).
     """
     if error.errno == errno.EFAULT:

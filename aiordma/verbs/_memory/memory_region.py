@@ -1,4 +1,4 @@
-"""Registered memory: library-owned or the user's own, pinned as long as it is registered."""
+"""Registered memory, owned by the library or the user, pinned for as long as it is registered."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _ADVICE_PIECE = 1 << 31
 
 
 class Memory(NamedTuple):
-    """Memory to be registered, its bytes, the size of its pages if it is ours, else 0.
+    """Memory to be registered: its bytes, and the page size of the library's own memory, else 0.
 
-    The view pins it, and `keeper` (`keeper_of`). cffi does not: its pin of a view is an export of
-    that view, and when the garbage collector finds both it takes the view apart first, and then
-    crashes (Python before 3.12.7).
+    The view pins the memory, and so does `keeper` (`keeper_of`). cffi does not: it pins a view by
+    an export of that view. When the garbage collector finds both, it takes the view apart first and
+    then crashes (Python before 3.12.7).
     """
 
     view: memoryview
@@ -57,16 +57,16 @@ class Memory(NamedTuple):
 
 
 class MemoryRegion(Resource[h.ibv_mr]):
-    """Memory that the device may use: ``length`` bytes at ``addr``, with its two keys.
+    """Memory that the device may access: ``length`` bytes at ``addr``, with two keys.
 
-    ``addr`` is where work requests, here and at the peer, find it: the address of the memory
-    unless another one was asked for. ``lkey`` goes into local scatter/gather entries. ``rkey`` is
-    a bearer token: its holder may do what ``access`` allows, anywhere in the region.
-    ``page_size`` is that of the library's own memory, 0 for the user's.
+    ``addr`` is the address in work requests, here and at the peer: that of the memory unless you
+    requested another one. ``lkey`` is for local scatter/gather elements. ``rkey`` is a bearer
+    token: its holder may do what ``access`` allows, anywhere in the region. ``page_size`` is that
+    of the library's own memory; it is 0 for the user's.
 
-    The user's memory is pinned until ``close()``: a ``bytearray`` cannot be resized meanwhile, an
-    ``mmap`` not closed. Dropping an unclosed region does not unpin it; closing its protection
-    domain does.
+    The user's memory is pinned until ``close()``: you cannot resize a ``bytearray`` or close an
+    ``mmap`` in the meantime. Dropping an unclosed region does not unpin it, but closing its
+    protection domain does.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
     @property
     def _view(self) -> memoryview | None:
-        """The whole pinned memory; None where it is not of a Python object."""
+        """The whole pinned memory; None if it does not belong to a Python object."""
         pin = self.node.pin
         return pin.view if isinstance(pin, Memory) else None
 
@@ -103,8 +103,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
     def buf(self) -> memoryview:
         """The memory as bytes, read-only if the region is. A view of it outlives ``close()``.
 
-        BufferStateError when it is not memory that Python has given: a pointer, a dma-buf, the
-        device's own.
+        Raises BufferStateError if the memory does not come from Python: a pointer, a dma-buf, or
+        device memory.
         """
         self.pointer  # noqa: B018 - raises when this is closed
         whole = self._view
@@ -114,9 +114,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
         return view if int(self.access) & _CHANGING else view.toreadonly()
 
     def sge(self, offset: int = 0, length: int | None = None) -> ScatterGatherElement:
-        """A range of it for a work request: ``length`` bytes, or all from ``offset`` on.
+        """Return a range for a work request: ``length`` bytes from ``offset``, or all the rest.
 
-        LocalRangeError for a range that is not inside, BufferStateError once closed.
+        Raises:
+            LocalRangeError: If the range is not within the region.
+            BufferStateError: If the region is closed.
         """
         self.pointer  # noqa: B018 - raises when this is closed
         offset, length = part_of(self.length, offset, length)
@@ -125,11 +127,18 @@ class MemoryRegion(Resource[h.ibv_mr]):
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True
     ) -> None:
-        """Have the pages of a range present before they are needed: for regions on demand.
+        """Load the pages of a range before they are needed, in an on-demand region.
 
-        ``write`` makes them ready to be written; without ``wait`` it only starts. LocalRangeError
-        for a range that is not inside, UnsupportedError where the device takes no advice;
-        VerbsError as of :meth:`ProtectionDomain.advise_mr`.
+        Args:
+            offset: The first byte.
+            length: The number of bytes; the default is all the rest.
+            write: Prepare the pages for writing.
+            wait: Wait until the pages are present.
+
+        Raises:
+            LocalRangeError: If the range is not within the region.
+            UnsupportedError: If the device does not take advice.
+            VerbsError: As in :meth:`ProtectionDomain.advise_mr`.
         """
         offset, length = part_of(self.length, offset, length, least=1)
         self.pointer  # noqa: B018
@@ -148,13 +157,19 @@ class MemoryRegion(Resource[h.ibv_mr]):
         access: AccessFlags | None = None,
         pd: verbs.ProtectionDomain | None = None,
     ) -> None:
-        """Change what is registered, its rights or its protection domain: ibv_rereg_mr(3).
+        """Change the memory, the rights or the protection domain of the region: ibv_rereg_mr(3).
 
-        What is not given stays. ``memory`` is as for :meth:`ProtectionDomain.reg_mr`; the old one
-        is let go of, the keys may change. No work may be under way on the region.
+        What you do not pass stays the same. The previous memory is released, and the keys may
+        change. No work may be in progress on the region.
 
-        UnsupportedError where the device cannot: the region is then as it was, and so it is after
-        any other failure unless the text says that it has been closed.
+        Args:
+            memory: As for :meth:`ProtectionDomain.reg_mr`.
+            access: The rights.
+            pd: The protection domain.
+
+        Raises:
+            UnsupportedError: If the device does not support this. After this and other errors, the
+                region is unchanged unless the message says that it has been closed.
         """
         if memory is None and access is None and pd is None:
             raise ValueError(f"{self!r}: nothing to change: give memory, access or pd")
@@ -217,7 +232,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
 
 def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> tuple[int, int]:
-    """Offset and length of a part, to the end unless given; LocalRangeError if it is not inside."""
+    """Return offset and length of a part, by default up to the end.
+
+    Raises:
+        LocalRangeError: If the part is not within the whole.
+    """
     offset = integer("offset", offset, None)
     length = whole - offset if length is None else integer("length", length, None)
     if offset < 0 or length < least or offset + length > whole:
@@ -226,10 +245,13 @@ def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> t
 
 
 def address_of(memory: object) -> int:
-    """Where the bytes of an object with a contiguous buffer are, as long as nothing moves them.
+    """Return the address of an object's buffer, for :meth:`ProtectionDomain.reg_pointer`.
 
-    For :meth:`ProtectionDomain.reg_pointer`. TypeError for an object without a buffer, BufferError
-    for a buffer that is not contiguous.
+    It is valid until something moves the memory.
+
+    Raises:
+        TypeError: If the object has no buffer.
+        BufferError: If the buffer is not contiguous.
     """
     return _address(bytes_of(cast("AnyMemory", memory)))
 
@@ -253,7 +275,7 @@ def register(
     iova: int | None,
     huge_pages: bool,
 ) -> MemoryRegion:
-    """Register memory; :meth:`ProtectionDomain.reg_mr` is the public name and has the contract."""
+    """Register memory; see :meth:`ProtectionDomain.reg_mr`."""
     access = None if access is None else choice("access", access, AccessFlags)
     iova = None if iova is None else integer("iova", iova)
     if huge_pages and not isinstance(memory, Integral):
@@ -283,9 +305,9 @@ def reg_mr(
     *,
     there: bool = False,
 ) -> tuple[h.ibv_mr, int]:
-    """Calls the right one of the verbs; returns the region and its address.
+    """Call the appropriate verb, and return the region and its address.
 
-    `there`: the memory is known to have no holes (`Library.reg_own_mr`).
+    `there` means that the memory is known to have no holes (`Library.reg_own_mr`).
     """
     rights = int(access)  # an enumeration's operators take as long as all of the rest
     if rights & _WITH_CONDITIONS:
@@ -310,11 +332,11 @@ def reg_mr(
 
 
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
-    """Register all memory of this process for local use; None if the device pins what it uses.
+    """Register all memory of this process for local use; None if the device pins memory.
 
-    Nothing checks what is posted with its key: it is for the library's own requests, of bytes that
-    it holds. An implicit region on demand would not do: a card brings in its pages one by one, and
-    a copy is quicker.
+    Nothing checks requests that use its key, so it is only for the library's own requests, on bytes
+    that it holds. An implicit on-demand region is not an alternative: a card loads its pages one by
+    one, and copying is faster.
     """
     register = pd.context.library.reg_local_dma
     if register is None:
@@ -324,15 +346,15 @@ def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
 
 
 def address_of_mr(region: MemoryRegion) -> int:
-    """Where its `struct ibv_mr` is, for the data path."""
+    """Return the address of its `struct ibv_mr`, for the data path."""
     return int(ffi.cast("uintptr_t", region.pointer))
 
 
 def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
-    """The memory of a region in another domain too, with the same rights, at the same address.
+    """Return a region for the same memory, rights and address in another domain.
 
-    It is registered there once, and closed with the first of region and domain. Errors as of
-    :meth:`ProtectionDomain.reg_pointer`.
+    It is registered there once, and closed when either the region or the domain is closed. Raises
+    the same exceptions as :meth:`ProtectionDomain.reg_pointer`.
     """
     if region.pd is pd:
         return region
@@ -351,7 +373,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
 
 
 def is_there(owner: object) -> bool:
-    """Is it certain that the memory of this object has no holes?"""
+    """Return whether the memory of this object certainly has no holes."""
     if isinstance(owner, Mapped):
         return True
     while type(owner).__module__ == "numpy":
@@ -363,7 +385,7 @@ def is_there(owner: object) -> bool:
 
 
 def check_rights(access: AccessFlags) -> None:
-    """ValueError for rights that do not go together."""
+    """Raise ValueError if the rights cannot be combined."""
     if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
         raise ValueError(f"{access!r} needs LOCAL_WRITE as well (ibv_reg_mr(3))")
 
@@ -371,7 +393,7 @@ def check_rights(access: AccessFlags) -> None:
 def require_on_demand(
     context: verbs.Context, access: AccessFlags, *, implicit: bool = False
 ) -> None:
-    """UnsupportedError when ON_DEMAND is asked for and the device does not offer it."""
+    """Raise UnsupportedError if ON_DEMAND is requested but not supported by the device."""
     if not access & AccessFlags.ON_DEMAND:
         return
     general = context.query_device_ex().odp_caps.general
@@ -385,7 +407,7 @@ def require_on_demand(
 
 
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
-    """The memory to register. ValueError for rights that it cannot have."""
+    """Return the memory to register, or raise ValueError if it cannot have these rights."""
     if isinstance(memory, Integral):  # also of numpy, whose numbers have memory of their own
         length = integer("memory, a number of bytes,", memory, None, None)
         if length <= 0:
@@ -404,7 +426,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
 
 
 def _check_changes(view: memoryview, access: AccessFlags) -> None:
-    """ValueError for rights to change memory that must not change."""
+    """Raise ValueError if the rights allow changes to read-only memory."""
     if view.readonly and access & _CHANGES:
         raise ValueError(
             f"a read-only {type(view.obj).__name__} cannot be registered with {access!r}; "

@@ -1,4 +1,4 @@
-"""Memory windows: keys to a part of a region, made and taken back without registering anything."""
+"""Memory windows: keys to a part of a region, created and revoked without a registration."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _ACCESS = _CHANGES | AccessFlags.REMOTE_READ | AccessFlags.ZERO_BASED
 
 
 def inc_rkey(rkey: int) -> int:
-    """The key after this one, which differs in the lowest 8 bits alone: ibv_inc_rkey(3)."""
+    """Return the next key, which differs only in the lowest 8 bits: ibv_inc_rkey(3)."""
     return (rkey & ~0xFF) | ((rkey + 1) & 0xFF)
 
 
 class MemoryWindow(Resource[h.ibv_mw]):
-    """A window into a memory region, with a key of its own for peers: ``rkey``.
+    """A window into a memory region, with its own key for peers: ``rkey``.
 
-    ``mw_type`` is what it was made as, ``pd`` its protection domain. It opens nothing until it is
-    bound. Binding and unbinding are work requests: they take effect in their turn on the queue
-    pair's send queue, complete there, and cost no system call on a card. Messages posted after a
-    bind find it done, so the key may be sent to the peer at once on the same queue pair; in any
-    other way only when the bind has completed.
+    ``mw_type`` is its type, ``pd`` its protection domain. It gives access to nothing until it is
+    bound. Binds and unbinds are work requests. They take effect in order on the queue pair's send
+    queue, complete there, and cost no system call on a card. Later messages on the same queue pair
+    arrive after the bind, so you can send the key in one immediately. To send it in any other way,
+    wait for the completion of the bind.
 
-    Type 1 is good for every queue pair of the protection domain; binding again takes the old key
-    away. Type 2 is good for the queue pair of the bind alone, and must be unbound before it is
-    bound again; the peer can end it too, by SEND_WITH_INV. After that the peer's requests are
-    refused at once, in the middle of a message if need be.
+    Type 1 works for every queue pair of the protection domain, and binding it again revokes the old
+    key. Type 2 works only for the queue pair of the bind. It must be unbound before it is bound
+    again, and the peer can revoke it with SEND_WITH_INV. After that, the peer's requests are
+    refused immediately, even in the middle of a message.
 
-    While it is bound its region cannot be closed. Closing the window unbinds it.
-    Sources: ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
+    While it is bound, its region cannot be closed. Closing the window unbinds it. Sources:
+    ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
     """
 
     def __init__(self, pd: verbs.ProtectionDomain, pointer: h.ibv_mw, mw_type: MWType) -> None:
@@ -53,9 +53,9 @@ class MemoryWindow(Resource[h.ibv_mw]):
 
     @property
     def rkey(self) -> int:
-        """The key of the bind that was posted last; a bearer token, as a region's is.
+        """The key of the bind that was posted last; a bearer token, like that of a region.
 
-        After a bind that failed, or before the first, it opens nothing.
+        Before the first bind, and after one that failed, it gives access to nothing.
         """
         return self.pointer.rkey
 
@@ -71,18 +71,26 @@ class MemoryWindow(Resource[h.ibv_mw]):
         send_flags: SendFlags = SendFlags.SIGNALED,
         rkey: int | None = None,
     ) -> int:
-        """Post a bind to ``length`` bytes at ``addr``, which lie in ``mr``; returns the new key.
+        """Post a bind to a range of a region, and return the new key.
 
-        Without ``addr`` from the region's start, without ``length`` to its end. ``access`` is what
-        the peer may do: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC; with ZERO_BASED its addresses
-        count from the window's start. The region needs MW_BIND, and LOCAL_WRITE if the peer may
-        change it, but no remote rights of its own. ``rkey`` is for type 2: a key whose lowest 8
-        bits the caller has chosen.
+        Args:
+            qp: The queue pair.
+            mr: The region. It needs MW_BIND, and LOCAL_WRITE if the peer may change it, but no
+                remote rights.
+            access: The peer's rights: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC. With ZERO_BASED,
+                its addresses are relative to the start of the window.
+            addr: The start; by default that of the region.
+            length: The number of bytes; by default up to the end of the region.
+            wr_id: The number of the work request.
+            send_flags: The flags of the work request.
+            rkey: For type 2, a key whose lowest 8 bits the caller has chosen.
 
-        ValueError, before anything is posted, for rights or ranges that cannot be; PostError
-        (QueueFullError) when the request was not taken; UnsupportedError on a transport without
-        binds. What else is wrong, a window of type 2 that is still bound for example, fails
-        the completion, whose status is MW_BIND_ERR then, and ends the queue pair.
+        Raises:
+            ValueError: If the rights or the range are invalid. Nothing is posted then.
+            PostError: If the device refuses the request (QueueFullError).
+            UnsupportedError: If the transport does not support binds. All other mistakes, such as
+                binding a window of type 2 that is still bound, fail the completion with MW_BIND_ERR
+                and put the queue pair into the error state.
         """
         access = choice("access", access, AccessFlags)
         addr = mr.addr if addr is None else integer("addr", addr)
@@ -112,11 +120,14 @@ class MemoryWindow(Resource[h.ibv_mw]):
     def unbind(
         self, qp: QueuePair, *, wr_id: int = 0, send_flags: SendFlags = SendFlags.SIGNALED
     ) -> None:
-        """Post what takes the key away: a bind of no length (type 1), LOCAL_INV (type 2).
+        """Post the request that revokes the key: an empty bind for type 1, LOCAL_INV for type 2.
 
-        For type 2 ``qp`` is the one it was bound on, and it must still be bound, or the
-        completion's status is an error and the queue pair ends. ValueError when it never was;
-        otherwise raises what :meth:`bind` does.
+        For type 2, ``qp`` must be the queue pair of the bind, and the window must still be bound.
+        Otherwise the completion fails and the queue pair goes to the error state. Raises the same
+        exceptions as :meth:`bind`.
+
+        Raises:
+            ValueError: If the window was never bound.
         """
         if (mr := self._region) is None:
             raise ValueError(f"{self!r} has not been bound: bind() it first")
@@ -139,7 +150,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
         wr_id: int,
         send_flags: SendFlags,
     ) -> None:
-        """Type 1: a call of its own, which sets the new key."""
+        """Post a bind of type 1, which has its own call that sets the new key."""
         if not has(qp.qp_type, WROpcode.BIND_MW):
             raise self.context._lacking(f"BIND_MW on a {qp.qp_type.name} queue pair", "ibv_bind_mw")
         bind = ffi.new("struct ibv_mw_bind *")
@@ -187,5 +198,5 @@ _NEEDED = {
 
 
 def offers_windows(context: verbs.Context, mw_type: MWType) -> bool:
-    """Whether the device has memory windows of that type."""
+    """Return whether the device supports memory windows of that type."""
     return bool(context.query_device().device_cap_flags & _NEEDED[mw_type])

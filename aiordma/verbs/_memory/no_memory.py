@@ -1,4 +1,4 @@
-"""The error for an object that has no memory, with what its user writes instead."""
+"""The error for an object without memory, including what to write instead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MEANT: tuple[tuple[Callable[[object], bool], str], ...] = (
 
 
 def no_memory(memory: object) -> TypeError:
-    """The error to raise."""
+    """Return the error to raise."""
     hint = getattr(type(memory), "_no_memory_hint", "") or next(
         (hint for fits, hint in _MEANT if fits(memory)), "make bytes of it"
     )

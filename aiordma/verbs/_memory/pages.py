@@ -1,4 +1,4 @@
-"""Memory of the library's own: anonymous pages, huge ones where they are wanted and free."""
+"""Memory allocated by the library: anonymous pages, on huge pages if requested and available."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ _MAP_HUGETLB = 0x40000
 
 
 class Pages(NamedTuple):
-    """Whole pages, held for as long as ``view`` is; and the size of one in bytes."""
+    """Whole pages, held for as long as ``view`` exists, and the size of a page in bytes."""
 
     view: memoryview
     page_size: int
 
 
 class Mapped:
-    """A mark for types whose objects lie in memory that `allocate` has mapped."""
+    """A marker for types whose objects are in memory that `allocate` has mapped."""
 
     __slots__ = ()
 
 
 def allocate(length: int, huge_pages: bool) -> Pages:
-    """New memory of at least ``length`` bytes: zeros, page aligned, with nothing else on its pages.
+    """Allocate at least ``length`` bytes: zeroed, page-aligned, with nothing else on these pages.
 
-    With ``huge_pages`` on such pages, if enough of them are free; if not, that is logged as a
-    warning, and the kernel is asked to merge ordinary ones (madvise(2), MADV_HUGEPAGE).
-    VerbsError (ENOMEM) for more than the kernel lets this process have.
+    With ``huge_pages``, it uses huge pages if enough are free. Otherwise it logs a warning and asks
+    the kernel to merge ordinary pages (madvise(2), MADV_HUGEPAGE).
+
+    Raises:
+        VerbsError: With ENOMEM, if the kernel refuses the memory.
     """
     if not huge_pages:
         return Pages(memoryview(_map(length)), mmap.PAGESIZE)
@@ -75,7 +77,7 @@ def _map(length: int) -> mmap.mmap:
 
 
 def _meminfo() -> dict[str, int]:
-    """``/proc/meminfo``: sizes in bytes, numbers as they are (proc(5))."""
+    """Read ``/proc/meminfo``: sizes in bytes, and plain numbers (proc(5))."""
     found = {}
     with open("/proc/meminfo") as lines:
         text = lines.read()

@@ -1,12 +1,12 @@
 """The memory of torch's tensors, as bytes.
 
 A tensor refers to a storage, which has the memory. `tensor.data = other` and `set_` give the tensor
-another storage, `resize_` gives the storage other memory. So the view keeps an array that torch
-makes of a tensor of our own on the same storage: no other code can give that tensor another one,
-and torch resizes no storage that it has made an array of, from then on.
+another storage, and `resize_` gives the storage other memory. The view therefore keeps an array
+that torch makes from a private tensor on the same storage. No other code can give that tensor
+another storage, and torch never resizes a storage from which it has made an array.
 
-What moves a storage to shared memory asks for no such array. So the storage object, which is one
-and the same for all tensors that refer to it, gets attributes in the place of those methods.
+Functions that move a storage to shared memory do not check for such arrays. All tensors of a
+storage share one storage object, so these methods are replaced by attributes of that object.
 Source: the documentation of torch.Tensor and torch.UntypedStorage.
 """
 
@@ -24,7 +24,7 @@ _MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def of_torch(torch: Any, tensor: Any) -> memoryview:
-    """The bytes of a tensor on the CPU; BufferError for those that its memory does not have."""
+    """Return the bytes of a CPU tensor; BufferError if its memory does not contain them."""
     if (problem := _problem(torch, tensor)) is not None:
         raise BufferError(f"{name(tensor)} {problem}")
     if not tensor.is_contiguous():
@@ -56,7 +56,7 @@ def of_torch(torch: Any, tensor: Any) -> memoryview:
 
 
 def _refuse_moves(storage: Any, array: Any) -> None:
-    """A method that moves the storage raises as long as there is the array."""
+    """Make methods that move the storage raise an exception for as long as the array exists."""
     own = vars(storage)
     if "_lent_to_aiordma" not in own:
         own["_lent_to_aiordma"] = weakref.WeakValueDictionary()
@@ -76,7 +76,7 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
 
 
 def _problem(torch: Any, tensor: Any) -> str | None:
-    """Why the memory of a tensor does not have its elements, and what to use instead."""
+    """Return why the memory of a tensor does not contain its elements, and what to use instead."""
     if tensor.device.type == "meta":
         return 'has no memory: it is on the device "meta"'
     if tensor.layout is not torch.strided:
