@@ -1,4 +1,4 @@
-"""The connection manager on an event loop: connect and listen for RDMA protocols of any kind.
+"""The connection manager on an event loop: connections and listeners for any RDMA protocol.
 
 ::
 
@@ -16,11 +16,10 @@
         async for request in listener:                  # an AsyncConnectionId
             group.create_task(serve(request))           # create_qp, accept; close at the end
 
-A step is a call that waits for its event. A disconnect ends all that waits on the queue pair. A
-listener serves each request in a task of its own, since `accept` fails when the peer has given up,
-and waits while it is silent.
-Connections with messages of any size and flow control are in :mod:`aiordma.transport`; nothing of
-that is here.
+Each method waits for the event that it causes. A disconnect ends everything that waits on the queue
+pair. A listener should serve each request in its own task, because `accept` waits while the peer is
+silent, and fails if the peer has given up. This module has no flow control and no messages of
+arbitrary size; see :mod:`aiordma.transport`.
 """
 
 from __future__ import annotations
@@ -48,17 +47,20 @@ _PARAMETERS = cm.ConnectionParameters()
 
 
 class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
-    """An id of the connection manager on the running event loop: one end, or a listener.
+    """One end of a connection, or a listener, of the connection manager on an event loop.
 
-    ``device`` is the name of a device, or None for the one of the environment variable
-    AIORDMA_DEVICE, or the default; the connection manager then takes the device that has the
-    address. DeviceNotFoundError; ConnectionManagerError when the route is through another device
-    than the one that was named.
+    ``id`` is the :class:`cm.ConnectionId`, for calls that do not wait: addresses, options, the
+    context, ``join_multicast``. After a call that failed or was cancelled, the ID is unusable:
+    close it. Create, use and close it in the event loop's thread. If an ID is still open when it is
+    dropped, or when the loop ends, it is closed with its queue pair and a ResourceWarning.
 
-    ``id`` is the :class:`cm.ConnectionId`, for what does not wait: its addresses, options, the
-    context, ``join_multicast``. A step whose await was cancelled, or that failed, leaves the id
-    of no use: close it. Made, used and closed in the event loop's thread; an id that is open when
-    it is dropped, with its queue pair, or when the loop ends, is closed with a ResourceWarning.
+    Args:
+        device: The name of a device; None means that of the environment variable AIORDMA_DEVICE, or
+            the default. The connection manager uses the device that has the address. If that is not
+            the named device, the call raises ConnectionManagerError.
+
+    Raises:
+        DeviceNotFoundError: If there is no such device.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         self.queue: AsyncQueuePair | None = None
         """The queue pair of :meth:`create_qp`."""
         self.request: cm.ConnectionEvent | None = None
-        """The CONNECT_REQUEST of an id that a listener gave, with the peer's private data."""
+        """The CONNECT_REQUEST, with the peer's private data, of an ID from a listener."""
         super().__init__(events, id)
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
@@ -99,7 +101,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
             super()._on_event(event)
 
     def _end(self, error: ConnectionManagerError) -> None:
-        """Nothing more will arrive."""
+        """End all waiters, because nothing more will arrive."""
         self._ended = error
         if self.queue is not None:
             self.queue.fail(error)
@@ -109,25 +111,31 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     # ---- connecting ----------------------------------------------------------------------
 
     async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
-        """Find the device for a numeric (host, port), from a local address if one is given.
+        """Find the device for a numeric (host, port), optionally from a local address.
 
-        AddressError when no device has a route there, or none was found in 10 seconds;
-        ``asyncio.timeout`` ends it earlier.
+        Raises:
+            AddressError: If no device has a route to the address, or none was found in 10 seconds.
+                ``asyncio.timeout`` ends it earlier.
         """
         self.id.resolve_addr(address, source, _RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ADDR_RESOLVED)
         check_name(self.id, self._device and (self._device,), address)
 
     async def resolve_route(self) -> None:
-        """Find the route. RouteError when there is none, or none was found in 10 seconds."""
+        """Find the route.
+
+        Raises:
+            RouteError: If there is none, or none was found in 10 seconds.
+        """
         self.id.resolve_route(_RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ROUTE_RESOLVED)
 
     @property
     def pd(self) -> verbs.ProtectionDomain:
-        """A protection domain on the id's device, made when first asked for, closed with the id.
+        """A protection domain on the ID's device, created on first use and closed with the ID.
 
-        ValueError before the address is resolved.
+        Raises:
+            ValueError: If the address has not been resolved.
         """
         if self._pd is None:
             if self.id.context is None:
@@ -138,11 +146,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     def create_qp(
         self, capabilities: verbs.QPCapabilities | None = None, **options: Unpack[verbs.QPKeywords]
     ) -> AsyncQueuePair:
-        """Create the id's queue pair in :attr:`pd`, which is closed with the id.
+        """Create the ID's queue pair in :attr:`pd`; it is closed with the ID.
 
-        After ``resolve_addr``, or for a request before ``accept``. Post receives before the
-        connection is there, since the peer may send at once. Errors as of
-        :meth:`cm.ConnectionId.create_qp`.
+        Call it after ``resolve_addr``, or for a request before ``accept``. Post receives before the
+        connection is established, because the peer may send immediately. Raises the same exceptions
+        as :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
         self.queue._of_id = self  # a program may keep the queue pair alone
@@ -151,11 +159,16 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     async def connect(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent:
-        """Connect; the event ESTABLISHED, which has the peer's private data and parameters.
+        """Connect.
 
-        RejectedError with the peer's private data, UnreachableError without an answer, after the
-        connection manager's own time-out of about a minute: ``asyncio.timeout`` ends it earlier.
-        LimitError for too much private data.
+        Returns:
+            The event ESTABLISHED, with the peer's private data and parameters.
+
+        Raises:
+            RejectedError: If the peer rejects the request; it has the peer's private data.
+            UnreachableError: Without a response, after the connection manager's own timeout of
+                about a minute. ``asyncio.timeout`` ends it earlier.
+            LimitError: If there is too much private data.
         """
         self.id.connect(parameters)
         return await self.expect(cm.EventType.ESTABLISHED)
@@ -163,11 +176,15 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     # ---- listening -----------------------------------------------------------------------
 
     def listen(self, backlog: int = 128) -> None:
-        """Take requests from now on, for ``async for`` or :meth:`get_request`.
+        """Receive requests from now on, for ``async for`` or :meth:`get_request`.
 
-        At most ``backlog`` requests wait to be taken; more are rejected, after those have been
-        dropped whose peers are known to have given up (the embedded device tells). ValueError for
-        a backlog below 1; other errors as of :meth:`cm.ConnectionId.listen`.
+        Args:
+            backlog: The maximum number of requests that wait to be taken. Further requests are
+                rejected. Before that, requests whose peers are known to have given up are dropped
+                (the embedded device reports them).
+
+        Raises:
+            ValueError: If the backlog is below 1. See also :meth:`cm.ConnectionId.listen`.
         """
         if backlog < 1:
             raise ValueError(f"a backlog of {backlog}: at least one request must be able to wait")
@@ -187,7 +204,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         self._waiters.wake_all()  # one may wait for the listener's end
 
     def _drop_withdrawn(self) -> None:
-        """Requests whose peers have given up leave their places to others."""
+        """Drop requests whose peers have given up, to make room for others."""
         waiting, self._requests = self._requests, deque()
         for request in waiting:
             if request.id._withdrawn:
@@ -196,10 +213,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
                 self._requests.append(request)
 
     async def get_request(self) -> AsyncConnectionId:
-        """The next request, to be accepted or rejected, and closed. Cancelling loses none.
+        """Wait for the next request, to accept or reject it. Cancelling does not lose one.
 
-        BufferStateError once the listener is closed, also for tasks that wait then.
-        ConnectionManagerError when its device was removed. ValueError before :meth:`listen`.
+        Raises:
+            BufferStateError: If the listener is closed, also while a task is waiting.
+            ConnectionManagerError: If its device was removed.
+            ValueError: Before :meth:`listen`.
         """
         while not self._requests:
             if self._closed:
@@ -212,7 +231,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         return self._requests.popleft()
 
     async def __aiter__(self) -> AsyncIterator[AsyncConnectionId]:
-        """Requests until the listener is closed."""
+        """Iterate over requests until the listener is closed."""
         with suppress(BufferStateError):
             while True:
                 yield await self.get_request()
@@ -220,10 +239,14 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     async def accept(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent | None:
-        """Accept a request, on the request's own id; the event ESTABLISHED.
+        """Accept a request, on the request's own ID.
 
-        At once and None for a datagram service. VerbsError (EINVAL) when the peer has given up
-        meanwhile, LimitError for too much private data.
+        Returns:
+            The event ESTABLISHED; None, immediately, for a datagram service.
+
+        Raises:
+            VerbsError: With EINVAL, if the peer has given up in the meantime.
+            LimitError: If there is too much private data.
         """
         self.id.accept(parameters)
         if self.id.port_space.datagrams:
@@ -231,9 +254,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         return await self.expect(cm.EventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject a request and close its id, also when the peer has given up meanwhile.
+        """Reject a request and close its ID, even if the peer has given up in the meantime.
 
-        LimitError for too much private data; the request can then be rejected with less.
+        Raises:
+            LimitError: If there is too much private data. You can then reject the request with
+                less.
         """
         try:
             self.id.reject(private_data)
@@ -245,18 +270,19 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
     # ---- the end -------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """End the connection: what is under way on the queue pair fails, here and at the peer.
+        """End the connection: work in progress on the queue pair fails, here and at the peer.
 
-        Again, or without a connection, it does nothing.
+        Calling it again, or without a connection, has no effect.
         """
         self._affinity.check(self)
         if self._connected:
             self._end(ConnectionManagerError(f"{self!r} was disconnected by this side"))
 
     async def wait_disconnected(self) -> ConnectionManagerError:
-        """Wait for the end of the connection, by either side; returns its reason.
+        """Wait until either side ends the connection, and return the reason.
 
-        BufferStateError when the id is closed instead.
+        Raises:
+            BufferStateError: If the ID is closed instead.
         """
         while self._ended is None:
             if self._closed:
@@ -265,10 +291,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         return self._ended
 
     def close(self) -> None:
-        """Disconnect, close the queue pair and :attr:`pd`, destroy the id; never waits.
+        """Disconnect, close the queue pair and :attr:`pd`, and destroy the ID. Never waits.
 
-        Waiters fail, requests that were not taken are rejected. The memory of work requests is the
-        caller's again. In the child of a fork it does nothing: the id is its parent's.
+        Waiters fail, and requests that were not taken are rejected. You may use the memory of work
+        requests again. In the child of a fork this has no effect, because the ID belongs to the
+        parent.
         """
         if self._closed or self._affinity.is_after_fork:
             return

@@ -1,30 +1,29 @@
-"""A queue pair of the verbs whose work can be awaited, for programs that use verbs on a loop.
+"""A queue pair whose work requests can be awaited, for programs that use verbs on an event loop.
 
 ::
 
     async with AsyncQueuePair(pd, QPCapabilities(max_send_wr=64)) as queue:
         queue.qp.connect(queue.qp.endpoint(), remote)
-        received = queue.recv_nowait([room])            # a future: receives come before the peer
+        received = queue.recv_nowait([room])            # a future; posted before the peer sends
         await queue.send([piece], imm=7)
         async with queue.batch() as batch:              # one doorbell, one await
             batch.write([piece], remote_addr, rkey, signaled=False)
             batch.read([other], remote_addr, rkey, wr_id=77)
         completion = await received
 
-`AsyncConnectionId.create_qp` makes one that the connection manager connects.
+To create one that the connection manager connects, use `AsyncConnectionId.create_qp`.
 
-A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has none and is not
-waited for: awaiting it returns None as soon as it is posted, and its future, where there is one,
-ends with that of the next signaled request. The last request of what is posted together is signaled
-all the same, so that unsignaled ones cannot fill the send queue for good.
+A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has no completion:
+awaiting it returns None as soon as it is posted, and its future, if there is one, ends with that of
+the next signaled request. The last of the requests that are posted together is always signaled, so
+that unsignaled ones cannot fill the send queue permanently.
 
-A task that finds the send queue full waits for a slot, first come first served. A posted request
-cannot be taken back: after a cancellation its memory stays with the device until the completion, or
-until the queue pair is closed. When work fails, so does everything else
-that is under way or waits, at once, with the first failure as its cause.
+A task that finds the send queue full waits for a slot, in first-come, first-served order. A posted
+request cannot be withdrawn. After a cancellation, its memory belongs to the device until the
+completion, or until the queue pair is closed. If a request fails, everything else in progress or
+waiting fails immediately, with the first failure as its cause.
 
-Connections with flow control, messages of any size and everything else are in
-:mod:`aiordma.transport`; nothing of that is here.
+This module has no flow control and no messages of arbitrary size; see :mod:`aiordma.transport`.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _FLUSHED = verbs.WCStatus.WR_FLUSH_ERR
 def _awaitable(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
 ) -> Callable[Concatenate[AsyncQueuePair, P], Coroutine[Any, Any, verbs.WorkCompletion | None]]:
-    """An operation of a batch as one that is posted alone and, if signaled, waited for."""
+    """Convert an operation of a batch to one that is posted alone and, if signaled, awaited."""
 
     @functools.wraps(operation)
     async def alone(
@@ -83,7 +82,7 @@ def _awaitable(
 def _posted(
     operation: Callable[Concatenate[verbs.SendBatch, P], None],
 ) -> Callable[Concatenate[AsyncQueuePair, P], Completed]:
-    """An operation of a batch as one that is posted alone, at once."""
+    """Convert an operation of a batch to one that is posted alone, immediately."""
 
     @functools.wraps(operation)
     def alone(self: AsyncQueuePair, /, *arguments: P.args, **keywords: P.kwargs) -> Completed:
@@ -104,14 +103,19 @@ def _collected(
 
 
 class AsyncQueuePair(shutdown.ClosesAtExit):
-    """A queue pair with a completion queue of its own, on the running event loop.
+    """A queue pair with its own completion queue, on the running event loop.
 
-    ``qp`` is the queue pair: bring it up, query it, but leave posting and polling to this object.
-    With ``id`` it is the queue pair of that id, whose states the connection manager changes, and
-    ``pd`` is of the id's context. ``options`` are those of
-    :meth:`verbs.ProtectionDomain.create_qp`, or of :meth:`cm.ConnectionId.create_qp`. Made, used
-    and closed in the event loop's thread; one that is open when it is dropped, or when the loop
-    ends, is closed with a ResourceWarning.
+    ``qp`` is the queue pair. Connect and query it, but leave posting and polling to this object.
+    Create, use and close it in the event loop's thread. If it is still open when it is dropped, or
+    when the loop ends, it is closed with a ResourceWarning.
+
+    Args:
+        pd: The protection domain. With ``id``, it must belong to the ID's context.
+        capabilities: The sizes of the queue pair.
+        id: A connection ID that owns the queue pair, whose states the connection manager then
+            changes.
+        **options: Options of :meth:`verbs.ProtectionDomain.create_qp` or
+            :meth:`cm.ConnectionId.create_qp`.
     """
 
     def __init__(
@@ -163,11 +167,14 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- sending -------------------------------------------------------------------------
 
     def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        """Post requests, with one doorbell; a future for each.
+        """Post requests with one doorbell, and return a future for each.
 
-        That of an unsignaled request has the completion that told of it, with its own ``wr_id``.
-        QueueFullError, and nothing is posted, when there are not enough free slots or others wait
-        for some. Everything else that :meth:`verbs.QueuePair.post_send` raises.
+        The future of an unsignaled request gets the completion of the next signaled one, with its
+        own ``wr_id``. It also raises everything that :meth:`verbs.QueuePair.post_send` raises.
+
+        Raises:
+            QueueFullError: If there are not enough free slots, or others are waiting for slots.
+                Nothing is posted then.
         """
         self._check_list(requests)
         if not self._has_room(requests):
@@ -180,12 +187,18 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return self._post(requests)
 
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
-        """Post requests as soon as there is room for all, and wait for the signaled ones.
+        """Post requests as soon as there is room for all of them, and wait for the signaled ones.
 
-        The completions of these, in order; unsignaled ones before them are done then. The first
-        failure is raised: WorkCompletionError by its status. ValueError for more requests than the
-        send queue has slots. Cancelled while it waits for room, it has posted nothing, unless there
-        has just become room; later it changes nothing for the device.
+        If it is cancelled while it waits for room, nothing is posted, unless there has just become
+        room. A later cancellation has no effect on the device.
+
+        Returns:
+            The completions of the signaled requests, in order. Unsignaled ones before them are done
+            as well.
+
+        Raises:
+            WorkCompletionError: For the first failure, by its status.
+            ValueError: If there are more requests than the send queue has slots.
         """
         self._check_list(requests)
         size = self.qp.capabilities.max_send_wr
@@ -214,7 +227,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return completions
 
     def batch(self) -> AsyncBatch:
-        """A scope that collects requests, posts them at its end and waits for all."""
+        """Return a context manager that posts the requests it has collected, and awaits them."""
         return AsyncBatch(self)
 
     send: Final = _awaitable(verbs.SendBatch.send)
@@ -231,11 +244,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     read_nowait: Final = _posted(verbs.SendBatch.read)
 
     def _has_room(self, requests: Sequence[verbs.SendWorkRequest]) -> bool:
-        """True if the requests can be posted now: none wait before them, and there are entries."""
+        """Return whether there is room for the requests, and no others are waiting."""
         return not self._waiters and self.qp.free_send_slots >= len(requests)
 
     def _wake_waiters(self) -> None:
-        """Post what has waited for the room that there is now."""
+        """Post waiting requests for which there is room now."""
         while self._waiters and not self._loop.is_closed():
             requests, waiter = self._waiters[0]
             if not waiter.done():
@@ -266,7 +279,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- receiving -----------------------------------------------------------------------
 
     def recv_nowait(self, sges: Pieces = ()) -> Completed:
-        """Post a receive; the future of its completion. QueueFullError when there is no room."""
+        """Post a receive, and return the future of its completion.
+
+        Raises:
+            QueueFullError: If there is no room.
+        """
         self._check()
         number = next(self._numbers)
         self.qp.post_recv((verbs.ReceiveWorkRequest(number, sges),))
@@ -275,14 +292,15 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return future
 
     async def recv(self, sges: Pieces = ()) -> verbs.WorkCompletion:
-        """Post a receive and wait for what arrives in it. Errors as of :meth:`submit`."""
+        """Post a receive and wait for its completion. Raises like :meth:`submit`."""
         return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes, which are posted again as they are taken.
+        """Post ``count`` receives of ``size`` bytes, which are posted again as you take them.
 
-        ValueError for a size that no message has. QueueFullError, and nothing is posted, when there
-        is no room for all.
+        Raises:
+            ValueError: If no message can have this size.
+            QueueFullError: If there is no room for all of them. Nothing is posted then.
         """
         return ReceiveRing(self, count, size)
 
@@ -325,17 +343,17 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._deliver([wc for wc in found if wc.status is not _FLUSHED])
 
     def _on_event(self, event: verbs.AsyncEvent) -> None:
-        """The device says that nothing more will be done."""
+        """Fail all waiters when the device reports a fatal event for this queue pair."""
         if event.type in ENDING and concerns(event, self.qp):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:
-        """Let every waiter go: nothing more will be done, for this reason.
+        """Fail all waiters, because nothing more will be done.
 
-        What has completed by now is delivered; everything else fails as flushed, with ``cause`` as
-        its ``__cause__``, or the failure that came before; so does what is posted later. The memory
-        stays with the device until :meth:`close`. For protocols that learn by other means that the
-        peer is gone; an :class:`AsyncConnectionId` calls it on a disconnect.
+        What has completed is still delivered. Everything else fails as flushed, and so does what is
+        posted later. The cause is ``cause``, or an earlier failure. The memory belongs to the
+        device until :meth:`close`. This is for protocols that detect by other means that the peer
+        is gone. An :class:`AsyncConnectionId` calls it on a disconnect.
         """
         if self._cause is not None or self._channel.closed:
             return
@@ -348,7 +366,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """Ends every waiter with an error, since completions may never come."""
+        """End every waiter with an error, because completions may never arrive."""
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()
@@ -379,7 +397,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise self._flushed("work request")
 
     def close(self) -> None:
-        """Destroy the queue pair and let every waiter go; the memory is the caller's again."""
+        """Destroy the queue pair and end all waiters. You may use the memory again."""
         if self._channel.closed:
             return
         text = f"{self!r} was closed"
@@ -387,7 +405,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._release()
 
     def _release(self) -> None:
-        """Give back what the device has, without the waiters: their loop is closed."""
+        """Release the device's resources without ending the waiters, whose loop is closed."""
         self._loop_shutdown.remove(self)
         self._watch.close()
         self._events.unsubscribe(self._token)
@@ -407,12 +425,12 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
 
 class ReceiveRing:
-    """Receives of one size in memory of their own, in the order in which they were posted.
+    """Receives of one size with their own memory, taken in the order in which they were posted.
 
-    Made by :meth:`AsyncQueuePair.receives`, for protocols whose peer sends at any time: there are
-    always ``count`` receives, less the one that was taken last. Where the program's own receives
-    have filled the receive queue, those that find no room are posted by a later :meth:`get`. The
-    memory is registered for local use and closed with the queue pair.
+    Use :meth:`AsyncQueuePair.receives` to create one, for protocols whose peer may send at any
+    time. All of the ``count`` receives are posted, except the one that was taken last. If your own
+    receives have filled the receive queue, a later :meth:`get` posts the rest. The memory is
+    registered for local use and closed with the queue pair.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
@@ -442,7 +460,7 @@ class ReceiveRing:
         self._post()
 
     def _post(self) -> None:
-        """Post what was taken last, and what there was no room for."""
+        """Post the receive that was taken last, and those for which there was no room."""
         region = self._region
         while self._taken:
             address = region.addr + self._taken[0] * self._size
@@ -450,12 +468,16 @@ class ReceiveRing:
             self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
-        """The next completion and its bytes, which may be used until the next call.
+        """Wait for the next completion and its bytes, which are valid until the next call.
 
-        A write with immediate data has no bytes here: it takes a receive and lies where the peer
-        has written it. Cancelling loses nothing. WorkCompletionError when the receive failed,
-        BufferStateError when the queue pair is closed, QueueFullError when none of these receives
-        is posted and there is no room for one, BusyError while another task waits here.
+        A write with immediate data consumes a receive but has no bytes here; its data is where the
+        peer has written it. Cancelling loses nothing.
+
+        Raises:
+            WorkCompletionError: If the receive failed.
+            BufferStateError: If the queue pair is closed.
+            QueueFullError: If none of these receives is posted, and there is no room for one.
+            BusyError: If another task is waiting here.
         """
         if self._is_waited_for:
             raise BusyError(f"another task waits for the next receive of {self._queue!r}")
@@ -483,16 +505,16 @@ class ReceiveRing:
         return completion, self._memory[start : start + here]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
-        """The completions and bytes, as by :meth:`get`."""
+        """Iterate over completions and bytes, like :meth:`get`."""
         while True:
             yield await self.get()
 
 
 class AsyncBatch(verbs.SendBatch):
-    """Collects inside ``async with``; its end posts everything with one doorbell and waits.
+    """A batch for ``async with``, whose end posts everything with one doorbell and waits.
 
-    An exception inside drops everything. ``completions`` are those of the signaled requests, in
-    order.
+    An exception in the block discards everything. ``completions`` are those of the signaled
+    requests, in order.
     """
 
     def __init__(self, queue: AsyncQueuePair) -> None:
@@ -515,7 +537,7 @@ class AsyncBatch(verbs.SendBatch):
 
 
 def _again(error: BaseException) -> BaseException:
-    """An error like it: its frames would have what keeps this one."""
+    """Return a copy of the error, whose frames would keep this object alive."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

@@ -12,7 +12,7 @@ from .mr_pool import OwnMemory, Registration
 
 
 class DmabufRegistration(Registration):
-    """As Registration, with the file for registering it again.  Internal to the library."""
+    """A registration that keeps the file, to register it again. Internal to the library."""
 
     __slots__ = ("fd",)
 
@@ -29,10 +29,11 @@ class DmabufRegistration(Registration):
 class DmabufRegion(OwnMemory):
     """Registered memory of a dma-buf, for `read`, `write` and `send_region`.
 
-    The region has `length` bytes from `offset`.  This process cannot access them, so they cannot be
-    sent or received as messages.  A key of it works on every connection of the event loop: the
-    kernel takes no memory windows on a dma-buf.  Registered until `close` or the end of its `with`;
-    a `close` during an operation takes effect when the operation is done.
+    The region has `length` bytes from `offset`. This process cannot access them, so you cannot send
+    or receive them as messages. A key to it works on every connection of the event loop, because
+    the kernel does not support memory windows on a dma-buf. It is registered until `close` or the
+    end of its `with` block. If you call `close` during an operation, it takes effect when the
+    operation is done.
     """
 
     __slots__ = ("_offset", "_registration")
@@ -69,7 +70,7 @@ class DmabufRegion(OwnMemory):
         return pd.reg_dmabuf_mr(fd, length, access, offset=self._offset + offset)
 
     def close(self) -> None:
-        """Deregister the memory; a second call does nothing."""
+        """Deregister the memory. A second call has no effect."""
         self._give_back()
 
     @finalizer

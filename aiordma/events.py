@@ -29,10 +29,10 @@ class DeviceEvents(shutdown.ClosesAtExit):
             async for event in events:
                 print(event.type.name, event.port_num or event.element)
 
-    Made by :func:`device_events`. It hears what happens from then on; of several that are open at
-    once each hears of everything, and so do the connections of this library. Up to 1024 events
-    wait to be looked at; then the oldest are dropped, and a warning is logged. What is open when
-    it is dropped, or when its event loop ends, is closed with a ResourceWarning.
+    Use :func:`device_events` to create one. It receives all events from then on. If several are
+    open, each of them receives every event, and so do this library's connections. Up to 1024 events
+    wait to be taken; then the oldest are dropped, and a warning is logged. If it is still open when
+    it is dropped, or when its event loop ends, it is closed with a ResourceWarning.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
@@ -56,9 +56,10 @@ class DeviceEvents(shutdown.ClosesAtExit):
         self._waiters.wake()
 
     async def get(self) -> verbs.AsyncEvent:
-        """The next event, waited for. Cancelling loses none.
+        """Wait for the next event. Cancelling does not lose an event.
 
-        BufferStateError once it has been closed, also for tasks that wait then.
+        Raises:
+            BufferStateError: If it is closed, also while a task is waiting.
         """
         while not self._events:
             if self._closed:
@@ -67,11 +68,11 @@ class DeviceEvents(shutdown.ClosesAtExit):
         return self._events.popleft()
 
     def get_nowait(self) -> verbs.AsyncEvent | None:
-        """The next event that is there, None when there is none."""
+        """Return the next event, or None if there is none."""
         return self._events.popleft() if self._events else None
 
     async def __aiter__(self) -> AsyncIterator[verbs.AsyncEvent]:
-        """Events until it is closed; what has been heard by then is still given."""
+        """Iterate over the events until it is closed, including those received before that."""
         while True:
             try:
                 event = await self.get()
@@ -80,7 +81,7 @@ class DeviceEvents(shutdown.ClosesAtExit):
             yield event
 
     def close(self) -> None:
-        """Hear no more. A device that was opened for this is closed."""
+        """Stop receiving events. If the device was opened for this, it is closed."""
         if self._closed:
             return
         self._end_without_loop()
@@ -99,12 +100,16 @@ class DeviceEvents(shutdown.ClosesAtExit):
 
 
 def device_events(device: str | verbs.Device | verbs.Context | None = None) -> DeviceEvents:
-    """The asynchronous events of a device, to be iterated over; in a running event loop.
+    """Return an asynchronous iterator over the events of a device. Requires a running event loop.
 
-    ``device`` is a name, or what :func:`aiordma.verbs.find_device` finds, and is opened for this:
-    it tells of the device and its ports. An open context tells of what was made with it, too, and
-    of nothing more by ``context.async_events()`` as long as this is open. DeviceNotFoundError for
-    a name that is not there.
+    Args:
+        device: A name, or any argument of :func:`aiordma.verbs.find_device`. The device is opened
+            for this and reports events of the device and its ports. An open context also reports
+            events of the objects created on it, which ``context.async_events()`` then no longer
+            returns.
+
+    Raises:
+        DeviceNotFoundError: If there is no such device.
     """
     if isinstance(device, verbs.Context):
         return DeviceEvents(device, owned=False)

@@ -1,18 +1,18 @@
 """Registered memory: a pool of slabs, leases of its blocks, and regions of the user's own memory.
 
-Registering memory is slow on a real card and each region is an entry in its tables; so the pool
-registers slabs of some MiB, for local access alone, and hands out blocks of them.  No remote key
-ever covers a slab: what a peer may reach is registered apart, byte for byte (`ProtectionDomain.
-reg_mr` on the block), so that no token reaches the bytes beside it.
+Registering memory is slow on a card, and each region is an entry in the card's tables. The pool
+therefore registers slabs of several MiB, for local access only, and hands out blocks of them. A
+slab never has a remote key. Memory for a peer is registered separately, with exact bounds
+(`ProtectionDomain.reg_mr` on the block), so that no token gives access to adjacent bytes.
 
-Memory of a block is handed out again when all three are true:
+The memory of a block is reused when all of the following are true:
 
-- the lease was given back (`Buffer.release`, the end of its `with`, or its garbage collection);
-- no work request is under way on it (`_pin` and `_unpin` count them);
-- no view of it exists any more: a memoryview, or a numpy array made from one, that outlives its
-  lease keeps seeing its own bytes, never those of the next lease.
+- The lease has ended (`Buffer.release`, the end of its `with` block, or its garbage collection).
+- No work request uses it (`_pin` and `_unpin` count them).
+- No view of it exists. A memoryview, or a numpy array made from one, that outlives its lease keeps
+  its own bytes, and never shows those of the next lease.
 
-All of it belongs to one event loop and is not thread-safe.
+All objects belong to one event loop and are not thread-safe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_MEMORY = memoryview(b"")
 
 
 class Block(PoolBlock, Mapped):
-    """A part of registered memory, made once and leased many times.  Internal to the library.
+    """A part of registered memory, created once and leased many times. Internal to the library.
 
     Users' views are exports of it.
     """
@@ -81,19 +81,20 @@ class Block(PoolBlock, Mapped):
         self.lkey: int = region.lkey
         self.mr: int = address_of_mr(region)
         self.view: memoryview[int] = memory[offset : offset + size]
-        """For the library's own short accesses; never handed to a user."""
+        """The memory, for short accesses by the library; never returned to a user."""
 
     def retire(self) -> None:
-        """It will not be leased again: what a user keeps of it, released, keeps no memory."""
+        """Ensure that it is not leased again, so that released buffers hold no memory."""
         self.view = NO_MEMORY
 
 
 class PoolStatistics(NamedTuple):
-    """The memory of a pool, in bytes: registered, and in blocks that are leased, seen or under way.
+    """The memory of a pool, in bytes: registered, and in blocks that are leased, viewed or in use.
 
-    `leases` is the number of these blocks, `regions` that of memory regions.  `limit` bounds
-    `registered_bytes`; `waiting` is how many wait for memory to come back; `huge_page_bytes` are
-    those of the registered ones that lie on huge pages of the system (`Config.huge_pages`).
+    `leases` is the number of these blocks, and `regions` is the number of memory regions. `limit`
+    bounds `registered_bytes`. `waiting` is the number of tasks that wait for memory.
+    `huge_page_bytes` is the part of the registered bytes that is on the system's huge pages
+    (`Config.huge_pages`).
     """
 
     registered_bytes: int
@@ -106,12 +107,12 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """Returns the bytes of a block for `size`: the next power of two, at least SMALLEST."""
+    """Return the size of a block for `size` bytes: the next power of two, at least SMALLEST."""
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
 class RegisteredMemory:
-    """The memory regions of one pool, for local access alone: `limit` bytes in all, at most.
+    """The memory regions of one pool, for local access only, with at most `limit` bytes in total.
 
     Internal to the library.
     """
@@ -122,7 +123,7 @@ class RegisteredMemory:
         self.limit = limit
         self.bytes: int = 0
         self.regions: set[verbs.MemoryRegion] = set()
-        """Those of all blocks: a region must not be garbage before its blocks are."""
+        """The regions of all blocks. A region must outlive its blocks."""
         self._pd = pd
         self._access = access
         self._huge_pages = huge_pages
@@ -143,7 +144,7 @@ class RegisteredMemory:
 
 
 class LargeBlocks:
-    """Blocks larger than a slab, each a region of its own, which are kept for the next use.
+    """Blocks larger than a slab, each with its own region, which are kept for reuse.
 
     Internal to the library.
     """
@@ -168,7 +169,7 @@ class LargeBlocks:
             self._close(block)
 
     def drop(self) -> None:
-        """Deregisters those that are not in use."""
+        """Deregister the blocks that are not in use."""
         for kept in self._kept.values():
             while kept:
                 self._close(kept.pop())
@@ -182,8 +183,8 @@ class LargeBlocks:
 class MemoryPool(BlockCache):
     """Leases of registered memory, for local access, within one protection domain.
 
-    `limit` bounds the bytes registered in all.  Beyond it `lease` waits until enough has come back,
-    first come first served; `alloc` raises QuotaError.
+    `limit` bounds the number of registered bytes. At the limit, `lease` waits until enough memory
+    is released, in first-come, first-served order, and `alloc` raises QuotaError.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class MemoryPool(BlockCache):
             self.local_dma_mr: int = address_of_mr(self._local_dma)
         self.ready_bytes = READY_BYTES
         self._waiters: PoolWaiters[Block] = PoolWaiters(self._block, limit // INTERNAL_SHARE, clock)
-        """The tasks that wait for memory."""
+        """The tasks that are waiting for memory."""
         self.internal_waiters: Sized
         self.user_waiters: Sized
         self.internal_waiters, self.user_waiters = self._waiters.queues
@@ -221,9 +222,10 @@ class MemoryPool(BlockCache):
         self._waiters.on_wait = self._stalled_reads.look_soon
 
     def _block(self, size: int) -> Block:
-        """A leased block of at least `size` bytes, contents undefined, past all waiters.
+        """Lease a block of at least `size` bytes with undefined contents, ahead of all waiters.
 
-        QuotaError if there is none now.
+        Raises:
+            QuotaError: If there is none now.
         """
         block: Block | None = self.take(size)
         if block is not None:
@@ -236,9 +238,10 @@ class MemoryPool(BlockCache):
         return block
 
     def _block_if_first(self, size: int) -> Block | None:
-        """A block if there is one and no task waits for memory; else None: join the waiters.
+        """Lease a block if one is available and no task is waiting; otherwise return None.
 
-        QuotaError for what can never be.
+        Raises:
+            QuotaError: If the pool can never provide it.
         """
         if not len(self._waiters):
             try:
@@ -249,7 +252,7 @@ class MemoryPool(BlockCache):
         return None
 
     def require_possible(self, size: int) -> None:
-        """QuotaError for a size that the pool cannot have however much is given back."""
+        """Raise QuotaError if the pool cannot provide this size, even if all memory is released."""
         needed = max(SLAB_SIZE, block_size(size))
         if needed > self.limit:
             raise QuotaError(
@@ -260,21 +263,22 @@ class MemoryPool(BlockCache):
             )
 
     def _require_spare(self, size: int) -> None:
-        """QuotaError unless half of the pool would be free with so many bytes more in use.
+        """Raise QuotaError unless half of the pool would remain free after using `size` more bytes.
 
-        For what makes things quicker and can be done without.
+        This is for optimizations that are not essential.
         """
         if not self._has_spare(size):
             raise self._exhausted(size)
 
     def _has_spare(self, size: int) -> bool:
-        """True if half of the pool stays free after `size` bytes more, and none wait."""
+        """Return whether half of the pool stays free after `size` more bytes, and no task waits."""
         return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
     def alloc(self, size: int) -> Buffer:
-        """Leases `size` bytes, contents undefined; see `Buffer` for whose they are and how long.
+        """Lease `size` bytes with undefined contents; `Buffer` describes the ownership.
 
-        QuotaError if they are not there now, or others wait for memory.
+        Raises:
+            QuotaError: If they are not available now, or tasks are waiting for memory.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -283,11 +287,13 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     async def lease(self, size: int) -> Buffer:
-        """As `alloc`, but waits for memory to come back, first come first served.
+        """Lease `size` bytes like `alloc`, waiting for memory in first-come, first-served order.
 
-        Cancelling gives up the wait.  QuotaError at once for more than the limit allows at all.
-        A task that holds memory while it waits for more can wait for ever, as with any lock: take
-        what is needed together at once, or wait with a timeout.
+        Cancelling gives up the wait. A task that waits for memory while it holds other memory can
+        cause a deadlock, as with any lock. Acquire all memory at once, or wait with a timeout.
+
+        Raises:
+            QuotaError: If the size exceeds the limit; immediately.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -296,7 +302,7 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
-        """Counts of the memory that is registered and leased now.  Any thread may ask."""
+        """Return the amounts of registered and leased memory. May be called from any thread."""
         self._waiters.count_wait()
         regions = list(self._registered.regions)
         return PoolStatistics(
@@ -352,7 +358,7 @@ class MemoryPool(BlockCache):
         return registered.register(size)
 
     def _reclaim(self) -> None:
-        """Blocks that are kept ready go back to their slabs, where they can be joined."""
+        """Return cached blocks to their slabs, where they can be merged."""
         for block in self.clear_ready():
             self._free(block)
 
@@ -361,9 +367,9 @@ class MemoryPool(BlockCache):
         self._slabs.free(block.slab, block.offset)
 
     def _trim(self) -> None:
-        """After a rush of connections, slabs that are not used any more are deregistered.
+        """Deregister slabs that are no longer used after many connections have closed.
 
-        Looking for them walks the free blocks, so it happens once for each halving.
+        Looking for them walks the free blocks, so it is done only each time the use has halved.
         """
         if self.in_slabs >= self.trim_below:
             return
@@ -371,13 +377,13 @@ class MemoryPool(BlockCache):
         self.trim_below: int = self.in_slabs // 2 if len(self._regions) > SPARE_SLABS else 0
 
     def _drop_slabs(self, *, keep: int) -> None:
-        """Deregisters slabs of which nothing is leased, but for some."""
+        """Deregister slabs without leases, except `keep` of them."""
         self._reclaim()
         for slab in self._slabs.trim(keep=keep):
             self._registered.deregister(self._regions.pop(slab)[0])
 
     def _returned(self, block: Block) -> None:
-        """A block that the cache does not keep by itself: it is the last, or others wait."""
+        """Handle a released block that the cache does not keep."""
         if self.closed:
             block.retire()  # the region went with the pool
             return
@@ -390,8 +396,11 @@ class MemoryPool(BlockCache):
         self._waiters.returned(block)
 
     def close(self) -> None:
-        """No more leases.  The regions are deregistered with the protection domain, which the
-        owner of both closes next; views that users still have stay readable."""
+        """Stop leasing memory.
+
+        The regions are deregistered with the protection domain, which the owner of both closes
+        next. Views that users still have remain readable.
+        """
         self.closed = True
         self.local_dma_lkey: int = 0
         if self._local_dma is not None:
@@ -407,13 +416,13 @@ class MemoryPool(BlockCache):
 class LocalMemory(Local):
     """Registered memory of this process, for operations: a Buffer, a Region, or a slice.
 
-    `address` and `length` say where it lies, `writable` whether the device may write to it.
+    `address` and `length` are its location. `writable` says whether the device may write to it.
     """
 
     __slots__ = ()
 
     def __getitem__(self, key: slice) -> LocalSlice:
-        """The part `[start:stop]`; a bound outside raises LocalRangeError, nothing is clipped."""
+        """Return the part `[start:stop]`. Bounds outside raise LocalRangeError; nothing is clipped."""
         offset, length = slice_range(key, len(self), LocalRangeError)
         return LocalSlice(self, offset, length)
 
@@ -426,19 +435,21 @@ class LocalMemory(Local):
     def _expose(
         self, pd: verbs.ProtectionDomain, access: verbs.AccessFlags, offset: int, length: int
     ) -> verbs.MemoryRegion:
-        """A registration of its own for a part, with rights for the peer; also of memory that was
-        given back, while it is pinned."""
+        """Register a part separately, with rights for the peer.
+
+        This is also possible after the memory was released, while it is pinned.
+        """
         return pd.reg_mr(self._pinned_bytes()[offset : offset + length], access)
 
     def _pinned_bytes(self) -> memoryview:
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raises when it was given back."""
+        """Raise an exception if it was released."""
 
 
 class LocalSlice(LocalMemory):
-    """A part of registered memory.  It owns nothing: released with what it was sliced from."""
+    """A part of registered memory, released together with the whole."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -471,11 +482,11 @@ class LocalSlice(LocalMemory):
 
 
 class OwnMemory(LocalMemory):
-    """Registered memory that its holder gives back: by the end of its `with`, at the latest."""
+    """Registered memory that its holder releases, at the latest at the end of its `with` block."""
 
     __slots__ = ()
     _over = "closed"
-    """The word for the end of its lease, in errors."""
+    """The word for the end of its lease in error messages."""
 
     def _check(self) -> None:
         if self.gone:
@@ -486,7 +497,7 @@ class OwnMemory(LocalMemory):
         return super().__getitem__(key)
 
     def _give_back(self) -> None:
-        """Once; the memory itself goes when no operation is under way on it."""
+        """Release it once. The memory itself is released when no operation uses it."""
         if not self.gone:
             self.gone = True
             self.pinned.release()
@@ -501,9 +512,9 @@ class OwnMemory(LocalMemory):
 class Buffer(OwnMemory):
     """A lease of registered memory from the pool.
 
-    Yours from `conn.alloc` until `release`, or the end of its `with`.  After that it is inert:
-    every use raises BufferStateError.  Views taken before keep showing the same bytes, which are
-    not handed out again while a view, or an operation under way, still needs them.
+    It is yours from `conn.alloc` until `release`, or the end of its `with` block. After that, every
+    use raises BufferStateError. Views that you took before keep showing the same bytes. These bytes
+    are not leased again while a view or an operation needs them.
     """
 
     __slots__ = ("__weakref__", "_block")
@@ -525,11 +536,11 @@ class Buffer(OwnMemory):
         return self._block.export(0, self.length)
 
     def release(self) -> None:
-        """Gives the memory back; a second call does nothing."""
+        """Release the memory. A second call has no effect."""
         self._give_back()
 
     def _give_up(self) -> Block:
-        """Takes the lease out of the buffer, which is inert then."""
+        """Take the lease out of the buffer, which is unusable afterwards."""
         self._check()
         self.gone = True
         return self._block
@@ -542,14 +553,14 @@ class Buffer(OwnMemory):
 
 
 class Registration(Pinned):
-    """Deregisters after its last use.  Internal to the library."""
+    """A registration that ends after its last use. Internal to the library."""
 
     __slots__ = ("mr", "region")
 
     def __init__(self, mr: verbs.MemoryRegion, *, mapped: bool = True) -> None:
         self.mr: verbs.MemoryRegion = mr
         self.region: verbs.MemoryRegion | None = mr if mapped else None
-        """The region, if another domain can register its memory by the address."""
+        """The region, if another domain can register its memory by address."""
         self.lease()
 
     @finalizer  # called by finalizers too
@@ -558,12 +569,12 @@ class Registration(Pinned):
 
 
 class Region(OwnMemory):
-    """The user's own memory, registered: any buffer or tensor, also a read-only one.
+    """The user's own memory, registered: any buffer or tensor, including read-only ones.
 
-    The object is pinned (a bytearray cannot be resized, an mmap not closed, nor the storage of a
-    tensor of torch resized) until `close`, or the
-    end of its `with`; `close` during an operation takes effect when the operation is done.
-    Registered for local access alone: what a peer may do is said when the region is shared.
+    The object is pinned until `close`, or the end of its `with` block: you cannot resize a
+    bytearray, close an mmap, or resize the storage of a torch tensor. If you call `close` during an
+    operation, it takes effect when the operation is done. The memory is registered for local access
+    only. You grant rights to the peer when you share the region.
     """
 
     __slots__ = ("_mr",)
@@ -584,5 +595,5 @@ class Region(OwnMemory):
         return self._mr.buf
 
     def close(self) -> None:
-        """Deregisters; a second call does nothing."""
+        """Deregister the memory. A second call has no effect."""
         self._give_back()

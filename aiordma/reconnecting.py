@@ -32,7 +32,7 @@ TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether connecting may succeed later although it failed with this error."""
+    """Return whether connecting may succeed later after this error."""
     if type(error) is ConnectionManagerError and not error.event:
         return False  # the route is through another device than the one that was named
     if isinstance(error, RejectedError) and error.by_application:
@@ -52,21 +52,31 @@ async def reconnect(
 ) -> AsyncIterator[Connection]:
     """Connect, and connect again at each iteration: `async for conn in reconnect(...)`.
 
-    The connection is closed at the end of the body.  The body handles errors of the connection:
-    `except ConnectionError: continue` reconnects.  Nothing is repeated: a `send` that was not
-    confirmed raises, and only the caller knows whether the peer may get it twice.
+    The connection is closed at the end of the loop's body. The body handles errors of the
+    connection: `except ConnectionError: continue` reconnects. Nothing is resent: a `send` that was
+    not confirmed raises, and only the caller knows whether the peer may get it twice.
 
     A failed attempt is repeated after a delay with exponential back-off: `first_delay` seconds,
     doubled after each failure up to `longest_delay`, and reduced by a random part of up to a half,
-    so that many clients do not reconnect at once.  A connection that ends without having carried a
-    message or an operation counts as a failure; one that has carried something begins the back-off
-    anew.  So a listener is found that lives longer than `longest_delay` and an attempt, which takes
-    `Config.connect_timeout` at most; one that is restarted sooner can be missed again and again.
+    so that many clients do not reconnect at the same time. A connection that ends without having
+    carried a message or an operation counts as a failure. One that has carried something resets the
+    back-off. A listener is found if it lives longer than `longest_delay` plus an attempt, which
+    takes at most `Config.connect_timeout`. One that is restarted more often can be missed
+    repeatedly.
 
-    With `attempts` failures in a row (None: no limit) an attempt that fails raises its error.
-    Raised at once are errors that no restart of the server can cause, such as a wrong key
-    (`TEMPORARY` has the rule, docs/connecting.md a table).  The other arguments are those of
-    `connect`.
+    Errors that restarting the server cannot fix, such as a wrong key, are raised immediately
+    (`TEMPORARY` has the rule, docs/connecting.md a table).
+
+    Args:
+        host: The host, as for `connect`.
+        port: The port, as for `connect`.
+        first_delay: Seconds before the second attempt.
+        longest_delay: The maximum delay in seconds.
+        attempts: Raise the error after this many failures in a row; None means no limit.
+        **options: The other options of `connect`.
+
+    Yields:
+        Open connections.
     """
     check_host(host)  # a failure of the resolver is temporary, and repeated
     first_delay = seconds("first_delay", first_delay)

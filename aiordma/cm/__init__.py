@@ -1,15 +1,15 @@
-"""The RDMA connection manager (librdmacm): connecting by IP address and port; synchronous.
+"""The RDMA connection manager (librdmacm): connecting by IP address and port. Synchronous.
 
 ::
 
     with cm.EventChannel(device.library) as channel, channel.create_id() as id:
-        id.resolve_addr(("10.9.9.1", 7471))          # then, one event after another on channel.fd:
-        id.resolve_route()                           # ADDR_RESOLVED
-        qp = id.create_qp(pd, cq); id.connect()      # ROUTE_RESOLVED; pd of id.context
-        ...                                          # ESTABLISHED
+        id.resolve_addr(("10.9.9.1", 7471))          # then wait for each event on channel.fd:
+        id.resolve_route()                           # after ADDR_RESOLVED
+        qp = id.create_qp(pd, cq); id.connect()      # after ROUTE_RESOLVED; pd of id.context
+        ...                                          # after ESTABLISHED
 
 A call that fails raises an exception of :mod:`aiordma.errors`. An operation that fails later
-delivers an event, whose ``error()`` is the exception.
+delivers an event whose ``error()`` is the exception.
 """
 
 from typing import TYPE_CHECKING

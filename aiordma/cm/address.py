@@ -1,4 +1,4 @@
-"""Socket addresses: (host, port) with a numeric host, and `struct sockaddr`."""
+"""Socket addresses: conversion between (host, port), with a numeric host, and `struct sockaddr`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiordma._native import ffi
 from aiordma._native import handles as h
 
 Address: TypeAlias = tuple[str, int]
-"""(host, port): a numeric IPv4 or IPv6 host; link-local IPv6 as ``fe80::1%eth0``."""
+"""(host, port) with a numeric IPv4 or IPv6 host; link-local IPv6 as ``fe80::1%eth0``."""
 
 # struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)): the family in the machine's byte order,
 # port and flow in the network's.
@@ -33,7 +33,7 @@ def _text(packed: bytes) -> str:
 
 
 def to_storage(address: Address) -> h.sockaddr_storage:
-    """``struct sockaddr_storage`` of an address; ValueError for a host that is not numeric."""
+    """Convert an address to ``struct sockaddr_storage``; ValueError if the host is not numeric."""
     match address:
         case (str(host), port):
             port = integer("port", port, 0, 0xFFFF)
@@ -59,13 +59,13 @@ def to_storage(address: Address) -> h.sockaddr_storage:
 
 
 def as_sockaddr(address: Address) -> tuple[h.sockaddr, object]:
-    """The pointer for a call, and the object that must be kept while it is used."""
+    """Return the pointer for a call, and an object to keep alive while it is used."""
     storage = to_storage(address)
     return ffi.cast("struct sockaddr *", storage), storage
 
 
 def scope_id(scope: str | None) -> int:
-    """The number of a network interface, by name or by number; ValueError for what is none."""
+    """Return the number of a network interface, given by name or number, or raise ValueError."""
     if scope is None:
         return 0
     number = int(scope) if scope.isascii() and scope.isdecimal() and len(scope) <= 10 else -1
@@ -76,12 +76,12 @@ def scope_id(scope: str | None) -> int:
 
 
 def from_storage(storage: h.sockaddr_storage) -> Address | None:
-    """The address in a ``struct sockaddr_storage``; None when it holds none."""
+    """Return the address in a ``struct sockaddr_storage``, or None if it is empty."""
     return _unpack(ffi.buffer(storage)[:28])
 
 
 def from_sockaddr(sockaddr: h.sockaddr, length: int) -> Address | None:
-    """The address in a ``struct sockaddr *`` of that length; None when there is none."""
+    """Return the address in a ``struct sockaddr *`` of that length, or None if there is none."""
     return _unpack(ffi.buffer(sockaddr, length)[:]) if length else None
 
 

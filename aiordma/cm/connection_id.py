@@ -1,4 +1,4 @@
-"""Connection ids: the connection manager's counterpart of a TCP socket."""
+"""Connection IDs: the connection manager's counterpart of a TCP socket."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _key(library: Library, pointer: h.rdma_cm_id) -> tuple[str, int]:
 
 
 class _ById(Maker):
-    """Creates the queue pair of an id."""
+    """The calls that create and destroy the queue pair of an ID."""
 
     def __init__(self, id: ConnectionId) -> None:
         self._calls = id.library.calls
@@ -72,11 +72,11 @@ class _ById(Maker):
 
 
 class ConnectionId(Options):
-    """One end of a connection, or a listener: made by :meth:`EventChannel.create_id`.
+    """One end of a connection, or a listener, created by :meth:`EventChannel.create_id`.
 
-    ``channel`` has its events, ``qp`` is its queue pair once it has one. Each step starts an
-    operation and returns at once; an event on the channel reports its result. One id is used by one
-    thread at a time.
+    ``channel`` delivers its events. ``qp`` is its queue pair once it has one. Each call starts an
+    operation and returns immediately, and an event on the channel reports the result. Use an ID in
+    one thread at a time.
     """
 
     def __init__(self, channel: cm.EventChannel, pointer: h.rdma_cm_id) -> None:
@@ -93,7 +93,7 @@ class ConnectionId(Options):
 
     @classmethod
     def of(cls, library: Library, pointer: h.rdma_cm_id) -> ConnectionId | None:
-        """The object of a pointer in an event, None when the object is closed or deleted."""
+        """Return the object for a pointer in an event; None if it is closed or deleted."""
         id = _ids.get(_key(library, pointer))
         return id if id is not None and not id.closed else None
 
@@ -101,10 +101,9 @@ class ConnectionId(Options):
 
     @property
     def context(self) -> Context | None:
-        """The device that the id is bound to, borrowed from the connection manager.
+        """The device to which the ID is bound, borrowed from the connection manager.
 
-        None while it is not bound: before the address is resolved, or for a listener on all
-        addresses.
+        None if it is not bound: before the address is resolved, or for a listener on all addresses.
         """
         if self._context is None and (device := self.pointer.verbs):
             self._context = Context.borrow(self.library, device)
@@ -112,26 +111,26 @@ class ConnectionId(Options):
 
     @property
     def port_num(self) -> int:
-        """The port of the device, 0 while the id is not bound to a device."""
+        """The port of the device; 0 if the ID is not bound to a device."""
         return self.pointer.port_num
 
     @property
     def _withdrawn(self) -> bool:
         """Whether this is a request that the peer is known to have given up.
 
-        Only the embedded device tells before ``accept()``, which fails then.
+        Only the embedded device reports this before ``accept()``, which would fail.
         """
         library = self.library
         return library.offers("withdrawn") and bool(library.table.device.withdrawn(self.pointer))
 
     @property
     def local_address(self) -> Address | None:
-        """The address that the id is bound to, None before that."""
+        """The address to which the ID is bound, or None if it is not bound."""
         return from_storage(ffi.addressof(self.pointer.route.addr, "src_storage"))
 
     @property
     def peer_address(self) -> Address | None:
-        """The peer's address, None without a peer; after ``close()`` as of the last event."""
+        """The peer's address, or None without a peer. After ``close()``, that of the last event."""
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
             # librdmacm fills in the family early.
@@ -141,10 +140,12 @@ class ConnectionId(Options):
     # --- addresses -------------------------------------------------------------------------
 
     def bind_addr(self, address: Address) -> None:
-        """Bind to a local address; port 0 picks a free one. AddressError, with a socket's errno.
+        """Bind to a local address; port 0 selects a free port.
 
-        Where the port is taken and one of the two addresses is the wildcard, that is EADDRNOTAVAIL,
-        as for an address that this machine does not have; otherwise EADDRINUSE.
+        Raises:
+            AddressError: With a socket's errno. If the port is in use, it is EADDRINUSE. If one of
+                the two addresses is the wildcard, it is EADDRNOTAVAIL, as for an address that this
+                machine does not have.
         """
         sockaddr, _keep = as_sockaddr(address)
         try:
@@ -159,7 +160,10 @@ class ConnectionId(Options):
     ) -> None:
         """Find the device for a peer's address, within ``timeout`` seconds.
 
-        Then: ADDR_RESOLVED or ADDR_ERROR. AddressError when no device has a route there.
+        Resulting event: ADDR_RESOLVED or ADDR_ERROR.
+
+        Raises:
+            AddressError: If no device has a route to the address.
         """
         sockaddr, _keep = as_sockaddr(address)
         from_sockaddr, _keep_too = as_sockaddr(source) if source else (ffi.NULL, None)
@@ -174,7 +178,10 @@ class ConnectionId(Options):
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
-        """Find the route, within ``timeout`` seconds. Then: ROUTE_RESOLVED or ROUTE_ERROR."""
+        """Find the route, within ``timeout`` seconds.
+
+        Resulting event: ROUTE_RESOLVED or ROUTE_ERROR.
+        """
         try:
             self._check_bound("rdma_resolve_route")
             self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
@@ -201,12 +208,12 @@ class ConnectionId(Options):
         srq: verbs.SharedReceiveQueue | None = None,
         reserved: bool = False,
     ) -> QueuePair:
-        """Create the id's queue pair, whose states the connection manager then changes.
+        """Create the ID's queue pair, whose states the connection manager then changes.
 
-        The protection domain must be of this id's :attr:`context`. ``qp_type`` is RC, or UD in
-        the port spaces of datagrams, unless it is given; such a queue pair can send at once, with
-        the Q_Key that the port space has. Receives may be posted at once.
-        As :meth:`ProtectionDomain.create_qp` otherwise: rdma_create_qp(3), rdma_create_qp_ex(3).
+        See :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and rdma_create_qp_ex(3). The
+        protection domain must belong to this ID's :attr:`context`. ``qp_type`` is RC by default, or
+        UD in the port spaces of datagrams. A UD queue pair can send immediately, with the Q_Key of
+        the port space. Receives may be posted immediately.
         """
         if pd.context is not self.context:
             raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
@@ -229,7 +236,7 @@ class ConnectionId(Options):
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Close the queue pair; the id stays. Without a queue pair nothing happens."""
+        """Close the queue pair, if there is one, and keep the ID."""
         if self.qp is not None:
             self.qp.close()
             self.qp = None
@@ -237,21 +244,28 @@ class ConnectionId(Options):
     # --- connections -----------------------------------------------------------------------
 
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Request a connection, or the address of a datagram service; after ROUTE_RESOLVED.
+        """Request a connection, or the address of a datagram service, after ROUTE_RESOLVED.
 
-        Then: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR. For a datagram service
-        ESTABLISHED says where to send (``datagrams``), UNREACHABLE that it was rejected. Without
-        an answer UNREACHABLE comes after the connection manager's own time-out, about a minute.
-        LimitError, before anything is sent, for too much private data (56 bytes for
-        PortSpace.TCP, 180 for PortSpace.UDP).
+        Resulting event: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR. For a datagram
+        service, ESTABLISHED says where to send (``datagrams``), and UNREACHABLE means that the
+        request was rejected. Without a response, UNREACHABLE arrives after the connection manager's
+        own timeout of about a minute.
+
+        Raises:
+            LimitError: If there is too much private data (56 bytes for PortSpace.TCP, 180 for
+                PortSpace.UDP). Nothing is sent then.
         """
         self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
-        """Accept a connect request, on the request's own id.
+        """Accept a connection request, on the request's own ID.
 
-        Then: ESTABLISHED; no event for a datagram service, whose peer may send from now on.
-        LimitError for too much private data (196 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
+        Resulting event: ESTABLISHED. There is no event for a datagram service, whose peer may send
+        from now on.
+
+        Raises:
+            LimitError: If there is too much private data (196 bytes for PortSpace.TCP, 136 for
+                PortSpace.UDP).
         """
         self._with_parameters("accept", self.library.calls.rdma_accept, parameters)
 
@@ -266,10 +280,13 @@ class ConnectionId(Options):
         self._call(call, param, step=step)
 
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
-        """Reject a connect request, on the request's own id, which must still be closed.
+        """Reject a connection request, on the request's own ID. Close the ID afterwards.
 
-        The peer's REJECTED event has reason 28, or with ``for_ece`` 35: unacceptable options.
-        LimitError for too much private data (148 bytes for PortSpace.TCP, 136 for PortSpace.UDP).
+        The peer's REJECTED event has reason 28, or with ``for_ece`` 35 (unacceptable options).
+
+        Raises:
+            LimitError: If there is too much private data (148 bytes for PortSpace.TCP, 136 for
+                PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
         data = bytes(private_data)
@@ -278,12 +295,16 @@ class ConnectionId(Options):
         self._call(call, data or ffi.NULL, len(data), step="reject")
 
     def listen(self, backlog: int = 128) -> None:
-        """Listen on the bound address; each request is a CONNECT_REQUEST with an id of its own.
+        """Listen on the bound address. Each request is a CONNECT_REQUEST event with a new ID.
 
-        ``backlog`` requests may wait for their event to be taken, 0 for as many as the system
-        allows; further requests wait longer, or are rejected. Without an address the id binds to
-        any IPv4 address and a free port. AddressError, as of :meth:`bind_addr`, when the port is in
-        use.
+        Without an address, the ID binds to any IPv4 address and a free port.
+
+        Args:
+            backlog: How many requests may wait for their event to be taken; 0 means as many as the
+                system allows. Further requests wait longer, or are rejected.
+
+        Raises:
+            AddressError: If the port is in use, as in :meth:`bind_addr`.
         """
         backlog = integer("backlog", backlog, None)
         try:
@@ -296,14 +317,17 @@ class ConnectionId(Options):
             raise self._failed(AddressError, what, error) from error
 
     def establish(self) -> None:
-        """Complete a connection whose queue pair is not the id's, after CONNECT_RESPONSE."""
+        """Complete a connection with a separate queue pair, after CONNECT_RESPONSE."""
         self._call(self.library.calls.rdma_establish)
 
     def disconnect(self) -> None:
-        """End the connection: the queue pair goes to ERR, posted work is flushed.
+        """End the connection: the queue pair goes to ERR, and posted work is flushed.
 
-        Then: DISCONNECTED at the peer, and here once the peer has called this as well, which it
-        must; later TIMEWAIT_EXIT. VerbsError (EINVAL) when the id is not connected.
+        Resulting event: DISCONNECTED at the peer. The peer must then call this as well; this side
+        gets DISCONNECTED when it does, and TIMEWAIT_EXIT later.
+
+        Raises:
+            VerbsError: With EINVAL, if the ID is not connected.
         """
         self._check_bound("rdma_disconnect")
         self._call(self.library.calls.rdma_disconnect, step="disconnect")
@@ -313,11 +337,14 @@ class ConnectionId(Options):
     def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
         """Join the group of a multicast address; the port is ignored.
 
-        Then: MULTICAST_JOIN, whose ``datagrams`` is where to send to the group, or
-        MULTICAST_ERROR. From then on the id's queue pair, if there is one, receives what is sent to
-        the group, unless ``send_only``. VerbsError (EINVAL) in a port space of connections, or for
-        an id that is bound to no device; UnsupportedError where the device has no groups of that
-        address family.
+        Resulting event: MULTICAST_JOIN, whose ``datagrams`` says where to send to the group, or
+        MULTICAST_ERROR. From then on, the ID's queue pair, if there is one, receives messages to
+        the group, unless ``send_only`` is true.
+
+        Raises:
+            VerbsError: With EINVAL, in a port space of connections, or if the ID is not bound to a
+                device.
+            UnsupportedError: If the device does not support groups of that address family.
         """
         sockaddr, _keep = as_sockaddr(address)
         attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
@@ -334,9 +361,10 @@ class ConnectionId(Options):
             raise
 
     def leave_multicast(self, address: Address) -> None:
-        """Leave the group of an address that :meth:`join_multicast` was called with.
+        """Leave the group of an address with which :meth:`join_multicast` was called.
 
-        VerbsError (EADDRNOTAVAIL) if it was not called with that address.
+        Raises:
+            VerbsError: With EADDRNOTAVAIL, if it was not called with that address.
         """
         sockaddr, _keep = as_sockaddr(address)
         self._call(self.library.calls.rdma_leave_multicast, sockaddr)
@@ -344,7 +372,7 @@ class ConnectionId(Options):
             del self._groups[number]
 
     def _leaving(self) -> Callable[[], None]:
-        """A function that leaves every group, without keeping this object."""
+        """Return a function that leaves every group, without a reference to this object."""
         calls, pointer, groups = self.library.calls, self.pointer, self._groups
 
         def leave() -> None:
@@ -357,23 +385,27 @@ class ConnectionId(Options):
         return leave
 
     def group_of(self, context: h.Characters | h.VoidPointer) -> Address | None:
-        """The group of an event; None if the id has left that group."""
+        """Return the group of an event, or None if the ID has left that group."""
         return self._groups.get(int(ffi.cast("uintptr_t", context)))
 
     # --- enhanced connection establishment -------------------------------------------------
 
     def set_local_ece(self, ece: ECE) -> None:
-        """Set what this side offers (before ``connect``) or chooses (before ``accept``).
+        """Set the options to offer (before ``connect``) or to select (before ``accept``).
 
-        Only for a queue pair that is not the id's: for the id's own the devices negotiate.
-        VerbsError (EINVAL) otherwise, and for vendor 0. Source: rdma_set_local_ece(3).
+        This is only for queue pairs that do not belong to the ID; the devices negotiate those of
+        its own. Source: rdma_set_local_ece(3).
+
+        Raises:
+            VerbsError: With EINVAL, for the ID's own queue pair, and for vendor 0.
         """
         self._call(self.library.calls.rdma_set_local_ece, ece.packed())
 
     def get_remote_ece(self) -> ECE:
-        """The peer's options, after CONNECT_REQUEST or CONNECT_RESPONSE; vendor 0: none.
+        """Return the peer's options, after CONNECT_REQUEST or CONNECT_RESPONSE; vendor 0: none.
 
-        Only for a queue pair that is not the id's: VerbsError (EINVAL) otherwise.
+        Raises:
+            VerbsError: With EINVAL, for the ID's own queue pair.
         """
         ece = ffi.new("struct ibv_ece *")
         self._call(self.library.calls.rdma_get_remote_ece, ece)
@@ -382,7 +414,7 @@ class ConnectionId(Options):
     # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: cm.EventChannel) -> None:
-        """Move the id to another channel of the same library; its next events arrive there."""
+        """Move the ID to another channel of the same library, which then delivers its events."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
             raise ValueError(f"{self!r} cannot move to {channel!r}, which is of another library")

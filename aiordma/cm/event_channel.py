@@ -1,4 +1,4 @@
-"""The channel on which the connection manager's events arrive."""
+"""The channel that delivers the connection manager's events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Read: TypeAlias = tuple[ConnectionParameters, DatagramParameters | None, Addres
 
 
 def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Read:
-    """The contents of an event's union, which depend on the port space: rdma_get_cm_event(3)."""
+    """Read an event's union, whose contents depend on the port space: rdma_get_cm_event(3)."""
     multicast = kind in _MULTICAST
     if not (multicast or id.port_space.datagrams):
         return ConnectionParameters.read(raw.param.conn), None, None
@@ -37,12 +37,13 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Rea
 
 
 class EventChannel(Resource[h.rdma_event_channel]):
-    """Delivers the events of many ids: ``fd`` is readable when there may be one.
+    """A channel that delivers the events of many IDs.
 
-    ``get_event`` may then still return None. Synchronous; it never blocks. Closing the channel
-    closes every connection id on it.
+    It is synchronous and never blocks. ``fd`` is readable if there may be an event; ``get_event``
+    may still return None. Closing the channel closes every connection ID on it.
 
-    UnsupportedError in the child of a fork that inherits what the library had opened in its parent.
+    In the child of a fork that inherits what the library had opened in its parent, it raises
+    UnsupportedError.
     """
 
     def __init__(self, library: Library) -> None:
@@ -64,9 +65,10 @@ class EventChannel(Resource[h.rdma_event_channel]):
             raise failure("fcntl", code, "the event channel's fd")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
-        """Create an id, for a connection or a listener.
+        """Create an ID, for a connection or a listener.
 
-        UnsupportedError when the library has no such port space.
+        Raises:
+            UnsupportedError: If the library does not have this port space.
         """
         port_space = choice("port_space", port_space, PortSpace)
         result = ffi.new("struct rdma_cm_id **")
@@ -84,9 +86,12 @@ class EventChannel(Resource[h.rdma_event_channel]):
         return ConnectionId(self, result[0])
 
     def get_event(self) -> ConnectionEvent | None:
-        """Take, copy and acknowledge the next event; None when there is none now.
+        """Take, copy and acknowledge the next event.
 
-        Events of ids whose object is closed or deleted are acknowledged and skipped.
+        Events of IDs whose object is closed or deleted are acknowledged and skipped.
+
+        Returns:
+            The event, or None if there is none now.
         """
         calls = self.library.calls
         result = ffi.new("struct rdma_cm_event **")

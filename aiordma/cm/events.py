@@ -1,4 +1,4 @@
-"""Events of the connection manager, and the exceptions for those that are failures."""
+"""Events of the connection manager, and the exceptions for failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .parameters import ConnectionParameters, DatagramParameters
 
 
 class EventType(OpenEnum):
-    """``enum rdma_cm_event_type``, see rdma_get_cm_event(3)."""
+    """The type of an event: ``enum rdma_cm_event_type``, see rdma_get_cm_event(3)."""
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1
@@ -58,18 +58,18 @@ _CLASSES = {
 
 
 class ConnectionEvent(NamedTuple):
-    """An event of the connection manager: a copy, since the event itself is already acknowledged.
+    """An event of the connection manager, as a copy; the original has already been acknowledged.
 
-    For CONNECT_REQUEST ``id`` is the new connection, which must be accepted or rejected and
-    closed, and ``listen_id`` the listening one (None if its object is deleted). ``status`` is a
-    negative errno, or for REJECTED the reason. ``private_data`` is padded with zeros by the
-    connection manager; ``parameters`` has what else the peer requested or granted.
+    For CONNECT_REQUEST, ``id`` is the new connection, which you must accept or reject, and close.
+    ``listen_id`` is the listening ID (None if its object is deleted). ``status`` is a negative
+    errno, or the reason for REJECTED. The connection manager pads ``private_data`` with zeros.
+    ``parameters`` contains what else the peer requested or granted.
 
-    In the port spaces of datagrams, and for MULTICAST_JOIN, ``datagrams`` says where to send;
-    ``group`` is the multicast address that was joined or, for MULTICAST_ERROR, was not.
+    In the port spaces of datagrams, and for MULTICAST_JOIN, ``datagrams`` says where to send.
+    ``group`` is the multicast address that was joined or, for MULTICAST_ERROR, could not be joined.
 
     DEVICE_REMOVAL: the removal waits until every object on the device is closed. ADDR_CHANGE: the
-    route to the peer now uses another port; reconnecting will use it. Source:
+    route to the peer now uses another port, and reconnecting will use it. Source:
     rdma_get_cm_event(3).
     """
 
@@ -87,7 +87,7 @@ class ConnectionEvent(NamedTuple):
         return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
-        """The exception for the event; None when it is not a failure."""
+        """Return the exception for the event, or None if it is not a failure."""
         if self.type not in _WHAT:
             return None
         peer = self.group or self.id.peer_address

@@ -1,4 +1,4 @@
-"""Looking up devices and names without an id: rdma_get_devices(3), rdma_getaddrinfo(3)."""
+"""Lookup of devices and names without an ID: rdma_get_devices(3), rdma_getaddrinfo(3)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from .parameters import PortSpace
 
 
 def check_library(library: object) -> Library:
-    """The library; TypeError for what is none, such as a name."""
+    """Return the library, or raise TypeError if it is something else, such as a name."""
     return instance("library", library, Library, "a Library, as verbs.find_device(name).library")
 
 
 def get_devices(library: Library) -> list[Context]:
-    """The devices that the connection manager has open.
+    """Return the devices that the connection manager has open.
 
-    They are borrowed (:meth:`Context.borrow`): :attr:`ConnectionId.context` is one of them.
-    VerbsError (ENODEV) when there is none. In the child of a fork as :class:`EventChannel`.
+    They are borrowed (:meth:`Context.borrow`), and :attr:`ConnectionId.context` is one of them. In
+    the child of a fork, it raises the same exceptions as :class:`EventChannel`.
+
+    Raises:
+        VerbsError: With ENODEV, if there are none.
     """
     check_library(library)
     library.enter_cm()
@@ -50,10 +53,10 @@ _NO_FLAGS = AddressFlags(0)
 
 
 class AddressInfo(NamedTuple):
-    """One answer of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
+    """A result of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
 
-    ``source`` is for :meth:`ConnectionId.bind_addr`, ``destination`` for ``resolve_addr``; with
-    PASSIVE there is only ``source``.
+    ``source`` is for :meth:`ConnectionId.bind_addr`, and ``destination`` for ``resolve_addr``. With
+    PASSIVE, there is only ``source``.
     """
 
     source: Address | None
@@ -63,7 +66,7 @@ class AddressInfo(NamedTuple):
 
     @classmethod
     def read(cls, info: h.rdma_addrinfo) -> AddressInfo:
-        """A copy of the C structure."""
+        """Copy a C structure."""
         return cls(
             from_sockaddr(info.ai_src_addr, info.ai_src_len),
             from_sockaddr(info.ai_dst_addr, info.ai_dst_len),
@@ -80,11 +83,13 @@ def getaddrinfo(
     flags: AddressFlags = _NO_FLAGS,
     port_space: PortSpace = PortSpace.TCP,
 ) -> list[AddressInfo]:
-    """Resolve a host and service by their names; it blocks while the resolver works.
+    """Resolve a host and a service by name. This blocks while the resolver works.
 
-    ``asyncio`` programs resolve with ``loop.getaddrinfo``, as :func:`aiordma.connect` does, or
-    call this in a thread. With PASSIVE and no host the result is the address of a listener on all
-    addresses. AddressError when the name does not resolve.
+    In asyncio programs, use ``loop.getaddrinfo``, as :func:`aiordma.connect` does, or call this in
+    a thread. With PASSIVE and no host, the result is the address for a listener on all addresses.
+
+    Raises:
+        AddressError: If the name cannot be resolved.
     """
     if host is None and service is None:
         raise ValueError("give a host, a service or both: there is nothing to look up")

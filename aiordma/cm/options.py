@@ -1,4 +1,4 @@
-"""Calls on an id that name it when they fail, and its options: rdma_set_option(3)."""
+"""Calls on an ID whose errors name it, and its options: rdma_set_option(3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiordma.verbs._device.resource import Resource
 
 
 class Option(IntEnum):
-    """An option of an id, by its number at level RDMA_OPTION_ID; see rdma_set_option(3)."""
+    """The number of an ID's option at level RDMA_OPTION_ID; see rdma_set_option(3)."""
 
     TOS = 0
     REUSEADDR = 1
@@ -54,14 +54,14 @@ _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EAL
 
 
 class Options(Resource[h.rdma_cm_id]):
-    """Setting options. The connection manager has no call that reads them."""
+    """The part of an ID that sets options. The connection manager has no call to read them."""
 
     library: Library
     _history: tuple[str, ...] = ()
-    """Its last steps and events, for the texts of errors."""
+    """The last calls and events, for error messages."""
 
     def _call(self, call: Callable[..., object], *arguments: object, step: str = "") -> None:
-        """Calls the connection manager for this id, which the text of a failure then names."""
+        """Call the connection manager for this ID, and name the ID if it fails."""
         try:
             call(self.pointer, *arguments)
         except VerbsError as error:
@@ -70,11 +70,11 @@ class Options(Resource[h.rdma_cm_id]):
             self._note(step)
 
     def _note(self, step: str) -> None:
-        """Adds to the history, which keeps the last few."""
+        """Add a call or event to the history, which keeps the last few."""
         self._history = (*self._history[-5:], step)
 
     def _about(self, error: VerbsError) -> str:
-        """The id and, where it may be in the wrong state, what the call needs and what was done."""
+        """Describe the ID and, if its state may be wrong, the requirements and the history."""
         rule = self._rule(error)
         return f"{self!r}: {rule}" if rule else repr(self)
 
@@ -85,7 +85,11 @@ class Options(Resource[h.rdma_cm_id]):
         return f"{rule}; so far: {', '.join(self._history) or 'nothing'}"
 
     def set_option(self, option: Option, value: int) -> None:
-        """Set an option by its raw value. ValueError when it does not fit the option's field."""
+        """Set an option by its raw value.
+
+        Raises:
+            ValueError: If the value does not fit into the option's field.
+        """
         option, value = choice("option", option, Option), integer("value", value, None, None)
         try:
             if option in _INT_OPTIONS:
@@ -97,27 +101,35 @@ class Options(Resource[h.rdma_cm_id]):
         self._call(self.library.calls.rdma_set_option, _LEVEL, option.value, data, size)
 
     def set_tos(self, tos: int) -> None:
-        """Type of service of the packets, 0 to 255; before connecting or listening."""
+        """Set the type of service of the packets, 0 to 255, before connecting or listening."""
         self.set_option(Option.TOS, tos)
 
     def set_reuseaddr(self, enabled: bool) -> None:
-        """Allow binding to an address that is still in use, as SO_REUSEADDR does.
+        """Allow binding to an address that is still in use, like SO_REUSEADDR, before binding.
 
-        Before binding; VerbsError (EINVAL) when it is taken back after that.
+        Raises:
+            VerbsError: With EINVAL, if it is turned off after binding.
         """
         self.set_option(Option.REUSEADDR, int(truth("enabled", enabled)))
 
     def set_afonly(self, enabled: bool) -> None:
-        """Keep a listener on ``::`` to IPv6, as IPV6_V6ONLY does.
+        """Restrict a listener on ``::`` to IPv6, like IPV6_V6ONLY, before listening.
 
-        Before listening; VerbsError (EINVAL) later.
+        Raises:
+            VerbsError: With EINVAL, after listening.
         """
         self.set_option(Option.AFONLY, int(truth("enabled", enabled)))
 
     def set_ack_timeout(self, seconds: float) -> None:
-        """Seconds that the queue pair waits for an acknowledgement before it retransmits.
+        """Set how long the queue pair waits for an acknowledgement before it retransmits.
 
-        0.0000082 to 8796 seconds, rounded up to the next step (4.096 us times a power of 2).
-        Before connecting or accepting. ValueError out of that range.
+        Call it before connecting or accepting.
+
+        Args:
+            seconds: 0.0000082 to 8796 seconds, rounded up to the next step (4.096 us times a power
+                of 2).
+
+        Raises:
+            ValueError: If the time is out of range.
         """
         self.set_option(Option.ACK_TIMEOUT, encode_ack_timeout(seconds))

@@ -15,7 +15,7 @@ from aiordma.verbs._memory.buffers import require_data
 
 
 class PortSpace(IntEnum):
-    """The namespace of a port, which decides the type of service: ``enum rdma_port_space``."""
+    """The namespace of a port, which determines the type of service: ``enum rdma_port_space``."""
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -24,7 +24,7 @@ class PortSpace(IntEnum):
 
     @property
     def datagrams(self) -> bool:
-        """Whether services use datagrams (UD) rather than connections (RC)."""
+        """Whether services use datagrams (UD) instead of connections (RC)."""
         return self in (PortSpace.UDP, PortSpace.IPOIB)
 
 
@@ -36,15 +36,15 @@ UDP_QKEY = 0x01234567
 # room for 92, 196 and 148 (IBTA volume 1, clause 12.6), those of datagram services for 216 and,
 # answering, 136 (clause 12.11); the CM's own header takes 36 from a request (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
-"""Bytes of private data in a connection request of PortSpace.TCP."""
+"""The maximum private data in a connection request of PortSpace.TCP, in bytes."""
 ACCEPT_DATA_MAX = 196
-"""Bytes of private data in the acceptance of a connection of PortSpace.TCP."""
+"""The maximum private data in the acceptance of a connection of PortSpace.TCP, in bytes."""
 REJECT_DATA_MAX = 148
-"""Bytes of private data in the rejection of a connection of PortSpace.TCP."""
+"""The maximum private data in the rejection of a connection of PortSpace.TCP, in bytes."""
 DATAGRAM_REQUEST_DATA_MAX = 180
-"""Bytes of private data in a request of PortSpace.UDP."""
+"""The maximum private data in a request of PortSpace.UDP, in bytes."""
 DATAGRAM_ANSWER_DATA_MAX = 136
-"""Bytes of private data in an answer of PortSpace.UDP, whether it accepts or rejects."""
+"""The maximum private data in a response of PortSpace.UDP, positive or negative, in bytes."""
 
 # By the call: with connections, with datagrams.
 _LIMITS = {
@@ -57,7 +57,7 @@ _LIMITS = {
 def check_private_data(
     port_space: PortSpace, call: str, data: bytes | bytearray | memoryview
 ) -> None:
-    """LimitError when the data does not fit, TypeError when it is none."""
+    """Raise LimitError if the data is too long, or TypeError if it is not bytes."""
     try:
         length = memoryview(data).nbytes
     except TypeError:
@@ -86,13 +86,13 @@ _FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
 
 
 class ConnectionParameters(NamedTuple):
-    """``struct rdma_conn_param``, see rdma_connect(3).
+    """The parameters of a connection: ``struct rdma_conn_param``, see rdma_connect(3).
 
-    ``responder_resources`` is how many reads and atomics of the peer may be outstanding at this
-    side, ``initiator_depth`` how many of this side at the peer; the event has the peer's answer.
-    ``retry_count`` and ``rnr_retry_count`` are 0 to 7, where 7 receiver-not-ready retries mean no
-    limit. ``private_data`` arrives padded with zeros. ``srq`` and ``qp_num`` matter only for a
-    queue pair that was not made by :meth:`ConnectionId.create_qp`.
+    ``responder_resources`` is the number of the peer's reads and atomics that may be outstanding at
+    this side. ``initiator_depth`` is the number of this side's at the peer. The event contains the
+    peer's response. ``retry_count`` and ``rnr_retry_count`` are 0 to 7; an ``rnr_retry_count`` of 7
+    means no limit. ``private_data`` arrives padded with zeros. ``srq`` and ``qp_num`` only matter
+    for a queue pair that :meth:`ConnectionId.create_qp` did not create.
     """
 
     private_data: bytes = b""
@@ -105,7 +105,7 @@ class ConnectionParameters(NamedTuple):
     qp_num: int = 0
 
     def packed(self) -> tuple[h.rdma_conn_param, object]:
-        """The C structure, and the object that must be kept while it is used."""
+        """Return the C structure, and an object to keep alive while it is used."""
         param = ffi.new("struct rdma_conn_param *")
         # A copy: the frames of an error would keep the caller's buffer pinned.
         content = bytes(self.private_data)
@@ -118,7 +118,7 @@ class ConnectionParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_conn_param) -> ConnectionParameters:
-        """A copy of the C structure, private data included."""
+        """Copy a C structure, including the private data."""
         return copy_of(param, cls, private_data=_private_data(param))
 
 
@@ -128,10 +128,10 @@ def _private_data(param: h.rdma_conn_param | h.rdma_ud_param) -> bytes:
 
 
 class DatagramParameters(NamedTuple):
-    """``struct rdma_ud_param``: where to send datagrams, or the private data of a request.
+    """Where to send datagrams, or the private data of a request: ``struct rdma_ud_param``.
 
-    ``vector`` is for an address handle; each send names ``qp_num`` and ``qkey``. A CONNECT_REQUEST
-    and a rejection have no destination: ``vector`` is None, and both numbers are 0.
+    ``vector`` is for an address handle. Each send contains ``qp_num`` and ``qkey``. A
+    CONNECT_REQUEST and a rejection have no destination: ``vector`` is None, and both numbers are 0.
     ``private_data`` arrives padded with zeros.
     """
 
@@ -142,7 +142,7 @@ class DatagramParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
-        """A copy of the C structure: of those of its members that the event fills in."""
+        """Copy those members of a C structure that the event sets."""
         data = _private_data(param) if private_data else b""
         if not destination:
             return cls(data)
