@@ -422,7 +422,7 @@ class LocalMemory(Local):
     __slots__ = ()
 
     def __getitem__(self, key: slice) -> LocalSlice:
-        """Return the part `[start:stop]`. Bounds outside raise LocalRangeError; nothing is clipped."""
+        """Return the part `[start:stop]`; bounds outside raise LocalRangeError."""
         offset, length = slice_range(key, len(self), LocalRangeError)
         return LocalSlice(self, offset, length)
 

@@ -313,7 +313,7 @@ class Context(Resource[h.ibv_context]):
     # --- P_Keys ----------------------------------------------------------------------------
 
     def query_pkey(self, index: int, port_num: int = 1) -> int:
-        """Return an entry of a port's P_Key table; bit 15 is full membership (IBTA clause 10.9.1)."""
+        """Return an entry of a port's P_Key table; bit 15 is full membership (IBTA 10.9.1)."""
         index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         pkey = ffi.new("uint16_t *")
         try:
