@@ -25,6 +25,13 @@ struct aiordma_fault_counts {
 	uint64_t chances; /* what there was that one might have struck, by its probability */
 };
 
+/* Bytes of the peer's operations on this side's memory that a queue pair has completed.  Each operation
+ * counts once, also if the peer has to repeat its request; atomics do not count. */
+struct aiordma_served {
+	uint64_t bytes_read;
+	uint64_t bytes_written;
+};
+
 struct aiordma_device_calls {
 	/* Grows whenever a thread of the application has done work of the device, and with each part
 	 * of a message that was moved while more of the same message was to follow. */
@@ -83,6 +90,14 @@ struct aiordma_device_calls {
 	/* The reason for which a device or an event channel could not be opened just now, in this thread:
 	 * a variable of the environment, or a system call that the kernel denies; else "". */
 	const char *(*start_failure)(void);
+
+	/* Starts counting the bytes that the peer reads and writes by this queue pair.  Any thread may
+	 * read the counters, also after the queue pair is destroyed, until the caller passes them to
+	 * `release_served`.  NULL if there is no memory for them. */
+	const struct aiordma_served *(*count_served)(struct ibv_qp *qp);
+	void (*release_served)(const struct aiordma_served *served);
+	/* Excludes a region, or a window however often it is bound, from these counts. */
+	void (*exclude_from_served)(uint32_t rkey);
 
 	/* The calls of single providers' libraries, NULL each that is not installed.  Thread-safe. */
 	const struct aiordma_provider_calls *(*provider_calls)(void);

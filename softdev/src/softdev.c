@@ -113,6 +113,9 @@ static const struct aiordma_device_calls device = {
 	.set_faults = aiordma_embedded_faults,
 	.fault_counts = aiordma_embedded_fault_counts,
 	.start_failure = soft_start_failure,
+	.count_served = soft_qp_count_served,
+	.release_served = soft_served_release,
+	.exclude_from_served = soft_exclude_from_served,
 };
 
 static const struct aiordma_calls table = {

@@ -13,6 +13,7 @@ struct soft_range {
 	bool window; /* its key is good for remote access only */
 	bool bound; /* window: it opens anything at all */
 	bool on_demand; /* pages are asked for when they are needed */
+	bool not_served; /* aiordma_device_calls.exclude_from_served */
 	bool null; /* no memory: zeros to read, and nothing kept of what is written */
 	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
 	uint32_t qp_num; /* window of type 2B: of the only queue pair it is for; else 0 */

@@ -227,6 +227,8 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	pthread_mutex_destroy(&ibv->mutex);
 	soft_batch_destroy(qp->batch);
 	soft_queues_destroy(qp);
+	if (qp->served)
+		soft_served_release(qp->served);
 	free(qp);
 	return 0;
 }

@@ -118,6 +118,7 @@ struct soft_known_read {
 	uint32_t psn;
 	uint32_t psns;
 	uint32_t rkey;
+	uint32_t uncounted; /* bytes of a READ whose answer has not been sent to its end yet */
 	uint8_t opcode; /* SOFT_READ, or which atomic */
 	uint8_t result[SOFT_ATOMIC_RESULT]; /* of an atomic */
 };
@@ -218,6 +219,7 @@ struct soft_qp {
 	struct soft_send_queue sq;
 	struct soft_receive_queue rq;
 	struct soft_responder responder;
+	struct aiordma_served *served; /* NULL until count_served is called */
 	uint8_t rnr_left; /* retries; 7 means for ever */
 	bool rnr_refused; /* since a request was completed */
 	bool rnr_waiting;
@@ -496,6 +498,15 @@ void soft_qp_kick(struct soft_qp *qp);
 void soft_qp_stall(struct soft_qp *qp);
 /* aiordma_device_calls.end_with_peer */
 void soft_qp_end_with_peer(struct ibv_qp *qp);
+/* served.c: aiordma_device_calls.count_served, release_served and exclude_from_served */
+const struct aiordma_served *soft_qp_count_served(struct ibv_qp *qp);
+void soft_served_release(const struct aiordma_served *served);
+void soft_exclude_from_served(uint32_t rkey);
+/* Returns whether reads of the memory with that key are counted on the queue pair. */
+bool soft_counts_reads_of(const struct soft_qp *qp, uint32_t rkey);
+/* Count bytes that the peer has read or written. */
+void soft_count_read(struct soft_qp *qp, uint64_t bytes);
+void soft_count_written(struct soft_qp *qp, uint64_t bytes);
 /* The stream of a queue pair is gone. */
 void soft_qp_link_gone(struct soft_qp *qp, int error);
 void soft_qp_check_drained(struct soft_qp *qp);

@@ -61,6 +61,10 @@ static inline bool soft_responder_is_full(const struct soft_responder *responder
 
 /* resp_retransmit.c (IBTA 9.7.4.1.2, 9.7.5.1) */
 enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_frame *frame);
+/* Returns the latest request of that kind with the packet `psn` among those that can be unanswered
+ * (IBTA 9.4.5), or NULL. */
+struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
+					    uint32_t psn);
 void soft_responder_missed(struct soft_qp *qp); /* what was expected has not come */
 void soft_responder_nak(struct soft_qp *qp, uint8_t opcode, uint8_t syndrome);
 struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct soft_frame *frame,

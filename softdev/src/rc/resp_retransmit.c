@@ -51,18 +51,14 @@ static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame 
 	return response;
 }
 
-/* The request of which this is a part that comes again.  The latest first; as many are kept as can be
- * unanswered (9.4.5). */
-static const struct soft_known_read *find(const struct soft_responder *responder,
-					  const struct soft_frame *frame)
+struct soft_known_read *soft_responder_find(const struct soft_responder *responder, uint8_t opcode,
+					    uint32_t psn)
 {
 	for (uint32_t i = 0; i <= responder->response_mask && i < responder->known_count; i++) {
-		const struct soft_known_read *read =
-			&responder->known[(responder->known_count - 1 - i) &
-					  responder->response_mask];
+		struct soft_known_read *read = &responder->known[(responder->known_count - 1 - i) &
+								 responder->response_mask];
 
-		if (read->opcode == frame->opcode &&
-		    ((frame->psn - read->psn) & SOFT_PSN_MASK) < read->psns)
+		if (read->opcode == opcode && ((psn - read->psn) & SOFT_PSN_MASK) < read->psns)
 			return read;
 	}
 	return NULL;
@@ -70,7 +66,8 @@ static const struct soft_known_read *find(const struct soft_responder *responder
 
 static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_known_read *read = find(&qp->responder, frame);
+	const struct soft_known_read *read =
+		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
 	/* With another key it would be a guess, which costs a request that is new the queue pair. */
@@ -90,7 +87,8 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 
 static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 {
-	const struct soft_known_read *read = find(&qp->responder, frame);
+	const struct soft_known_read *read =
+		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 
 	if (read)
 		answer(qp, frame, SOFT_ATOMIC_DATA, SOFT_ATOMIC_RESULT, read->result);

@@ -617,6 +617,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		}
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
 		responder->msn++;
+		if (frame->opcode == SOFT_WRITE)
+			soft_count_written(qp, responder->dma_length);
 		if (responder->has_receive)
 			soft_complete_receive(qp, IBV_WC_SUCCESS, (uint32_t)end_of(qp, frame));
 		if (soft_qp_is_uc(qp))
@@ -628,7 +630,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return;
 	case SOFT_READ:
 		soft_responder_answer(qp, frame, SOFT_READ_DATA, frame->dma_length);
-		remember(responder, frame, soft_psns(qp, frame->dma_length));
+		remember(responder, frame, soft_psns(qp, frame->dma_length))->uncounted =
+			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
 	case SOFT_FLUSH: /* the wire releases the answer behind the writes */
@@ -717,6 +720,17 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
+/* Count a READ whose last packet has been sent, once however often it is sent again. */
+static void count_answered(struct soft_qp *qp, uint32_t psn)
+{
+	struct soft_known_read *read = soft_responder_find(&qp->responder, SOFT_READ, psn);
+
+	if (read) {
+		soft_count_read(qp, read->uncounted);
+		read->uncounted = 0;
+	}
+}
+
 void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 {
 	soft_assert_locked();
@@ -726,6 +740,8 @@ void soft_responder_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	response->psn = soft_psn_add(response->psn, soft_psns(qp, out->frame.length));
 	responder->acked = acked_with(responder->acked, soft_psn_add(response->psn, SOFT_PSN_MASK));
 	if (soft_is_last(&out->frame)) {
+		if (qp->served && out->frame.opcode == SOFT_READ_DATA)
+			count_answered(qp, out->frame.psn);
 		soft_responder_unkeep(responder, response);
 		responder->response_head++;
 		return;
