@@ -66,11 +66,14 @@ def _by_device(
 ) -> list[Metric]:
     """A gauge of the sums over the entries, for each name, path and help.
 
-    The path is that of the value in an entry; a name that ends with "bytes" has that unit.
+    The path is that of the value in an entry, which may be None if the device does not tell it; a
+    name that ends with "bytes" has that unit.
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
-        return lambda taken: [((it[device],), _at(it, *path)) for it in entries(taken)]
+        return lambda taken: [
+            ((it[device],), value) for it in entries(taken) if (value := _at(it, *path)) is not None
+        ]
 
     return [
         Metric(f"aiordma_{name}", "gauge", "By" if name.endswith("bytes") else "1", told,
@@ -111,6 +114,15 @@ METRICS: tuple[Metric, ...] = (
     _traffic("messages_received", "Messages received"),
     _traffic("sent_bytes", "Bytes of messages sent", "bytes_sent"),
     _traffic("received_bytes", "Bytes of messages received", "bytes_received"),
+    _traffic("read_bytes", "Bytes that one-sided reads have got from peers' memory", "bytes_read"),
+    _traffic("written_bytes", "Bytes that one-sided writes have put into peers' memory",
+        "bytes_written"),
+    _traffic("peer_read_bytes",
+        "Bytes that one-sided reads of peers have got from memory of this process",
+        "peer_bytes_read"),
+    _traffic("peer_written_bytes",
+        "Bytes that one-sided writes of peers have put into memory of this process",
+        "peer_bytes_written"),
     _traffic("reads", "Reads of peers' memory"),
     _traffic("writes", "Writes to peers' memory"),
     _traffic("atomics", "Atomic operations on peers' memory"),
@@ -145,6 +157,14 @@ METRICS: tuple[Metric, ...] = (
             "Bytes of messages that were sent while rails of open connections were the lead"),
         ("rail_received_bytes", "bytes_received",
             "Bytes of messages that the rails of open connections have brought"),
+        ("rail_read_bytes", "bytes_read",
+            "Bytes that one-sided reads have got by rails of open connections"),
+        ("rail_written_bytes", "bytes_written",
+            "Bytes that one-sided writes have put into peers' memory by rails of open connections"),
+        ("rail_peer_read_bytes", "peer_bytes_read",
+            "Bytes that one-sided reads of peers have got by rails of open connections"),
+        ("rail_peer_written_bytes", "peer_bytes_written",
+            "Bytes that one-sided writes of peers have put here by rails of open connections"),
     ),
     *_by_device(
         itemgetter("listeners"),

@@ -55,6 +55,10 @@ TRAFFIC = {
     "reads": "reads",
     "writes": "writes",
     "atomics": "atomics",
+    "bytes_read": "read_bytes",
+    "bytes_written": "written_bytes",
+    "peer_bytes_read": "peer_read_bytes",
+    "peer_bytes_written": "peer_written_bytes",
 }
 
 

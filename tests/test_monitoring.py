@@ -70,6 +70,10 @@ LOAD = {
     "reads": 3,
     "writes": 2,
     "atomics": 1,
+    "bytes_read": 192,
+    "bytes_written": 128,
+    "peer_bytes_read": 192,
+    "peer_bytes_written": 128,
 }
 
 

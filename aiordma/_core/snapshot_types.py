@@ -20,6 +20,16 @@ class Traffic(TypedDict):
     reads: int
     writes: int
     atomics: int
+    bytes_read: int
+    """Bytes that this side has read from the peer's memory, without those of messages."""
+    bytes_written: int
+    """Bytes that this side has written to the peer's memory."""
+    peer_bytes_read: int
+    """Bytes that the peer has read from this side's memory, without those of messages; 0 on devices
+    that do not count them."""
+    peer_bytes_written: int
+    """Bytes that the peer has written to this side's memory; 0 on devices that do not count
+    them."""
 
 
 class ConnectionEvents(TypedDict):
@@ -112,6 +122,10 @@ class RailState(TypedDict):
     """With its date and time, in UTC."""
     bytes_sent: int
     bytes_received: int
+    bytes_read: int
+    bytes_written: int
+    peer_bytes_read: int | None
+    peer_bytes_written: int | None
 
 
 class ConnectionState(TypedDict):

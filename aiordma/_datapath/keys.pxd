@@ -26,9 +26,11 @@ cdef class ReadKeys:
     cdef list windows                  # that are not bound
     cdef int forks                     # of the process, when the rail was made
     cdef int (*deregister)(ibv_mr *) noexcept nogil
+    cdef void (*exclude)(uint32_t) noexcept nogil  # from the counts of one-sided reads, or NULL
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length)
     cdef ibv_mr *register(self, object owner, const unsigned char *bytes, uint64_t length,
                           int access) except NULL
+    cdef Window new_window(self)
     cdef int end_window(self, Key key, uint32_t invalidated_key) noexcept
     cdef int close(self, Key key, uint32_t invalidated_key) noexcept
     cpdef uint32_t local_key(self, Pinned memory) except? 0

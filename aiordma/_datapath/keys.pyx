@@ -63,6 +63,10 @@ cdef class ReadKeys:
         self.windows = []
         self.forks = fork.generation()
         self.deregister = <int (*)(ibv_mr *) noexcept nogil> deregister
+        cdef uintptr_t exclude = int(
+            ffi.cast("uintptr_t", pool.pd.context.library.table.device.exclude_from_served)
+        )
+        self.exclude = <void (*)(uint32_t) noexcept nogil> exclude
 
     cdef Key open(self, object source, const unsigned char *bytes, uint64_t length):
         """A window on a region that exists or is made for it, to be bound; or else a region."""
@@ -92,13 +96,21 @@ cdef class ReadKeys:
                         raise
             if key.region:
                 try:
-                    key.window = self.windows.pop() if self.windows else Window(self.pd.alloc_mw())
+                    key.window = self.windows.pop() if self.windows else self.new_window()
                 except BaseException:
                     self.close(key, 0)
                     raise
                 return key
         key.mr = self.register(owner, bytes, length, IBV_ACCESS_REMOTE_READ)
+        if self.exclude != NULL:
+            self.exclude(key.mr.rkey)
         return key
+
+    cdef Window new_window(self):
+        cdef Window window = Window(self.pd.alloc_mw())
+        if self.exclude != NULL:
+            self.exclude(window.mw.rkey)
+        return window
 
     cdef ibv_mr *register(
         self, object owner, const unsigned char *bytes, uint64_t length, int access

@@ -36,6 +36,22 @@ cdef class Fifo:
         return self.count
 
 
+cdef extern from "verbs/boundary.h":
+    struct aiordma_served:
+        uint64_t bytes_read
+        uint64_t bytes_written
+
+
+cdef class Served:
+    cdef const aiordma_served *counts  # NULL if the device does not count
+    cdef void (*release)(const aiordma_served *) noexcept nogil
+
+
 cdef class Counts:
     cdef public uint64_t messages_sent, messages_received, bytes_sent, bytes_received
     cdef public uint64_t reads, writes, atomics
+    cdef public uint64_t bytes_read, bytes_written
+    cdef uint64_t closed_read, closed_written  # by the peer, on rails that have been closed
+    cdef list served                   # of the open rails
+    cdef int open_rail(self, Served served) except -1
+    cdef int close_rail(self, Served served) except -1

@@ -1,9 +1,11 @@
 # A received message, and the queue of items that keep their order.
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uintptr_t
 
 cimport cython
 
+from aiordma._native import ffi
 from aiordma.errors import BufferStateError
 
 
@@ -193,5 +195,58 @@ cdef class Fifo:
         return [self.items[self.place(i)] for i in range(self.count)]
 
 
+@cython.final
+cdef class Served:
+    """Counters of the bytes that the peer reads and writes by one queue pair."""
+
+    def __init__(self, qp: QueuePair):
+        cdef uintptr_t counts, release
+        library = qp.context.library
+        counted = library.count_served(qp.pointer)
+        if counted is not None:
+            counts = int(ffi.cast("uintptr_t", counted))
+            release = int(ffi.cast("uintptr_t", library.table.device.release_served))
+            self.counts = <const aiordma_served *> counts
+            self.release = <void (*)(const aiordma_served *) noexcept nogil> release
+
+    def __dealloc__(self):
+        if self.counts != NULL:
+            self.release(self.counts)
+
+    @property
+    def bytes_read(self) -> int | None:
+        """The bytes of completed reads of this side's memory, or None if the device does not count."""
+        return None if self.counts == NULL else self.counts.bytes_read
+
+    @property
+    def bytes_written(self) -> int | None:
+        """The bytes of completed writes to this side's memory, or None if the device does not count."""
+        return None if self.counts == NULL else self.counts.bytes_written
+
+
 cdef class Counts:
     """The counters of a connection: messages, bytes and transfers."""
+
+    def __cinit__(self, *_, **__):
+        self.served = []
+
+    cdef int open_rail(self, Served served) except -1:
+        self.served.append(served)
+        return 0
+
+    cdef int close_rail(self, Served served) except -1:
+        if served in self.served:
+            self.served.remove(served)
+            self.closed_read += served.bytes_read or 0
+            self.closed_written += served.bytes_written or 0
+        return 0
+
+    @property
+    def peer_bytes_read(self) -> int:
+        """The bytes of this side's memory that the peer has read."""
+        return self.closed_read + sum([it.bytes_read or 0 for it in self.served])
+
+    @property
+    def peer_bytes_written(self) -> int:
+        """The bytes of this side's memory that the peer has written."""
+        return self.closed_written + sum([it.bytes_written or 0 for it in self.served])

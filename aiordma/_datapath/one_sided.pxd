@@ -19,6 +19,7 @@ cdef TransferFuture begin_transfer(SendQueue queue, uint32_t kind, Sender sender
 cdef class WRChain(WorkRequest):
     cdef object user
     cdef TransferFuture waiter
+    cdef SendQueue rail                # that it was posted to last
     cdef uint64_t behind               # the latest work in the backlog when it was queued
     cdef uint32_t room
     cdef aiordma_send *sends           # `room` of them; a chain of one has them in itself

@@ -155,6 +155,7 @@ cdef class WRChain(WorkRequest):
         cdef list pins = []
         for i in range(self.entries):
             if self.sends[i].opcode == IBV_WR_RDMA_WRITE:
+                self.rail.count_transfers(0, self.sges[i].length)
                 (<Pinned> self.pins[i]).unpin_now()
                 continue
             self.sends[kept], self.sges[kept] = self.sends[i], self.sges[i]
@@ -212,6 +213,7 @@ cdef class WRChain(WorkRequest):
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
         cdef uint32_t i, last = self.entries - 1
         cdef uint64_t length = 0
+        self.rail = <SendQueue> queue
         for i in range(self.entries):
             self.sends[i].wr_id = wr_id if i == last else wr_id | BEFORE_LAST
             self.sends[i].send_flags = IBV_SEND_SIGNALED if i == last else 0
@@ -234,6 +236,14 @@ cdef class WRChain(WorkRequest):
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef TransferFuture waiter = self.waiter
+        cdef uint32_t i
+        cdef uint64_t bytes_read = 0, bytes_written = 0
+        for i in range(self.entries):
+            if self.sends[i].opcode == IBV_WR_RDMA_READ:
+                bytes_read += self.sges[i].length
+            elif not is_atomic(self.sends[i].opcode):
+                bytes_written += self.sges[i].length
+        self.rail.count_transfers(bytes_read, bytes_written)
         self.waiter = None
         self.free_memory()
         return 0 if waiter is None else waiter.advance(self)
@@ -255,12 +265,16 @@ cdef class WRChain(WorkRequest):
         cdef list pins = self.pins
         if self.kept:
             return 0
-        self.region = self.regions = self.striped = None
+        self.region = self.regions = self.striped = self.rail = None
         if pins is not None:
             self.pins = None
             for pinned in pins:
                 pinned.unpin_now()
         return 0
+
+
+cdef bint is_atomic(uint32_t opcode) noexcept:
+    return opcode == IBV_WR_ATOMIC_CMP_AND_SWP or opcode == IBV_WR_ATOMIC_FETCH_AND_ADD
 
 
 cdef int reserve(WRChain chain, uint32_t room) except -1:
@@ -387,6 +401,10 @@ cdef class TransferChunk(WorkRequest):
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef Lane lane = self.lane
+        if self.transfer.writes():
+            (<SendQueue> lane.rail).count_transfers(0, self.length)
+        else:
+            (<SendQueue> lane.rail).count_transfers(self.length, 0)
         self.lane = None
         self.free_memory()
         return self.transfer.completed(lane, self.length)

@@ -7,6 +7,7 @@ cimport cython
 from .backlog cimport Backlog, Leftovers
 from .keys cimport ReadKeys
 from .memory cimport PoolBlock
+from .message cimport Counts, Served
 from .stripes cimport Stripes
 from .work_queue cimport (
     WorkQueues,
@@ -30,6 +31,9 @@ cdef class SendQueue(WorkQueues):
     cdef Stripes stripes               # None: it is not the lead, or is closed
     cdef object owner
     cdef readonly uint64_t bytes_read  # of striped messages
+    cdef Counts counts                 # of its connection
+    cdef readonly Served served
+    cdef readonly uint64_t transfer_bytes_read, transfer_bytes_written  # one-sided operations of the user
     cdef Leftovers left                # None: it is not suspended
     cdef bint expects_resume           # its first receive is for that, and not of the lead's
     cdef bint leaving                  # entries that become free are not for the messages
@@ -44,6 +48,14 @@ cdef class SendQueue(WorkQueues):
     cdef list take_receives(self)
     cdef object error_of(self, WorkRequest work)
     cdef object unknown_outcome(self, WorkRequest work)
+
+    @cython.final
+    cdef inline void count_transfers(self, uint64_t bytes_read, uint64_t bytes_written) noexcept:
+        """Count bytes of one-sided requests that this rail has completed."""
+        self.transfer_bytes_read += bytes_read
+        self.transfer_bytes_written += bytes_written
+        self.counts.bytes_read += bytes_read
+        self.counts.bytes_written += bytes_written
 
     @cython.final
     cdef inline bint has_room(self) noexcept:

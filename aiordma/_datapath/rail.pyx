@@ -74,10 +74,17 @@ cdef class SendQueue(WorkQueues):
         self.backlog = Backlog(self.table.clock)
         address, extended = qp._addresses
         self.open(<ibv_qp *> address, <ibv_qp_ex *> extended, qp.capabilities.max_send_wr)
+        self.served = Served(qp)
+        self.count_in(Counts())
         driver.attach(qp, self)
 
     def __repr__(self):
         return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
+
+    def count_in(self, Counts counts not None):
+        """Add what this rail carries to `counts`, those of its connection."""
+        self.counts = counts
+        counts.open_rail(self.served)
 
     # ---- posting ----
 
@@ -346,6 +353,7 @@ cdef class SendQueue(WorkQueues):
         finally:
             self.qp.close()  # refused, it keeps the memory of its work
             self.native_qp = NULL
+            self.counts.close_rail(self.served)
             while self.sends.first != NO_SLOT:
                 (<WorkRequest> self.take_first(&self.sends)).free_memory()
             while self.receives.first != NO_SLOT:

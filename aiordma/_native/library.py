@@ -91,6 +91,15 @@ class Library:
         if self.offers("end_with_peer"):
             self.table.device.end_with_peer(qp)
 
+    def count_served(self, qp: h.ibv_qp) -> h.aiordma_served | None:
+        """Return counters of what the peer reads and writes by `qp`, or None if it has none.
+
+        They are to be passed to `release_served` of the table of calls.
+        """
+        if not self.offers("count_served"):
+            return None
+        return self.table.device.count_served(qp) or None
+
     def enter_cm(self) -> None:
         """Before anything that makes the connection manager open its devices.
 

@@ -20,7 +20,7 @@ from . import observation
 from .endpoint import RailEndpoint
 from .memory_methods import MemoryMethods
 from .observation import Statistics
-from .rail_status import RailStatus
+from .rail_status import NO_TRANSFERS, RailStatus
 
 
 class Begun(NamedTuple):
@@ -54,6 +54,7 @@ class Connection(MemoryMethods):
         self._statistics = Statistics()
         self._request_data = b""
         self._messages.outbox.counts = self._statistics
+        self._queue.count_in(self._statistics)
         self._set_session(self._messages)
         observation.register(self._statistics)
         self._wire_seen: str | None = None
@@ -147,7 +148,8 @@ class Connection(MemoryMethods):
         state: Literal["down", "lead"] = "down" if self.closed else "lead"
         since, error = self._begun.since, self._close_cause
         sent, received = counts.bytes_sent, counts.bytes_received
-        return (RailStatus(self.device, state, since, error, sent, received),)
+        transfers = NO_TRANSFERS.plus(self._queue)._asdict()
+        return (RailStatus(self.device, state, since, error, sent, received, **transfers),)
 
     @property
     def closed(self) -> bool:

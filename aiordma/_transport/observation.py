@@ -37,6 +37,10 @@ class Statistics(Counts):
     reads: int = field(default_factory=int)
     writes: int = field(default_factory=int)
     atomics: int = field(default_factory=int)
+    bytes_read: int = field(default_factory=int)
+    bytes_written: int = field(default_factory=int)
+    peer_bytes_read: int = field(init=False)
+    peer_bytes_written: int = field(init=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .._core.snapshot_types import RailState as RailFigures
+from .._datapath.rail import SendQueue
 from ..errors import cause_text
 
 Shown = Literal["lead", "up", "connecting", "down"]
@@ -17,6 +18,32 @@ def date_and_time(when: float) -> str:
     """Of a time of `time.monotonic`, in UTC."""
     at = datetime.fromtimestamp(time.time() - time.monotonic() + when, UTC)
     return at.isoformat(" ", "milliseconds").removesuffix("+00:00")
+
+
+class Transfers(NamedTuple):
+    """Bytes of one-sided operations that a rail has completed."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    peer_bytes_read: int | None = None
+    peer_bytes_written: int | None = None
+
+    def plus(self, queue: SendQueue) -> Transfers:
+        """Return the sums with what `queue` has completed."""
+        return Transfers(
+            self.bytes_read + queue.transfer_bytes_read,
+            self.bytes_written + queue.transfer_bytes_written,
+            total(self.peer_bytes_read, queue.served.bytes_read),
+            total(self.peer_bytes_written, queue.served.bytes_written),
+        )
+
+
+NO_TRANSFERS = Transfers()
+
+
+def total(one: int | None, other: int | None) -> int | None:
+    """Return the sum of the counts that are known, or None if none is."""
+    return None if one is None and other is None else (one or 0) + (other or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +65,16 @@ class RailStatus:
     """Bytes of messages from the peer that rails on this device have carried."""
     error_at: float = 0.0
     """The time of the error, by `time.monotonic`."""
+    bytes_read: int = 0
+    """Bytes that this side's `read` has got by rails on this device."""
+    bytes_written: int = 0
+    """Bytes that this side's `write` has put into the peer's memory by rails on this device."""
+    peer_bytes_read: int | None = None
+    """Bytes that the peer's `read` has got by rails on this device; None if it does not count
+    them."""
+    peer_bytes_written: int | None = None
+    """Bytes that the peer's `write` has put here by rails on this device; None if it does not count
+    them."""
 
     @property
     def since_text(self) -> str:
@@ -59,4 +96,8 @@ class RailStatus:
             "error": self.error_text or None,
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "peer_bytes_read": self.peer_bytes_read,
+            "peer_bytes_written": self.peer_bytes_written,
         }

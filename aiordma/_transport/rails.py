@@ -50,7 +50,7 @@ from .admission_control import Bucket
 from .auth import Security
 from .endpoint import AddressedEndpoint, driver_at, host_part, most_rails
 from .keep_alive import KeepAlive, Probe, keep_alive_of
-from .rail_status import RailStatus, Shown
+from .rail_status import NO_TRANSFERS, RailStatus, Shown, Transfers
 from .sharing import Sharing
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ class Rail:
     bytes_received: int = 0
     bytes_sent: int = 0
     """While it was the lead, of one that was."""
+    closed_transfers: Transfers = NO_TRANSFERS
+    """Of the queue pairs on this device that are closed."""
     keep_alive: KeepAlive | None = None
     """Since it was up, if the connection has one."""
     ready_comes: bool = False
@@ -164,6 +166,12 @@ class Rail:
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
 
+    @property
+    def transfers(self) -> Transfers:
+        """All bytes of one-sided operations on this device. Thread-safe."""
+        closed, queue = self.closed_transfers, self.queue
+        return closed if queue is None else closed.plus(queue)
+
     def release(self) -> None:
         """Destroys the queue pair, not from within a drain; again does nothing."""
         if self.keep_alive is not None:
@@ -175,6 +183,7 @@ class Rail:
                 steps.callback(endpoint.close)
             if queue is not None:
                 self.bytes_received += queue.bytes_read
+                self.closed_transfers = self.closed_transfers.plus(queue)
                 steps.callback(queue.close)
 
 
@@ -363,6 +372,7 @@ class Rails:
             if it.device == rail.device and it.state is _S.DOWN:
                 rail.error, rail.error_at, rail.broke_at = it.error, it.error_at, it.broke_at
                 rail.bytes_sent, rail.bytes_received = it.bytes_sent, it.bytes_received
+                rail.closed_transfers = it.transfers
                 self.rails[i] = rail
                 return
         self.rails.append(rail)
@@ -372,6 +382,7 @@ class Rails:
     ) -> Rail:
         queue = endpoint.make_queue(self.owner)
         queue.number = number
+        queue.count_in(self.messages.outbox.counts)
         device = endpoint.driver.context.name
         rail = Rail(device, state, self.clock(), number, endpoint, queue, offer_id)
         self._new(rail)
@@ -520,6 +531,7 @@ class Rails:
                 rail.error,
                 *(of_lead if rail is lead else (rail.bytes_sent, rail.all_received)),
                 rail.error_at,
+                **rail.transfers._asdict(),
             )
             for rail in list(self.rails)
         ]

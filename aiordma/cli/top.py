@@ -53,6 +53,12 @@ WORD = 15
 Shown = dict[str, Snapshot]
 """By the name of the socket: processes of several PID namespaces may have the same PID."""
 
+DIRECTIONS = {
+    "sent": ("bytes_sent", "bytes_written", "peer_bytes_read"),
+    "received": ("bytes_received", "bytes_read", "peer_bytes_written"),
+}
+"""The fields of a snapshot that the columns add up."""
+
 Row = dict[str, object]
 """The cells by the heading."""
 
@@ -224,13 +230,17 @@ def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, 
     """Bytes since the last update, or of all its life; cells of the totals, with their rates."""
     busy = 0
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
-    for heading, total, before in (
-        ("sent", counts["bytes_sent"], known["bytes_sent"] if known else 0),
-        ("received", counts["bytes_received"], known["bytes_received"] if known else 0),
-    ):
-        busy += total - before
-        cells[heading] = grown(total, before if known else None, seconds)
+    for heading, parts in DIRECTIONS.items():
+        total = carried(counts, parts)
+        before = carried(known, parts) if known else None
+        busy += total - (before or 0)
+        cells[heading] = grown(total, before, seconds)
     return busy, cells
+
+
+def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
+    """Return the bytes of messages and one-sided operations in one direction."""
+    return sum(cast("Mapping[str, int | None]", counts)[part] or 0 for part in parts)
 
 
 def grown(total: int, before: int | None, seconds: float) -> str:
@@ -242,16 +252,22 @@ def grown(total: int, before: int | None, seconds: float) -> str:
 
 def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) -> list[Row]:
     """None for a connection with one rail."""
-    before = {rail["device"]: rail["bytes_received"] for rail in known}
+    before = {rail["device"]: rail for rail in known}
     return [
         {
             "rail": rail["device"],
             "state": rail["state"],
             "since": f"{rail['age']:.0f} s",
-            "received": grown(rail["bytes_received"], before.get(rail["device"]), seconds),
+            **{
+                heading: grown(
+                    carried(rail, parts), carried(last, parts) if last else None, seconds
+                )
+                for heading, parts in DIRECTIONS.items()
+            },
             "latest error": rail["error"] or "-",
         }
         for rail in rails
+        for last in (before.get(rail["device"]),)
         if len(rails) > 1
     ]
 

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from aiordma import monitoring_socket, testing
 from aiordma.cli.app import app
-from aiordma.cli.top import moved, p99, tables
+from aiordma.cli.top import moved, p99, rail_rows, tables
 from aiordma.monitoring import snapshot
 from aiordma.monitoring_socket import VARIABLE, answer, ask, directory
 
@@ -200,6 +200,39 @@ def test_rates() -> None:
 
 @pytest.mark.any_device
 @pytest.mark.parametrize(
+    ("field", "heading"),
+    [
+        ("bytes_sent", "sent"),
+        ("bytes_written", "sent"),
+        ("peer_bytes_read", "sent"),
+        ("bytes_received", "received"),
+        ("bytes_read", "received"),
+        ("peer_bytes_written", "received"),
+    ],
+)
+def test_columns_add_up_messages_and_one_sided_operations(field: str, heading: str) -> None:
+    none: Any = dict.fromkeys(snapshot()["traffic"], 0)
+    rail: Any = {"device": "mlx5_0", "state": "lead", "age": 1.0, "error": None} | none
+    busy, cells = moved(none | {field: 2048}, None, 0.0)
+    assert busy == 2048
+    _, row = rail_rows([rail, rail | {"device": "mlx5_1", field: 2048}], [rail], 2.0)
+    other = ({"sent", "received"} - {heading}).pop()
+    for shown in cells, row:
+        assert (shown[heading], shown[other]) == ("2.0 KiB", "0 B")
+    _, row = rail_rows([rail, rail | {field: 2048}], [rail], 2.0)
+    assert row[heading] == "2.0 KiB (1.0 KiB/s)"
+
+
+@pytest.mark.any_device
+def test_the_rails_table_shows_counts_that_the_device_lacks_as_nothing() -> None:
+    none: Any = dict.fromkeys(snapshot()["traffic"], 0)
+    rail: Any = {"device": "mlx5_0", "state": "lead", "age": 1.0, "error": None} | none
+    rail |= {"bytes_written": 3, "peer_bytes_read": None, "peer_bytes_written": None}
+    assert [row["sent"] for row in rail_rows([rail, rail], [], 0.0)] == ["3 B", "3 B"]
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
     ("counts", "before", "shown"),
     [
         ([0, 0, 0], None, "-"),
@@ -314,7 +347,7 @@ def test_processes_of_two_containers_with_one_pid(sockets: Path) -> None:
     """They share the directory, not the PID namespace: both are shown, under the sockets' names."""
     sockets.mkdir(0o700)
     one, other = (json.loads(json.dumps(snapshot() | {"pid": 1})) for _ in range(2))
-    other["traffic"]["bytes_sent"] = 3 << 30
+    other["traffic"] = dict.fromkeys(other["traffic"], 0) | {"bytes_sent": 3 << 30}
     with telling(sockets / "1-aaaaaaaa.sock", one), telling(sockets / "1-bbbbbbbb.sock", other):
         assert [taken["pid"] for taken in told("1")] == [1, 1]
         table = top("--once").output

@@ -490,5 +490,6 @@ async def test_snapshots_metrics_and_tables(later: Later) -> None:
         console = Console(file=(text := io.StringIO()), width=200)
         console.print(tables({"1": taken}, {"1": before}, 0, 200))
         read = f"{amount(other.bytes_received)} ({amount(other.bytes_received / 2)}/s)"
-        pattern_of_row = rf"embedded1 +down +0 s +{re.escape(read)} +20[-\d]+ [:.\d]+: its cable"
+        amounts = rf"0 B \(0 B/s\) +{re.escape(read)}"
+        pattern_of_row = rf"embedded1 +down +0 s +{amounts} +20[-\d]+ [:.\d]+: its cable"
         assert re.search(pattern_of_row, text.getvalue()), text.getvalue()
