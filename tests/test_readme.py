@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 FOR_CARDS = [
     str(page.relative_to(ROOT))
     for page in (*ROOT.glob("*.md"), *ROOT.glob("[dis]*/**/*.md"))
-    if re.search("RDMA cards|RoCE v2 cards", page.read_text())
+    if re.search("RDMA cards|RoCE v2 cards?", page.read_text())
 ]
 
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
