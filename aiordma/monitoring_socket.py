@@ -28,6 +28,7 @@ from pathlib import Path
 
 from ._native import fork, softdev, to_c
 from ._native.service_thread import ServiceThread
+from ._private_files import check_private
 from .monitoring import open_connections, refresh_wires, snapshot
 from .verbs import EventType
 
@@ -86,13 +87,7 @@ def private(path: Path) -> Path:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{path} is not a directory")
-    if found.st_uid != os.geteuid():
-        raise PermissionError(
-            f"{path} belongs to user {found.st_uid}, and this process to user {os.geteuid()}: "
-            "choose a directory of its own"
-        )
-    if mode := found.st_mode & 0o077:
-        raise PermissionError(f"{path} is open to others ({mode:03o}): chmod 700 {path}")
+    check_private(path, found)
     return path
 
 

@@ -89,17 +89,21 @@ def start(path: str | os.PathLike[str]) -> Path:
 
     ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file; while
     another process writes to it, the file is ``path`` with ``.`` and the process id. Only its owner
-    can read it, since it contains keys and addresses.
+    can read it, since it contains keys and addresses. A file that is there already must belong to
+    this user, must not be accessible to others, and must have no other name.
 
-    Raises BusyError when this process is being traced already, OSError for a file that cannot be
-    written: EFBIG and ENOSPC without room for it, ESPIPE if it is not a regular file.
+    Raises:
+        BusyError: This process is being traced already.
+        OSError: The file cannot be written: EFBIG and ENOSPC without room for it, ESPIPE if it is
+            not a regular file, EPERM if it belongs to another user or is accessible to others,
+            ELOOP if it is a symbolic link, EMLINK if it has other hard links.
     """
     used = ffi.new("char[]", 4097)
     code = softdev.trace_start(to_c("the name of the trace file", path), used, len(used))
     if code == errno.EBUSY:
         raise BusyError("this process is being traced already: call stop() first")
     if code:
-        why = "it is not a regular file" if code == errno.ESPIPE else os.strerror(code)
+        why = ffi.string(used).decode() or os.strerror(code)
         raise OSError(code, why, os.fspath(path))
     return Path(os.fsdecode(ffi.string(used)))
 

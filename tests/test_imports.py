@@ -78,7 +78,8 @@ GROUPS: dict[str, set[str]] = {
     "arrays": {"transport", "verbs"} | CORE,
     "rpc": {"transport", "_options", "_loop.shutdown", "_datapath"} | CORE,
     "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
-    "monitoring_socket": {"monitoring", "_native", "verbs"},
+    "_private_files": set(),
+    "monitoring_socket": {"monitoring", "_native", "_private_files", "verbs"},
     "metrics": {"monitoring"},
     "prometheus": {"metrics", "monitoring"},
     "opentelemetry": {"metrics", "monitoring"},
@@ -103,7 +104,8 @@ GROUPS: dict[str, set[str]] = {
     "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
     "testing": PUBLIC | {"", "streams", "_core.arguments", "_simulation"} | {"_loop.virtual_loop"},
     "perf": PUBLIC | {"", "streams", "_core.refusal", "_core.strict_json"},
-    "cli": PUBLIC | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket"},
+    "cli": PUBLIC
+    | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket", "_private_files"},
     "__main__": {"cli"},
 }
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from aiordma import trace, verbs
 from aiordma._native import ffi
+from aiordma._private_files import open_private
 from aiordma.cli.app import app
 from aiordma.errors import BusyError, TraceFormatError, VerbsError
 from aiordma.verbs import AccessFlags, QPAttrMask, QPState, SendFlags, SendWorkRequest
@@ -147,13 +148,39 @@ def test_one_at_a_time_and_behind_each_other(tmp_path: Path) -> None:
         ("", errno.EISDIR, os.strerror(errno.EISDIR)),
         ("none/trace", errno.ENOENT, os.strerror(errno.ENOENT)),
         ("fifo", errno.ESPIPE, "it is not a regular file"),
+        ("open", errno.EPERM, r"others may access it \(mode 0666\)"),
+        ("link", errno.ELOOP, "it is a symbolic link"),
+        ("linked", errno.EMLINK, r"it has other names \(2 hard links\)"),
     ],
 )
 def test_a_file_that_cannot_be_written(name: str, code: int, why: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
+    for file in ("open", "linked"):
+        (tmp_path / file).touch(0o600)
+    (tmp_path / "open").chmod(0o666)
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    (tmp_path / "also linked").hardlink_to(tmp_path / "linked")
     with pytest.raises(OSError, match=why) as caught:
         trace.start(tmp_path / name)
     assert (caught.value.errno, caught.value.filename) == (code, os.fspath(tmp_path / name))
+    assert (tmp_path / "open").stat().st_size == (tmp_path / "linked").stat().st_size == 0
+    assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
+def test_private_files_belong_to_this_user(tmp_path: Path) -> None:
+    path = tmp_path / "theirs"
+    path.touch(0o600)
+    os.chown(path, 65533, 65533)
+    told = r"belongs to user 65533, and this process to user 0"
+    with pytest.raises(OSError, match=f"it {told}"):
+        trace.start(path)
+    with pytest.raises(OSError, match=f"{path} {told}"):
+        open_private(path)
+    assert path.stat().st_size == 0
+    done = run_python("-c", PROGRAM.format(end=""), AIORDMA_TRACE=str(path))
+    assert f"AIORDMA_TRACE is '{path}': no trace can be written there, because it" in done.stderr
+    assert "VerbsError: [Errno 1] ibv_open_device: Operation not permitted" in done.stderr
 
 
 def test_what_is_no_trace(tmp_path: Path) -> None:

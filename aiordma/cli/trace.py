@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 import aiordma
+from aiordma._private_files import open_private
 from aiordma.trace import Outcome
 from aiordma.verbs import WCStatus
 
@@ -56,5 +56,5 @@ def write(target: Path, text: str, files: tuple[Path, ...]) -> None:
         raise click.BadParameter(
             f"{target} is one of the traces; name another file", param_hint="--chrome"
         )
-    with open(target, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+    with open_private(target) as file:
         file.write(text)

@@ -84,9 +84,11 @@ int64_t aiordma_embedded_fault_count(const char *name);
 
 /* The trace of the embedded device in this process (docs/trace.md): lines of JSON behind what is in
  * the file `path`, in which %p stands for the number of the process; when another process is
- * writing there, the file has that number at the end of its name.  `used` gets the name. 0 or an
- * errno value: EBUSY when there is a trace already (AIORDMA_TRACE begins one with the first device
- * that is opened), ESPIPE for what is no regular file. */
+ * writing there, the file has that number at the end of its name.  Others may neither access the
+ * file nor have chosen it.  Returns 0, and the name in `used`, or an errno value: EBUSY when there
+ * is a trace already (AIORDMA_TRACE begins one with the first device that is opened); ELOOP for a
+ * symbolic link, EMLINK for a file with other names, ESPIPE for one that is not regular, and EPERM for
+ * one of another user or with rights for others, each with the reason in words in `used`. */
 int aiordma_trace_start(const char *path, char *used, size_t size);
 /* Nothing happens if there is none. */
 void aiordma_trace_stop(void);

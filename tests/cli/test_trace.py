@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -471,13 +472,24 @@ def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
         ("none/run.json", 1, "No such file or directory"),
         (".", 2, "is a directory"),
         ("first", 2, "is one of the traces; name another file"),
+        ("link", 1, "is a symbolic link: name the file itself"),
+        ("linked", 1, "has other names (2 hard links): name another file"),
+        ("open", 1, "is open to others (066): chmod 600 "),
+        ("fifo", 1, "is not a regular file"),
     ],
 )
 def test_what_cannot_be_written_in_the_chrome_format(
     target: str, code: int, text: str, files: list[Path], tmp_path: Path
 ) -> None:
     before = files[0].read_bytes()
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("open", "linked", "aim"):
+        (tmp_path / name).write_text("kept")
+        (tmp_path / name).chmod(0o666 if name == "open" else 0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "aim")
+    (tmp_path / "also linked").hardlink_to(tmp_path / "linked")
     done = aiordma_trace(*files, "--chrome", tmp_path / target)
+    assert {(tmp_path / name).read_text() for name in ("open", "linked", "aim")} == {"kept"}
     assert done.exit_code == code
     assert text in done.output
     assert "Traceback" not in done.output

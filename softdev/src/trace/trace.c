@@ -634,8 +634,13 @@ static int begin(void)
 		fprintf(stderr,
 			"aiordma: " VARIABLE " is '%s': the program goes on without a trace: %s\n",
 			path, strerror(rc));
-	else if (rc)
+	else if (rc && *soft_trace_file_refusal())
 		return soft_misconfigured(rc == ESPIPE ? EINVAL : rc, VARIABLE, path,
+					  "no trace can be written there, because %s; name another "
+					  "file, or unset it",
+					  soft_trace_file_refusal());
+	else if (rc)
+		return soft_misconfigured(rc, VARIABLE, path,
 					  "no trace can be written there; name a regular file that "
 					  "this process may write, or unset it");
 	soft_device.trace->asked = getpid();
@@ -662,8 +667,8 @@ int aiordma_trace_start(const char *path, char *used, size_t size)
 	int rc = start(path);
 	const char *name = soft_trace_file_path();
 
-	if (name && size)
-		snprintf(used, size, "%s", name);
+	if (size)
+		snprintf(used, size, "%s", name ? name : soft_trace_file_refusal());
 	soft_unlock();
 	return rc;
 }

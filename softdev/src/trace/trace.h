@@ -33,6 +33,7 @@ struct soft_trace {
 		pid_t pid;
 		off_t end; /* of the lines */
 		rlim_t limit;
+		char refusal[160]; /* why the latest one was not opened; empty if errno says it */
 	} file;
 };
 
@@ -143,8 +144,10 @@ void *soft_call_made(const char *call, const char *owner, uint32_t number, void 
 
 /* ---- trace_file.c: lines into a file --------------------------------------------------------- */
 
-/* `path` with %p for the number of this process.  0 or an errno value. */
+/* Open `path`, with %p for the number of this process.  Returns 0 or an errno value: also for a file
+ * that another user could read or has chosen.  Then soft_trace_file_refusal may say more. */
 int soft_trace_file_open(const char *path);
+const char *soft_trace_file_refusal(void);
 /* Add a line, which has its newline.  0 or an errno value: then the file is to be closed. */
 int soft_trace_file_add(const char *line, size_t length);
 /* The same for the last line, in the place of others where there is no room for it. */

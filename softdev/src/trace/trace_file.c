@@ -1,7 +1,9 @@
 /* The file of a trace, which survives whatever ends the process: each line is written at once, so
  * the kernel has it even if the process is killed by SIGKILL. */
+#define _GNU_SOURCE /* O_NOFOLLOW */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -88,6 +90,43 @@ static int expand(const char *pattern, const char *suffix)
 	return at < sizeof(soft_device.trace->file.path) ? 0 : ENAMETOOLONG;
 }
 
+/* Note in words why the file is not used.  Returns `error`. */
+__attribute__((format(printf, 2, 3))) static int refuse(int error, const char *format, ...)
+{
+	va_list values;
+
+	va_start(values, format);
+	vsnprintf(soft_device.trace->file.refusal, sizeof(soft_device.trace->file.refusal), format,
+		  values);
+	va_end(values);
+	return error;
+}
+
+const char *soft_trace_file_refusal(void)
+{
+	return soft_device.trace->file.refusal;
+}
+
+/* The keys in a trace are for this user alone.  In a directory where others may write, such as /tmp,
+ * another user may have made the file before.  Returns 0 or an errno value. */
+static int check_private(const struct stat *status)
+{
+	if (!S_ISREG(status->st_mode))
+		return refuse(ESPIPE, "it is not a regular file"); /* pwrite needs an offset */
+	if (status->st_uid != geteuid())
+		return refuse(EPERM, "it belongs to user %u, and this process to user %u",
+			      status->st_uid, geteuid());
+	if (status->st_mode & 077)
+		return refuse(EPERM,
+			      "others may access it (mode %04o), and a trace has memory keys: "
+			      "remove it or chmod 600 it",
+			      status->st_mode & 07777);
+	if (status->st_nlink > 1)
+		return refuse(EMLINK, "it has other names (%lu hard links)",
+			      (unsigned long)status->st_nlink);
+	return 0;
+}
+
 /* Lines go behind what is there, and begin a new line if a process was killed in one. */
 static int find_end(void)
 {
@@ -97,8 +136,10 @@ static int find_end(void)
 
 	if (fstat(soft_device.trace->file.fd, &status) || getrlimit(RLIMIT_FSIZE, &limit))
 		return errno;
-	if (!S_ISREG(status.st_mode))
-		return ESPIPE; /* it has no place for pwrite */
+	int rc = check_private(&status);
+
+	if (rc)
+		return rc;
 	if (flock(soft_device.trace->file.fd, LOCK_EX | LOCK_NB))
 		return errno;
 	soft_device.trace->file.end = status.st_size;
@@ -112,12 +153,14 @@ static int find_end(void)
 /* Ours alone, as long as it is open: 0, EWOULDBLOCK when it is another's, or why not. */
 static int take(void)
 {
-	/* Readable by its owner only: the trace has keys and addresses.  O_NONBLOCK: a FIFO is
-	 * refused at once. */
+	/* With O_NONBLOCK opening a FIFO, which is refused, does not wait for its other end. */
 	soft_device.trace->file.fd =
 		open(soft_device.trace->file.path,
-		     O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
+		     O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK, 0600);
 	int rc = soft_device.trace->file.fd < 0 ? errno : find_end();
+
+	if (soft_device.trace->file.fd < 0 && rc == ELOOP)
+		refuse(rc, "it is a symbolic link");
 
 	if (rc)
 		soft_trace_file_forget();
@@ -129,6 +172,7 @@ int soft_trace_file_open(const char *path)
 	char suffix[16];
 
 	soft_device.trace->file.pid = getpid();
+	soft_device.trace->file.refusal[0] = '\0';
 	snprintf(suffix, sizeof(suffix), ".%d", (int)soft_device.trace->file.pid);
 	int rc = expand(path, "");
 

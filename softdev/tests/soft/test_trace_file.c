@@ -6,7 +6,7 @@
 
 #include "trace_side.h"
 
-static char folder[64], path[128], other[160];
+static char folder[64], path[128], other[160], longer[160];
 
 /* So many writes; two lines each. */
 static void work(struct side *a, const struct side *b, unsigned count)
@@ -193,12 +193,14 @@ static void children_of_the_engine(void)
 
 /* ---- files that will not do ------------------------------------------------------------------ */
 
-static void refused(const char *name, int error)
+/* `why` is the reason beside the errno value, NULL for none. */
+static void refused(const char *name, int error, const char *why)
 {
 	char used[160] = "";
 
 	CHECK_EQUAL(aiordma_trace_start(name, used, sizeof(used)), error);
-	CHECK_EQUAL(used[0], '\0');
+	CHECK(!why == !used[0]);
+	CHECK(!why || strstr(used, why));
 	/* By the environment, no device can be opened, unless there is merely no space; it is said on
 	 * the standard error output. */
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
@@ -219,6 +221,7 @@ static void refused(const char *name, int error)
 	else
 		CHECK_EQUAL(found, error == ESPIPE ? EINVAL : error);
 	CHECK(strstr(said, "aiordma: AIORDMA_TRACE is '") == said);
+	CHECK(!why || strstr(said, why));
 	verbs->ibv_free_device_list(list);
 	one_run(1); /* and nothing has been broken */
 }
@@ -227,17 +230,17 @@ static void impossible_files(void)
 {
 	char longest[5000];
 
-	refused(folder, EISDIR);
+	refused(folder, EISDIR, NULL);
 	snprintf(other, sizeof(other), "%s/nowhere/trace", folder);
-	refused(other, ENOENT);
-	refused("/dev/null", ESPIPE);
+	refused(other, ENOENT, NULL);
+	refused("/dev/null", ESPIPE, "it is not a regular file");
 	snprintf(other, sizeof(other), "%s/fifo", folder);
 	CHECK_OK(mkfifo(other, 0600));
-	refused(other, ESPIPE);
+	refused(other, ESPIPE, "it is not a regular file");
 	CHECK_OK(unlink(other));
 	memset(longest, 'a', sizeof(longest));
 	longest[sizeof(longest) - 1] = '\0';
-	refused(longest, ENAMETOOLONG);
+	refused(longest, ENAMETOOLONG, NULL);
 	/* Both names are taken. */
 	snprintf(other, sizeof(other), "%s.%d", path, (int)getpid());
 	int first = open(path, O_CREAT | O_RDWR, 0600),
@@ -245,10 +248,43 @@ static void impossible_files(void)
 
 	CHECK_OK(flock(first, LOCK_EX));
 	CHECK_OK(flock(second, LOCK_EX));
-	refused(path, EWOULDBLOCK);
+	refused(path, EWOULDBLOCK, NULL);
 	close(first);
 	close(second);
 	unlink(other);
+	unlink(path);
+}
+
+/* Another user may have chosen the file, or reads what is written. */
+static void files_of_others(void)
+{
+	struct stat status;
+
+	write_file("", 0);
+	CHECK_OK(chmod(path, 0666));
+	refused(path, EPERM, "others may access it (mode 0666)");
+	CHECK_OK(chmod(path, 0640));
+	refused(path, EPERM, "others may access it (mode 0640)");
+	CHECK_OK(chmod(path, 0600));
+	snprintf(other, sizeof(other), "%s/other", folder);
+	CHECK_OK(link(path, other));
+	refused(path, EMLINK, "it has other names (2 hard links)");
+	CHECK_OK(unlink(other));
+	CHECK_OK(symlink(path, other));
+	refused(other, ELOOP, "it is a symbolic link");
+	CHECK_OK(unlink(other));
+	snprintf(longer, sizeof(longer), "%s/missing", folder);
+	CHECK_OK(symlink(longer, other));
+	refused(other, ELOOP, "it is a symbolic link");
+	CHECK_OK(unlink(other));
+	if (geteuid())
+		fprintf(stderr, "test_trace_file: needs root for a file of another user\n");
+	else
+		CHECK_OK(chown(path, 65533, 65533));
+	if (!geteuid())
+		refused(path, EPERM, "it belongs to user 65533, and this process to user 0");
+	CHECK_OK(stat(path, &status));
+	CHECK_EQUAL(status.st_size, 0);
 	unlink(path);
 }
 
@@ -263,7 +299,7 @@ static void limit_files(rlim_t bytes)
 static void no_room(void)
 {
 	limit_files(100);
-	refused(path, EFBIG);
+	refused(path, EFBIG, NULL);
 	limit_files(RLIM_INFINITY);
 	unlink(path);
 }
@@ -309,6 +345,7 @@ int main(void)
 	STEP(in_child(children_of_the_engine));
 #endif
 	STEP(in_child(impossible_files));
+	STEP(in_child(files_of_others));
 	STEP(in_child(no_room));
 	STEP(in_child(no_more_room));
 	CHECK_OK(rmdir(folder));

@@ -1,0 +1,56 @@
+"""Files and directories to which only this user has access."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import TextIO
+
+
+def check_private(path: Path, found: os.stat_result) -> None:
+    """Raise PermissionError if a file or directory is another user's or is open to others."""
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{path} belongs to user {found.st_uid}, and this process to user {os.geteuid()}: "
+            "choose another path"
+        )
+    if mode := found.st_mode & 0o077:
+        right = "700" if stat.S_ISDIR(found.st_mode) else "600"
+        raise PermissionError(f"{path} is open to others ({mode:03o}): chmod {right} {path}")
+
+
+def open_private(path: Path) -> TextIO:
+    """Open a file for writing that only this user can read, and cut what is in it.
+
+    The embedded device has the same rule for the files of traces (softdev/src/trace/trace_file.c).
+
+    Raises:
+        OSError: The file cannot be written, or it is a symbolic link, is not a regular file, has
+            other hard links, belongs to another user or is open to others.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(f"{path} is a symbolic link: name the file itself") from error
+        if error.errno == errno.ENXIO:  # a FIFO that nobody reads
+            raise OSError(f"{path} is not a regular file") from error
+        raise
+    file = os.fdopen(fd, "w")
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a regular file")
+        check_private(path, found)
+        if found.st_nlink > 1:
+            raise OSError(
+                f"{path} has other names ({found.st_nlink} hard links): name another file"
+            )
+        os.ftruncate(fd, 0)
+    except BaseException:
+        file.close()
+        raise
+    return file
