@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,16 @@ from aiordma import verbs
 from .test_run import aiordma_run
 
 GUID = verbs.find_device("embedded0").guid.to_bytes(8, "big").hex(":", 2)
+with verbs.find_device("embedded0").open() as context:
+    NETDEV = context.query_gid(0).ndev
 LINK = {
     "ifindex": 0,
     "ifname": "embedded0",
     "port": 1,
     "state": "ACTIVE",
     "physical_state": "LINK_UP",
-    "netdev": "lo",
-    "netdev_index": 1,
+    "netdev": NETDEV,
+    "netdev_index": socket.if_nametoindex(NETDEV),
 }
 DEVICE = {
     "ifindex": 0,
@@ -51,7 +54,7 @@ def test_as_json(words: str, expected: dict[str, object]) -> None:
 def test_as_text() -> None:
     printed = [aiordma_run("rdma", *words).stdout for words in (["link"], ["dev", "show"])]
     assert printed == [
-        "link embedded0/1 state ACTIVE physical_state LINK_UP netdev lo \n",
+        f"link embedded0/1 state ACTIVE physical_state LINK_UP netdev {NETDEV} \n",
         f"0: embedded0: node_type ca fw 1 node_guid {GUID} sys_image_guid {GUID} \n",
     ]
 
@@ -59,7 +62,8 @@ def test_as_text() -> None:
 def test_several_devices() -> None:
     two = {"AIORDMA_EMBEDDED_DEVICES": "2"}
     links = json.loads(aiordma_run("rdma", "-j", "link", **two).stdout)
-    assert links == [LINK, LINK | {"ifindex": 1, "ifname": "embedded1"}]
+    loopback = {"netdev": "lo", "netdev_index": 1}
+    assert links == [LINK, LINK | {"ifindex": 1, "ifname": "embedded1"} | loopback]
     one = aiordma_run("rdma", "link", "show", "embedded1/1", **two).stdout
     assert one == "link embedded1/1 state ACTIVE physical_state LINK_UP netdev lo \n"
     devices = aiordma_run("rdma", "dev", **two).stdout.splitlines()

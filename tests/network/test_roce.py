@@ -91,12 +91,13 @@ def test_a_new_address(agents: Agents, wire: Network) -> None:
 @pytest.mark.parametrize(
     ("server", "client", "port"),
     [
-        ("ibv_ud_pingpong -g 1 -s 1024", "{host}", 18515),
+        ("ibv_ud_pingpong -g 0 -s 1024", "{host}", 18515),
         ("rping -C 3 -a {host}", "-c", 4791),
         ("ucmatose", "-s {host}", 4791),
         ("udaddy", "-s {host}", 4791),
         ("ib_send_bw -R", "{host}", 4791),
         ("fi_pingpong -p verbs -e msg -S 64 -I 10", "{host}", 47592),
+        ("fi_pingpong -p verbs -d embedded0-dgram -e dgram -S 64 -I 10", "{host}", 47592),
         ("fi_pingpong -p verbs;ofi_rxm -e rdm -S 64 -I 10", "{host}", 47592),
     ],
 )

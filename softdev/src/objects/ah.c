@@ -36,8 +36,9 @@ int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct 
 	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
 	 * one (drivers/infiniband/core/verbs.c, rdma_check_ah_attr).  Where there is a LID, that of
 	 * the port means this device: software for InfiniBand runs. */
-	return attr->dlid && attr->dlid == soft_links->lid(hca) ? soft_gid_at(hca, 0, own)
-								: soft_refuse(EINVAL, "GRH");
+	return attr->dlid && attr->dlid == soft_links->lid(hca)
+		       ? soft_gid_at(hca, soft_gid_loopback_index(hca), own)
+		       : soft_refuse(EINVAL, "GRH");
 }
 
 static int resolve(struct soft_hca *hca, const struct ibv_ah_attr *attr,
@@ -49,7 +50,7 @@ static int resolve(struct soft_hca *hca, const struct ibv_ah_attr *attr,
 	if (rc)
 		return rc;
 	*path = (struct soft_ud_address){
-		.destination = hca->gids[0].gid,
+		.destination = own.gid,
 		.hop_limit = DEFAULT_HOP_LIMIT,
 	};
 	if (attr->is_global) {

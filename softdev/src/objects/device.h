@@ -210,6 +210,9 @@ uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own);
 socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			   struct sockaddr_storage *address);
 extern const union ibv_gid soft_gid_loopback; /* of the first device: 127.0.0.1 */
+/* The loopback GID of a device, which an address without a GID means. */
+union ibv_gid soft_gid_loopback_of(const struct soft_hca *hca);
+int soft_gid_loopback_index(const struct soft_hca *hca);
 
 /* ---- port.c: the devices, and what can happen to them and their ports ------------------------------------ */
 

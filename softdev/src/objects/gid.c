@@ -1,9 +1,11 @@
 /* The GID table: which addresses of this host a queue pair can have.
  *
- * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  Index 0 is the loopback address,
- * so that what needs no network works without one; the others follow in the order of the kernel,
- * and then the link-local ones.  These mean nothing without an interface, which a GID cannot carry:
- * it is the interface of the entry that is used to get there.
+ * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  A table begins with the addresses that
+ * reach furthest, in the order of the kernel, because many programs take the first GID.  Link-local
+ * addresses come next.  They mean nothing without an interface, which a GID cannot carry: packets to a
+ * link-local address leave by the interface of the source's entry.  Loopback addresses come last.  No card
+ * has them; here they serve hosts without a network.  Entries never move while the device is in use, so an
+ * address that the host gets later comes after the loopback addresses.
  *
  * Of several devices, the first one has the host's addresses.  Each other one has a loopback address
  * alone, 127.0.0.2, 127.0.0.3 and so on, which Linux has without any configuration.  A device of a network
@@ -30,6 +32,16 @@ const union ibv_gid soft_gid_loopback = {
 bool soft_gid_is_ipv4(const union ibv_gid *gid)
 {
 	return !memcmp(gid->raw, soft_gid_loopback.raw, 12);
+}
+
+static bool is_ipv4_loopback(const union ibv_gid *gid)
+{
+	return !memcmp(gid->raw, soft_gid_loopback.raw, 13);
+}
+
+bool soft_gid_is_loopback(const union ibv_gid *gid)
+{
+	return is_ipv4_loopback(gid) || !memcmp(gid, &in6addr_loopback, sizeof(*gid));
 }
 
 /* IBTA annex A17: as an IPv4-mapped IPv6 address. */
@@ -115,9 +127,15 @@ bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
 	return soft_gid_is_ipv4(&datagram->source) && soft_gid_is_ipv4(&datagram->destination);
 }
 
-static bool is_link_local(const union ibv_gid *gid)
+/* How far an address reaches, in the order of a table. */
+enum reach { BEYOND_THE_LINK, THE_LINK, THE_HOST };
+
+static enum reach reach_of(const union ibv_gid *gid)
 {
-	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80; /* RFC 4291, 2.5.6 */
+	if (soft_gid_is_loopback(gid))
+		return THE_HOST;
+	/* RFC 4291, 2.5.6 */
+	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? THE_LINK : BEYOND_THE_LINK;
 }
 
 /* Are the addresses of the interface the device's? */
@@ -146,23 +164,18 @@ static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
 	soft_close_fd(&fd);
 }
 
-/* Those that are link-local, or the others. */
-static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, bool link_local,
-			 struct soft_gid *fresh, int count)
+/* Append the addresses of that reach, but leave room for `reserved` entries; returns the new count. */
+static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, enum reach reach,
+			 struct soft_gid *fresh, int count, int reserved)
 {
 	const int number = __builtin_ctz(hca->port);
 
-	for (; at && count < SOFT_GIDS; at = at->ifa_next) {
+	for (; at && count < SOFT_GIDS - reserved; at = at->ifa_next) {
 		union ibv_gid gid;
 
-		if (!at->ifa_addr || !soft_gid_from(&gid, at->ifa_addr) ||
-		    is_link_local(&gid) != link_local)
-			continue;
-		if (!memcmp(&gid, &soft_gid_loopback, sizeof(gid))) {
-			if (at->ifa_flags & IFF_UP)
-				take_interface(&fresh[0], at);
-		} else if (has_interface(hca, at) && loopback_number(&gid) < 0 &&
-			   first_with(&gid, number) == number && find(fresh, count, &gid) < 0) {
+		if (at->ifa_addr && soft_gid_from(&gid, at->ifa_addr) && reach_of(&gid) == reach &&
+		    has_interface(hca, at) && loopback_number(&gid) < 0 &&
+		    first_with(&gid, number) == number && find(fresh, count, &gid) < 0) {
 			fresh[count] = (struct soft_gid){.gid = gid};
 			take_interface(&fresh[count++], at);
 		}
@@ -170,24 +183,53 @@ static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, b
 	return count;
 }
 
+union ibv_gid soft_gid_loopback_of(const struct soft_hca *hca)
+{
+	union ibv_gid gid = soft_gid_loopback;
+
+	gid.raw[15] += (uint8_t)(hca - soft_device.objects->hcas);
+	return gid;
+}
+
+int soft_gid_loopback_index(const struct soft_hca *hca)
+{
+	const union ibv_gid gid = soft_gid_loopback_of(hca);
+
+	return index_of(hca, &gid);
+}
+
+/* With the loopback interface if that is up. */
+static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct ifaddrs *at)
+{
+	struct soft_gid entry = {.gid = soft_gid_loopback_of(hca)};
+	union ibv_gid gid;
+
+	for (; at; at = at->ifa_next)
+		if (at->ifa_addr && at->ifa_flags & IFF_UP && soft_gid_from(&gid, at->ifa_addr) &&
+		    !memcmp(&gid, &soft_gid_loopback, sizeof(gid)))
+			take_interface(&entry, at);
+	return entry;
+}
+
 static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 {
 	struct ifaddrs *addresses = NULL;
-	int count = 1;
+	int count = 0;
 
-	fresh[0] = (struct soft_gid){.gid = soft_gid_loopback};
-	fresh[0].gid.raw[15] += (uint8_t)(hca - soft_device.objects->hcas);
 	if (soft_device.platform->network) {
 		const int number = __builtin_ctz(hca->port);
 
-		fresh[1] = (struct soft_gid){.gid = soft_device.platform->network->address(number)};
+		fresh[0] = (struct soft_gid){.gid = soft_device.platform->network->address(number)};
+		fresh[1] = loopback_entry(hca, NULL);
 		return 2;
 	}
 	/* Without the list there is still the loopback. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
-	count = add_addresses(hca, addresses, false, fresh, count);
-	count = add_addresses(hca, addresses, true, fresh, count);
+	for (enum reach reach = 0; reach < THE_HOST; reach++)
+		count = add_addresses(hca, addresses, reach, fresh, count, 1);
+	fresh[count++] = loopback_entry(hca, addresses);
+	count = add_addresses(hca, addresses, THE_HOST, fresh, count, 0);
 	freeifaddrs(addresses);
 	return count;
 }
@@ -217,7 +259,7 @@ bool soft_gid_refresh(struct soft_hca *hca)
 		if (at >= 0)
 			hca->gids[at] = fresh[i];
 	}
-	while (is_empty(hca, hca->gid_count - 1)) /* the first one is not */
+	while (is_empty(hca, hca->gid_count - 1)) /* the loopback entry is not */
 		hca->gid_count--;
 	return changed;
 }
@@ -318,16 +360,6 @@ bool soft_gid_is_local(const union ibv_gid *gid)
 	return soft_gid_index(hca_of(gid), gid) >= 0;
 }
 
-static bool is_ipv4_loopback(const union ibv_gid *gid)
-{
-	return !memcmp(gid->raw, soft_gid_loopback.raw, 13);
-}
-
-bool soft_gid_is_loopback(const union ibv_gid *gid)
-{
-	return is_ipv4_loopback(gid) || !memcmp(gid, &in6addr_loopback, sizeof(*gid));
-}
-
 bool soft_gid_is_of_host(const union ibv_gid *gid)
 {
 	return is_ipv4_loopback(gid) || soft_gid_is_local(gid);
@@ -336,7 +368,7 @@ bool soft_gid_is_of_host(const union ibv_gid *gid)
 uint32_t soft_gid_scope(const union ibv_gid *gid, const union ibv_gid *own)
 {
 	const struct soft_hca *hca = hca_of(own);
-	int index = is_link_local(gid) ? index_of(hca, own) : -1;
+	int index = reach_of(gid) == THE_LINK ? index_of(hca, own) : -1;
 
 	return index < 0 ? 0 : hca->gids[index].ifindex;
 }

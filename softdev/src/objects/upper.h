@@ -64,15 +64,17 @@ static inline bool soft_port_is_down(const struct soft_qp *qp)
 static inline int soft_qp_gid(const struct soft_qp *qp, struct soft_gid *gid)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
+	const struct soft_hca *hca = soft_qp_hca(qp);
 
-	return soft_gid_at(soft_qp_hca(qp), ah->is_global ? ah->grh.sgid_index : 0, gid);
+	return soft_gid_at(hca, ah->is_global ? ah->grh.sgid_index : soft_gid_loopback_index(hca),
+			   gid);
 }
 
 /* And its peer's: an address without a GID is one of the same device. */
 static inline union ibv_gid soft_qp_peer_gid(const struct soft_qp *qp)
 {
 	return qp->attr.ah_attr.is_global ? qp->attr.ah_attr.grh.dgid
-					  : soft_qp_hca(qp)->gids[0].gid;
+					  : soft_gid_loopback_of(soft_qp_hca(qp));
 }
 
 static inline uint16_t soft_ip_port(void)

@@ -48,9 +48,10 @@ static uint32_t address_of(const union ibv_gid *gid)
 
 static uint32_t loopback_interface(void)
 {
+	const struct soft_hca *hca = soft_hca_at(0);
 	struct soft_gid gid;
 
-	return soft_gid_at(soft_hca_at(0), 0, &gid) ? 0 : gid.ifindex;
+	return soft_gid_at(hca, soft_gid_loopback_index(hca), &gid) ? 0 : gid.ifindex;
 }
 
 /* ---- sending ------------------------------------------------------------------------------- */

@@ -25,10 +25,10 @@ Debian 12 and PyPI, once with shared memory and once with the TCP wire between t
 [trace](../../docs/trace.md) shows that work requests of the device carried its bytes. CI runs the
 rows marked with \\*, without figures: `make guests ARGS=--quick`.
 
-Between two hosts each side names a GID that reaches the other, by its index in `aiordma devinfo`:
-`-g` of the pingpongs, `-x` of perftest; their default is the loopback address, and ends in
-"transport retries exceeded". With the connection manager (`-R` of perftest, `-cm 1` of qperf,
-rping) the addresses choose it. The same holds for [RoCE v2](roce-v2.md).
+Between two hosts each side names a GID that reaches the other: `-g` of the pingpongs, `-x` of
+perftest. Index 0 is the host's first address that is not link-local or loopback; `aiordma devinfo`
+lists the others. With the connection manager (`-R` of perftest, `-cm 1` of qperf, rping) the
+addresses choose the GID. The same holds for [RoCE v2](roce-v2.md).
 
 A table has the rows of CI and those that do not work, with the figures that the programs print;
 "yes" is a row without one. The last column is the same measurement over the kernel's TCP on the

@@ -896,6 +896,7 @@ static void open_home(int host, struct options options)
 
 	enter(host);
 	options.memory = (size_t)(ends_end - ends) / SIDES * memory;
+	options.gid = gid_at(0); /* of take_addresses */
 	open_side(&home->side, options);
 	destroy_qp(&home->side);
 	if (wire.roce)

@@ -165,6 +165,7 @@ static void ask(int i)
 static void open_sides(void)
 {
 	const struct options options = {.memory = LENGTH,
+					.gid = gid_at(0), /* of take_addresses */
 					.sends = DEPTH,
 					.cqe = CONNECTIONS_MOST * DEPTH,
 					.timeout = 14,

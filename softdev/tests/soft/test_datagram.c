@@ -67,7 +67,7 @@ static void between_processes(const char *ip)
 	limit_seconds(60);
 	CHECK_OK(verbs->ibv_close_device(context));
 	CHECK(index >= 0);
-	UD_OPEN(&side, .gid = (uint8_t)index);
+	UD_OPEN(&side, .gid = gid_at(index));
 	struct address own = address_of_side(&side), peer = exchange(&process, &side);
 	struct ibv_ah *ah = process.child ? ud_path(&side, &peer, index) : NULL;
 

@@ -79,7 +79,7 @@ static void told_apart(void)
 		struct ibv_device_attr attr;
 
 		open_side(&sides[i], OF(i));
-		CHECK_OK(verbs->ibv_query_gid(sides[i].context, 1, 0, &gid));
+		CHECK_OK(verbs->ibv_query_gid(sides[i].context, 1, sides[i].options.gid, &gid));
 		CHECK(!memcmp(gid.raw, loopback, sizeof(loopback)));
 		CHECK_OK(verbs->ibv_query_device(sides[i].context, &attr));
 		CHECK(attr.node_guid == verbs->ibv_get_device_guid(sides[i].context->device));
@@ -132,7 +132,8 @@ static void datagrams(void)
 	ud_open(&a, OF(0));
 	ud_open(&b, OF(1));
 	struct address address = address_of_side(&b), wrong = address_of_side(&a);
-	struct ibv_ah *ah = ud_path(&a, &address, 0), *ah_wrong = ud_path(&a, &wrong, 0);
+	struct ibv_ah *ah = ud_path(&a, &address, a.options.gid),
+		      *ah_wrong = ud_path(&a, &wrong, a.options.gid);
 
 	receive_at(&b, 1, 0, 64);
 	send_with(&a, ah_wrong, &b, QKEY);

@@ -109,7 +109,7 @@ static void open_datagrams(struct pair *pair)
 	UD_OPEN(&pair->b);
 	const struct address to = address_of_side(&pair->b);
 
-	CHECK(pair->ah = ud_path(&pair->a, &to, 0));
+	CHECK(pair->ah = ud_path(&pair->a, &to, pair->a.options.gid));
 }
 
 static void close_datagrams(struct pair *pair)

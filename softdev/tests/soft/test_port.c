@@ -312,6 +312,61 @@ static void addresses_change(void)
 	join(&process);
 }
 
+static int rtr_without_a_gid(struct side *side)
+{
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = IBV_MTU_1024,
+		.dest_qp_num = side->qp->qp_num,
+		.max_dest_rd_atomic = 1,
+		.min_rnr_timer = 1,
+		.ah_attr = {.dlid = port_of(side).lid, .port_num = 1},
+	};
+
+	enter_state(side, IBV_QPS_RESET);
+	CHECK_OK(to_init(side));
+	return verbs->ibv_modify_qp(side->qp, &attr,
+				    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					    IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+					    IBV_QP_MIN_RNR_TIMER);
+}
+
+/* Many programs take the first GID, so that has to reach other hosts.  Entries stay in place all the
+ * same, and an address without a GID means the device even if the first entry is empty. */
+static void loopback_addresses_come_last(void)
+{
+	struct process process = split();
+	struct side side;
+
+	if (!process.child) {
+		CHECK(unshare(CLONE_NEWNET) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0);
+		change_interface("lo", NULL, IFF_UP);
+		change_interface("lo:1", "127.9.9.1", 0);
+		change_interface("lo:2", "10.9.9.2", 0);
+		OPEN(&side);
+		CHECK_EQUAL(side.options.gid, 1);
+		CHECK(gid_at_is(&side, 0, "10.9.9.2"));
+		CHECK(gid_at_is(&side, 1, "127.0.0.1"));
+		CHECK(gid_at_is(&side, 2, "127.9.9.1"));
+		int count = port_of(&side).gid_tbl_len; /* ::1 may be the last one */
+
+		change_interface("lo:3", "10.9.9.3", 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK(gid_at_is(&side, 1, "127.0.0.1"));
+		CHECK(gid_at_is(&side, count, "10.9.9.3"));
+
+		change_interface("lo:2", NULL, 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK(gid_at_is(&side, 0, NULL));
+		CHECK_OK(rtr_without_a_gid(&side));
+		change_interface("lo:4", "10.9.9.4", 0);
+		expect_port_event(&side, IBV_EVENT_GID_CHANGE);
+		CHECK(gid_at_is(&side, 0, "10.9.9.4"));
+		close_side(&side);
+	}
+	join(&process);
+}
+
 /* ---- an interface of its own ----------------------------------------------------------------- */
 
 /* Beside changes of addresses: ::1 goes and comes with the interface. */
@@ -448,6 +503,7 @@ int main(void)
 	PAIR(device_fatal);
 	STEP(only_told());
 	STEP(addresses_change());
+	STEP(loopback_addresses_come_last());
 	STEP(routes());
 	return 0;
 }

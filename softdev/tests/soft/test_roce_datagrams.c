@@ -235,7 +235,7 @@ static void sent(void)
 
 	memcpy(to.gid.raw, peer_gid, sizeof(peer_gid));
 	UD_OPEN(&side);
-	struct ibv_ah *ah = ud_path(&side, &to, 0);
+	struct ibv_ah *ah = ud_path(&side, &to, side.options.gid);
 
 	memcpy(side.memory, payload, MTU);
 	for (uint32_t i = 0; i < 3; i++) {
@@ -316,14 +316,14 @@ static void classes_received(int index)
 {
 	struct side side, own;
 
-	UD_OPEN(&side, .gid = (uint8_t)index);
+	UD_OPEN(&side, .gid = gid_at(index));
 	receive_at(&side, 1, 0, GRH);
 	const struct address to = address_of_side(&side);
 	const bool ipv4 = is_ipv4(to.gid.raw);
 	pid_t child = fork_asleep();
 
 	if (!child) {
-		UD_OPEN(&own, .gid = (uint8_t)index);
+		UD_OPEN(&own, .gid = gid_at(index));
 		receive_at(&own, 1, 0, GRH);
 		UD_POST(&own, .ah = ud_path(&own, &to, index), .qpn = to.qpn, .qkey = QKEY,
 			.wr_id = 2);

@@ -13,7 +13,7 @@ enum {
 
 #define MS UINT64_C(1000000)
 
-static const struct options options = {.gid = 1, .timeout = 10};
+enum { HOST_GID, LOOPBACK_GID }; /* indexes */
 
 static void set_links(void)
 {
@@ -78,9 +78,9 @@ static void loopback_is_refused(struct side *from, int machine, struct side *to,
 
 	aiordma_sim_enter(machine);
 	CHECK_OK(to_init(from));
-	from->options.gid = 0;
+	from->options.gid = LOOPBACK_GID;
 	CHECK_EQUAL(to_rtr(from, &there), ENETUNREACH);
-	from->options.gid = options.gid;
+	from->options.gid = HOST_GID;
 	enter_state(from, IBV_QPS_RESET);
 }
 
@@ -95,7 +95,7 @@ static uint64_t simulate(uint64_t seed)
 	for (int i = 0; i < HOSTS; i++) {
 		machines[i] = aiordma_sim_boot(i);
 		use_event_channel();
-		open_side(&sides[i], options);
+		OPEN(&sides[i], .gid = gid_at(HOST_GID), .timeout = 10);
 	}
 	CHECK_EQUAL(aiordma_sim_begin(seed), EBUSY);
 	loopback_is_refused(&sides[0], machines[0], &sides[1], machines[1]);
@@ -120,7 +120,7 @@ static uint64_t simulate(uint64_t seed)
 	CHECK_EQUAL(complete(&sides[0], machines[0]), IBV_WC_RETRY_EXC_ERR);
 	dead = sides[1];
 	machines[1] = aiordma_sim_boot(1);
-	open_side(&sides[1], options);
+	OPEN(&sides[1], .gid = gid_at(HOST_GID), .timeout = 10);
 	enter_state(&sides[0], IBV_QPS_RESET);
 	connect_hosts(sides, machines);
 	write_to(&sides[1], machines[1], &sides[0]);

@@ -49,7 +49,7 @@ struct options {
 	bool ud;             /* a UD queue pair: see ud_side.h */
 	bool ends_with_peer; /* end_with_peer of abi/device_calls.h */
 	int comp_vector;     /* of its completion queue */
-	uint8_t gid;         /* the index */
+	uint8_t gid;         /* the index: of 127.0.0.1 if 0; 255 stands for 0 */
 	int device; /* its number */
 	uint32_t shared; /* receives of a shared queue, which takes the place of the own one */
 };
@@ -183,6 +183,24 @@ static inline struct ibv_qp *create_qp(struct side *side)
 	return qp;
 }
 
+/* `options.gid` for an index. */
+static inline uint8_t gid_at(int index)
+{
+	return index ? (uint8_t)index : 255;
+}
+
+/* The index of the first loopback address of IPv4; 0 if the table has none. */
+static inline uint8_t loopback_index(struct ibv_context *context)
+{
+	static const uint8_t loopback[] = {[10] = 0xff, 0xff, 127};
+	union ibv_gid gid;
+
+	for (int i = 0; !verbs->ibv_query_gid(context, 1, i, &gid); i++)
+		if (!memcmp(gid.raw, loopback, sizeof(loopback)))
+			return (uint8_t)i;
+	return 0;
+}
+
 static inline void open_side(struct side *side, struct options options)
 {
 	static uint32_t psns = 1;
@@ -192,6 +210,7 @@ static inline void open_side(struct side *side, struct options options)
 		options.memory = 65536;
 	side->options = options;
 	side->context = open_device_at(options.device);
+	side->options.gid = options.gid ? options.gid % 255 : loopback_index(side->context);
 	CHECK(side->pd = verbs->ibv_alloc_pd(side->context));
 	CHECK(side->channel = verbs->ibv_create_comp_channel(side->context));
 	CHECK(side->cq = verbs->ibv_create_cq(side->context, options.cqe ? options.cqe : 256, side,
