@@ -8,9 +8,11 @@ readable.  It never sleeps, and a wait that nothing can end is an error that nam
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import selectors
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from types import AsyncGeneratorType, FrameType
 from typing import Any, Protocol
 
 from .._datapath.memory import Clock
@@ -72,19 +74,31 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._world.now
 
 
-def waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """The tasks of a loop, and where each of them waits, for the text of an error."""
+def waiting(
+    loop: asyncio.AbstractEventLoop,
+    is_omitted: Callable[[asyncio.Task[Any]], bool] = lambda _: False,
+) -> str:
+    """Return the names of a loop's tasks and where each of them waits, for the text of an error."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
-        lines.append(task.get_name())
-        lines += [f"    {frame}" for frame in _frames(task.get_coro())]
+        if not is_omitted(task):
+            lines.append(task.get_name())
+            lines += [
+                f"    {it.f_code.co_qualname} at {it.f_code.co_filename}:{it.f_lineno}"
+                for it in frames(task.get_coro())
+            ]
     return "\n".join(lines)
 
 
-def _frames(waits: Any) -> Iterator[str]:
-    """Of a coroutine and those that it awaits, where each is, from outside in."""
+def frames(waits: Any) -> Iterator[FrameType]:
+    """Yield the frames of a coroutine and of those that it awaits, the innermost last."""
     while waits is not None:
         for kind in ("cr", "gi", "ag"):
             if (frame := getattr(waits, f"{kind}_frame", None)) is not None:
-                yield f"{frame.f_code.co_qualname} at {frame.f_code.co_filename}:{frame.f_lineno}"
-        waits = getattr(waits, "cr_await", None) or getattr(waits, "gi_yieldfrom", None)
+                yield frame
+        if type(waits).__name__ == "async_generator_asend":  # of `async for`: without attributes
+            inner = [it for it in gc.get_referents(waits) if isinstance(it, AsyncGeneratorType)]
+            waits = inner[0] if inner else None
+        else:
+            names = "cr_await", "gi_yieldfrom", "ag_await"
+            waits = next(filter(None, (getattr(waits, name, None) for name in names)), None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.arguments import misfit, refusal
 from .._loop import shutdown
+from .._loop.virtual_loop import frames
 from .._native import softdev
 from .loop import NEVER, HostLoop
 
@@ -21,6 +22,13 @@ T = TypeVar("T")
 
 # An iteration of a loop takes up to so many nanoseconds.
 TURN = 10_000
+# Where servers wait for clients: the modules and names of functions.
+ACCEPT = ("aiordma.transport", "Listener.accept")
+SERVE: set[tuple[object, str]] = {
+    ("aiordma.transport", "Server.serve_forever"),
+    ("aiordma.streams.server", "StreamServer.serve_forever"),
+    ("asyncio.base_events", "Server.serve_forever"),
+}
 
 
 def check_program(
@@ -61,6 +69,8 @@ class Machine:
         """Sockets that have a port."""
         self.awaited: dict[asyncio.Future[Any], None] = {}
         """Futures of other hosts that wait for programs of this one."""
+        self.services: set[asyncio.Task[Any]] = set()
+        """The programs of `Host.serve` that run."""
         self.program = softdev.sim_program(self.number)
         self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio does not keep them
         self.loop = HostLoop(self)
@@ -99,6 +109,19 @@ class Machine:
         self._programs[task] = None
         task.add_done_callback(self._programs.pop)
         return task
+
+    def is_idle(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a service, or a task that a program started, waits for a server's clients.
+
+        Programs of `Host.run` and the main one are never idle: they wait in vain.
+        """
+        if task in self._programs and task not in self.services:
+            return False
+        where = [
+            (it.f_globals.get("__name__"), it.f_code.co_qualname) for it in frames(task.get_coro())
+        ]
+        # A server that is being closed awaits another coroutine in serve_forever.
+        return ACCEPT in where or not SERVE.isdisjoint(where[-1:])
 
     def due(self) -> int:
         """When its loop makes its next turn, as far as is known."""

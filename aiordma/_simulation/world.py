@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import math
 import os
 import random
@@ -44,6 +45,8 @@ GRACE = 120.0
 MOST_LINES = 40
 # What is no failure of one seed; pytest's failures and CancelledError are no Exception either.
 STOPS = KeyboardInterrupt, SystemExit
+
+logger = logging.getLogger("aiordma.simulation")
 
 _simulates = threading.Lock()
 """Held by the thread whose simulation the process is in; none waits for it."""
@@ -99,7 +102,11 @@ class Host:
         self._services.append((program, args))
 
     def _start_service(self, program: Program[Any], args: tuple[Any, ...]) -> None:
-        self._machine.start(program, args).add_done_callback(self.world._on_service_end)
+        machine = self._machine
+        task = machine.start(program, args)
+        machine.services.add(task)
+        task.add_done_callback(machine.services.discard)
+        task.add_done_callback(self.world._on_service_end)
 
     async def run(self, program: Program[T], *args: Any) -> T:
         """Runs a program on the host, and returns or raises in the caller's loop what it does.
@@ -185,7 +192,7 @@ class World:
         """Cuts of the plan: networks, and hosts that are cut off there from all others."""
         self._begins = begins(plan, seed, devices)
         self._due_fault = next(self._begins, None)
-        self._ends: list[tuple[float, int, Callable[[], object]]] = []
+        self._ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
         """What ends faults that have begun: a heap, by time."""
         self._timeline: list[tuple[float, Fault | str]] = []
         self._failure: BaseException | None = None
@@ -367,8 +374,10 @@ class World:
                     gc.collect()
 
     def _waiting(self) -> str:
-        loops = [host._machine.loop for host in self.hosts.values() if host.alive]
-        return "\n".join(text for loop in loops if (text := waiting(loop))) or "no task is left"
+        """Return the tasks of all hosts and where each waits, without idle servers."""
+        machines = [host._machine for host in self.hosts.values() if host.alive]
+        texts = [text for it in machines if (text := waiting(it.loop, it.is_idle))]
+        return "\n".join(texts) or "none but idle servers"
 
     # ---- faults, and the end -------------------------------------------------------------
 
@@ -376,13 +385,15 @@ class World:
         """Ends and begins the faults of the plan that are due."""
         now = softdev.sim_now()
         while self._ends and self._time(self._ends[0][0]) <= now:
-            heappop(self._ends)[-1]()
+            _, _, ended, end = heappop(self._ends)
+            end()
+            logger.info("fault ends: %s", ended)
         while (due := self._due_fault) and self._time(due[0]) <= now:
             alive = [name for name, host in self.hosts.items() if host.alive and name != MAIN]
             if fault := due[1](alive):
                 end = self._begin(fault)
                 self._note(fault)
-                heappush(self._ends, (fault.end, self._next_number(), end))
+                heappush(self._ends, (fault.end, self._next_number(), fault, end))
             self._due_fault = next(self._begins, None)
 
     def _next_break(self) -> int:
@@ -422,6 +433,7 @@ class World:
 
     def _note(self, what: Fault | str) -> None:
         self._timeline.append((self.now, what))
+        logger.info("fault begins: %s" if isinstance(what, Fault) else "%s", what)
 
     @property
     def faults(self) -> list[Fault]:
@@ -444,7 +456,7 @@ class World:
         if not isinstance(error, StalledError | TimeLimitError):  # which say it themselves
             waits = self._waiting().splitlines()
             waits[MOST_LINES:] = ["..."] * (len(waits) > MOST_LINES)
-            note += "\nwhat waits:" + "".join(f"\n  {line}" for line in waits)
+            note += "\nwaiting tasks:" + "".join(f"\n  {line}" for line in waits)
         error.add_note(note)
 
     def _end(self) -> None:

@@ -771,15 +771,74 @@ def test_a_failure_says_what_happened_and_who_waits() -> None:
         r"  0\.50-0\.90 s: client is cut off from all others",
         r"  2\.00-3\.00 s: other is killed, and boots again at the end",
         r"  4\.50-6\.00 s: client is cut off from all others",
-        r"what waits:",
+        r"waiting tasks:",
         r"  main: sleep-\d+",
         r"      sleep at .*",
-        r"(?s:.*)  server: echo",
-        r"      echo at .*/test_simulate\.py:\d+",
+        r"again: ",
     ]
     assert re.match("\n".join(lines), note)
     assert re.search(r"\nagain: pytest tests/simulation/test_simulate\.py::test_a_fail\w+$", note)
     assert "0x" not in note
+
+
+async def accepts() -> None:
+    async with await aiordma.listen("", PORT) as listener:
+        await listener.accept()
+
+
+async def accepts_several() -> None:
+    async with await aiordma.listen("", PORT) as listener:
+        async for _ in listener:
+            pass
+
+
+async def serves_streams() -> None:
+    async with await aiordma.start_stream_server(lambda *_: None, "0.0.0.0", PORT) as server:
+        await server.serve_forever()
+
+
+async def serves_beside_others() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(echo())
+        await asyncio.sleep(10)
+
+
+IDLE: dict[str, tuple[Callable[[], Coroutine[Any, Any, None]], list[str]]] = {
+    "server": (echo, []),
+    "listener": (accepts, []),
+    "iteration": (accepts_several, []),
+    "streams": (serves_streams, []),
+    "asyncio's streams": (partial(streams, lambda *_: None), []),
+    "task": (serves_beside_others, ["server: serves_beside_others", "sleep"]),
+}
+
+
+@pytest.mark.parametrize(("program", "shown"), IDLE.values(), ids=IDLE)
+def test_note_of_a_failure_omits_idle_servers(
+    program: Callable[[], Coroutine[Any, Any, None]], shown: list[str]
+) -> None:
+    async def main(_: testing.World) -> None:
+        await asyncio.sleep(1)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        testing.simulate(main, seed=1, hosts={"server": program})
+    [tasks] = re.findall(r"\nwaiting tasks:((?:\n  .*)+)", caught.value.__notes__[0])
+    names = re.findall(r"^  (?:    )?(\S.*?)(?: at .*)?$", tasks, re.MULTILINE)
+    assert names[:1] + names[-1:] == (shown or ["none but idle servers"] * 2)
+    assert not {"echo", "Server._accept"} & {*names}
+
+
+def test_program_of_a_test_that_accepts_in_vain_is_shown() -> None:
+    """Only services are idle without a client."""
+    for main, name in (
+        (lambda _: accepts(), "main: <lambda>"),
+        (lambda world: world.host("client").run(accepts_several), "client: accepts_several"),
+    ):
+        with pytest.raises(testing.StalledError) as caught:
+            testing.simulate(main, seed=1)
+        assert f"\n{name}\n" in str(caught.value)
+        assert "    Listener.accept at " in str(caught.value)
 
 
 def test_what_never_happened_is_said_and_an_error_if_wanted() -> None:
@@ -944,8 +1003,48 @@ def test_records_of_logs_have_the_host_and_its_time(
     assert 5 < vars(record)["simulated_time"] < 5.01
     assert "    5.000" in (log := (tmp_path / "log").read_text())
     assert " main WARNING of a program: counted\n" in log
+    assert "INFO aiordma.simulation" not in log
     logging.getLogger().warning("later")
     assert "later" not in (tmp_path / "log").read_text()
+
+
+def test_log_has_the_beginning_and_end_of_each_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def main(world: testing.World) -> None:
+        world.host("client")
+        await asyncio.sleep(5)
+        world.partition("client")
+        world.heal()
+
+    faults = [
+        testing.Fault("partition", "client", 0.5, 0.9),
+        testing.Fault("kill", "server", 2, 3),
+        testing.Fault("pause", "client", 2.5, 9),
+    ]
+    plan = testing.FaultPlan(exactly=faults)
+    runs = []
+    for log in str(tmp_path / "log"), "":
+        monkeypatch.setenv("AIORDMA_SIMULATION_LOG", log)
+
+        async def traced(world: testing.World) -> str:
+            await main(world)
+            return world.trace
+
+        runs.append(testing.simulate(traced, seed=1, faults=plan, hosts={"server": echo}))
+    assert runs[0] == runs[1]
+    lines = (tmp_path / "log").read_text().splitlines()
+    told = [line.split(maxsplit=4) for line in lines if " aiordma.simulation: " in line]
+    partition, kill, pause = map(str, faults)
+    assert [(round(float(time), 2), text) for time, _, _, _, text in told] == [
+        (0.5, f"fault begins: {partition}"),
+        (0.9, f"fault ends: {partition}"),
+        (2.0, f"fault begins: {kill}"),
+        (2.5, f"fault begins: {pause}"),
+        (3.0, f"fault ends: {kill}"),
+        (5.0, "client: cut off by the program"),
+        (5.0, "all: cut off no more"),
+    ]
 
 
 def test_a_plan_ends_no_cut_and_no_kill_of_a_program() -> None:
