@@ -328,7 +328,7 @@ pair: .venv/.test build ## two hosts over a network that loses, and two connecti
 		seq 1 250 $(or $(SEEDS),10000) | xargs -P $$(nproc) -I{} $(PLAIN)/softdev/tests/pair/$$test {} 250; \
 	done
 	meson test -C $(PLAIN) --print-errorlogs --suite mutants
-	AIORDMA_SEEDS=0:$(or $(SEEDS),400) $(PYTEST) tests/session
+	SESSION_SEEDS=0:$(or $(SEEDS),400) $(PYTEST) tests/session
 
 .PHONY: mutants
 mutants: .venv/.test build ## mistakes planted all over the library, and which test finds each: hours; SAMPLE=40, ARGS='lease'

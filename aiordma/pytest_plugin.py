@@ -236,6 +236,9 @@ class Programs:
         They are those of `subprocess.Popen`.  When the test ends, it is terminated, and killed if
         that does not end it within 5 seconds.
         """
+        from .verbs._device.environment import report_unknown_variables  # noqa: PLC0415 - as above
+
+        report_unknown_variables()
         given: Mapping[str, str] = options.pop("env", None) or os.environ
         environment = {**given, "AIORDMA_TRACE": str(self._folder / "%p.jsonl")}
         if faults := os.environ.get(_VARIABLE):

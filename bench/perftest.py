@@ -210,7 +210,7 @@ def in_machine(module: str, options: Options, **environment: str) -> Data:
 
 def on_softroce(options: Options) -> Data:
     fewer = replace(options, share=options.share * SHARE)
-    return in_machine("bench.perftest", fewer, AIORDMA_DEVICE=RXE, AIORDMA_BENCH_HOST=ADDRESS)
+    return in_machine("bench.perftest", fewer, AIORDMA_DEVICE=RXE, BENCH_HOST=ADDRESS)
 
 
 def softroce_requirements(data: Data) -> Iterator[Requirement]:

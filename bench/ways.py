@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
-HOST = os.environ.get("AIORDMA_BENCH_HOST", "127.0.0.1")
+HOST = os.environ.get("BENCH_HOST", "127.0.0.1")
 DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
 """The device, and an address that it has."""
 

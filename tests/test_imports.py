@@ -35,6 +35,7 @@ GROUPS: dict[str, set[str]] = {
     "config": {"_core.region", "_core.arguments", "_core.timers"},
     "_native": {"errors", "_core.arguments"},
     "verbs": {"_native", "_core.lazy_exports", "_core.qp_states", "_core.handshake"}
+    | {"_core.environment"}
     | {"_core.arguments", "_core.timers", "errors"},
     "cm": {"_native", "verbs"} | CORE,
     "_memory.pool_waiters": {"errors", "_datapath", "_loop.futures"},
@@ -100,12 +101,13 @@ GROUPS: dict[str, set[str]] = {
     "": PUBLIC
     | {"_core.lazy_exports", "streams", "reconnecting", "monitoring"}
     | {"monitoring_socket"},
-    "pytest_plugin": {"", "testing"},
+    "pytest_plugin": {"", "testing", "verbs"},
     "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
     "testing": PUBLIC | {"", "streams", "_core.arguments", "_simulation"} | {"_loop.virtual_loop"},
     "perf": PUBLIC | {"", "streams", "_core.refusal", "_core.strict_json"},
     "cli": PUBLIC
-    | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket", "_private_files"},
+    | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket", "_private_files"}
+    | {"_core.environment"},
     "__main__": {"cli"},
 }
 

@@ -26,6 +26,7 @@ from .._loop.futures import settle
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import softdev
 from ..errors import BusyError
+from ..verbs._device.environment import report_unknown_variables
 from . import process
 from .faults import MAIN, MOST, Fault, FaultPlan, Link, begins
 from .loop import NEVER
@@ -553,6 +554,7 @@ def simulate(
             f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({injected}) has no effect on simulated "
             "hosts: end that first, and use World.link or a FaultPlan"
         )
+    report_unknown_variables()
     run = partial(_run, main, hosts or {}, devices, limit)
     if seed is not None:
         if seeds is not None:

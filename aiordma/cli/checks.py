@@ -332,6 +332,12 @@ def choice(facts: Facts) -> Iterator[Told]:
         yield OK, f"programs that name no device use {facts.chosen}: {facts.chosen_why}"
 
 
+@check("environment")
+def environment(facts: Facts) -> Iterator[Told]:
+    for text in facts.unknown_variables:
+        yield WARNING, text, "correct the name, or unset it: it has no effect"
+
+
 def embedded_problem(device: DeviceInfo) -> str:
     if device.problem:
         return device.problem

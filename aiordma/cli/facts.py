@@ -12,6 +12,8 @@ from pathlib import Path
 
 import aiordma
 from aiordma import verbs
+from aiordma._core.environment import unknown_variables
+from aiordma.verbs._device import environment
 
 from .devices import DeviceInfo
 from .local_peers import LocalPeerFacts
@@ -57,10 +59,13 @@ class Facts:
     chosen_why: str = ""  # the reason of the choice, or of the failure
     is_fallback: bool = False  # it is the embedded one, because no other one can be used
     local_peers: LocalPeerFacts = field(default_factory=LocalPeerFacts)
+    unknown_variables: tuple[str, ...] = ()  # a sentence about each
 
     @classmethod
     def collect(cls, root: Path = Path("/")) -> Facts:
         """The facts of this machine; ``root`` is the folder of its /sys, /proc, /dev and /etc."""
+        unknown = unknown_variables(os.environ)
+        environment.reported.update(unknown)  # a check reports them
         missing = verbs.missing_library()
         library = verbs.libraries()[0] if missing is None else None
         found = verbs.devices()
@@ -89,6 +94,7 @@ class Facts:
             chosen_why=why,
             is_fallback=is_fallback,
             local_peers=LocalPeerFacts.collect(),
+            unknown_variables=tuple(unknown.values()),
         )
 
 

@@ -18,6 +18,11 @@ from typing import NoReturn, Self
 
 import click
 
+from aiordma._core.environment import unknown_variables
+
+UNUSED = 125
+"""The exit status where a program that must use the device has not: that of env(1), timeout(1)."""
+
 
 # Exit statuses as those of the shell and of env(1).
 class CannotRunError(click.ClickException):
@@ -26,6 +31,12 @@ class CannotRunError(click.ClickException):
 
 class NotFoundError(CannotRunError):
     exit_code = 127
+
+
+class UnusedError(click.ClickException):
+    """The program would show nothing."""
+
+    exit_code = UNUSED
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -39,7 +50,8 @@ class NotFoundError(CannotRunError):
     "--must-use",
     is_flag=True,
     help="Fail with exit status 125 if PROGRAM ends with 0 and no process opened the device, "
-    "or a fault of AIORDMA_EMBEDDED_FAULTS never happened.",
+    "or a fault of AIORDMA_EMBEDDED_FAULTS never happened. Do not run PROGRAM if a variable "
+    "AIORDMA_* is unknown.",
 )
 @click.argument("program")
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
@@ -60,6 +72,7 @@ def run(
     is no such program. 126: it cannot be started, or the dynamic linker ignores LD_PRELOAD for it
     (static, set-user-ID, for another architecture).
     """
+    check_environment(must_use)
     programs = f"{library().parent / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     path = find(program, programs)
     check(path)
@@ -81,6 +94,14 @@ def run(
         os.execve(path, [program, *arguments], environment)
     except OSError as error:
         raise CannotRunError(f"{path} cannot be started: {error.strerror}") from error
+
+
+def check_environment(must_use: bool) -> None:
+    """Report variables that aiordma does not know; where the device must be used, refuse to run."""
+    for text in unknown_variables(os.environ).values():
+        if must_use:
+            raise UnusedError(f"{text}; --must-use does not run a program with it")
+        print(f"aiordma: {text}", file=sys.stderr)
 
 
 def library() -> Path:
@@ -202,10 +223,6 @@ FORWARDED = {
 
 SI_KERNEL = 0x80
 """Where a signal of the terminal comes from: sigaction(2)."""
-
-UNUSED = 125
-"""The exit status where a program that must use the device has not: that of env(1), timeout(1)."""
-
 
 FAULTS = "AIORDMA_EMBEDDED_FAULTS"
 

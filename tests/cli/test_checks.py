@@ -229,6 +229,9 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
     (checks.choice, choice("", "embedded0"), [(WARNING, "which is software: the reason", "")]),
     (checks.choice, choice("system", ""), [(WARNING, "name no device fail: the reason", "change")]),
     (checks.choice, choice("", ""), [(WARNING, "name no device fail: the reason", "above")]),
+    (checks.environment, GOOD, []),
+    (checks.environment, replace(GOOD, unknown_variables=("unknown A", "unknown B")),
+        [(WARNING, "unknown A", "correct the name, or unset"), (WARNING, "unknown B", "correct")]),
 ]  # fmt: skip
 
 

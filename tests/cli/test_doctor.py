@@ -17,6 +17,7 @@ from aiordma.cli import facts
 from aiordma.cli.app import app
 from aiordma.cli.checks import Conclusion
 from aiordma.cli.facts import Facts
+from tests.processes import run_python
 
 # ---- this machine -------------------------------------------------------------------------------
 
@@ -53,6 +54,19 @@ def test_the_table_says_the_same() -> None:
     lines = [line.split()[:2] for line in done.output.splitlines()]
     for finding in as_json["findings"]:
         assert [finding["verdict"], finding["check"]] in lines
+
+
+def test_unknown_variables_are_reported_once() -> None:
+    done = run_python("-m", "aiordma", "doctor", "--json", AIORDMA_EMBEDDED_FAULT="loss=1")
+    assert done.stderr == ""
+    [finding] = [it for it in json.loads(done.stdout)["findings"] if it["check"] == "environment"]
+    assert finding == {
+        "check": "environment",
+        "verdict": "warning",
+        "text": "unknown environment variable AIORDMA_EMBEDDED_FAULT: did you mean "
+        "AIORDMA_EMBEDDED_FAULTS?",
+        "advice": "correct the name, or unset it: it has no effect",
+    }
 
 
 def test_facts_of_this_machine() -> None:

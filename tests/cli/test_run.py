@@ -182,6 +182,19 @@ def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_unknown_variable_is_reported_and_refused_with_must_use() -> None:
+    says = (
+        "unknown environment variable AIORDMA_EMBEDDED_FAULT: did you mean AIORDMA_EMBEDDED_FAULTS?"
+    )
+    done = aiordma_run("echo", "runs", AIORDMA_EMBEDDED_FAULT="loss=1")
+    assert (done.stdout, done.stderr) == ("runs\n", f"aiordma: {says}\n")
+    assert done.returncode == 0
+    done = aiordma_run("--must-use", "echo", "runs", AIORDMA_EMBEDDED_FAULT="loss=1")
+    assert done.stdout == ""
+    assert done.stderr == f"Error: {says}; --must-use does not run a program with it\n"
+    assert done.returncode == 125
+
+
 def test_a_program_that_removes_its_traces(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()

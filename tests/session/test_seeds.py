@@ -1,6 +1,6 @@
 """Random programs over seeds, in virtual time: credits, bundles, rendezvous, cancellation, the end.
 
-`AIORDMA_SEEDS=17:18` runs seed 17 alone, again exactly as it was.
+`SESSION_SEEDS=17:18` runs seed 17 alone, again exactly as it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any,
     """Every eighth seed, of so many unless more are asked for, of the kinds in turn; every fourth
     one is encrypted.
     """
-    first, last = map(int, os.environ.get("AIORDMA_SEEDS", f"0:{most}").split(":"))
+    first, last = map(int, os.environ.get("SESSION_SEEDS", f"0:{most}").split(":"))
     for seed in range(first + block, last, BLOCKS):
         step = random.Random(seed).choice((1e-6, 1e-6, 1e-3))
         factory = kinds[seed // BLOCKS % len(kinds)]
@@ -37,7 +37,7 @@ def run_block(kinds: list[PairFactory], block: int, most: int, *more: tuple[Any,
         except BaseException as error:
             if "of which its message would tell" in str(error):  # the end that a break may bring
                 continue
-            error.add_note(f"seed {seed}: AIORDMA_SEEDS={seed}:{seed + 1} runs it again")
+            error.add_note(f"seed {seed}: SESSION_SEEDS={seed}:{seed + 1} runs it again")
             raise
 
 

@@ -22,7 +22,7 @@ from tests.transport.connection_factory import SMALL, pattern, yield_loop
 SIZE = 5 << 20
 LENGTHS = (1, 5000, 600_001, 1 << 20, 3 << 20)
 SEEDS = 24
-LEAD_SEEDS = tuple(map(int, os.environ.get("AIORDMA_SEEDS", "0:48").split(":")))
+LEAD_SEEDS = tuple(map(int, os.environ.get("SESSION_SEEDS", "0:48").split(":")))
 
 
 async def writes(

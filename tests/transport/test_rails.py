@@ -21,7 +21,7 @@ def over_several_devices(file: Path) -> Callable[[str, pytest.Config], None]:
         if (kind := kind_of(device_name)) == "embedded":
             several = {"AIORDMA_EMBEDDED_DEVICES": "3"}
         else:
-            several = {"AIORDMA_RAILS": f"{kind}0,{kind}1,{kind}2"}
+            several = {"RAILS_DEVICES": f"{kind}0,{kind}1,{kind}2"}
         once = ["--once"] if pytestconfig.getoption("--once") else []
         done = run_python(
             "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",

@@ -19,6 +19,7 @@ from .address import GID, IPAddress
 from .attributes import guid_from_network
 from .context import Context
 from .enums import ForkStatus, NodeType, PortState, TransportType
+from .environment import check_environment
 from .fault_injection import FaultCounts
 
 SYSTEM = "system"
@@ -102,6 +103,7 @@ class Device:
             VerbsError: If it cannot be opened. EACCES means that the permission for
                 /dev/infiniband/uverbs*, or for the file of AIORDMA_TRACE, is missing.
         """
+        check_environment()
         calls = self.library.calls
         with _device_list(self.library) as pointers:
             names = [_name(self.library, pointer) for pointer in pointers]

@@ -11,7 +11,7 @@ import pytest
 from aiordma import verbs
 from aiordma._transport import rails
 
-if not {"AIORDMA_EMBEDDED_DEVICES", "AIORDMA_RAILS"} & os.environ.keys():
+if not {"AIORDMA_EMBEDDED_DEVICES", "RAILS_DEVICES"} & os.environ.keys():
     collect_ignore_glob = ["test_*.py"]
 
 

@@ -17,7 +17,7 @@ from aiordma._transport.connection_group import GroupMember
 from aiordma._transport.rails import Rail, Rails
 from tests.transport.connection_factory import SMALL, yield_loop
 
-THREE = os.environ.get("AIORDMA_RAILS", "embedded0,embedded1,embedded2").split(",")
+THREE = os.environ.get("RAILS_DEVICES", "embedded0,embedded1,embedded2").split(",")
 TWO = THREE[:2]
 with verbs.open_device(TWO[0]) as lead:
     HOST = str(lead.choose_gid().gid.ip)

@@ -1,0 +1,60 @@
+"""The environment variables that aiordma reads, and a check for those that it does not know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+PREFIX = "AIORDMA_"
+
+# docs/environment-variables.md describes them. A test compares this list, the page and the code.
+VARIABLES = (
+    "AIORDMA_DEVICE",
+    "AIORDMA_EMBEDDED_DEVICES",
+    "AIORDMA_EMBEDDED_FAULTS",
+    "AIORDMA_EMBEDDED_LINKS",
+    "AIORDMA_EMBEDDED_PATH_TIMEOUT",
+    "AIORDMA_MONITOR",
+    "AIORDMA_NO_DIRECT_WAKE",
+    "AIORDMA_SIMULATION_LOG",
+    "AIORDMA_SIMULATION_SEEDS",
+    "AIORDMA_TRACE",
+)
+
+# What Kubernetes sets in each pod for services whose names begin with "aiordma".
+_OF_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that aiordma does not read, with a sentence about each.
+
+    The names begin with AIORDMA_ in any case. A variable that is empty counts as none.
+    """
+    in_pod = "KUBERNETES_SERVICE_HOST" in environment
+    return {
+        name: _description(name)
+        for name, value in environment.items()
+        if value
+        and name.upper().startswith(PREFIX)
+        and name not in VARIABLES
+        and not (in_pod and _OF_SERVICE.fullmatch(name))
+    }
+
+
+def _description(name: str) -> str:
+    if nearest := _nearest(name.upper()):
+        return f"unknown environment variable {name}: did you mean {nearest}?"
+    return (
+        f"unknown environment variable {name}: aiordma reads none of that name "
+        "(docs/environment-variables.md lists those that it reads)"
+    )
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - only where a name is wrong
+
+    rest = name.removeprefix(PREFIX)
+    known = {variable.removeprefix(PREFIX): variable for variable in VARIABLES}
+    parts = [it for it in known if it == rest or it.endswith(f"_{rest}")]
+    near = parts or get_close_matches(rest, known, 1)
+    return known[near[0]] if near else ""

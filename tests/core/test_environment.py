@@ -1,0 +1,56 @@
+"""Environment variables that aiordma does not know."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiordma._core.environment import VARIABLES, unknown_variables
+
+NEAR = {
+    "AIORDMA_EMBEDDED_FAULT": "AIORDMA_EMBEDDED_FAULTS",
+    "AIORDMA_EMBEDED_LINKS": "AIORDMA_EMBEDDED_LINKS",
+    "AIORDMA_FAULTS": "AIORDMA_EMBEDDED_FAULTS",
+    "AIORDMA_SEEDS": "AIORDMA_SIMULATION_SEEDS",
+    "AIORDMA_SIMULATION_SEED": "AIORDMA_SIMULATION_SEEDS",
+    "AIORDMA_DEVICES": "AIORDMA_EMBEDDED_DEVICES",
+    "AIORDMA_TRACES": "AIORDMA_TRACE",
+    "aiordma_trace": "AIORDMA_TRACE",
+    "AIORDMA_NO_DIRECT_WAKEUP": "AIORDMA_NO_DIRECT_WAKE",
+}
+
+
+@pytest.mark.parametrize(("name", "nearest"), NEAR.items())
+def test_unknown_variable_gets_the_nearest_name(name: str, nearest: str) -> None:
+    says = f"unknown environment variable {name}: did you mean {nearest}?"
+    assert unknown_variables({name: "1"}) == {name: says}
+
+
+def test_unknown_variable_without_a_similar_name_refers_to_the_page() -> None:
+    assert unknown_variables({"AIORDMA_COLOUR": "1"}) == {
+        "AIORDMA_COLOUR": "unknown environment variable AIORDMA_COLOUR: aiordma reads none of that "
+        "name (docs/environment-variables.md lists those that it reads)"
+    }
+
+
+def test_other_variables_are_not_reported() -> None:
+    environment = dict.fromkeys((*VARIABLES, "PATH", "RDMAV_FORK_SAFE", "AIORDMA"), "1")
+    assert unknown_variables({**environment, "AIORDMA_EMPTY": ""}) == {}
+
+
+def test_variables_of_a_kubernetes_service_are_reported_only_outside_of_a_pod() -> None:
+    service = dict.fromkeys(
+        (
+            "AIORDMA_SERVICE_HOST",
+            "AIORDMA_SERVICE_PORT",
+            "AIORDMA_SERVICE_PORT_RDMA",
+            "AIORDMA_PORT",
+            "AIORDMA_PORT_7471_TCP",
+            "AIORDMA_PORT_7471_TCP_ADDR",
+            "AIORDMA_STORE_SERVICE_HOST",
+        ),
+        "1",
+    )
+    assert unknown_variables(service).keys() == service.keys()
+    pod = {**service, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert unknown_variables(pod) == {}
+    assert [*unknown_variables({**pod, "AIORDMA_TRACES": "1"})] == ["AIORDMA_TRACES"]
