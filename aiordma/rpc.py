@@ -199,7 +199,7 @@ async def serve(
                 del data  # which keeps the memory that it was received in
                 result = dumps(await called)
                 answering.add(tasks[number])
-                await conn.send([_pack(_RESULT, number), result])
+                await conn._send_alone([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
                 raise
             except BaseException as error:  # GeneratorExit: of the function, or this is garbage
@@ -219,7 +219,7 @@ async def serve(
         most = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
         parts = [head, text.encode("utf-8", "replace")[:most]]
         with suppress(RDMAError):  # the connection has ended, as is noticed below
-            sent = asyncio.gather(conn.send_nowait(parts), return_exceptions=True)
+            sent = asyncio.gather(conn._send_alone_nowait(parts), return_exceptions=True)
             if not at_end:  # else a client that does not read would hold up the end
                 await sent
 
@@ -373,14 +373,14 @@ class Client:
                 await calls.room.acquire()
                 answer = calls.waiting[number] = asyncio.get_running_loop().create_future()
                 try:
-                    await self.connection.send(request)
+                    await self.connection._send_alone(request)
                     if self._reader.done():
                         calls.release(number)
                     frame = await answer
                 except asyncio.CancelledError:
                     if number in calls.waiting:  # the answer to this makes room for another call
                         with suppress(RDMAError):  # the connection has ended
-                            told = self.connection.send_nowait(_pack(_CANCEL, number))
+                            told = self.connection._send_alone_nowait(_pack(_CANCEL, number))
                             asyncio.gather(told, return_exceptions=True)  # its error is of no use
                     raise
                 except BaseException:  # nothing was sent

@@ -47,7 +47,7 @@ from aiordma._core import protocol
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
-from aiordma.errors import BufferStateError, ConnectionClosedError, ProtocolError
+from aiordma.errors import BufferStateError, BusyError, ConnectionClosedError, ProtocolError
 from aiordma.verbs._memory.buffers import bytes_of
 
 cdef extern from "<endian.h>" nogil:
@@ -84,8 +84,11 @@ cdef class MessageMethods:
         The buffers must not change until the device has finished with them: until it returns, or
         longer if it was cancelled.  Cancelled before the message was posted, nothing is sent;
         after that the message is sent.  MessageTooLongError, before anything is sent, for more
-        than `max_message` bytes.
+        than `max_message` bytes; BusyError where `aiordma.rpc` or a stream owns the messages of
+        this connection.
         """
+        if is_owned(self.inbox):
+            raise owned(self.inbox)
         return new_operation(self, KIND_SEND, data, imm)
 
     @cython.nonecheck(True)
@@ -98,6 +101,8 @@ cdef class MessageMethods:
         then the buffers must not change.  To cancel it has the effect of cancelling `send`.  It
         gives no backpressure: limit the number of futures that are not done.
         """
+        if is_owned(self.inbox):
+            raise owned(self.inbox)
         return self.outbox.start_message(data, imm)
 
     def recv(self) -> Coroutine[Any, Any, Message]:
@@ -170,8 +175,11 @@ cdef class MessageMethods:
         number of bytes that have been written.
 
         Before anything is posted it raises RemoteRangeError for a right that the peer has not
-        given, LeaseEndedError when the lease is over, ValueError for different lengths.
+        given, LeaseEndedError when the lease is over, ValueError for different lengths, and with
+        `imm` what `send` raises.
         """
+        if imm is not None and is_owned(self.inbox):
+            raise owned(self.inbox)
         if not isinstance(source, Local) or not isinstance(target, Remote):
             return named(KIND_WRITE, self._transfer(False, source, target, imm, progress))
         return new_operation(self, KIND_WRITE, source, imm, target, progress)
@@ -203,6 +211,28 @@ cdef class MessageMethods:
         BusyError, which names `reader`, where there is another one, or a task waits for a message.
         """
         return MessageIterator(self.inbox, reader)
+
+    def _send_alone(self, data: Sendable | list[Any] | tuple[Sendable, ...]) -> Coroutine[Any, Any, None]:
+        """As `send`, by the only reader of the messages."""
+        return new_operation(self, KIND_SEND, data, None)
+
+    def _send_alone_nowait(
+        self, data: Sendable | list[Any] | tuple[Sendable, ...]
+    ) -> asyncio.Future[None]:
+        """As `send_nowait`, by the only reader of the messages."""
+        return self.outbox.start_message(data, None)
+
+
+cdef inline bint is_owned(Inbox inbox):
+    return inbox is not None and inbox.reader is not None
+
+
+cdef object owned(Inbox inbox):
+    """The error for a message of others on a connection that `_read_alone` was called of."""
+    return BusyError(
+        f"cannot send a message on the connection with {inbox.outbox.owner.peer_name}: the messages "
+        f"on it belong to {inbox.reader}; use another connection"
+    )
 
 
 cdef object named(uint8_t kind, object coroutine):

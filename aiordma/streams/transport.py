@@ -138,7 +138,7 @@ class _Outbox:
                 self.eof_owed = False
             piece = self._take()
             try:
-                future = self._connection.send_nowait(piece)
+                future = self._connection._send_alone_nowait(piece)
             except Exception as error:
                 self._not_sent(len(piece), error)
             else:

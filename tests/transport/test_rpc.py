@@ -7,7 +7,7 @@ import pickle
 import re
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aiordma
 from aiordma import arrays, rpc
 from aiordma.errors import (
     BusyError,
@@ -25,6 +26,7 @@ from aiordma.errors import (
     QuotaError,
     host_port,
 )
+from aiordma.streams import StreamTransport
 from aiordma.transport import Connection, Message
 
 from .connection_factory import NEVER, SMALL, ConnectionFactory, ends, leases, pattern, yield_loop
@@ -322,9 +324,57 @@ async def test_a_second_reader(factory: ConnectionFactory, reader: str) -> None:
         assert await caller.call("add", [1, 2]) == 3
         serving.cancel()
         await ends(serving, asyncio.CancelledError)
-        await client.send(b"for anyone")
+        await client._send_alone(b"for anyone")
         assert bytes(await server.recv()) == b"for anyone"
         await caller.close()
+
+
+async def _write_with_imm(conn: Connection, shared: aiordma.RemoteRegion) -> None:
+    await conn.write(b"12345678", shared, imm=1)
+
+
+ALL = aiordma.Rights.READ | aiordma.Rights.WRITE
+
+SENDERS: dict[str, Callable[[Connection, aiordma.RemoteRegion], Awaitable[object]]] = {
+    "send": lambda conn, _: conn.send(b"x"),
+    "send of an array": lambda conn, _: arrays.send(conn, {"a": np.zeros(3)}),
+    "send_nowait": lambda conn, _: conn.send_nowait(b"x"),
+    "write with immediate data": _write_with_imm,
+}
+
+
+@pytest.mark.parametrize("owner", ["an rpc.Client", "rpc.serve", "a stream"])
+async def test_message_on_a_connection_that_is_owned_raises_busy_error(
+    owner: str, factory: ConnectionFactory
+) -> None:
+    """Reads and writes without immediate data do not disturb the owner."""
+    async with factory.pair() as (client, server), AsyncExitStack() as stack:
+        memory = stack.enter_context(await server.lease(8))
+        shared = client.open_region(server.share(memory, access=ALL).token)
+        serving = asyncio.create_task(rpc.serve(server, Functions()))
+        if owner == "a stream":
+            serving.cancel()
+            await ends(serving, asyncio.CancelledError)
+            kept: object = StreamTransport(client, asyncio.Protocol())
+        else:
+            kept = rpc.Client(client)
+        await yield_loop(1)
+        conn = server if owner == "rpc.serve" else client
+        for send in SENDERS.values():
+            with pytest.raises(BusyError) as caught:
+                await send(conn, shared)
+            assert str(caught.value) == (
+                f"cannot send a message on the connection with {error_peer(conn)}: the messages on "
+                f"it belong to {owner}; use another connection"
+            )
+        await client.write(b"12345678", shared)
+        target = bytearray(8)
+        await client.read(shared, target)
+        assert target == b"12345678"
+        if isinstance(kept, rpc.Client):
+            assert await kept.call("add", [1, 2]) == 3
+        serving.cancel()
+        await ends(serving, asyncio.CancelledError)
 
 
 def error_peer(conn: Connection) -> str:

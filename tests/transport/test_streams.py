@@ -593,12 +593,12 @@ async def test_paused_before_the_reader_has_told_that_the_peer_is_gone(
 async def test_a_send_that_this_side_cannot_make_ends_the_stream(
     factory: ConnectionFactory, reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send_nowait(data: memoryview) -> None:
+    def send_alone(data: memoryview) -> None:
         raise MemoryError("no memory")
 
     async with pair(factory) as (client, _):
         here = client.transport
-        monkeypatch.setattr(here.get_extra_info("connection"), "send_nowait", send_nowait)
+        monkeypatch.setattr(here.get_extra_info("connection"), "_send_alone_nowait", send_alone)
         here.write(b"x")
         assert here.is_closing()
         await client.lost.wait()
