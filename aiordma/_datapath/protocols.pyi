@@ -93,6 +93,9 @@ class Owner(Protocol):
     @property
     def peer_name(self) -> str:
         """The peer, for errors."""
+    @property
+    def name(self) -> str:
+        """The text that identifies the connection in logs: its addresses and queue pair."""
     def control(self, message: protocol.Message, /) -> object: ...
     def violated(self, error: ProtocolError, /) -> object:
         """The peer has broken the protocol."""

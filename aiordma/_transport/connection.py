@@ -91,8 +91,7 @@ class Connection(MemoryMethods):
             state = "closing"
         else:
             state = self._state.name.lower().replace("_", " ")
-        peer = host_port(self.peer_address) if self.peer_address is not None else "a peer"
-        return f"<Connection on {self.device} with {peer}, {state}>"
+        return f"<Connection on {self.device} with {self._owner.name}, {state}>"
 
     @property
     def device(self) -> str:

@@ -196,6 +196,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._owner = ConnectionOwner(self)
         driver = endpoint.driver
         self._queue = endpoint.make_queue(self._owner)
+        self._owner.qp_num = self._queue.qp.qp_num
         self._memory = Memory(driver.pool, driver.registrations, config, self._owner.error_for)
         self._messages = Session(
             queue=self._queue, memory=self._memory, config=config, owner=self._owner
@@ -241,7 +242,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._hear()
         self._check_end()
         self._link = link
-        self._owner.peer = link.peer_address
+        self._owner.local, self._owner.peer = link.local_address, link.peer_address
         self._handshake.peer = peer
         config, security = self._endpoint.config, self._endpoint.security
         if peer.rails and self._handshake.hello.rails:
@@ -537,16 +538,25 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 class ConnectionOwner:
     """The connection as its parts know it, while it is there: `Owner` of protocols.pyi."""
 
-    __slots__ = ("_connection", "on_early", "peer")
+    __slots__ = ("_connection", "local", "on_early", "peer", "qp_num")
 
     def __init__(self, connection: ConnectionLifecycle) -> None:
         self._connection = weakref.ref(connection)
         self.on_early: Callable[[], object] | None = None
+        self.local: Address | None = None
         self.peer: Address | None = None
+        self.qp_num = 0
+        """The number of the first queue pair, which identifies the connection while it lasts."""
 
     @property
     def peer_name(self) -> str:
         return "the peer" if self.peer is None else host_port(self.peer)
+
+    @property
+    def name(self) -> str:
+        peer = "a peer" if self.peer is None else host_port(self.peer)
+        local = "" if self.local is None else f" from {host_port(self.local)}"
+        return f"{peer}{local} (QP {self.qp_num})"
 
     def control(self, message: protocol.Message) -> None:
         if (connection := self._connection()) is not None:

@@ -324,7 +324,7 @@ class Rails:
 
     def _log(self, rail: Rail, what: str, level: int) -> None:
         name = f"rail {rail.number}" if rail.number >= 0 else "a rail"
-        logger.log(level, "%s to %s on %s %s", name, self.owner.peer_name, rail.device, what)
+        logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, what)
 
     def _trouble(self, rail: Rail, what: str, error: BaseException) -> None:
         """A warning, but for what follows on that: attempts, until a rail is up again."""

@@ -80,7 +80,7 @@ class Owner:
     """In place of a connection: what a queue or a channel says is noted."""
 
     on_early: Callable[[], object] | None = None
-    peer_name = "the peer"
+    peer_name = name = "the peer"
 
     def __init__(self) -> None:
         self.controls: list[protocol.Message] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ from aiordma._transport import failover, rails, share_keys
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import AnsweringRails, OfferingRails, Rail, Rails
 from aiordma._transport.shares import Share
-from aiordma.errors import QuotaError
+from aiordma.errors import QuotaError, host_port
 from aiordma.mr_pool import Block, MemoryPool, OwnMemory
 from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
 from aiordma.verbs._memory import memory_region
@@ -106,6 +107,31 @@ class HeldRails:
     def __call__(self) -> None:
         for come_up in self.held:
             come_up()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@one_loop
+async def test_connections_to_one_peer_differ_in_repr_and_log(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "aiordma.rails")
+    async with joined(way) as one, joined(way) as other:
+        conns = (*one, *other)
+        await until_rails(one)
+        await until_rails(other)
+        names = [conn._owner.name for conn in conns]
+        for conn, name in zip(conns, names, strict=True):
+            assert repr(conn) == f"<Connection on embedded0 with {name}, open>"
+            local, peer = conn.local_address, conn.peer_address
+            addresses = f"{host_port(peer)} from {host_port(local)}" if peer and local else "a peer"
+            assert name == f"{addresses} (QP {conn.queue_pair.qp_num})"
+        assert len(set(names)) == 4
+        cut(one[0], other[0])
+        await until_moved(*conns)
+        assert [conn._owner.name for conn in conns] == names  # those of the first queue pair
+    told = [it.getMessage() for it in caplog.records]
+    for name in (names[0], names[2]):
+        assert told.count(f"rail 0 to {name} on embedded0 broke: {CABLE}") == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
