@@ -77,6 +77,40 @@ class GoodbyeCode(IntEnum):
     FAILED = 7
 
 
+class RailCause(IntEnum):
+    """Why a side has stopped a rail. Numbers that are not here may come from a later release."""
+
+    UNKNOWN = 0
+    UNANSWERED = 1
+    NOT_READY = 2
+    QUEUE_PAIR = 3
+    PORT = 4
+    DEVICE = 5
+    SILENCE = 6
+    OTHER = 7
+
+
+RAIL_CAUSES: Mapping[int, str] = MappingProxyType(
+    {
+        RailCause.UNANSWERED: "its requests were not acknowledged (RETRY_EXC_ERR)",
+        RailCause.NOT_READY: "this side had no receive posted for too long (RNR_RETRY_EXC_ERR)",
+        RailCause.QUEUE_PAIR: "its queue pair failed",
+        RailCause.PORT: "the port of its device went down (PORT_ERR)",
+        RailCause.DEVICE: "its device failed (DEVICE_FATAL)",
+        RailCause.SILENCE: "it did not hear this side in time, or its link was closed",
+        RailCause.OTHER: "its device could not carry the connection",
+    }
+)
+"""The text of each cause, for the other side. No text of a peer is repeated."""
+
+
+def rail_cause_text(number: int) -> str:
+    """Return the peer's cause as a text, which is empty if the peer gave none."""
+    if number == RailCause.UNKNOWN:
+        return ""
+    return RAIL_CAUSES.get(number, f"cause {number}, which this release does not know")
+
+
 class RegionGrant(NamedTuple):
     """A region of the sender is the receiver's to use, within the rights and lease of ``token``.
 
@@ -284,7 +318,10 @@ class RailReady(NamedTuple):
 
 
 class RailDown(NamedTuple):
-    """The sender has stopped this rail; answered once by the same."""
+    """The sender has stopped this rail; answered once by the same.
+
+    ``request_id`` is the RailCause, or 0. Releases before it send 0 and ignore it.
+    """
 
     request_id: U32
     rail: U32

@@ -26,6 +26,7 @@ from ..errors import ConnectionBrokenError
 from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
+LEFT = "the peer goes on by another rail: this one broke there"
 LEAST_WAIT = 1.0  # seconds, for the peer's Resume
 
 
@@ -200,7 +201,8 @@ class Failover:
         return self.broken.error
 
     def _follow(self) -> None:
-        self._leave("the peer goes on by another rail: this one broke there")
+        self.rails.lead.left_by_peer = True
+        self._leave(LEFT)
 
     def _leave(self, why: str = "the peer does not go on by another rail, after one broke") -> None:
         self.rails.messages.lead.rail_broke(ConnectionBrokenError(why))

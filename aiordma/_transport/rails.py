@@ -39,10 +39,14 @@ from ..cm.address import Address
 from ..config import Config
 from ..errors import (
     ConnectionBrokenError,
+    DeviceEventError,
     ProtocolError,
     RDMAError,
     RequestRefusedError,
+    RetryExceededError,
+    RNRRetryExceededError,
     RouteError,
+    WorkCompletionError,
     cause_text,
 )
 from . import observation
@@ -129,6 +133,28 @@ AWAITED: Mapping[RailState, str] = MappingProxyType(
 STOPPED has nothing any more, and ends the connection if writes wait for that word."""
 
 
+_UNKNOWN = protocol.RailCause.UNKNOWN
+
+
+def cause_of(error: BaseException) -> protocol.RailCause:
+    """Return the cause that the peer is told when `error` stops a rail."""
+    causes = protocol.RailCause
+    match error:
+        case RetryExceededError():
+            return causes.UNANSWERED
+        case RNRRetryExceededError():
+            return causes.NOT_READY
+        case DeviceEventError(event="PORT_ERR"):
+            return causes.PORT
+        case DeviceEventError(event="DEVICE_FATAL"):
+            return causes.DEVICE
+        case DeviceEventError() | WorkCompletionError():
+            return causes.QUEUE_PAIR
+        case ConnectionBrokenError():
+            return causes.SILENCE
+    return causes.OTHER
+
+
 @dataclass(eq=False, slots=True)
 class Rail:
     """One queue pair of a connection."""
@@ -155,6 +181,8 @@ class Rail:
     """Of the queue pairs on this device that are closed."""
     keep_alive: KeepAlive | None = None
     """Since it was up, if the connection has one."""
+    left_by_peer: bool = False
+    """It was the lead, and the peer has left it: the cause comes with the peer's RailDown."""
     ready_comes: bool = False
     """It was up by the peer's Resume before the peer's RailReady has come."""
     limit: asyncio.Handle | None = None
@@ -422,7 +450,11 @@ class Rails:
         self._advance(rail, _E.BROKE)
         self._release(rail)
         if rail.state is _S.STOPPED:
-            self._tell(protocol.RailDown(0, rail.number))
+            self._tell_down(rail, error)
+
+    def _tell_down(self, rail: Rail, error: BaseException | None) -> None:
+        cause = _UNKNOWN if rail.left_by_peer or error is None else cause_of(error)
+        self._tell(protocol.RailDown(cause, rail.number))
 
     def lead_broke(self) -> None:
         """The lead has broken, and another rail is to take over.  Not from within a drain."""
@@ -460,8 +492,13 @@ class Rails:
         if rail is self.lead and rail.state is _S.UP:
             raise ProtocolError("the peer has stopped the rail of its messages")
         tells = rail.state is not _S.STOPPED
+        cause = protocol.rail_cause_text(message.request_id)
         if tells:
-            self._trouble(rail, "is down", ConnectionBrokenError("the peer has stopped this rail"))
+            text = f"the peer has stopped this rail{': ' if cause else ''}{cause}"
+            self._trouble(rail, "is down", ConnectionBrokenError(text))
+        elif rail.left_by_peer and cause:
+            rail.error = ConnectionBrokenError(f"{rail.error}: {cause}")
+            self._log(rail, f"broke at the peer: {cause}", logging.WARNING)
         self._advance(rail, _E.TOLD_DOWN)
         self._loop.call_soon(self._gone, rail, tells)
 
@@ -470,7 +507,7 @@ class Rails:
         self._release(rail)
         self.messages.outbox.stripes.over(rail.number)
         if tells:
-            self._tell(protocol.RailDown(0, rail.number))
+            self._tell(protocol.RailDown(_UNKNOWN, rail.number))
 
     def _release(self, rail: Rail) -> None:
         """Gives it back, not from within a drain.
@@ -618,7 +655,7 @@ class OfferingRails(Rails):
         remote = Endpoint.unpack(answer.endpoint)
         self._advance(rail, _E.ANSWERED)
         if rail.state is _S.STOPPED:
-            self._tell(protocol.RailDown(0, rail.number))
+            self._tell_down(rail, rail.error)
         else:
             self._loop.call_soon(self._bring_up, rail, remote)
 

@@ -111,6 +111,15 @@ def test_numbers_on_the_wire_stay_as_they_are() -> None:
         "NORMAL=0 SHUTDOWN=1 PROTOCOL_ERROR=2 TIMEOUT=3 INTERNAL=4 NOT_AUTHENTICATED=5 REJECTED=6 "
         "FAILED=7"
     )
+    assert " ".join(f"{member.name}={member}" for member in protocol.RailCause) == (
+        "UNKNOWN=0 UNANSWERED=1 NOT_READY=2 QUEUE_PAIR=3 PORT=4 DEVICE=5 SILENCE=6 OTHER=7"
+    )
+
+
+def test_rail_down_with_a_cause_has_the_layout_of_earlier_releases() -> None:
+    """Those read any request id there, and ignore it."""
+    assert encode(protocol.RailDown(protocol.RailCause.PORT, 2)) == pack([0xA17D, 1, 26, 4, [2]])
+    assert set(protocol.RAIL_CAUSES) == set(protocol.RailCause) - {protocol.RailCause.UNKNOWN}
 
 
 def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:

@@ -22,11 +22,13 @@ from aiordma import (
     Connection,
     ConnectionBrokenError,
     ConnectionClosedError,
+    DeviceEventError,
     LeaseEndedError,
     ProtocolError,
     VerbsError,
     arrays,
 )
+from aiordma._core import protocol
 from aiordma._core.protocol import Message, RailAnswer, RailReady, RegionGrant
 from aiordma._core.region import RegionToken
 from aiordma._datapath import keys
@@ -36,9 +38,9 @@ from aiordma._transport import failover, rails, share_keys
 from aiordma._transport.connect_cm import CMLink
 from aiordma._transport.rails import AnsweringRails, OfferingRails, Rail, Rails
 from aiordma._transport.shares import Share
-from aiordma.errors import QuotaError, host_port
+from aiordma.errors import QuotaError, host_port, work_completion_error
 from aiordma.mr_pool import Block, MemoryPool, OwnMemory
-from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain
+from aiordma.verbs import EventType, MemoryRegion, MemoryWindow, ProtectionDomain, WCStatus
 from aiordma.verbs._memory import memory_region
 from aiordma.verbs._memory.memory_region import in_domain
 from tests.transport.connection_factory import (
@@ -107,6 +109,76 @@ class HeldRails:
     def __call__(self) -> None:
         for come_up in self.held:
             come_up()
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            work_completion_error(WCStatus.RETRY_EXC_ERR),
+            "its requests were not acknowledged (RETRY_EXC_ERR)",
+        ),
+        (
+            work_completion_error(WCStatus.RNR_RETRY_EXC_ERR),
+            "this side had no receive posted for too long (RNR_RETRY_EXC_ERR)",
+        ),
+        (work_completion_error(WCStatus.WR_FLUSH_ERR), "its queue pair failed"),
+        (DeviceEventError("QP_FATAL"), "its queue pair failed"),
+        (DeviceEventError("PORT_ERR"), "the port of its device went down (PORT_ERR)"),
+        (DeviceEventError("DEVICE_FATAL"), "its device failed (DEVICE_FATAL)"),
+        (ConnectionBrokenError(CABLE), "it did not hear this side in time, or its link was closed"),
+        (VerbsError(12, "ibv_post_recv"), "its device could not carry the connection"),
+    ],
+    ids=lambda it: type(it).__name__ if isinstance(it, Exception) else "",
+)
+@one_loop
+async def test_peer_of_a_broken_lead_is_told_the_cause(
+    error: Exception, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = "the peer goes on by another rail: this one broke there"
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        conns[0]._queue.rail_broke(error)
+        await until_moved(*conns)
+        while str(conns[1].rails[0].error) == left:
+            await yield_loop(1)
+        assert str(conns[1].rails[0].error) == f"{left}: {cause}"
+        assert conns[0].rails[0].error is error
+        about = f"rail 0 to {conns[1]._owner.name} on embedded0 broke"
+    told = [it.getMessage() for it in caplog.records if it.getMessage().startswith(about)]
+    assert told == [f"{about}: {left}", f"{about} at the peer: {cause}"]
+
+
+@one_loop
+async def test_peer_of_another_release_gives_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rails, "cause_of", lambda error: 0)
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        cut(conns[0])
+        await until_moved(*conns)
+        await both_ways(conns, [b"after"])
+        assert str(conns[1].rails[0].error) == failover.LEFT
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (protocol.RailCause.PORT, "the port of its device went down (PORT_ERR)"),
+        (99, "cause 99, which this release does not know"),
+    ],
+)
+@one_loop
+async def test_peer_of_a_further_rail_is_told_the_cause(
+    number: int, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rails, "cause_of", lambda error: number)
+    async with joined("tcp") as conns:
+        await until_rails(conns)
+        queue = further(conns[0]).queue
+        assert queue is not None
+        queue.rail_broke(ConnectionBrokenError(CABLE))
+        await until_rails(conns, ("lead", "down"))
+        assert str(conns[1].rails[1].error) == f"the peer has stopped this rail: {cause}"
 
 
 @pytest.mark.parametrize("way", WAYS)

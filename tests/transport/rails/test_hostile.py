@@ -15,7 +15,7 @@ from aiordma._core import protocol
 from aiordma._core.fields import MAX_RAILS
 from aiordma._core.frames import FrameKind
 from aiordma._core.operations import OperationKind
-from aiordma._core.protocol import ErrorCode, RailAnswer, RailDown, RailOffer, RailReady
+from aiordma._core.protocol import ErrorCode, RailAnswer, RailCause, RailDown, RailOffer, RailReady
 from aiordma._datapath.work_queue import WorkRequest
 from aiordma._transport.rails import Rail, Rails
 from aiordma.errors import QuotaError
@@ -120,7 +120,7 @@ async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
         _, rail = conn._rails.rails
         assert rail.queue is not None
         rail.queue.rail_broke(ConnectionBrokenError("its cable"))
-        assert await peer.control() == RailDown(0, 1)
+        assert await peer.control() == RailDown(RailCause.SILENCE, 1)
         peer.send_control(RailReady(0, 1))
         peer.send_control(RailDown(0, 1))
         assert isinstance(await asked(peer, RailOffer(2, 2, ENDPOINT)), RailAnswer)

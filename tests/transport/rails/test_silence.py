@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from aiordma import ConnectionBrokenError
-from aiordma._core.protocol import RailAnswer, RailDown, RailOffer, RailReady
+from aiordma._core.protocol import RailAnswer, RailCause, RailDown, RailOffer, RailReady
 from aiordma._transport import rails
 from aiordma._transport.rails import Berth, Rails, RailState
 from tests.transport.connection_factory import (
@@ -76,7 +76,7 @@ async def test_a_rail_is_not_said_to_work(factory: ConnectionFactory, later: Lat
             assert (rail.queue, rail.endpoint) == (None, None)
             assert "shown that this rail works" in str(rail.error)
             assert "handshake_timeout" in str(rail.error)
-            assert await peer.control() == RailDown(0, rail.number)
+            assert await peer.control() == RailDown(RailCause.SILENCE, rail.number)
             peer.give_back()
         later.fire()  # none of them has written by these rails
         assert not conn.closed
