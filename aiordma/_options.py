@@ -1,7 +1,7 @@
-"""The options of what connects and listens: the type and the default of each, once.
+"""The options of everything that connects and listens: each type and default, defined once.
 
-A function takes them as `**options: Unpack[...]`, which type checkers see, `complete` adds the
-defaults, and `shows` lists them one by one in the function's signature.
+A function takes them as `**options: Unpack[...]`, which type checkers understand. `complete` adds
+the defaults, and `shows` lists them individually in the function's signature.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ STREAM_SERVER: StreamServerOptions = {**SERVER, "ssl": None, "start_serving": Tr
 
 
 def complete(call: str, options: O, defaults: O) -> O:
-    """The options, with the defaults of those that were not given.
+    """Return the options together with the defaults of those that were not passed.
 
-    TypeError for options that the call does not have; it says so where Config has them.
+    Raises:
+        TypeError: If the call does not have an option. The message says so if Config has it.
     """
     for name in options:
         if name not in defaults:
@@ -88,7 +89,7 @@ def complete(call: str, options: O, defaults: O) -> O:
 
 
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """For a function with `**options`: its signature, as `help` shows it, has each by its name."""
+    """List the options of a function with `**options` in the signature that `help` shows."""
     assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)

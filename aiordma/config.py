@@ -1,4 +1,4 @@
-"""The settings of a connection: limits on the peer's demands, memory and timeouts."""
+"""The settings of a connection: memory, timeouts, and limits on the peer's requests."""
 
 from __future__ import annotations
 
@@ -23,123 +23,175 @@ T = TypeVar("T")
 
 
 def _ranged(default: T, low: float, high: float) -> T:
-    """A field whose values are within two limits."""
+    """Create a field whose values are within two limits."""
     return field(default=default, metadata={"range": (low, high)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The settings of a connection.  Sizes in bytes, times in seconds.
+    """The settings of a connection. Sizes are in bytes, times in seconds.
 
-    Each side has its own settings; the handshake exchanges what the peer must know.  A connection
-    takes `(data_receives + control_receives) * eager_size` of registered memory for its receives,
-    and at most `send_queue * eager_size` for messages being sent; with `max_eager_size` instead
-    while messages of that size are sent.
+    Each side has its own settings, and the handshake exchanges what the peer must know. A
+    connection uses `(data_receives + control_receives) * eager_size` bytes of registered memory for
+    its receives, and at most `send_queue * eager_size` bytes for outgoing messages. While messages
+    of up to `max_eager_size` are sent, that size applies instead.
     """
 
     eager_size: int = _ranged(8 * KIB, KIB, GIB)
-    """Size of a receive.  A longer message is sent by rendezvous: the receiver reads it by RDMA."""
+    """The size of a receive. Longer messages are sent by rendezvous (read by the receiver)."""
     max_eager_size: int = _ranged(128 * KIB, KIB, GIB)
-    """Size that the receives grow to while the peer sends messages that would then fit.  They do
-    not grow if it is at most `eager_size`, or if it would leave less than half of the pool."""
+    """The size up to which receives grow while the peer sends messages that would then fit.
+
+    They do not grow if this is at most `eager_size`, or if less than half of the pool would remain
+    free.
+    """
     data_receives: int = _ranged(24, 1, 0xFFFF)
-    """Frames of messages that the peer may have in flight before the program here takes one: the
-    data credits of flow control.  Small messages that are sent together share a frame."""
+    """The number of message frames that the peer may have in flight before this program takes one.
+
+    These are the data credits of flow control. Small messages that are sent together share a frame.
+    """
     control_receives: int = _ranged(8, 4, 0xFF)
-    """Receives kept for control messages; at least 4."""
+    """The number of receives reserved for control messages; at least 4."""
     send_queue: int = _ranged(64, 8, 0xFFFF)
-    """Work requests that this side may have outstanding, besides a few internal ones; further ones
-    are queued."""
+    """The number of work requests that this side may have outstanding, besides a few internal ones.
+
+    Further requests are queued.
+    """
     max_message: int = _ranged(GIB, 0, 1 << 62)
-    """The longest message that this side accepts."""
+    """The length of the longest message that this side accepts."""
     fetch_ahead: int = _ranged(32 * MIB, 0, 1 << 62)
-    """Bytes of rendezvous messages that are read before the program calls `recv`."""
+    """The number of bytes of rendezvous messages to read before the program calls `recv`."""
     lend_quota: int = _ranged(64 * MIB, 0, 1 << 62)
-    """Total memory that this side lends for the peer's `request_region`; memory that the peer has
-    handed over counts until `recv_buffer` takes it."""
+    """The total memory that this side lends to the peer's `request_region`.
+
+    Memory that the peer has handed over counts until `recv_buffer` takes it.
+    """
     max_regions: int = _ranged(256, 1, 1 << 20)
-    """Regions that the peer may share with this side, or borrow from it, at a time."""
+    """The number of regions that the peer may share or borrow at a time."""
     lease: float | None = _ranged(60.0, 0.001, 4294967)
-    """Seconds for which memory is shared, or borrowed, where the call names no `lease`.  None:
-    without an end, as long as the connection lives.  A call says the same with `lease=None`."""
+    """The default lease, in seconds, for sharing or borrowing memory.
+
+    None means no time limit: the lease lasts as long as the connection. A call can override it with
+    `lease=`.
+    """
     max_lease: float | None = _ranged(None, 0.001, 4294967)
-    """The longest lease of memory that the peer borrows or renews: it gets this where it asks for
-    more, or for one without an end.  None: no limit."""
+    """The longest lease that the peer can get for memory that it borrows or renews.
+
+    Longer requests, including those without a time limit, are reduced to this. None means no limit.
+    """
     max_rights: Rights = Rights.READ | Rights.WRITE | Rights.ATOMIC
-    """The rights that the peer may have on memory that it borrows; a request for others is
-    refused."""
+    """The rights that the peer may have on borrowed memory; others are refused."""
     pool_limit: int = _ranged(4 * GIB, MIB, 1 << 62)
-    """Registered memory of the pool, shared by all connections of the event loop and device;
-    the first connection's value counts."""
+    """The maximum registered memory of the pool.
+
+    All connections of the event loop and device share the pool, and the first connection's value
+    applies.
+    """
     huge_pages: bool = False
-    """Has the pool on huge pages: on free ones of the system (`nr_hugepages`); where too few are
-    free that is logged, and the kernel is asked for transparent ones.  Shared as `pool_limit`."""
+    """Whether to allocate the pool on huge pages of the system (`nr_hugepages`).
+
+    If too few are free, this is logged, and the kernel is asked for transparent huge pages. The
+    first connection's value applies, as for `pool_limit`.
+    """
     cached_registrations: int = _ranged(64, 0, 1 << 20)
-    """Registrations of the user's own memory in the registration cache, which keeps them for the
-    next operation while the user holds a memoryview of that memory; 0: none.  The least recently
-    used go first, also where they cover more than 256 MiB together.  Shared as `pool_limit`."""
+    """The size of the cache for registrations of the user's memory; 0 turns it off.
+
+    A registration is kept for the next operation while the user holds a memoryview of the memory.
+    The least recently used ones are dropped first, also if they cover more than 256 MiB together.
+    The first connection's value applies, as for `pool_limit`.
+    """
     polling: float = _ranged(200e-6, 0, 1)
-    """Adaptive polling: the time that the event loop busy-polls for the next completion before it
-    sleeps, while polling finds completions; 0: it sleeps at once.  A task polls for a few
-    microseconds itself before it waits.  Shared as `pool_limit`."""
+    """The longest time that the event loop polls for the next completion before it sleeps.
+
+    It polls only while polling finds completions (adaptive polling). With 0, it sleeps immediately.
+    A task first polls for a few microseconds itself. The first connection's value applies, as for
+    `pool_limit`.
+    """
     connect_timeout: float = 10.0
-    """Seconds from `connect` until the peer must have answered the handshake."""
+    """The number of seconds from `connect` until the peer must have completed the handshake."""
     handshake_timeout: float = 10.0
-    """Seconds that an accepted peer may take for its handshake.  An accepted socket may stay silent
-    before that for a fifth of them (`via="tcp"`; the connection manager has a limit of its own)."""
+    """The number of seconds that an accepted peer may take for its handshake.
+
+    Before that, an accepted socket may stay silent for a fifth of this time (`via="tcp"`; the
+    connection manager has its own limit).
+    """
     max_handshakes: int = _ranged(256, 1, 1 << 20)
-    """Handshakes in progress at a listener at a time, as many requests over existing connections,
-    and as many sockets that are silent before their handshake.  When a further peer comes, one
-    is dropped, by lot; of the network that has most, if it has more than an eighth.  Each is
-    at most an eighth of the descriptors that the process may have."""
+    """The number of handshakes that may be in progress at a listener.
+
+    The same number applies to requests over existing connections, and to sockets that have sent
+    nothing. If another peer arrives, one is dropped at random, from the network that has the most
+    if that is more than an eighth. Each limit is at most an eighth of the process's descriptors.
+    """
     max_connections: int | None = _ranged(None, 1, 1 << 62)
-    """Connections of a listener at a time, including those in their handshake; with `auth`, those
-    that have proved the key.  Further peers are rejected with the reason (RejectedError).  None: no
-    limit."""
+    """The number of connections of a listener, including handshakes in progress.
+
+    With `auth`, only peers that have proved the key count. Further peers are rejected with the
+    reason (RejectedError). None means no limit.
+    """
     max_connections_per_host: int | None = _ranged(None, 1, 1 << 62)
     """The same limit for each host: an IPv4 address, or an IPv6 /64 network."""
     in_band: bool = True
-    """Connection reuse for connecting: open and accept further connections to the same address and
-    port in-band, over an existing connection (`via="tcp"` without TLS).  It is faster than another
-    TCP bootstrap; the connections share the first one's socket and addresses.  False: each
-    connection uses a socket of its own, as needed behind a load balancer."""
+    """Whether to open and accept further connections over an existing one.
+
+    This applies to connections to the same address and port with `via="tcp"` and without TLS. It is
+    faster than another TCP bootstrap. The connections share the first one's socket and addresses.
+    With False, each connection has its own socket, as is necessary behind a load balancer.
+    """
     allow_other_addresses: bool = False
-    """Whether the embedded device may connect to an address that a peer names as its own, though it
-    came from another one (`via="tcp"`): as behind address translation or a load balancer.  Only for
-    peers that are trusted, since they can have this side connect to any address."""
+    """Whether the embedded device may connect to a peer address that differs from the socket's.
+
+    This is necessary behind address translation or a load balancer, with `via="tcp"`. Use it only
+    for trusted peers, because they can make this side connect to any address.
+    """
     max_rails: int | None = _ranged(None, 1, 8)
-    """Rails of a connection at most: queue pairs on several devices, the lead among them.  None: as
-    many as `device=` names here, so one where it names none.  A side with fewer devices than its
-    peer uses them again with a higher limit."""
+    """The maximum number of rails of a connection: queue pairs on several devices.
+
+    None means as many as `device=` names on this side, or one if it names none. If this exceeds the
+    number of devices of one side, that side uses them several times.
+    """
     keep_alive: float | None = 15.0
-    """Idle seconds before the peer's device is probed (keep-alive); None: never."""
+    """The number of idle seconds before the peer's device is probed; None turns it off."""
     keep_alive_timeout: float = 30.0
-    """Seconds that the device may take to answer the probe before the connection is broken.  Of
-    several rails: also that the peer may take to say that it has stopped one, if writes wait."""
+    """The number of seconds that the device may take to respond before the connection is broken.
+
+    With several rails, it is also how long the peer may take to confirm that it has stopped a rail,
+    if writes wait for that.
+    """
     close_timeout: float = 2.0
-    """Seconds that `close` waits for outstanding operations before it aborts them."""
+    """The number of seconds that `close` waits for outstanding operations before it aborts them."""
     retry_count: int = _ranged(6, 0, 7)
-    """Retransmissions, 0 to 7, of what the peer's device does not acknowledge; then the connection
-    breaks.  Not 7 with rdma_rxe, which takes that for no limit."""
+    """The number of retransmissions, 0 to 7, before an unacknowledged packet breaks the connection.
+
+    Do not use 7 with rdma_rxe, which interprets it as unlimited.
+    """
     ack_timeout: float = _ranged(0.067, 8.2e-6, 8796)
-    """Seconds until a retransmission, rounded up to 4.096 us times a power of 2.  A dead path is
-    noticed after about `ack_timeout * (retry_count + 1)`, or up to four times that.  An int from 1
-    to 31 is refused: it would be the encoded number of a program in C."""
+    """The number of seconds until a retransmission, rounded up to 4.096 us times a power of 2.
+
+    A dead path is detected after `ack_timeout * (retry_count + 1)`, or up to four times that.
+    Integers from 1 to 31 are rejected, because they look like the encoded value of a C program.
+    """
     type_of_service: int = _ranged(0, 0, 0xFF)
-    """Type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.  The embedded device
-    sets it on packets of RoCE v2, and on TCP connections with the connection manager."""
+    """The type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.
+
+    The embedded device sets it on RoCE v2 packets, and on TCP connections with the connection
+    manager.
+    """
     path_mtu: int | None = None
-    """Bytes of payload of a packet at most: 256, 512, 1024, 2048 or 4096 (`via="tcp"`).  None: the
-    active MTU of the ports.  The smaller one of both sides applies."""
+    """The maximum payload of a packet: 256, 512, 1024, 2048 or 4096 bytes (`via="tcp"`).
+
+    None means the active MTU of the ports. The smaller value of both sides applies.
+    """
     gid_index: int | None = _ranged(None, 0, 0xFFFF)
-    """Index of the local GID (`via="tcp"`; `aiordma devinfo` lists them).  None: the GID of the
-    local address.  It must reach the GID that the peer uses."""
+    """The index of the local GID (`via="tcp"`; `aiordma devinfo` lists them).
+
+    None means the GID of the local address. It must reach the GID that the peer uses.
+    """
     pkey: int | None = _ranged(None, 1, 0xFFFF)
-    """The partition: a P_Key of the port (`via="tcp"`).  None: the first one."""
+    """The partition: a P_Key of the port (`via="tcp"`). None means the first one."""
     hop_limit: int | None = _ranged(None, 0, 0xFF)
-    """Routers that a packet may pass (`via="tcp"`), 0 to 255.  None: 64."""
+    """The number of routers that a packet may pass, 0 to 255 (`via="tcp"`). None means 64."""
     service_level: int | None = _ranged(None, 0, 15)
-    """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`).  None: 0."""
+    """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`). None means 0."""
 
     def __repr__(self) -> str:
         given = [
@@ -171,7 +223,7 @@ _CONVERSIONS: dict[str, Callable[[str, object], Any]] = {
     "float": seconds,
     "Rights": partial(choice, kind=Rights),
 }
-"""The conversion of a value, by the annotation of its field."""
+"""The function that converts a value, by the annotation of its field."""
 
 _FIELDS = [
     (
@@ -183,7 +235,7 @@ _FIELDS = [
     for it in fields(Config)
     for kind in [str(it.type).removesuffix(" | None")]
 ]
-"""The fields: their names, conversions, whether they may be None, and their limits."""
+"""The name, conversion, optionality and limits of each field."""
 
 _MTUS = (256, 512, 1024, 2048, 4096)
 

@@ -1,4 +1,4 @@
-"""Every exception that aiordma raises of its own, as one tree.
+"""The exceptions of aiordma.
 
 ::
 
@@ -6,44 +6,44 @@
     ├── VerbsError (OSError)             a verb failed: .verb .errno
     │   ├── QPTransitionError            .missing .forbidden attributes of a modify
     │   ├── PostError                    .bad_index: the first work request not posted
-    │   │   └── QueueFullError           because there is no room for it
-    │   ├── UnsupportedError             .capability that .device does not offer
-    │   ├── DeviceNotFoundError          .name asked for, .known names
-    │   └── LibraryNotFoundError         .library, .symbol that is not there
+    │   │   └── QueueFullError           because the queue has no room
+    │   ├── UnsupportedError             .capability is not supported by .device
+    │   ├── DeviceNotFoundError          .name was not found among .known
+    │   └── LibraryNotFoundError         .library or .symbol is missing
     ├── WorkCompletionError              a work request failed: .status .operation .qp_num .wr_id
     │   └── ...                          one class per status, see WORK_COMPLETION_ERRORS
     ├── DeviceEventError                 the device, or an object on it, has failed
     ├── ConnectionManagerError           a connection could not be established: .event .status
     │   ├── AddressError (OSError)       the address does not resolve to a device
-    │   ├── RouteError (OSError)         the address resolves, but there is no route to it
-    │   ├── UnreachableError (OSError)   the host does not answer
+    │   ├── RouteError (OSError)         there is no route to the address
+    │   ├── UnreachableError (OSError)   the host does not respond
     │   └── RejectedError (ConnectionRefusedError)    .reason .private_data
     │       └── ServiceRejectedError     rejected by a datagram service
     ├── ConnectionClosedError (ConnectionError)   closed by this side, or .by_peer
     ├── ConnectionBrokenError (ConnectionError)   the peer, its program or the link failed
-    ├── OutcomeUnknownError              the rail of an operation broke: it may have been done
+    ├── OutcomeUnknownError              an operation may have been executed when its rail broke
     ├── ProtocolError                    the peer violated the protocol
-    │   ├── HandshakeBrokenError (ConnectionError)    the peer ended the handshake in the middle
-    │   └── IntegrityError               what is encrypted was changed on the way
-    ├── UnencryptedError                 an operation on memory where all is to be encrypted
+    │   ├── HandshakeBrokenError (ConnectionError)    the peer ended during the handshake
+    │   └── IntegrityError               encrypted data was modified on the way
+    ├── UnencryptedError                 an operation on memory with encrypt=True
     ├── AuthenticationError (ConnectionRefusedError)   the two sides have different keys
     ├── RequestRefusedError              the peer refused a request: .code .text
     ├── LimitError                       a limit would be exceeded: .amount .limit
-    │   ├── QuotaError                   the limit on memory that is lent or held
+    │   ├── QuotaError                   the limit on lent or pooled memory
     │   └── MessageTooLongError          the limit on the length of a message
     ├── RangeError (ValueError)          .offset .length .region_length .right
-    │   ├── LocalRangeError              in the caller's own memory
+    │   ├── LocalRangeError              in local memory
     │   └── RemoteRangeError             in the peer's memory
     ├── BufferStateError                 a buffer was used after its release, or released twice
-    │   └── LeaseEndedError              of a region of the peer: .region_id
+    │   └── LeaseEndedError              for a region of the peer: .region_id
     ├── BusyError                        another task, thread or operation is using the object
-    ├── WrongLoopError (RuntimeError)    used in another loop, thread or process than its own
+    ├── WrongLoopError (RuntimeError)    used in another loop, thread or process
     ├── TraceFormatError (ValueError)    a line of a file is not a trace record: .path .line
     └── InternalError                    a bug in aiordma
 
-A name in parentheses is a builtin exception that the class is also derived from. The text of an
-error says what failed, on which object or peer, why, and what to change. Every error can be
-copied and pickled (pickling drops ``__cause__``, as with any exception).
+A name in parentheses is a builtin exception that the class also derives from. The text of an error
+says what failed, on which object or peer, why, and what to do. All errors can be copied and
+pickled; pickling drops ``__cause__``, as with any exception.
 """
 
 from __future__ import annotations
@@ -64,31 +64,31 @@ def _rebuild(cls: type[RDMAError], args: tuple[object, ...]) -> RDMAError:
 
 
 class RDMAError(Exception):
-    """The base of all exceptions of aiordma."""
+    """The base class of all exceptions of aiordma."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle by the arguments of the builtin base and the attributes."""
+        """Copy and pickle the arguments of the builtin base class and the attributes."""
         return _rebuild, (type(self), self.args), self.__dict__.copy()
 
 
 def host_port(address: tuple[str, int]) -> str:
-    """``host:port``, or ``[host]:port`` for IPv6 (RFC 3986). For the texts of this package."""
+    """Return ``host:port``, or ``[host]:port`` for IPv6 (RFC 3986), for error messages."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def add_hint(error: Exception, hint: str) -> None:
-    """Adds what to do to the text of an error that is not raised yet."""
+    """Append advice to the text of an error that has not been raised yet."""
     error.args = (*error.args[:-1], f"{error.args[-1]}; {hint}")
     if isinstance(error, OSError):
         error.strerror = error.args[-1]
 
 
 def cause_text(error: BaseException) -> str:
-    """The text of an error for use in another: without an errno, which the other one has."""
+    """Return the text of an error for use in another one, without its errno."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
@@ -98,7 +98,7 @@ def cause_text(error: BaseException) -> str:
 
 
 class VerbsError(RDMAError, OSError):
-    """A verb failed. ``verb`` is its name in C, ``errno`` what it reported (0 if nothing)."""
+    """A verb failed. ``verb`` is its C name, ``errno`` the reported error (0 if there is none)."""
 
     verb: str
 
@@ -111,8 +111,8 @@ class VerbsError(RDMAError, OSError):
 class QPTransitionError(VerbsError):
     """A queue pair cannot be modified as requested; ``detail`` says what is allowed.
 
-    ``missing`` and ``forbidden`` are bits of ``enum ibv_qp_attr_mask``; both are 0 when the state
-    machine has no such transition.
+    ``missing`` and ``forbidden`` are bits of ``enum ibv_qp_attr_mask``. Both are 0 if the
+    transition does not exist.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class QueueFullError(PostError):
 
 
 class UnsupportedError(VerbsError):
-    """``device`` does not offer ``capability``."""
+    """``device`` does not support ``capability``."""
 
     def __init__(
         self, capability: str, *, device: str = "", verb: str = "", errno: int = _errno.EOPNOTSUPP
@@ -159,10 +159,10 @@ class UnsupportedError(VerbsError):
 
 
 class DeviceNotFoundError(VerbsError):
-    """No device has the name ``name``; ``known`` are the names of the devices that exist.
+    """There is no device called ``name``; ``known`` are the names of the available devices.
 
-    ``wanted`` is a property that was required, ``detail`` what each device has instead, or why
-    there is none.
+    ``wanted`` is a required property. ``detail`` is what each device has instead, or why there are
+    no devices.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ _PACKAGES = {
 
 
 class LibraryNotFoundError(VerbsError):
-    """A system library, or a symbol in it, is missing; the text names the package to install.
+    """A system library or a symbol in it is missing; the text names the package to install.
 
     ``detail`` is the message of the dynamic linker.
     """
@@ -213,12 +213,13 @@ _work_completion_errors: dict[int, type[WorkCompletionError]] = {}
 
 
 class WorkCompletionError(RDMAError):
-    """A work request was posted, and its completion has an error status.
+    """A posted work request completed with an error status.
 
-    ``status`` is a value of ``enum ibv_wc_status``, ``status_name`` its name, ``operation`` what
-    was posted (``"send"``, ``"read"`` ...; empty when unknown), ``vendor_err`` the error code of
-    the device's vendor. ``wr_id`` and ``qp_num`` name the request. ``what`` is the operation with
-    its bytes, region and peer, for the text. A status without a class of its own gives this class.
+    ``status`` is a value of ``enum ibv_wc_status``, and ``status_name`` is its name. ``operation``
+    is what was posted (``"send"``, ``"read"`` ...; empty if unknown). ``vendor_err`` is the
+    vendor's error code. ``wr_id`` and ``qp_num`` identify the request. ``what`` describes the
+    operation in the text, with its bytes, region and peer. A status without its own class uses this
+    class.
     """
 
     status_name: ClassVar[str] = ""
@@ -382,7 +383,7 @@ class TagMatchingIncompleteError(WorkCompletionError, name="TM_RNDV_INCOMPLETE")
 WORK_COMPLETION_ERRORS: Mapping[int, type[WorkCompletionError]] = MappingProxyType(
     _work_completion_errors
 )
-"""The class of each failing ``enum ibv_wc_status``."""
+"""The exception class for each error of ``enum ibv_wc_status``."""
 
 
 def work_completion_error(
@@ -396,9 +397,13 @@ def work_completion_error(
     what: str = "",
     cause: BaseException | None = None,
 ) -> WorkCompletionError:
-    """Make the exception for a completion's ``status``; ValueError for 0, which is success.
+    """Create the exception for a completion's ``status``.
 
-    ``cause`` becomes its ``__cause__``: for a flush, the first failure of that queue pair.
+    ``cause`` becomes its ``__cause__``; for a flushed request, it is the first failure of the queue
+    pair.
+
+    Raises:
+        ValueError: If the status is 0, which means success.
     """
     if status == 0:
         raise ValueError("IBV_WC_SUCCESS is not an error")
@@ -430,10 +435,10 @@ _EVENT_ADVICE = {
 
 
 class DeviceEventError(RDMAError):
-    """The device reported by an asynchronous event that it, or an object on it, has failed.
+    """An asynchronous event reported that the device, or an object on it, has failed.
 
-    ``event`` is the name of the event without ``IBV_EVENT_``, ``device`` the name of the device,
-    ``element`` the object that failed, empty for the device itself.
+    ``event`` is the name of the event without ``IBV_EVENT_``. ``device`` is the name of the device.
+    ``element`` is the failed object; it is empty for the device itself.
     """
 
     def __init__(self, event: str, *, device: str = "", element: str = "") -> None:
@@ -457,7 +462,7 @@ UNANNOUNCED = (
 
 
 def in_short(error: BaseException) -> str:
-    """The meaning of an error for its connection, for an error whose ``__cause__`` it is."""
+    """Return what an error means for its connection, for an error whose ``__cause__`` it is."""
     if isinstance(error, RetryExceededError):
         return PEER_GONE
     if isinstance(error, WorkCompletionError):
@@ -474,8 +479,9 @@ def in_short(error: BaseException) -> str:
 class ConnectionManagerError(RDMAError):
     """A connection could not be established.
 
-    ``event`` is the name of the connection manager's event (``"RDMA_CM_EVENT_..."``, empty when a
-    call failed at once), ``status`` its status: a negative errno, or the reason of a rejection.
+    ``event`` is the name of the connection manager's event (``"RDMA_CM_EVENT_..."``); it is empty
+    if a call failed immediately. ``status`` is its status: a negative errno, or the reason for a
+    rejection.
     """
 
     _default_errno: ClassVar[int] = 0
@@ -506,7 +512,7 @@ class RouteError(ConnectionManagerError, OSError):
 
 
 class UnreachableError(ConnectionManagerError, OSError):
-    """The peer's host does not answer connection requests."""
+    """The peer's host does not respond to connection requests."""
 
     _default_errno = _errno.EHOSTUNREACH
 
@@ -515,8 +521,9 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """The peer's host rejected the connection.
 
     ``reason`` is a number of IBTA clause 12.6.7.2 (28: by the application; 8: no listener on the
-    port) or a negative errno; ``private_data`` is what the peer attached, trailing zeros included.
-    ``by_application``: the listener's ``on_request`` has refused it, for the reason in the text.
+    port), or a negative errno. ``private_data`` is what the peer attached, including trailing
+    zeros. ``by_application`` means that the listener's ``on_request`` refused it; the text contains
+    its reason.
     """
 
     _default_errno = _errno.ECONNREFUSED
@@ -553,7 +560,7 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
 class ServiceRejectedError(RejectedError):
     """A datagram service rejected the request: ``reason`` is the status of its reply.
 
-    IBTA clause 12.11.2 (2: by the application; 1: no listener on the port).
+    See IBTA clause 12.11.2 (2: by the application; 1: no listener on the port).
     """
 
     _reasons = MappingProxyType(
@@ -579,8 +586,8 @@ class ConnectionClosedError(RDMAError, ConnectionError):
 class ConnectionBrokenError(RDMAError, ConnectionError):
     """The connection ended without a close: the peer, its program or the link failed.
 
-    The text has the likely cause. ``__cause__`` is a failure that this side's device has reported,
-    if it was noticed by one.
+    The text contains the likely cause. ``__cause__`` is the failure that this side's device
+    reported, if there was one.
     """
 
     def __init__(self, message: str = "the connection broke") -> None:
@@ -588,31 +595,29 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
 
 
 class OutcomeUnknownError(RDMAError):
-    """The rail of an operation broke: it may have been carried out, once, or not.
+    """The rail of an operation broke, and the operation may or may not have been executed, once.
 
-    The connection goes on by another rail.
+    The connection continues on another rail.
     """
 
 
 class ProtocolError(RDMAError):
-    """The peer violated the protocol; the connection has been ended."""
+    """The peer violated the protocol. The connection has ended."""
 
 
 class HandshakeBrokenError(ProtocolError, ConnectionError):
-    """The peer ended the handshake in the middle, as a process that is killed does."""
+    """The peer ended during the handshake, as a process does that is killed."""
 
 
 class IntegrityError(ProtocolError):
-    """On an encrypted connection something arrived that the peer did not send like this.
-
-    It was changed, repeated, left out or put in another place on the way.
-    """
+    """Data on an encrypted connection was modified, repeated, dropped or reordered on the way."""
 
 
 class UnencryptedError(RDMAError):
-    """An operation on memory, where only what is encrypted is allowed (``encrypt=True``).
+    """An operation on memory was attempted on a connection that encrypts everything.
 
-    Reads, writes, atomics and shared memory are the devices' alone, which do not encrypt.
+    With ``encrypt=True``, reads, writes, atomics and shared memory are refused, because devices do
+    not encrypt them.
     """
 
     def __init__(self) -> None:
@@ -628,7 +633,7 @@ class AuthenticationError(RDMAError, ConnectionRefusedError):
 
 
 class RequestRefusedError(RDMAError):
-    """The peer refused a request: ``code`` (of the protocol) and ``text`` say why.
+    """The peer refused a request; ``code`` (of the protocol) and ``text`` say why.
 
     ``peer`` is its address, for the text.
     """
@@ -643,7 +648,7 @@ class RequestRefusedError(RDMAError):
 
 
 class LimitError(RDMAError):
-    """``amount`` was requested and ``limit`` is the maximum, in the unit that the text names."""
+    """``amount`` was requested, but ``limit`` is the maximum, in the unit that the text names."""
 
     def __init__(self, message: str, *, amount: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -658,7 +663,7 @@ class QuotaError(LimitError):
 class MessageTooLongError(LimitError):
     """A message of ``amount`` bytes exceeds the peer's limit of ``limit``; nothing was sent.
 
-    Or it exceeds the memory given to ``recv_into``; the message can still be received.
+    It may also exceed the memory passed to ``recv_into``; the message can still be received.
     """
 
     def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
@@ -673,11 +678,11 @@ class MessageTooLongError(LimitError):
 
 
 class RangeError(RDMAError, ValueError):
-    """A range of a region cannot be accessed as requested; nothing was posted.
+    """A range of a region cannot be accessed as requested. Nothing was posted.
 
-    ``offset`` and ``length`` are the requested range, ``region_length`` is the size of the region,
-    all in bytes; ``right`` names the missing right, if that is the reason. ``region_id`` is the
-    number of the peer's region, as its repr has it.
+    ``offset`` and ``length`` are the requested range, and ``region_length`` is the size of the
+    region, in bytes. ``right`` is the missing right, if that is the reason. ``region_id`` is the
+    number of the peer's region, as its repr shows it.
     """
 
     _whose: ClassVar[str] = "region"
@@ -704,7 +709,7 @@ class RangeError(RDMAError, ValueError):
 
 
 class LocalRangeError(RangeError):
-    """A range of the caller's own memory cannot be accessed as requested."""
+    """A range of local memory cannot be accessed as requested."""
 
     _whose = "local buffer"
 
@@ -720,9 +725,9 @@ class BufferStateError(RDMAError):
 
 
 class LeaseEndedError(BufferStateError):
-    """The lease of a region of the peer has ended, or the peer has taken the region back.
+    """The lease of a region of the peer has ended, or the peer has revoked the region.
 
-    Nothing was posted, and the connection goes on. ``region_id`` is that of the region's token.
+    Nothing was posted, and the connection stays open. ``region_id`` is that of the region's token.
     """
 
     def __init__(self, message: str, region_id: int) -> None:
@@ -731,7 +736,7 @@ class LeaseEndedError(BufferStateError):
 
 
 class BusyError(RDMAError):
-    """Another task, thread or operation is using the object; try again when it is done."""
+    """Another task, thread or operation is using the object. Try again when it is done."""
 
 
 class WrongLoopError(RDMAError, RuntimeError):
@@ -748,7 +753,7 @@ class TraceFormatError(RDMAError, ValueError):
 
 
 class InternalError(RDMAError):
-    """An invariant of aiordma was violated: a bug in aiordma, not in its user or its peer."""
+    """An invariant of aiordma was violated: a bug in aiordma, not in its user or peer."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message} (a bug in aiordma: please report it)")
