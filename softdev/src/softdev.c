@@ -35,7 +35,7 @@ static int choose_carriers(void)
 {
 	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
 	soft_cm_use_gsi(soft_links_are_roce() ? &gsi : NULL);
-	return soft_links_are_roce() ? soft_roce_check_calls() : 0;
+	return soft_links_are_roce() ? soft_check_packet_calls() : 0;
 }
 
 static const struct soft_subsystem carriers = {.start = choose_carriers};

@@ -5,10 +5,12 @@
  * does nothing.  Calls that have a substitute are not tried: memfd_create, getrandom, pidfd_open,
  * process_vm_readv, and all that only links in shared memory need.
  */
-#define _GNU_SOURCE /* accept4 */
+#define _GNU_SOURCE /* accept4, sendmmsg */
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -41,6 +43,8 @@ ssize_t soft_read_random(void *to, size_t length, unsigned flags)
 	return got;
 }
 
+#define TRY(name, call) rc = rc ? rc : soft_check_call(name, call)
+
 static int try_socket(void)
 {
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -61,7 +65,6 @@ int soft_check_calls(void)
 	uint8_t byte = 0;
 	int value = 0, rc = try_socket();
 
-#define TRY(name, call) rc = rc ? rc : soft_check_call(name, call)
 	TRY("epoll_ctl", epoll_ctl(-1, EPOLL_CTL_ADD, -1, &event));
 	TRY("epoll_wait or epoll_pwait", epoll_wait(-1, &event, 1, 0));
 	TRY("poll or ppoll", poll(NULL, 0, 0));
@@ -79,6 +82,17 @@ int soft_check_calls(void)
 	TRY("sendto", send(-1, &byte, sizeof(byte), 0));
 	TRY("recvfrom", recv(-1, &byte, sizeof(byte), 0));
 	TRY("sendmsg", sendmsg(-1, &message, 0));
-#undef TRY
+	return rc;
+}
+
+int soft_check_packet_calls(void)
+{
+	struct mmsghdr message = {0};
+	struct ifreq request = {0};
+	int rc = 0;
+
+	TRY("sendmmsg", sendmmsg(-1, &message, 1, 0));
+	TRY("recvmmsg", recvmmsg(-1, &message, 1, 0, NULL));
+	TRY("ioctl", ioctl(-1, SIOCGIFMTU, &request));
 	return rc;
 }

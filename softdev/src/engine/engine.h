@@ -448,6 +448,9 @@ soft_misconfigured(int error, const char *variable, const char *value, const cha
  * the seccomp filter of a container, its name is reported like a wrong variable. */
 int soft_check_call(const char *name, long result);
 
+/* The same for the calls that only packets of RoCE need. */
+int soft_check_packet_calls(void);
+
 /* The reason for which this thread's latest start of the engine failed; empty if only errno says it. */
 const char *soft_start_failure(void);
 

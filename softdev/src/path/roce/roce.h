@@ -10,9 +10,6 @@
 
 #include "path/path.h"
 
-/* 0, or the errno value of a system call that packets need and the kernel denies. */
-int soft_roce_check_calls(void);
-
 /* The queue pair has come to RTR: open its channel, whose `calls` are set.  0 or an errno value;
  * EADDRINUSE, which is told on stderr: the UDP port of RoCE is another one's. */
 int soft_roce_open(struct soft_chan *chan, struct soft_qp *qp);

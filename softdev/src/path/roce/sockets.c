@@ -7,11 +7,9 @@
  */
 #define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
-#include <net/if.h>
 #include <netinet/udp.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 
 #include "roce_internal.h"
 #include "trace/trace.h"
@@ -238,17 +236,6 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 	run->count++;
 	run->length += whole;
 	soft_device.roce->staged_length += whole;
-}
-
-int soft_roce_check_calls(void)
-{
-	struct mmsghdr message = {0};
-	struct ifreq request = {0};
-	int rc = soft_check_call("sendmmsg", sendmmsg(-1, &message, 1, 0));
-
-	if (!rc)
-		rc = soft_check_call("recvmmsg", recvmmsg(-1, &message, 1, 0, NULL));
-	return rc ? rc : soft_check_call("ioctl", ioctl(-1, SIOCGIFMTU, &request));
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
