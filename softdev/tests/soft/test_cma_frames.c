@@ -409,6 +409,25 @@ static void both_deregister(void)
 	close_scene(&scene);
 }
 
+/* Wait until the side has taken in all that its peer has sent before it failed. */
+static void await_disconnect(struct side *side)
+{
+	while (LOCKED(soft_qp_of(side->qp)->link != NULL))
+		CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
+}
+
+/* Let the time pass in which the peer could still answer. */
+static void use_up_retries(struct side *side)
+{
+	struct soft_timer *timer = &soft_qp_of(side->qp)->reach_timer;
+
+	soft_lock();
+	CHECK(timer->running);
+	soft_timer_stop(timer);
+	timer->expired(timer);
+	soft_unlock();
+}
+
 /* The side whose memory is copied, called the owner here, fails, and its memory goes, before the
  * other side takes in what refers to it.  A queue pair in error neither sends nor answers, so the
  * other side has no access error: its READ fails when its retries are used up (IBTA 9.7.6.1.3), its
@@ -421,7 +440,6 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 
 	open_scene(&scene, (struct options){.memory = 4 * MIB, .timeout = 20});
 	const bool is_owner = read != is_parent(&scene);
-	struct soft_qp *qp = soft_qp_of(side->qp);
 	uint64_t given = given_so_far();
 
 	if (!is_parent(&scene))
@@ -444,20 +462,41 @@ static void owner_fails(enum ibv_wr_opcode opcode)
 	} else {
 		process_barrier(&scene.process);
 		soft_unlock();
-		while (LOCKED(qp->link != NULL)) /* the owner's DISCONNECT is behind all else */
-			CHECK_EQUAL(poll_cq(side, 1, &(struct ibv_wc){0}), 0);
+		await_disconnect(side);
 		expect_state(side, IBV_QPS_RTS);
 		if (read) {
-			soft_lock();
-			CHECK(qp->reach_timer.running);
-			soft_timer_stop(&qp->reach_timer);
-			qp->reach_timer.expired(&qp->reach_timer);
-			soft_unlock();
+			use_up_retries(side);
 			expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
 		} else {
 			enter_state(side, IBV_QPS_ERR);
 			expect_wc(side, 2, IBV_WC_WR_FLUSH_ERR);
 		}
+	}
+	close_scene(&scene);
+}
+
+/* The responder fails, and its memory goes, before it takes in a request for that memory. */
+static void responder_fails(enum ibv_wr_opcode opcode, uint32_t length)
+{
+	struct scene scene;
+	struct side *side = &scene.side;
+
+	open_scene(&scene, (struct options){.memory = MIB, .timeout = 20});
+	if (!is_parent(&scene))
+		port(false);
+	process_barrier(&scene.process);
+	if (is_parent(&scene))
+		POST(side, opcode, .wr_id = 1, .length = length, AT(&scene.peer, 0));
+	process_barrier(&scene.process);
+	if (is_parent(&scene)) {
+		await_disconnect(side);
+		expect_state(side, IBV_QPS_RTS);
+		use_up_retries(side);
+		expect_wc(side, 1, IBV_WC_RETRY_EXC_ERR);
+	} else {
+		enter_state(side, IBV_QPS_ERR);
+		deregister(side);
+		port(true);
 	}
 	close_scene(&scene);
 }
@@ -551,6 +590,9 @@ int main(void)
 		STEP(owner_fails(IBV_WR_RDMA_READ));
 		STEP(owner_fails(IBV_WR_SEND));
 		STEP(owner_fails(IBV_WR_RDMA_WRITE_WITH_IMM));
+		STEP(responder_fails(IBV_WR_RDMA_READ, MIB));
+		STEP(responder_fails(IBV_WR_RDMA_WRITE, MIB));
+		STEP(responder_fails(IBV_WR_ATOMIC_FETCH_AND_ADD, 8));
 		STEP(unmapped_under_fire(IBV_WR_SEND));
 		STEP(unmapped_under_fire(IBV_WR_RDMA_READ));
 	}
