@@ -122,7 +122,7 @@ static void datagrams(void)
 	OPEN(&connected);
 	OPEN(&unready, .ud = true);
 	const struct address own = address_of_side(&a);
-	struct ibv_ah *ah = ud_path(&a, &own, 0);
+	struct ibv_ah *ah = ud_path(&a, &own, a.options.gid);
 	const struct {
 		uint32_t qpn;
 		const char *reason;
