@@ -70,7 +70,7 @@ class KeyExchange:
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError:
-            raise AuthenticationError("the peer's public key is none") from None
+            raise AuthenticationError("the peer sent an invalid public key") from None
         publics = (self.public, peer_public) if client else (peer_public, self.public)
         of_client, of_server = traffic_secrets(key, shared, *publics, connection)
         ours, theirs = (of_client, of_server) if client else (of_server, of_client)

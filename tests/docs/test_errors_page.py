@@ -10,6 +10,7 @@ import re
 import pytest
 
 from aiordma import errors
+from aiordma._transport import auth
 from tests.docs.pages import DOCS, ROOT
 
 PAGE = (DOCS / "errors.md").read_text()
@@ -33,6 +34,54 @@ def texts() -> tuple[str, ...]:
 def is_a_text(shown: str) -> bool:
     pattern = ".*".join(map(re.escape, shown.removesuffix("...").split("...")))
     return any(re.search(pattern, text, re.DOTALL) for text in texts())
+
+
+AUTHENTICATION = [
+    ROOT / "aiordma" / name
+    for name in ("_core/authentication.py", "_transport/auth.py", "_transport/encryption.py")
+]
+
+
+def raised_by_authentication() -> dict[str, str]:
+    """Return the class of each text with which authentication fails.
+
+    These are all texts of AuthenticationError, and those of the modules of authentication.
+    """
+    found = {}
+    for path in (ROOT / "aiordma").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for call in ast.walk(tree):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args):
+                continue
+            kind, argument = call.func.id, call.args[0]
+            if kind == "AuthenticationError" or (path in AUTHENTICATION and kind.endswith("Error")):
+                found[text_of(argument)] = kind
+    return found
+
+
+def text_of(argument: ast.expr) -> str:
+    """Return the text of a string or of a constant in auth.py, with "..." for what is filled in."""
+    if isinstance(argument, ast.Name):
+        return str(getattr(auth, argument.id))
+    parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
+    return "".join(str(it.value) if isinstance(it, ast.Constant) else "..." for it in parts)
+
+
+@pytest.mark.parametrize(("text", "kind"), sorted(raised_by_authentication().items()))
+def test_every_text_of_authentication_has_a_row(text: str, kind: str) -> None:
+    rows = [
+        kinds
+        for shown, kinds, _ in ROWS
+        if re.search(".*".join(map(re.escape, shown.removesuffix("...").split("..."))), text)
+    ]
+    assert any(f"`{kind}`" in kinds for kinds in rows), f"docs/errors.md lacks {kind}: {text}"
+
+
+def test_the_texts_of_authentication_are_found() -> None:
+    texts = raised_by_authentication()
+    assert texts["the peer asks for a key: give auth="] == "AuthenticationError"
+    assert texts[auth.NOT_THE_SAME_KEY] == "AuthenticationError"
+    assert texts["auth is a key of type bytes, not ..."] == "TypeError"
 
 
 def test_the_page_has_rows() -> None:
