@@ -671,8 +671,8 @@ class MessageTooLongError(LimitError):
             text = f"the next message has {length} bytes, the memory given for it {limit}"
         else:
             text = (
-                f"a message of {length} bytes; the peer takes at most {limit}"
-                " (Config.max_message there)"
+                f"a message of {length} bytes; the receiver takes at most {limit}"
+                " (Config.max_message of the receiver)"
             )
         super().__init__(text, amount=length, limit=limit)
 

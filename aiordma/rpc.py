@@ -237,7 +237,9 @@ async def serve(
             elif name not in functions:
                 await refuse(number, "LookupError", "the server has no such function")
             elif len(tasks) - len(answering) >= max_calls:
-                await refuse(number, "TooManyCalls", f"{max_calls} calls are under way")
+                text = f"{max_calls} calls are under way (max_calls of the server)"
+                logger.info("%s: the call of %s is refused: %s", conn, name, text)
+                await refuse(number, "TooManyCalls", text)
             else:
                 # A client that has its answer may call again before this side knows that it has.
                 while len(tasks) >= max_calls:

@@ -126,7 +126,7 @@ SAYS: list[tuple[RDMAError, dict[str, object], str]] = [
     (
         MessageTooLongError(100, 64),
         {"amount": 100, "limit": 64},
-        "…100 bytes; the peer takes at most 64…",
+        "…100 bytes; the receiver takes at most 64…",
     ),
     (
         RemoteRangeError(60, 8, 64),

@@ -38,7 +38,7 @@ from aiordma._core.fields import (
     Token,
 )
 from aiordma._core.frames import HEADER_SIZE, TAG_SIZE
-from aiordma.errors import ProtocolError
+from aiordma.errors import MessageTooLongError, ProtocolError
 
 MAGIC = 0xA17D
 VERSION = 1
@@ -498,20 +498,34 @@ GOING_AWAY = Goodbye(0, GoodbyeCode.NORMAL, "the server is shutting down")
 """Ends a connection in order, as GOODBYE, for a release that does not know the text as well."""
 CUT_OFF = Goodbye(0, GoodbyeCode.SHUTDOWN, "the server was shut down before its handler had ended")
 
-_TYPE_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]{0,63}")
+_FAILURE = re.compile("([A-Za-z_][A-Za-z0-9_]{0,63})(?: ([0-9]{1,20}) of ([0-9]{1,20}))?")
 
 
 def failed(error: BaseException) -> Goodbye:
-    """The goodbye of a side that an exception ends: with its type, never with its text.
+    """Return the goodbye of a side that an exception ends, with its type and never its text.
 
-    The text may hold what the peer must not see. Of a group it is the first exception's type.
+    The text may hold what the peer must not see. Of a group it is the first exception's type. A
+    message that is too long has its size and the limit behind that, for the side whose limit it is.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return Goodbye(0, GoodbyeCode.FAILED, type(error).__name__)
+    text = type(error).__name__
+    if type(error) is MessageTooLongError:
+        text += f" {error.amount} of {error.limit}"
+    return Goodbye(0, GoodbyeCode.FAILED, text)
 
 
-def failure(goodbye: Goodbye) -> str:
-    """The failure of the peer, for an error; only a name of a type is repeated."""
-    name = goodbye.text if _TYPE_NAME.fullmatch(goodbye.text) else "an exception"
-    return f"{name} ended the connection in the peer's program: what it sent may be incomplete"
+def failure(goodbye: Goodbye, max_message: int) -> str:
+    """Return the failure of the peer, for an error of this side, which takes `max_message` bytes.
+
+    Only a name of a type and numbers are repeated.
+    """
+    found = _FAILURE.fullmatch(goodbye.text)
+    name, amount, limit = found.groups("0") if found else ("an exception", "0", "0")
+    text = f"{name} ended the connection in the peer's program: "
+    if name == MessageTooLongError.__name__ and int(amount) > int(limit) == max_message:
+        return (
+            f"{text}its message has {amount} bytes, and this side takes at most {limit} "
+            f"(Config.max_message here)"
+        )
+    return f"{text}what it sent may be incomplete"

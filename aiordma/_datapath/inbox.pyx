@@ -395,6 +395,7 @@ cdef PendingRendezvous pending_rendezvous(
     cdef const RendezvousPiece *piece
     cdef PendingRendezvous pending = PendingRendezvous.__new__(PendingRendezvous)
     cdef uint32_t count, size, i
+    cdef object total
     if length < HEADER + sizeof(RendezvousRequest) + (PAYLOAD_SEAL if sealed else 0):
         raise ProtocolError(f"the peer sent a rendezvous request of {length} bytes")
     if sealed:
@@ -412,9 +413,12 @@ cdef PendingRendezvous pending_rendezvous(
         if not le64toh(piece[i].length):
             raise ProtocolError("the peer offers a message of no bytes")
         if le64toh(piece[i].length) > longest - pending.length:
+            total = 0
+            for i in range(count):
+                total += le64toh(piece[i].length)
             raise ProtocolError(
-                f"the peer sent a message of more than {longest} bytes, which is what this side "
-                f"said in the handshake that it takes (Config.max_message)"
+                f"the peer sent a message of {total} bytes, although this side takes at most {longest} "
+                f"(Config.max_message here)"
             )
         if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
             raise ProtocolError("the message goes beyond the end of the address space")

@@ -101,15 +101,15 @@ class NoLink:
         """Nothing to give back."""
 
 
-def meaning(goodbye: protocol.Goodbye) -> RDMAError:
-    """The end of this side that the peer's goodbye brings."""
+def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
+    """Return the error that the goodbye ends this side with, whose limit is `max_message`."""
     codes, text = protocol.GoodbyeCode, goodbye.text
     match goodbye.code:
         case codes.NORMAL:
             why = ": its server is shutting down" if goodbye == protocol.GOING_AWAY else ""
             return ConnectionClosedError(f"the peer has closed the connection{why}", by_peer=True)
         case codes.FAILED:
-            return ConnectionBrokenError(protocol.failure(goodbye))
+            return ConnectionBrokenError(protocol.failure(goodbye, max_message))
         case codes.NOT_AUTHENTICATED:
             return AuthenticationError(NOT_THE_SAME_KEY)
         case codes.REJECTED:
@@ -339,7 +339,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             return
         match message:
             case protocol.Goodbye():
-                self._peer_goodbye(meaning(message))
+                self._peer_goodbye(meaning(message, self._endpoint.config.max_message))
             case protocol.Ping():
                 self._messages.controls.send(protocol.Pong(message.request_id))
             case protocol.ConnectData() | protocol.ConnectAccepted() if self._handshake.inspection:

@@ -719,6 +719,8 @@ class AnsweringRails(Rails):
         self._loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
+        if code == protocol.ErrorCode.QUOTA:
+            logger.info("%s offered a rail and is refused: %s", self.owner.peer_name, why)
         self._tell(protocol.Error(offer.request_id, code, why))
 
     def _answer(self, offer: protocol.RailOffer, remote: Endpoint) -> None:
@@ -726,7 +728,7 @@ class AnsweringRails(Rails):
         if self._over:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
         elif len(alive) >= self.most:
-            text = f"there are {len(alive)} rails already (Config.max_rails there)"
+            text = f"there are {len(alive)} rails already (Config.max_rails of the listener)"
             self._refuse(offer, protocol.ErrorCode.QUOTA, text)
         else:
             try:

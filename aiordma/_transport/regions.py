@@ -91,7 +91,7 @@ class Regions:
         if lent + length > quota:
             raise QuotaError(
                 f"{length} bytes were asked for, {lent} of {quota} are lent already "
-                f"(Config.lend_quota there)",
+                f"(Config.lend_quota of the owner)",
                 amount=lent + length,
                 limit=quota,
             )
@@ -99,7 +99,7 @@ class Regions:
         if regions >= self._config.max_regions:
             raise QuotaError(
                 f"{regions} regions are shared already, or handed over and not received "
-                f"(Config.max_regions there)",
+                f"(Config.max_regions of the owner)",
                 amount=regions + 1,
                 limit=self._config.max_regions,
             )

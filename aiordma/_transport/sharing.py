@@ -21,6 +21,7 @@ Some facts, and what they mean here:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,11 @@ if TYPE_CHECKING:
     from .._loop.driver import Driver
 
 A = TypeVar("A")
+
+logger = logging.getLogger("aiordma.connection")
+
+LIMITS = frozenset({protocol.ErrorCode.QUOTA, protocol.ErrorCode.ACCESS})
+"""Refusals by a setting of this side, whose user may want to change it."""
 
 ZEROS = bytes(1 << 16)
 
@@ -197,7 +203,7 @@ class Sharing:
         """Answers the peer's request for memory, one way or the other."""
         code = protocol.ErrorCode
         if missing := request.access & ~self._config.max_rights:
-            text = f"{missing!r} is not lent here (Config.max_rights)"
+            text = f"{missing!r} is not lent (Config.max_rights of the owner)"
             self._refuse(request.request_id, code.ACCESS, text)
             return
         try:
@@ -232,6 +238,8 @@ class Sharing:
             self._refuse(request_id, internal, cause_text(error))
 
     def _refuse(self, request_id: int, code: protocol.ErrorCode, text: str) -> None:
+        if code in LIMITS:
+            logger.info("%s asked for memory and is refused: %s", self.owner.peer_name, text)
         self._controls.send(protocol.Error(request_id, code, text))
 
     def _extend(self, request: protocol.RegionRenew) -> None:

@@ -133,8 +133,8 @@ def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
 def test_only_a_name_of_a_type_is_repeated(name: str) -> None:
     goodbye = failed(type("Known", (Exception,), {})("secret"))
     assert goodbye == Goodbye(0, GoodbyeCode.FAILED, "Known")
-    assert failure(goodbye).startswith("Known ended")
-    assert failure(goodbye._replace(text=name)).startswith("an exception ended")
+    assert failure(goodbye, 100).startswith("Known ended")
+    assert failure(goodbye._replace(text=name), 100).startswith("an exception ended")
 
 
 def test_the_longest_messages_fit() -> None:

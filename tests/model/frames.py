@@ -151,9 +151,10 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
         if not length:
             raise ProtocolError("the peer offers a message of no bytes")
         if total > longest:
+            whole = sum(each[1] for each in _PIECE.iter_unpack(content[_ENTRY.size :]))
             raise ProtocolError(
-                f"the peer sent a message of more than {longest} bytes, which is what this side "
-                f"said in the handshake that it takes (Config.max_message)"
+                f"the peer sent a message of {whole} bytes, although this side takes at most "
+                f"{longest} (Config.max_message here)"
             )
         if address + length > 1 << 64:
             raise ProtocolError("the message goes beyond the end of the address space")

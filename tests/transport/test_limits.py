@@ -11,10 +11,18 @@ from dataclasses import replace
 import pytest
 
 from aiordma import AuthenticationError, Config, Connection, listen, start_server
+from aiordma._core import protocol
 from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
 from aiordma._transport.auth import NO_SECURITY
 from aiordma._transport.inspection import Way
-from aiordma.errors import BusyError, RDMAError, RejectedError
+from aiordma.errors import (
+    BusyError,
+    ConnectionBrokenError,
+    MessageTooLongError,
+    RDMAError,
+    RejectedError,
+    RequestRefusedError,
+)
 
 from .connection_factory import SMALL, ConnectionFactory, check_alive, ends, yield_loop
 from .marks import one_loop
@@ -157,6 +165,44 @@ async def test_a_refusal_names_its_setting(factory: ConnectionFactory, limit: st
             await BEYOND[limit](client, server, value + 1)
         assert f"Config.{setting}" in str(refused.value)
         assert f"{value}" in str(refused.value)
+
+
+@one_loop
+@pytest.mark.parametrize("limit", ["lend_quota", "max_regions"])
+async def test_the_owner_logs_the_setting_by_which_it_refuses(
+    factory: ConnectionFactory, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiordma.connection")
+    value = getattr(SMALL, limit)
+    async with factory.pair() as (client, server):
+        with pytest.raises(RequestRefusedError) as refused:
+            await BEYOND[limit](client, server, value + 1)
+        (line,) = [text for text in caplog.messages if "is refused" in text]
+        assert line.endswith(refused.value.text)
+        assert f"Config.{limit} of the owner" in line
+        assert f"{value}" in line
+
+
+@one_loop
+async def test_a_receiver_is_told_the_size_and_its_own_limit(factory: ConnectionFactory) -> None:
+    async with factory.pair(replace(SMALL, max_message=10_000)) as (client, server):
+        with pytest.raises(
+            MessageTooLongError, match=r"10001 .* 10000 \(Config\.max_message of the"
+        ):
+            async with client:
+                await client.send(bytes(10_001))
+        error = await ends(server.recv(), ConnectionBrokenError)
+        assert str(error).endswith(
+            "MessageTooLongError ended the connection in the peer's program: its message has 10001 "
+            "bytes, and this side takes at most 10000 (Config.max_message here)"
+        )
+
+
+@pytest.mark.parametrize("text", ["1 of 100", "101 of 99", "101", "x of 100", "101 of 100 of 1"])
+@pytest.mark.any_device
+def test_a_goodbye_with_other_numbers_names_no_limit(text: str) -> None:
+    goodbye = protocol.Goodbye(0, protocol.GoodbyeCode.FAILED, f"MessageTooLongError {text}")
+    assert protocol.failure(goodbye, 100).endswith("what it sent may be incomplete")
 
 
 @one_loop

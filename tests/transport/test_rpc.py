@@ -442,6 +442,7 @@ async def test_too_long(factory: ConnectionFactory) -> None:
         async with rpc.Client(client, max_calls=1) as caller:
             error = await ends(caller.call("bytes", 20_000), rpc.CallError)
             assert "MessageTooLongError" in str(error)
+            assert "10000 (Config.max_message of the receiver)" in str(error)  # which this side is
             await ends(caller.call("bytes", bytes(20_000)), MessageTooLongError)
             assert await caller.call("bytes", 5) == bytes(5)
         await serving
