@@ -456,13 +456,18 @@ class RequestDriver(EventDriver):
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
         super().__init__(loop, library)
         self.share: TimeShare = TimeShare(clock_of(loop))
-        """Of handshakes: `take` looks what they have used."""
+        """The share of requests, however they are answered, and of handshakes."""
 
     def take(self) -> None:
-        """Hands out one event, whose handshake begins before the next is taken; or pauses."""
+        """Hand out one event, whose handshake begins before the next is taken, or pause.
+
+        A request uses time even if it is answered with a challenge or a rejection.
+        """
         wait = self.share.wait()
         if not wait or self._gone:
+            began = self.share.now()
             self._take_one()
+            self.share.use(self.share.now() - began)
             return
         stop_reading(self.loop, self.channel.fd)
         # The timer is the loop's alone, or this would keep the `LoopEnd`.

@@ -39,11 +39,16 @@ class TimeShare:
 
 
 class Timed(Coroutine[Any, Any, bool]):
-    """Work for a task.  Its steps use time of a share, which it gives back if it returns True."""
+    """Work for a task.  Its steps use time of a share, which it gives back if it returns True.
 
-    def __init__(self, share: TimeShare, work: Coroutine[Any, Any, bool]) -> None:
+    `used` is time of the share that was used for this work before, and is given back with it.
+    """
+
+    def __init__(
+        self, share: TimeShare, work: Coroutine[Any, Any, bool], used: float = 0.0
+    ) -> None:
         self._share, self._work = share, work
-        self._used = 0.0
+        self._used = used
         self._began = False
         self.__qualname__ = getattr(work, "__qualname__", "")  # which the task is known by
 

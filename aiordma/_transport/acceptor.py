@@ -184,7 +184,8 @@ class Acceptor:
     def admit(
         self, request: Request, *, in_band: bool = False, time: TimeShare | None = None
     ) -> None:
-        """Begins the handshake, outside the caller; it uses time of the share.
+        """Begins the handshake, outside the caller; it uses time of the share.  The caller charges
+        the share for the time of this call.
 
         If there are as many as may be, another one is dropped for it.  `in_band`: it comes over a
         connection of this listener.  Such requests have places of their own, so that they and
@@ -208,8 +209,6 @@ class Acceptor:
         except RDMAError as error:
             self._count_failure(host, error)
             self._give_up(request, peer, error, "turned away")
-            if time is not None:
-                time.use(time.now() - began)
             return
         if evicted is not None:
             why = f"it gave way to a newer handshake ({setting(share.limit)})"
@@ -217,7 +216,7 @@ class Acceptor:
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
         serving = self._serve(handshake)
-        work = serving if time is None else Timed(time, serving)
+        work = serving if time is None else Timed(time, serving, time.now() - began)
         handshake.task = task = background(self._loop, work)
         self._handshakes[task] = handshake
         task.add_done_callback(self._handshakes.pop)

@@ -66,7 +66,7 @@ async def test_steps_use_time(share: TimeShare) -> None:
 
 @pytest.mark.parametrize("delivers", [True, False])
 async def test_work_that_is_delivered_gives_its_time_back(share: TimeShare, delivers: bool) -> None:
-    """No matter how much of it there is."""
+    """No matter how much of it there is.  So does the time that it used before it began."""
 
     async def handshake() -> bool:
         for _ in range(2):
@@ -75,7 +75,8 @@ async def test_work_that_is_delivered_gives_its_time_back(share: TimeShare, deli
         return delivers
 
     for _ in range(50):
-        assert await asyncio.Task(Timed(share, handshake())) is delivers
+        share.use(0.005)
+        assert await asyncio.Task(Timed(share, handshake(), used=0.005)) is delivers
     assert (share.wait() == 0) is delivers
 
 

@@ -18,7 +18,7 @@ from aiordma._datapath.memory import Clock
 from aiordma._loop.driver import RequestDriver
 from aiordma._loop.time_share import BURST, SHARE, TimeShare
 from aiordma._transport import admission_control, connect_cm
-from aiordma._transport.acceptor import Acceptor, ConnectionLimitError
+from aiordma._transport.acceptor import Acceptor, ConnectionLimitError, packed_refusal
 from aiordma._transport.connect_tcp import MAGIC
 from aiordma.errors import RejectedError
 
@@ -116,13 +116,13 @@ async def test_an_honest_client_beside_thousands(
 
 @by_cm
 @one_loop
-@pytest.mark.parametrize("step", ["has_ticket", "handshake"])
+@pytest.mark.parametrize("step", ["refusal", "challenge", "handshake"])
 async def test_handshakes_leave_open_connections_their_time(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Each that delivers none takes half of the time that may be used at once: others wait until
     the share has earned more, however often an open connection has its turn.  So does an offer that
-    is refused before its handshake, as a malformed one is."""
+    is refused before its handshake, as a malformed one is, or answered with a challenge."""
     now = 1000.0
     clock = Clock(lambda: now)
     begun = asyncio.Queue[None]()
@@ -136,14 +136,26 @@ async def test_handshakes_leave_open_connections_their_time(
     async def handshake(self: connect_cm.CMRequest, acceptor: Acceptor) -> Connection:
         has_ticket(self, acceptor)
 
-    steps = {"has_ticket": has_ticket, "handshake": handshake}
+    def challenge(self: connect_cm.CMRequest, acceptor: Acceptor) -> bool:
+        try:
+            has_ticket(self, acceptor)
+        except ConnectionLimitError as error:
+            self._reject(packed_refusal(error))
+        self._id.close()
+        return False
+
+    steps = {
+        "refusal": ("has_ticket", has_ticket),
+        "challenge": ("has_ticket", challenge),
+        "handshake": ("handshake", handshake),
+    }
 
     async with await listening(factory, None) as listener:
         client = await dial(factory, listener.port, None)
         server = await listener.accept()
         events = RequestDriver.for_library(verbs.find_device(factory.device).library)
         monkeypatch.setattr(events, "share", TimeShare(clock))
-        monkeypatch.setattr(connect_cm.CMRequest, step, steps[step])
+        monkeypatch.setattr(connect_cm.CMRequest, *steps[step])
         async with client, server:
             turned_away = [
                 asyncio.create_task(ends(dial(factory, listener.port, None), RejectedError))
