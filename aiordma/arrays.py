@@ -333,6 +333,7 @@ def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
 
     Tensors of read-only memory are copies.  ValueError for what has not the layout of safetensors.
     """
+    _module(kind)
     view = _bytes_of(memory)
     length = _header_size(bytes(view[:_PREFIX]), len(view))
     entries, metadata = _parse(bytes(view[_PREFIX:][:length]), len(view))
@@ -355,8 +356,15 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
 
     ValueError for a message of another kind, which is lost.
     """
+    _module(kind)
     received = await conn.recv_with(lambda length: np.empty(length, np.uint8))
-    return unpack(received.memory, kind)
+    try:
+        return unpack(received.memory, kind)
+    except ValueError as error:
+        raise ValueError(
+            f"the message has no arrays: {error}; arrays are sent with aiordma.arrays.send, and "
+            "Connection.recv takes any message"
+        ) from None
 
 
 # ---- an array that the peer uses -----------------------------------------------------------------
@@ -521,6 +529,14 @@ class RemoteArray:
         raise TypeError(
             f"{self!r} is in the peer's memory: `await` it, or a part of it, to get an array; "
             f"`await part.write(values)` changes it"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = "" if name.startswith("_") else f"; write (await array).{name}"
+        raise AttributeError(
+            f"a RemoteArray has no attribute {name!r}: its elements are in the peer's memory{hint}",
+            name=name,
+            obj=self,
         )
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -166,7 +166,13 @@ def caller() -> Connection:
 
     LookupError elsewhere.
     """
-    return _caller.get()
+    try:
+        return _caller.get()
+    except LookupError:
+        raise LookupError(
+            "rpc.caller() has no connection outside of a call: use it in a function that "
+            "rpc.start_server or rpc.serve calls, or in a task that this function creates"
+        ) from None
 
 
 async def serve(

@@ -33,6 +33,7 @@ from typing import Self, Unpack, cast
 from . import verbs
 from ._core import protocol
 from ._core.arguments import I32_MAX, integer, misfit, refusal, seconds
+from ._core.async_only import AsyncContext, AsyncIteration
 from ._core.fields import MAX_RAILS
 from ._core.region import RegionToken, Rights
 from ._core.snapshot_types import ListenerState
@@ -352,7 +353,7 @@ class Listening:
         return self.address[1]
 
 
-class Listener(Listening, shutdown.EndsWhenDropped):
+class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration):
     """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
 
     `device` is the name of its device, or of the first of several.  Finished connections wait here
@@ -628,7 +629,7 @@ def check_signature(
         raise TypeError(f"the handler {handler!r} is called with {arguments}: {why}{hint}")
 
 
-class Server(Listening):
+class Server(Listening, AsyncContext):
     """A listener that runs a handler for every connection.  Made by `start_server`."""
 
     def __init__(self, listener: Listener, handler: Handler) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Self
 
 from .._core import connection_states, protocol
+from .._core.async_only import AsyncContext, AsyncIteration
 from .._core.connection_states import CLOSING, LifecycleEvent
 from .._core.finalizers import finalizer
 from .._core.handshake import Hello
@@ -30,7 +31,7 @@ class Begun(NamedTuple):
     accepted: bool
 
 
-class Connection(MemoryMethods):
+class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
 
     Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from .. import _transport
+from .._core.arguments import refusal
 from .._datapath.message import Counts
 from .._loop.shutdown import EXITS
 from .._native import fork
@@ -97,8 +98,11 @@ def add_connection_hook(hook: ConnectionHook) -> None:
     process, and must not block. Connections of a loop that was closed without its
     `shutdown_asyncgens` (asyncio.run calls it) end later, in any thread. What it raises is logged
     by "aiordma.connection", and changes nothing for the connection or other hooks. It stays until
-    `remove_connection_hook`, and in the child of a fork. Any thread may add one.
+    `remove_connection_hook`, and in the child of a fork. Any thread may add one. TypeError for a
+    hook that cannot be called.
     """
+    if not callable(hook):
+        raise TypeError(refusal("hook", "a function of a ConnectionChange", hook))
     _hooks.append(hook)
 
 

@@ -100,7 +100,10 @@ def connection_options(command: Command) -> Command:
 
 def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
     """The first of the devices that are named, and the names of all."""
-    devices = find_devices(named)
+    try:
+        devices = find_devices(named)
+    except ValueError as error:  # such as a device that is named twice
+        raise click.UsageError(f"--device or AIORDMA_DEVICE: {error}") from None
     return devices[0], ",".join(device.name for device in devices)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -309,8 +310,21 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
         yield of
 
 
+HOST_AND_PORT = re.compile(r"(?:\[(?P<ip>[^]]+)\]|(?P<name>[^:]+)):(?P<port>[0-9]+)")
+
+
+def without_port(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Refuse HOST:PORT, and say how the port is given."""
+    if both := HOST_AND_PORT.fullmatch(value):
+        host = both["ip"] or both["name"]
+        raise click.UsageError(
+            f"{value!r} is a host and a port: write '{host} --port {both['port']}'", ctx
+        )
+    return value
+
+
 @perf.command()
-@click.argument("server_host", metavar="HOST")
+@click.argument("server_host", metavar="HOST", callback=without_port)
 @click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
 @transport_options
 @measurement_options

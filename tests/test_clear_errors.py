@@ -1,0 +1,112 @@
+"""Mistakes at the borders of the interface, each with the text that its user reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner
+
+import aiordma
+from aiordma import arrays, rpc, testing
+from aiordma.cli import app
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["echo", "--device", "embedded0,embedded0"],
+            "--device or AIORDMA_DEVICE: device names a device twice: embedded0, embedded0",
+        ),
+        (["echo", "--sizes", "1,10G"], "10 GiB is too long: a message has at most 1 GiB"),
+        (
+            ["perf", "client", "server.example:18515"],
+            "'server.example:18515' is a host and a port: write 'server.example --port 18515'",
+        ),
+        (
+            ["perf", "client", "[fe80::1%eth0]:7"],
+            "'[fe80::1%eth0]:7' is a host and a port: write 'fe80::1%eth0 --port 7'",
+        ),
+    ],
+)
+def test_command_line_names_the_mistake(arguments: list[str], text: str) -> None:
+    done = CliRunner().invoke(app.app, arguments)
+    assert done.exit_code == 2
+    assert text in " ".join(done.output.split())
+
+
+@pytest.mark.any_device
+def test_device_variable_that_names_a_device_twice_is_a_usage_error() -> None:
+    done = CliRunner().invoke(app.app, ["echo"], env={"AIORDMA_DEVICE": "embedded0,embedded0"})
+    assert done.exit_code == 2
+    assert "device names a device twice: embedded0, embedded0" in done.output
+
+
+@pytest.mark.any_device
+def test_caller_outside_of_a_call_says_where_to_use_it() -> None:
+    text = (
+        "rpc.caller() has no connection outside of a call: use it in a function that "
+        "rpc.start_server or rpc.serve calls, or in a task that this function creates"
+    )
+    with pytest.raises(LookupError, match=f"^{re.escape(text)}$"):
+        rpc.caller()
+
+
+@pytest.mark.any_device
+def test_connection_hook_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^hook is a function of a ConnectionChange, not int 5$"):
+        aiordma.add_connection_hook(cast(Any, 5))
+
+
+async def test_statement_without_async_names_the_statement_with_it(device_name: str) -> None:
+    async with (
+        await aiordma.listen("", device=device_name) as listener,
+        testing.connected_pair(device=device_name) as (conn, _),
+    ):
+        for thing in (conn, listener):
+            name = re.escape(repr(thing))
+            with pytest.raises(TypeError, match=f"^{name} is .* iterable: write 'async for'$"):
+                for _ in thing:
+                    pass
+            text = f"^{name} is an asynchronous context manager: write 'async with'$"
+            with pytest.raises(TypeError, match=text), thing:
+                pass
+
+
+async def test_array_kind_is_checked_before_a_message_is_taken(device_name: str) -> None:
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        await peer.send(b"not lost")
+        text = '^kind is "numpy" or "torch", not \'tensorflow\'$'
+        with pytest.raises(ValueError, match=text):
+            await arrays.recv(conn, cast(Any, "tensorflow"))
+        assert bytes(await conn.recv()) == b"not lost"
+        with pytest.raises(ValueError, match=text):
+            arrays.unpack(b"", cast(Any, "tensorflow"))
+
+
+async def test_message_without_arrays_says_how_arrays_are_sent(device_name: str) -> None:
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        await peer.send(b"plain message")
+        with pytest.raises(ValueError, match=r"^the message has no arrays: .*") as caught:
+            await arrays.recv(conn)
+    assert str(caught.value).endswith(
+        "; arrays are sent with aiordma.arrays.send, and Connection.recv takes any message"
+    )
+
+
+@pytest.mark.parametrize("name", ["mean", "T", "tolist", "astype", "reshape"])
+async def test_attribute_of_a_remote_array_says_to_await_it(name: str, device_name: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        with arrays.share(peer, numpy.arange(4)) as shared:
+            remote = arrays.open_array(conn, shared.token)
+            text = (
+                f"a RemoteArray has no attribute {name!r}: its elements are in the peer's memory; "
+                f"write (await array).{name}"
+            )
+            with pytest.raises(AttributeError, match=f"^{re.escape(text)}$"):
+                getattr(remote, name)
+            assert (await remote).tolist() == [0, 1, 2, 3]
