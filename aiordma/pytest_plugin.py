@@ -161,6 +161,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     from . import testing  # noqa: PLC0415 - nothing before a test needs it
 
+    if not testing._has_fault(faults):
+        text = _text_of(pytest.mark.rdma(**faults).mark)
+        pytest.fail(f"{text} has no fault, such as loss=0.01", pytrace=False)
     try:
         item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
         made._only_here = False

@@ -27,15 +27,17 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import _GeneratorContextManager, asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from . import verbs
-from ._core.arguments import instance, integer, real, seconds
+from ._core.arguments import instance, integer, real, refusal, seconds
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
 from ._simulation.faults import Fault, FaultPlan, Link
@@ -73,6 +75,9 @@ __all__ = [
     "simulate",
 ]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 When = float | str
 """When a fault is injected: a probability from 0 to 1, or occurrences, counted from 1.
 
@@ -82,44 +87,104 @@ counted per connection, everything else per process.
 """
 
 
-# Parts of a plan: the member of FaultCounts that counts each, and its name in a trace.
+class _Kind(NamedTuple):
+    """How to find out whether a kind of faults happened, or could have."""
+
+    counted: str
+    """The member of FaultCounts that counts it."""
+    fault: str
+    """Its name in a trace; empty if traces do not have it."""
+    chance: str
+    """The type of a trace's line without which nothing came that it could strike."""
+
+
 _KINDS = {
-    "loss": ("lost", "LOSS"),
-    "duplicate": ("duplicated", "DUPLICATE"),
-    "delay": ("delayed", ""),
-    "jitter": ("delayed", ""),
-    "rate": ("delayed", ""),
-    "cut": ("cut", "CUT"),
-    "rnr": ("not_ready", "RNR"),
-    "overrun": ("overruns", "OVERRUN"),
-    "register": ("registrations", "REGISTER"),
-    "handshake": ("handshakes", "HANDSHAKE"),
+    "loss": _Kind("lost", "LOSS", "create_qp"),
+    "duplicate": _Kind("duplicated", "DUPLICATE", "create_qp"),
+    "delay": _Kind("delayed", "", "create_qp"),
+    "jitter": _Kind("delayed", "", "create_qp"),
+    "rate": _Kind("delayed", "", "create_qp"),
+    "cut": _Kind("cut", "CUT", "create_qp"),
+    "rnr": _Kind("not_ready", "RNR", "create_qp"),
+    "overrun": _Kind("overruns", "OVERRUN", "create_qp"),
+    "register": _Kind("registrations", "REGISTER", "reg_mr"),
+    "handshake": _Kind("handshakes", "HANDSHAKE", "trace"),
 }
 
 
 def _never_happened(
     plan: str, traces: Path | None, counts: FaultCounts | None = None, chances: int = 0
 ) -> str:
-    """The parts of a plan that have not happened, and should have; empty if there is none.
+    """Return the parts of a plan that should have happened and have not.
 
-    By the traces in a folder, of which each process that opens the device has one, and by the
-    counts of this process.  One with a probability need not happen where it could have.
+    A part with a probability should have if nothing came that it could strike.
+
+    Args:
+        plan: The faults, in the syntax of AIORDMA_EMBEDDED_FAULTS.
+        traces: A folder with a trace of each other process that opened the device.
+        counts: The faults in this process.
+        chances: How many events of this process a fault with a probability could have struck.
     """
-    files = list(traces.iterdir()) if traces else []
-    traced = {""} if files else set()
-    for path in files:
+    traced: set[str] = set()
+    for path in traces.iterdir() if traces else ():
         with path.open(errors="replace") as lines:
-            traced |= {found[1] for it in lines if (found := re.search(r'"fault":"(\w+)"', it))}
+            for line in lines:
+                traced.update(re.findall(r'"(?:fault|type)":"(\w+)"', line))
     missing = []
     for part in plan.split(","):
         name, _, value = part.partition("=")
-        counted, in_trace = _KINDS.get(name, ("", ""))
+        if (kind := _KINDS.get(name)) is None:
+            continue
         found = re.match(r"[\d.]+", value)
         probability = float(found[0]) if found else 1.0
-        due = probability >= 1 or (probability > 0 and not files and not chances)
-        if counted and due and in_trace not in traced and not getattr(counts, counted, 0):
+        may_happen = chances or kind.chance in traced
+        is_due = probability >= 1 or (probability > 0 and not may_happen)
+        happened = getattr(counts, kind.counted, 0) or (kind.fault or kind.chance) in traced
+        if is_due and not happened:
             missing.append(part)
     return ", ".join(missing)
+
+
+def _has_fault(names: Iterable[str]) -> bool:
+    """Whether any of these parts of a plan is a kind of faults, or unknown and so refused later."""
+    return bool({*names} - {"seed", "frames", "cut_after", "qp", "cq", "device"})
+
+
+class _Block(_GeneratorContextManager[T]):
+    """A context manager that warns if it is never entered, since it then has no effect."""
+
+    _used = True
+    _text = ""
+
+    def __init__(self, function: Callable[..., Any], args: Any, options: Any) -> None:
+        super().__init__(function, args, options)
+        self._text = (
+            f"testing.{function.__name__}() was never entered, so it had no effect: write "
+            f"`with testing.{function.__name__}(...):` around the code under test"
+        )
+        self._used = False
+
+    def __enter__(self) -> T:
+        self._used = True
+        return super().__enter__()
+
+    def __call__(self, function: Any) -> Any:
+        self._used = True
+        return super().__call__(function)
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._used:
+            _warn(self._text, RuntimeWarning, stacklevel=2)
+
+
+def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextManager[T]]:
+    """Make a context manager, as contextlib does, that is not forgotten silently."""
+
+    @wraps(function)
+    def make(*args: P.args, **options: P.kwargs) -> _GeneratorContextManager[T]:
+        return _Block(function, args, options)
+
+    return make
 
 
 class Faults:
@@ -153,7 +218,7 @@ class Faults:
         return _never_happened(self.plan, traces, self.counts(), chances)
 
 
-@contextmanager
+@_block
 def faults(
     *,
     seed: int | None = None,
@@ -222,9 +287,7 @@ def faults(
         "seed": seed,
         "loss": _when("loss", loss),
         "duplicate": _when("duplicate", duplicate),
-        "frames": ""
-        if frames == "all"
-        else instance("frames", frames, str, "a str, as 'requests'"),
+        "frames": "" if frames == "all" else _text("frames", frames, "a str, as 'requests'"),
         "delay": _time("delay", delay),
         "jitter": _time("jitter", jitter),
         "rate": integer("rate", rate),
@@ -258,10 +321,17 @@ def faults(
 WHEN = "a probability or text such as '@3'"
 
 
+def _text(name: str, value: object, wanted: str) -> str:
+    """Return text that is not empty: an empty part of a plan would be left out silently."""
+    if text := instance(name, value, str, wanted):
+        return text
+    raise ValueError(refusal(name, wanted, value))
+
+
 def _when(name: str, when: When) -> str:
     """The value as text, without an exponent, which the syntax does not allow."""
     if isinstance(when, str):
-        return when
+        return _text(name, when, WHEN)
     number = real(name, when, WHEN)
     return format(Decimal(repr(number)), "f").removesuffix(".0") if number else ""
 
@@ -382,7 +452,7 @@ def _list_threads() -> dict[tuple[int, int], str]:
     return threads
 
 
-@contextmanager
+@_block
 def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     """Raise AssertionError when the block leaks files, threads or objects of the device.
 
@@ -392,9 +462,10 @@ def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     blocks its thread, and resources that a loop or a library keeps after their first use count as
     leaks.
     """
+    patience = seconds("timeout", timeout)
     before = Held.now()
     yield
-    deadline, pause = time.monotonic() + seconds("timeout", timeout), 0.001
+    deadline, pause = time.monotonic() + patience, 0.001
     while growth := before.growth(Held.now()):
         if time.monotonic() > deadline:
             raise AssertionError(f"the block leaked:\n{growth}")

@@ -150,6 +150,11 @@ def test_chance():
         pd.reg_mr(4096)
 
 
+@pytest.mark.rdma(seed=5)
+def test_no_fault():
+    pass
+
+
 @pytest.mark.rdma(5)
 def test_no_keyword():
     pass
@@ -191,12 +196,12 @@ class TestSeed:
         assert one == again != other
 
 
-@pytest.mark.rdma(loss=0.5, seed=3)
+@pytest.mark.rdma(handshake=0.5, seed=3)
 def test_programs(rdma_programs):
     show = "import os; print(os.environ['AIORDMA_EMBEDDED_FAULTS'])"
     for environment in (None, {"PATH": os.environ["PATH"]}):
         run = rdma_programs.run(sys.executable, "-c", show, env=environment)
-        assert run.stdout == "seed=3,loss=0.5\\n"
+        assert run.stdout == "seed=3,handshake=0.5\\n"
     server = rdma_programs.start(sys.executable, "-c", DEVICE + "import time; time.sleep(1000)")
     assert server.stdout.readline() == "True\\n"
 
@@ -275,6 +280,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "test_child_that_lived_on": ("PASSED", ""),
         "test_unknown": ("ERROR", "Failed"),
         "test_no_probability": ("ERROR", "Failed"),
+        "test_no_fault": ("ERROR", "Failed"),
         "test_no_keyword": ("ERROR", "Failed"),
         "test_no_marker": ("ERROR", "Failed"),
     }, report.stdout
@@ -289,6 +295,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "@pytest.mark.rdma_seeds('many'): count is an int of at least 1, not 'many'",
         "@pytest.mark.rdma(lost=1): faults() got an unexpected keyword argument 'lost'",
         "@pytest.mark.rdma(loss=2): plan of faults: 'loss=2': a probability from 0 to 1",
+        "@pytest.mark.rdma(seed=5) has no fault, such as loss=0.01",
         "the marker rdma takes keywords, as rdma(loss=0.01), not (5,)",
         "the test has no marker with faults, such as @pytest.mark.rdma(loss=0.01)",
     ],

@@ -227,6 +227,8 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         "jitter is a finite number of seconds": {"jitter": float("nan")},
         "loss is a probability or text such as '@3', not None": {"loss": None},
         "frames is a str, as 'requests', not None": {"frames": None},
+        "frames is a str, as 'requests', not str ''": {"frames": ""},
+        "loss is a probability or text such as '@3', not str ''": {"loss": ""},
         "cq is a CompletionQueue or a number, not str 'x'": {"cq": "x"},
     }
     for part, given in wrong.items():
@@ -245,6 +247,53 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
     with testing.faults(device=device_name):  # none of these has been set
         pass
     assert device.fault_counts() - device.fault_counts() == testing.FaultCounts()
+
+
+@pytest.mark.parametrize("block", [testing.faults, testing.check_leaks])
+def test_block_that_is_never_entered_warns(block: Callable[[], object]) -> None:
+    name = getattr(block, "__name__", "")
+    says = (
+        f"^testing.{name}\\(\\) was never entered, so it had no effect: write `with "
+        f"testing.{name}\\(...\\):` around the code under test$"
+    )
+    with pytest.warns(RuntimeWarning, match=says):
+        block()
+
+
+def test_leak_check_decorates_functions() -> None:
+    @testing.check_leaks()
+    def work(number: int) -> int:
+        return number
+
+    assert work(5) == 5
+    assert work(6) == 6
+
+
+def test_leak_check_refuses_its_timeout_before_the_block() -> None:
+    wrong: Any = "5"
+    with (
+        pytest.raises(TypeError, match="timeout is a number of seconds, not str '5'"),
+        testing.check_leaks(timeout=wrong),
+    ):
+        pytest.fail("the block has run")
+
+
+@pytest.mark.parametrize(
+    ("types", "plan", "never"),
+    [
+        ([], "loss=0.5,register=0.5,handshake=0.5", "loss=0.5, register=0.5, handshake=0.5"),
+        (["trace"], "loss=0.5,register=0.5,handshake=0.5", "loss=0.5, register=0.5"),
+        (["trace", "reg_mr"], "loss=0.5,register=0.5", "loss=0.5"),
+        (["trace", "create_qp"], "loss=0.5,register=0.5,delay=0.5s", "register=0.5"),
+        (["trace", "create_qp"], "loss=@1,loss=0,seed=7,qp=3", "loss=@1"),
+        (["trace"], "delay=0.5s,rate=5", "delay=0.5s, rate=5"),
+    ],
+)
+def test_traces_show_which_faults_had_no_chance(
+    types: list[str], plan: str, never: str, tmp_path: Path
+) -> None:
+    (tmp_path / "1.jsonl").write_text("".join(f'{{"t":1,"type":"{it}"}}\n' for it in types))
+    assert testing._never_happened(plan, tmp_path) == never
 
 
 def child(program: str, plan: str) -> subprocess.CompletedProcess[str]:

@@ -172,7 +172,10 @@ def test_a_program_that_must_use_the_device(tmp_path: Path) -> None:
     opens = ["--must-use", sys.executable, "-c", OPENED, ""]
     for plan, says in {
         "register=@1": "ended with 0, and register=@1 of AIORDMA_EMBEDDED_FAULTS never happened\n",
-        "register=0.5,seed=1": "",
+        "register=0.5,seed=1": "and register=0.5 of AIORDMA_EMBEDDED_FAULTS never happened\n",
+        "delay=1ms": "ended with 0, and delay=1ms of AIORDMA_EMBEDDED_FAULTS never happened\n",
+        "seed=7": "ended with 0, and AIORDMA_EMBEDDED_FAULTS=seed=7 has no fault\n",
+        "handshake=0.5": "",
     }.items():
         done = aiordma_run(*opens, AIORDMA_EMBEDDED_FAULTS=plan)
         assert done.stderr.endswith(says)

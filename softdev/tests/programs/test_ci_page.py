@@ -190,6 +190,16 @@ def test_the_action_when_nothing_uses_the_device(project: Path, job: Job) -> Non
     assert job.step(1, project, run="true", must_use="false").returncode == 0
 
 
+def test_the_action_refuses_inputs_that_have_no_effect(project: Path, job: Job) -> None:
+    for value in "yes", "True", "":
+        done = job.step(1, project, run="true", must_use=value)
+        assert done.stdout == f"::error::must-use is true or false, not '{value}'\n"
+        assert done.returncode == 1
+    done = job.step(0, project, faults="loss=1")
+    assert done.stdout == "::error::faults: loss=1 has no effect without run\n"
+    assert done.returncode == 1
+
+
 def test_the_action_in_an_interpreter_of_the_users(project: Path, job: Job) -> None:
     """Its pytest has the marker; later steps have the command, but not that environment."""
     done = job.step(0, project, python=str(job.folder / "aiordma/bin/python"), version="0.0.0")
