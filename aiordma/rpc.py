@@ -53,6 +53,8 @@ _MAX_TEXT = 4096
 class CallError(Exception):
     """The server could not answer a call: its function raised an exception, for instance.
 
+    Also raised if `loads` of either side fails: the two sides then probably have different `dumps`
+    and `loads`.
     `kind` is the name of the exception's type, `text` what it says.  `kind` is "LookupError" where
     the server has no such function, "TooManyCalls" where more calls are under way than it takes,
     and "CancelledError" where it has cancelled the call, as at its end.
@@ -119,8 +121,7 @@ def _unpackb(data: memoryview) -> Any:
         check_packed(data)
         return msgpack.unpackb(data)
     except ValueError as error:
-        text = f"{len(data)} bytes are no value that msgpack can read: {error}; {_OTHERWISE}"
-        raise ValueError(text) from None
+        raise ValueError(f"{len(data)} bytes are no value that msgpack can read: {error}") from None
 
 
 def _text(error: BaseException) -> str:
@@ -130,6 +131,22 @@ def _text(error: BaseException) -> str:
         raise
     except BaseException:
         return "its text cannot be had"
+
+
+def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> Any:
+    """Return the value in `data`.
+
+    Raises:
+        CallError: If `loads` fails, which is likely where the peer has another `dumps`.
+    """
+    try:
+        return loads(data)
+    except Exception as error:
+        text = (
+            f"loads of the {side} cannot read the {value}; give the same dumps= and loads= on both "
+            f"sides: {_text(error)}"
+        )
+        raise CallError(call, type(error).__name__[:60], printable(text[:_MAX_TEXT])) from error
 
 
 def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
@@ -201,8 +218,14 @@ async def serve(
         _caller.set(conn)
         try:
             try:
-                called = functions[name](loads(data))
-                del data  # which keeps the memory that it was received in
+                try:
+                    argument = _load(loads, data, name, "argument", "server")
+                except CallError as error:
+                    logger.info("%s: the call of %s failed", conn, name, exc_info=True)
+                    await refuse(number, error.kind, error.text)
+                    return
+                called = functions[name](argument)
+                del argument, data  # they keep the memory in which the call was received
                 result = dumps(await called)
                 answering.add(tasks[number])
                 await conn._send_alone([_pack(_RESULT, number), result])
@@ -404,7 +427,7 @@ class Client:
             why = f": {cause_text(calls.error)}" if calls.error else ""
             raise error(f"the connection ended before {name} was answered{why}") from calls.error
         if frame.kind == _RESULT:
-            return self._loads(frame.data)
+            return _load(self._loads, frame.data, name, "result", "client")
         text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
         raise CallError(name, printable(frame.name), printable(text))
 

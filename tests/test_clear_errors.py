@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import pickle
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import msgpack  # type: ignore[import-untyped]
 import pytest
 from click.testing import CliRunner
 
@@ -110,3 +116,82 @@ async def test_attribute_of_a_remote_array_says_to_await_it(name: str, device_na
             with pytest.raises(AttributeError, match=f"^{re.escape(text)}$"):
                 getattr(remote, name)
             assert (await remote).tolist() == [0, 1, 2, 3]
+
+
+def to_json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def from_json(data: memoryview) -> object:
+    return json.loads(bytes(data))
+
+
+CODERS: dict[str, Any] = {
+    "msgpack": {},
+    "json": {"dumps": to_json, "loads": from_json},
+    "pickle": {"dumps": pickle.dumps, "loads": pickle.loads},
+}
+NO_MSGPACK = "bytes are no value that msgpack can read: it goes on behind its end"
+UNREADABLE = [
+    ("json", "msgpack", "ValueError", f"8 {NO_MSGPACK}"),
+    ("pickle", "msgpack", "ValueError", f"22 {NO_MSGPACK}"),
+    (
+        "msgpack",
+        "json",
+        "UnicodeDecodeError",
+        "'utf-8' codec can't decode byte 0x92 in position 0: invalid start byte",
+    ),
+    (
+        "pickle",
+        "json",
+        "UnicodeDecodeError",
+        "'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte",
+    ),
+    ("msgpack", "pickle", "UnpicklingError", "unpickling stack underflow"),
+    ("json", "pickle", "UnpicklingError", "invalid load key, '['."),
+]
+
+
+async def same(value: object) -> object:
+    return value
+
+
+@asynccontextmanager
+async def rpc_client(
+    device: str, of_client: dict[str, Any], of_server: dict[str, Any]
+) -> AsyncIterator[rpc.Client]:
+    async with testing.connected_pair(device=device) as (conn, peer):
+        serving = asyncio.create_task(rpc.serve(peer, {"same": same}, **of_server))
+        async with rpc.Client(conn, **of_client) as client:
+            yield client
+        await serving
+
+
+@pytest.mark.parametrize(("client", "server", "kind", "why"), UNREADABLE)
+async def test_call_names_differing_serializers_when_its_argument_is_unreadable(
+    client: str, server: str, kind: str, why: str, device_name: str
+) -> None:
+    async with rpc_client(device_name, CODERS[client], CODERS[server]) as caller:
+        with pytest.raises(rpc.CallError) as caught:
+            await caller.call("same", [1, "a"])
+    assert str(caught.value) == (
+        f"same: {kind}: loads of the server cannot read the argument; give the same dumps= and "
+        f"loads= on both sides: {why}"
+    )
+
+
+@pytest.mark.parametrize(("server", "client", "kind", "why"), UNREADABLE)
+async def test_call_names_differing_serializers_when_its_result_is_unreadable(
+    client: str, server: str, kind: str, why: str, device_name: str
+) -> None:
+    of_client = {"dumps": CODERS[server].get("dumps", msgpack.packb)}
+    if client != "msgpack":
+        of_client["loads"] = CODERS[client]["loads"]
+    async with rpc_client(device_name, of_client, CODERS[server]) as caller:
+        with pytest.raises(rpc.CallError) as caught:
+            await caller.call("same", [1, "a"])
+    assert str(caught.value) == (
+        f"same: {kind}: loads of the client cannot read the result; give the same dumps= and "
+        f"loads= on both sides: {why}"
+    )
+    assert type(caught.value.__cause__).__name__ == kind

@@ -711,4 +711,4 @@ async def test_values_that_are_none(factory: ConnectionFactory) -> None:
             if value == b"\x01":
                 assert await call == 1
             else:
-                await ends(call, ValueError)
+                await ends(call, rpc.CallError)
