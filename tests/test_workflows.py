@@ -101,13 +101,13 @@ def test_what_is_written_twice_is_the_same() -> None:
     assert f"version: '{project['version']}'," in (ROOT / "softdev" / "meson.build").read_text()
     support = (ROOT / "docs/support.md").read_text()
     assert f"| CPython | {VERSIONS[0]} to {VERSIONS[-1]} |" in support
-    assert f"aiordma ({project['version'].rpartition('.')[0]});" in support
+    assert f"aiordma ({project['version'].rpartition('.')[0]})." in support
     for command in re.findall(r"- run: (make wheel .*)", text):
         assert command in support
     for page in (support, (ROOT / "README.md").read_text()):
         assert f"glibc {GLIBC}" in page
     words = " ".join((ROOT / "README.md").read_text().split())
-    assert f"CPython {VERSIONS[0]} to {VERSIONS[-1]}," in words
+    assert f"CPython {VERSIONS[0]} to {VERSIONS[-1]} " in words
     for folder, _, _ in INTEGRATIONS.values():
         other = tomllib.loads((ROOT / "integrations" / folder / "pyproject.toml").read_text())
         for name in ("license", "authors", "requires-python"):
