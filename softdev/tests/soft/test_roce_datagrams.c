@@ -1,9 +1,12 @@
 /* Datagrams of RoCE v2, packet by packet: UD queue pairs, and the MADs of queue pair 1.  This test is the
  * peer. */
+#define _GNU_SOURCE /* gettid */
 #include "cm/cm_internal.h"
 #include "cm/cm_mad.h"
 #include "roce_bytes.h"
 #include "ud_side.h"
+
+#include <stdatomic.h>
 
 enum {
 	GSI = 1,
@@ -582,6 +585,57 @@ static void port_in_use(void)
 
 #ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
 /* The child has none of it but the address, which they share, and may have other links. */
+/* Whether the device's thread takes nothing in any more. */
+static atomic_bool is_stopped;
+
+int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
+
+/* The device's thread has no lock here. */
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
+{
+	int ready = __real_poll(fds, count, timeout);
+
+	while (is_stopped && gettid() != getpid())
+		pause();
+	return ready;
+}
+
+/* The child has the port.  The datagram that it sends last, to its guest, is still in the child's
+ * own socket when the child ends. */
+static void sent_by_the_owner_at_its_end(bool closes)
+{
+	struct process process = split();
+	struct side side;
+	char byte = 0;
+
+	if (process.child)
+		hear(&process, &byte, 1);
+	UD_OPEN(&side);
+	if (!process.child)
+		tell(&process, &byte, 1);
+	struct address peer = exchange(&process, &side);
+
+	if (!process.child) {
+		struct ibv_ah *ah = ud_path(&side, &peer, 0);
+
+		hear(&process, &byte, 1);
+		while (!others_sleep())
+			sched_yield();
+		is_stopped = true;
+		UD_POST(&side, .ah = ah, .qpn = peer.qpn, .qkey = QKEY, .length = 8);
+		CHECK_OK(verbs->ibv_destroy_ah(ah));
+		if (closes)
+			CHECK_OK(verbs->ibv_destroy_qp(side.qp));
+		exit(0);
+	}
+	receive_at(&side, 1, 0, GRH + 8);
+	tell(&process, &byte, 1);
+	expect_wc(&side, 1, IBV_WC_SUCCESS);
+	join(&process);
+	close_side(&side);
+}
+
 static void forked(void)
 {
 	struct side side, own[2];
@@ -621,6 +675,10 @@ int main(void)
 	CHECK_OK(setenv("AIORDMA_EMBEDDED_DEVICES", "2", 1));
 	for (size_t i = 0; i < sizeof(payload); i++)
 		payload[i] = (uint8_t)(i * 7 + 1);
+#ifndef __SANITIZE_THREAD__
+	STEP(sent_by_the_owner_at_its_end(false));
+	STEP(sent_by_the_owner_at_its_end(true));
+#endif
 	STEP(received(peer_gid, device_gid));
 	if (is_free(ipv6_gid))
 		STEP(received(ipv6_gid, ipv6_gid));

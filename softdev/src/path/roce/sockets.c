@@ -271,8 +271,9 @@ static uint8_t traffic_class_of(struct msghdr *message)
 }
 
 /* Bytes that have come, or 0: there are no more.  Less than was asked for shows that too, without
- * one more system call, for which a small message would wait. */
-static size_t read_some(struct soft_roce_address *address)
+ * one more system call, for which a small message would wait.  With `only_pass`, packets for this
+ * process are dropped. */
+static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
 		struct cmsghdr alignment;
@@ -315,12 +316,25 @@ static size_t read_some(struct soft_roce_address *address)
 			uint8_t *at = (uint8_t *)iov[i][1].iov_base + done;
 			const size_t one = length - done < segment ? length - done : segment;
 
-			if (!soft_roce_pass(address, &from[i], at, one, traffic_class))
+			if (!soft_roce_pass(address, &from[i], at, one, traffic_class) &&
+			    !only_pass)
 				soft_roce_take(address, &from[i], at, one, traffic_class);
 		}
 		bytes += length + 1;
 	}
 	return count == READS_TOGETHER ? bytes : 0;
+}
+
+/* Pass on the packets for guests that this process has not read yet.  They include the last ones
+ * that it sent itself, such as its acknowledgements, and would be lost with the socket. */
+static void pass_rest(struct soft_roce_address *address)
+{
+	/* A packet that is being handled is in the buffer that would be read into. */
+	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
+		if (it->busy)
+			return;
+	while (!soft_list_empty(&address->guests) && read_some(address, true))
+		;
 }
 
 /* What is staged still is lost, if it may be of this address. */
@@ -349,7 +363,7 @@ static void readable(struct soft_fd_watch *watch)
 
 	address->busy = true;
 	for (int i = 0; i < READS_PER_STEP && budget && bytes; i++) {
-		bytes = read_some(address);
+		bytes = read_some(address, false);
 		budget -= bytes < budget ? bytes : budget;
 	}
 	address->busy = false;
@@ -509,6 +523,7 @@ void soft_roce_address_release(struct soft_roce_address *address)
 		if (it->users || it->busy)
 			continue;
 		soft_roce_flush();
+		pass_rest(it);
 		close_address(it);
 	}
 }
@@ -578,13 +593,27 @@ void soft_roce_arrived(const union ibv_gid *at, const union ibv_gid *from, uint1
 	soft_roce_address_release(NULL);
 }
 
+/* A process may exit without closing its devices. */
+__attribute__((destructor)) static void at_exit(void)
+{
+	if (!soft_device.roce || !soft_lock_soon())
+		return;
+	soft_roce_flush();
+	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
+		pass_rest(it);
+	soft_unlock();
+}
+
 void soft_roce_sockets_close(bool flush)
 {
 	soft_assert_locked();
 	if (flush)
 		soft_roce_flush();
-	soft_list_drain (struct soft_roce_address, address, &soft_device.roce->addresses, node)
+	soft_list_drain (struct soft_roce_address, address, &soft_device.roce->addresses, node) {
+		if (flush)
+			pass_rest(address);
 		close_address(address);
+	}
 	forget_staged();
 	soft_device.roce->blocked = false;
 	soft_device.roce->holders = 0;
