@@ -14,7 +14,8 @@ FIO = Software(
     note="Its rdma engine sleeps for half a second after connecting, within the time that it "
     "measures. It asks for no retries when the receiver is not ready (rnr_retry_count 0) and waits "
     "for ever after the error: sends succeed for certain only if the receiver has a receive for "
-    "each, posted within that half second.",
+    "each, posted within that half second. A sender that hangs has printed `cq completion status "
+    "13`: one run of RoCE with `--iodepth=1` on both sides did.",
 )
 ISER = Software(
     "tgt and libiscsi",
