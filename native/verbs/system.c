@@ -24,19 +24,17 @@ static const struct library cm_library = {
 static void *open_library(const struct library *library, char *error, size_t error_size)
 {
 	void *handle = dlopen(library->soname, RTLD_NOW | RTLD_LOCAL);
+	const char *reason = NULL;
 
-	if (!handle) {
-		snprintf(error, error_size, "library %s cannot be loaded (%s); install %s",
-			 library->soname, dlerror(), library->packages);
-	} else if (dlsym(handle, "aiordma_run")) { /* softdev/preload */
-		snprintf(error, error_size,
-			 "library %s is the embedded device under `aiordma run`; without that "
-			 "command "
-			 "it is the system's",
-			 library->soname);
-		handle = NULL;
-	}
-	return handle;
+	if (!handle)
+		reason = dlerror();
+	else if (dlsym(handle, "aiordma_run")) /* softdev/preload */
+		reason = "under `aiordma run`, it is the embedded device";
+	if (!reason)
+		return handle;
+	snprintf(error, error_size, "library %s cannot be loaded (%s); install %s", library->soname,
+		 reason, library->packages);
+	return NULL;
 }
 
 static int find(void *handle, const struct library *library, const char *name, int optional,

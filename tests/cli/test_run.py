@@ -68,6 +68,17 @@ print(device.aiordma_embedded_raise(0))
 """
 
 
+def test_a_program_that_uses_aiordma_has_only_the_embedded_device() -> None:
+    program = """
+from aiordma import verbs
+print(*(device.name for device in verbs.devices()), verbs.missing_library())
+"""
+    done = aiordma_run(sys.executable, "-c", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("embedded0 ")
+    assert "under `aiordma run`, it is the embedded device" in done.stdout
+
+
 def test_a_program_asks_for_faults_and_counts_them() -> None:
     """Of events, the one with the number 0 (CQ_ERR) is not raised by request: EINVAL."""
     done = aiordma_run(sys.executable, "-c", FAULTS, *FaultCounts._fields, "losses")
