@@ -170,7 +170,9 @@ bool soft_cma_desc_receive(struct soft_link *link, const uint8_t *bytes)
 /* ---- taking back --------------------------------------------------------------------------- */
 
 /* Refuse the READ whose answer was revoked (IBTA 9.7.4.1.5), unless a request before it has been
- * refused already.  A request behind it may have been: its NAK cannot complete the READ. */
+ * refused already.  A request behind it may have been: its NAK cannot complete the READ (IBTA
+ * 9.7.5.1.2).  A queue pair in error sends no NAK (IBTA 10.3.1.7), so the requester's retries run
+ * out (IBTA 9.7.6.1.3). */
 static void answer_lost(const struct soft_cma_export *export)
 {
 	struct soft_link *link = export->link;
