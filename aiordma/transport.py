@@ -1,4 +1,6 @@
-"""Connections like sockets: `connect`, `listen`, `start_server`::
+"""Connections in the style of sockets: `connect`, `listen` and `start_server`.
+
+Example::
 
     async with await aiordma.listen("::", 7471) as listener:
         async for conn in listener: ...
@@ -6,13 +8,20 @@
     async with await aiordma.connect(host, port) as conn:
         await conn.send(b"hello")
 
-`device` names the RDMA device (`aiordma.verbs.devices()` lists them).  None takes the one in the
-environment variable AIORDMA_DEVICE, else a system device with an active port, else the embedded
-device, which the logger "aiordma" warns of; "system" is as None without the embedded one.  A list
-of names is one queue pair on each of these devices, "all" one on each that is active
-(`Connection.rails`).  `via` is how the two ends find each other: "cm", the RDMA connection manager,
-or "tcp", an exchange of endpoints over a TCP socket (bootstrap).  Both ends need the same choice,
-and devices that reach each other: a card speaks with cards, the embedded device with embedded ones.
+All functions take the same two options for the device and the connection method.
+
+`device` names the RDMA device (`aiordma.verbs.devices()` lists them):
+
+- None uses the device in the environment variable AIORDMA_DEVICE. If it is not set, a system device
+  with an active port is used, or else the embedded device. The logger "aiordma" warns about the
+  embedded device.
+- "system" is the same, but never chooses the embedded device.
+- A list of names gives the connection a queue pair on each of these devices, and "all" one on each
+  active device (`Connection.rails`).
+
+`via` is the connection method: "cm" for the RDMA connection manager, or "tcp" for an exchange of
+endpoints over a TCP socket (TCP bootstrap). Both sides need the same method, and devices that can
+reach each other. Cards can only connect to cards, and embedded devices to embedded devices.
 """
 
 from __future__ import annotations
@@ -130,7 +139,7 @@ def warn_of_software(why: str) -> None:
 
 
 def choose_devices(named: Devices) -> tuple[tuple[verbs.Device, ...], tuple[str, ...] | None]:
-    """The devices, and their names if connections may use no other ones."""
+    """Return the devices, and their names if the connection must not use others."""
     name = _name_or_names(named)
     loop = asyncio.get_running_loop()
     choices = _choices.setdefault(loop, {})
@@ -153,7 +162,7 @@ def _name_or_names(named: Devices) -> str | tuple[str, ...] | None:
 
 
 def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
-    """The devices of that name, or those names; of AIORDMA_DEVICE, or the default one."""
+    """Find the devices by name or names, in AIORDMA_DEVICE, or by default."""
     name = _name_or_names(named)
     if isinstance(name, tuple):
         devices = tuple(map(verbs.find_device, name))
@@ -171,7 +180,11 @@ def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
 async def resolve(
     host: str, port: int, *, passive: bool = False, family: int = 0, flags: int = 0
 ) -> list[Address]:
-    """Numeric addresses of a host, in the resolver's order; `family`, `flags` as getaddrinfo's."""
+    """Resolve `host` to numeric addresses, in the resolver's order.
+
+    `family` and `flags` are as for `socket.getaddrinfo`. `passive` resolves an address to listen
+    on.
+    """
     check_host(host)
     port = port_number(port)  # the resolver would take it modulo 2^16
     flags |= socket.AI_PASSIVE if passive else 0
@@ -193,7 +206,7 @@ async def resolve(
 
 
 async def source_to(address: Address, source: Address | None) -> Address | None:
-    """The numeric local address to connect from; a host "" is any of the peer's family."""
+    """Return the numeric local address to connect from; a host "" is any of the peer's family."""
     if source is None:
         return None
     family, every = (socket.AF_INET6, "::") if ":" in address[0] else (socket.AF_INET, "0.0.0.0")
@@ -201,7 +214,10 @@ async def source_to(address: Address, source: Address | None) -> Address | None:
 
 
 def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> Address:
-    """Host and port of a socket's name; a link-local host with its interface, as `fe80::1%2`."""
+    """Return (host, port) of a socket address.
+
+    A link-local host includes its interface, as in `fe80::1%2`.
+    """
     host, port, *rest = name
     scope = rest[1] if rest else 0
     return f"{host}%{scope}" if scope else str(host), int(port)
@@ -209,31 +225,48 @@ def numeric(name: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes
 
 @shows(ConnectOptions, CONNECT)
 async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Connection:
-    """Connects to a listener.  Names with several addresses are tried in the resolver's order.
+    """Connect to a listener.
 
-    Raises RejectedError when there is no listener or it refuses, UnreachableError when
-    the host does not answer within `Config.connect_timeout`, AddressError and RouteError when
-    there is no route, ProtocolError when what answers is not aiordma, DeviceNotFoundError.
-    `source` is a local (host, port) to connect from.
+    If the host name has several addresses, they are tried in the resolver's order.
 
-    `device` is a name, several in a list or with commas, or "all": of several devices one is the
-    lead, and each of the others gets a queue pair once the connection is open (`Connection.rails`),
-    if the listener can answer.  ValueError for names that are no list for a connection: none, one
-    twice, cards beside software.
+    Args:
+        host: A host name or numeric address that belongs to a device of the peer.
+        port: The port of the listener.
+        device: A device name, several names (a list, or text with commas), or "all". None chooses
+            the default device. With several devices, the first one that can be used is the lead.
+            Each of the others adds a queue pair once the connection is open, if the listener
+            supports it (`Connection.rails`).
+        via: The connection method, "cm" or "tcp". It must be the same on both sides.
+        source: The local (host, port) to connect from.
+        config: The settings of this side.
+        auth: A pre-shared key of at least 16 random bytes. Each side proves that it has the key
+            before anything else is sent. The key itself is never sent.
+        encrypt: True encrypts all messages, and must be set on both sides together with `auth`. An
+            observer sees only the number, times and lengths of messages. If a message is modified
+            on the way, the connection ends. Operations on memory cannot be encrypted, so they are
+            refused; "messages" on both sides allows them unencrypted. Requires the extra
+            `aiordma[encrypt]`.
+        ssl: A TLS context for the TCP bootstrap (`via="tcp"` only). The certificate must be valid
+            for `host`. Without it, a program that reads the bootstrap can connect in this side's
+            place. TLS does not encrypt RDMA traffic.
+        data: At most 64 bytes for the application of the listener, which can inspect them and
+            refuse the connection (`on_request` of `listen`).
 
-    `auth` is a key of at least 16 random bytes that the listener has too: each side proves that it
-    has it, without sending it, before anything else is sent; AuthenticationError otherwise.
-    `encrypt=True`, which both sides must give and which needs `auth` and the extra
-    `aiordma[encrypt]`, encrypts all messages: nothing but their number, times and lengths is seen,
-    and a change on the way ends the connection.  Operations on memory cannot be encrypted, so they
-    are refused, unless `encrypt="messages"` on both sides allows them, in clear.
+    Returns:
+        The open connection.
 
-    `ssl` puts TLS on the TCP bootstrap (`via="tcp"` only), with `host` as the name to expect: a
-    program that sees the bootstrap can connect in the peer's place.  It does not encrypt what then
-    travels by RDMA.
-
-    `data`, at most 64 bytes (LimitError), is for the application of the listener, if that inspects
-    requests (`on_request` of `listen`); it may refuse with a reason: RejectedError, by_application.
+    Raises:
+        RejectedError: If there is no listener, or if it refuses the connection. `by_application` is
+            set if `on_request` refused it.
+        UnreachableError: If the host does not respond within `Config.connect_timeout`.
+        AddressError: If `host` cannot be resolved, or an address cannot be used.
+        RouteError: If there is no route to the peer.
+        AuthenticationError: If the keys or `encrypt` differ on the two sides.
+        ProtocolError: If the peer is not aiordma.
+        DeviceNotFoundError: If a device does not exist.
+        LimitError: If `data` is longer than 64 bytes.
+        ValueError: If an option is invalid. For `device`, this means an empty list, a duplicate
+            name, or cards together with embedded devices.
     """
     given = complete("connect", options, CONNECT)
     security = check_security(given, given["ssl"], host)
@@ -251,10 +284,18 @@ async def connect_with(
     flags: int = 0,
     all_errors: bool = False,
 ) -> Connection:
-    """As `connect`, with what the two sides demand of each other.
+    """Connect as `connect` does, with the given security requirements.
 
-    `family` and `flags` are the resolver's.  `all_errors`: where no address can be connected to, an
-    ExceptionGroup with the error of each, as of `loop.create_connection`.
+    Args:
+        options: The options of the call, complete.
+        security: The security requirements of this side.
+        host: The host, as for `connect`.
+        port: The port, as for `connect`.
+        data: Data for the application of the listener.
+        family: The address family for the resolver.
+        flags: The flags for the resolver.
+        all_errors: Whether to raise an ExceptionGroup with the error of each address, as
+            `loop.create_connection` does, if all of them fail.
     """
     via, source, config = options["via"], options["source"], options["config"]
     check_source(source)
@@ -283,7 +324,7 @@ async def _connect(
     data: bytes,
     errors: list[Exception],
 ) -> Connection:
-    """To the first of the addresses that `find` returns and that lets it; else `errors` has all."""
+    """Connect to the first address of `find` that works; `errors` collects the failures."""
     connect = connect_tcp.connect if via == "tcp" else connect_cm.connect
     try:
         async with asyncio.timeout(to.config.connect_timeout):
@@ -303,10 +344,20 @@ async def _connect(
 async def prepare_connection(
     *, address: str | None = None, **options: Unpack[EndpointOptions]
 ) -> PendingConnection:
-    """Half of a connection whose endpoints travel on a channel of the caller's own.
+    """Prepare one half of a connection whose endpoints you exchange over a channel of your own.
 
-    `address` is the local IP address to be reached by; None takes the best that the device has.
-    See `PendingConnection` for the steps.  `auth` and `encrypt` as for `connect`.
+    See `PendingConnection` for the steps.
+
+    Args:
+        address: The local IP address at which the peer can reach this side. None chooses the best
+            one of the device.
+        device: The device or devices, as for `connect`.
+        config: The settings of this side.
+        auth: The pre-shared key, as for `connect`.
+        encrypt: Whether to encrypt messages, as for `connect`.
+
+    Returns:
+        The pending connection, whose `endpoint` goes to the peer.
     """
     given = complete("prepare_connection", options, ENDPOINT)
     config, security = given["config"], Security(given["auth"], encrypt=given["encrypt"])
@@ -334,12 +385,15 @@ class Listening:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Every address where it listens, all with the same port."""
+        """All addresses on which it listens. They have the same port."""
         raise NotImplementedError
 
     @property
     def address(self) -> Address:
-        """The first of `addresses`; the port is the real one when 0 was asked for."""
+        """The first of `addresses`.
+
+        If port 0 was requested, it has the port that was chosen.
+        """
         return self.addresses[0]
 
     @property
@@ -354,11 +408,13 @@ class Listening:
 
 
 class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration):
-    """Accepts connections: `await accept()`, or `async for conn in listener`.  Made by `listen`.
+    """A listener for connections. Created by `listen`.
 
-    `device` is the name of its device, or of the first of several.  Finished connections wait here
-    until they are accepted; `close` closes those that were not.  Where more than `backlog` wait,
-    those that have ended meanwhile are forgotten.
+    Accept connections with `await listener.accept()` or `async for conn in listener`. New
+    connections are queued until they are accepted. `close` closes those that were not. If more than
+    `backlog` are queued, those that have ended in the meantime are discarded.
+
+    `device` is the name of the device, or of the first one of several.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -381,11 +437,11 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Every address where it listens, all with the same port."""
+        """All addresses on which it listens. They have the same port."""
         return tuple(port.address for port in self._ports)
 
     def _figures(self) -> ListenerState:
-        """Its part of `aiordma.snapshot`. Any thread may ask."""
+        """Return the entry for `aiordma.snapshot`. Thread-safe."""
         return {
             "device": self.device,
             "loop": id(self._affinity.loop),
@@ -400,13 +456,13 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._loop_shutdown.add(self)
 
     def _stop(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         self._loop_shutdown.remove(self)
         self._end_without_loop()
         self._waiters.wake_all()
 
     def _fail(self, error: Exception) -> None:
-        """The device has failed: it is given back, so that it can be opened anew."""
+        """Stop after the device has failed, and release it so that it can be opened again."""
         if not self._closed:
             logger.error("%r: %s", self, error)
             self._failure = error
@@ -427,10 +483,12 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         self._waiters.wake()
 
     async def accept(self) -> Connection:
-        """The next connection.  Cancelling loses none.  ConnectionClosedError after `close`.
+        """Wait for the next connection. If you cancel the wait, no connection is lost.
 
-        DeviceEventError when the device has failed, or each of several: the listener has ended;
-        listen again.
+        Raises:
+            ConnectionClosedError: If the listener has been closed.
+            DeviceEventError: If the device, or each of several devices, has failed. The listener
+                has ended; listen again.
         """
         self._affinity.check(self)
         while not self._ready:
@@ -444,7 +502,11 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
         return self._ready.popleft()
 
     async def __aiter__(self) -> AsyncIterator[Connection]:
-        """Connections until the listener is closed.  DeviceEventError as of `accept`."""
+        """Iterate over new connections until the listener is closed.
+
+        Raises:
+            DeviceEventError: If the device has failed, as for `accept`.
+        """
         while True:
             try:
                 connection = await self.accept()
@@ -453,9 +515,9 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             yield connection
 
     def stop(self) -> None:
-        """Listens no more, for code that cannot await: the port is free at once.
+        """Stop listening, without awaiting. The port is free immediately.
 
-        Connections that wait here can still be accepted; `close` does the rest.
+        Connections that are already queued can still be accepted. `close` releases the rest.
         """
         if self._affinity.is_after_fork:
             return
@@ -465,7 +527,10 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             self._was_stopped = True
 
     async def close(self) -> None:
-        """Listens no more.  Connections that were accepted go on; a second call does nothing."""
+        """Stop listening, and close the connections that were not accepted.
+
+        Accepted connections stay open. A second call has no effect.
+        """
         over = self._closed and self._failure is None and not self._was_stopped
         if self._affinity.is_after_fork or over:
             return
@@ -491,7 +556,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             port.release()
 
     def _drop(self) -> None:
-        """Closes what is left of a listener that was dropped, unless its loop was quicker."""
+        """Close a listener that was dropped while it was open, unless its loop has done so."""
         if not self._closed:
             self._stop()
             self._acceptor.cancel()
@@ -506,7 +571,7 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
 
 
 def deliver_to(listener: Listener) -> Callable[[Connection], None]:
-    """For the acceptor, which keeps no listener alive."""
+    """Return a function that delivers connections to the listener without keeping it alive."""
     ref = weakref.ref(listener)
 
     def deliver(connection: Connection) -> None:
@@ -521,24 +586,37 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
 
 @shows(ListenOptions, LISTEN)
 async def listen(host: str = "", port: int = 0, **options: Unpack[ListenOptions]) -> Listener:
-    """Listens on an address ("" or "::" for all of them) and port (0 picks one).
+    """Listen for connections.
 
-    A name with several addresses listens on each of them that this machine has, with one port
-    number; `Listener.addresses` are those.
+    If a host name has several addresses, the listener uses all of them that belong to this machine,
+    with the same port (`Listener.addresses`). `Config.max_connections` and `Config.max_handshakes`
+    limit the number of peers.
 
-    `auth`, `encrypt` and `ssl` as for `connect`; `ssl` is a context for servers, with a
-    certificate.  `device` as for `connect`: each further queue pair of a peer gets one on a device
-    that its connection does not use yet, or else on one that it uses.  Raises AddressError or
-    OSError (EADDRINUSE and others) when the address cannot be used.
+    Args:
+        host: The host name or numeric address to listen on. "" and "::" stand for all addresses.
+        port: The port. 0 chooses a free one (`Listener.port`).
+        device: The device or devices, as for `connect`. Each further queue pair of a peer is placed
+            on a device that the connection does not use yet, if there is one.
+        via: The connection method, "cm" or "tcp". It must be the same on both sides.
+        backlog: The number of requests that may wait in the connection manager (`via="cm"`). If
+            more connections than this are queued for `accept`, those that have ended in the
+            meantime are discarded.
+        config: The settings of this side.
+        auth: The pre-shared key, as for `connect`.
+        encrypt: Whether to encrypt messages, as for `connect`.
+        ssl: A server's TLS context, with a certificate, for the TCP bootstrap (`via="tcp"` only).
+        on_request: A function or coroutine function to inspect each `ConnectionRequest`. It is
+            called before the connection is accepted, but after the peer has proved the key. It
+            returns None to accept the connection, or the reason of a refusal as a str, which the
+            peer's `connect` raises. The peer waits for the decision, at most for
+            `Config.handshake_timeout`. `Connection.request_data` keeps the data of the peer.
 
-    `backlog` is how many requests may wait in the connection manager (`via="cm"`); beyond as many
-    finished connections that wait for `accept`, those that have ended meanwhile are forgotten.
-    `Config.max_connections` and `max_handshakes` are the limits on peers.
+    Returns:
+        The listener.
 
-    `on_request`, a function or coroutine function, is called with each `ConnectionRequest` once the
-    peer has proved the key, before the connection is accepted.  It returns None to take it, or the
-    reason of a refusal, a str, which the peer's `connect` raises.  The peer's handshake waits for
-    it, within `Config.handshake_timeout`; `Connection.request_data` keeps what the peer gave.
+    Raises:
+        AddressError: If the host cannot be resolved, or the address cannot be used.
+        OSError: If the address cannot be used. `errno` has the reason, such as EADDRINUSE.
     """
     given = complete("listen", options, LISTEN)
     security = check_security(given, given["ssl"], None)
@@ -555,9 +633,9 @@ async def listen_with(
     family: int = 0,
     flags: int = 0,
 ) -> Listener:
-    """As `listen`, with what the two sides demand of each other; perhaps for several hosts.
+    """Listen as `listen` does, with the given security requirements and on one or several hosts.
 
-    `family` and `flags` are the resolver's.
+    `family` and `flags` are those for the resolver.
     """
     via, config = options["via"], options["config"]
     check_options(via, config)
@@ -592,9 +670,10 @@ Handler = Callable[[Connection], Awaitable[None]]
 
 
 def check_handler(handler: Handler) -> None:
-    """TypeError unless it is a coroutine function of one argument, bound or wrapped in any way.
+    """Raise TypeError unless `handler` is a coroutine function that takes the connection.
 
-    Of what is not written in Python only its calls show what it returns.
+    It may be a bound method or wrapped in any way. A callable that is not written in Python is
+    accepted, because only calling it shows what it returns.
     """
     function: object = handler
     while not inspect.iscoroutinefunction(function):
@@ -622,7 +701,7 @@ def check_handler(handler: Handler) -> None:
 def check_signature(
     handler: Callable[..., object], count: int, arguments: str, hint: str = ""
 ) -> None:
-    """TypeError for what cannot be called with so many arguments."""
+    """Raise TypeError if `handler` cannot be called with `count` positional arguments."""
     if not callable(handler):
         raise TypeError(refusal("the handler", f"a function of {arguments}", handler))
     if why := misfit(handler, [None] * count):
@@ -630,7 +709,7 @@ def check_signature(
 
 
 class Server(Listening, AsyncContext):
-    """A listener that runs a handler for every connection.  Made by `start_server`."""
+    """A listener that runs a handler for each connection. Created by `start_server`."""
 
     def __init__(self, listener: Listener, handler: Handler) -> None:
         self._listener = listener
@@ -649,17 +728,17 @@ class Server(Listening, AsyncContext):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Every address where it listens, all with the same port."""
+        """All addresses on which it listens. They have the same port."""
         return self._listener.addresses
 
     @property
     def device(self) -> str:
-        """The name of the device that it listens on."""
+        """The name of the device on which it listens."""
         return self._listener.device
 
     @property
     def connections(self) -> int:
-        """Handlers that are running."""
+        """The number of handlers that are running."""
         return len(self._tasks)
 
     async def _accept(self) -> None:
@@ -704,10 +783,13 @@ class Server(Listening, AsyncContext):
                 await connection._close(goodbye)
 
     async def serve_forever(self) -> None:
-        """Serves until cancelled, or closed by another task: then until that has finished.
+        """Serve until the task is cancelled or another task closes the server.
 
-        Cancelled, it closes the server without `grace`.
-        DeviceEventError when the device has failed: the server has ended; start another one.
+        If the task is cancelled, the server is closed without a grace period. If another task
+        closes the server, this waits until it is closed.
+
+        Raises:
+            DeviceEventError: If the device has failed. The server has ended; start another one.
         """
         self._affinity.check(self)
         try:
@@ -718,14 +800,18 @@ class Server(Listening, AsyncContext):
             await self.close()
 
     async def close(self, grace: float = 0.0) -> None:
-        """Accepts no more, gives handlers `grace` seconds to finish, then cancels those left.
+        """Stop accepting, let handlers finish for up to `grace` seconds, and cancel the rest.
 
-        A handler's `async for` over its connection ends once the messages that have arrived are
-        taken: an idle handler costs no time, also without `grace`, and its peer gets
-        ConnectionClosedError (`by_peer`).  A `recv` goes on, since it may be in the middle of a
-        request.  The peer of a handler that is cancelled gets ConnectionBrokenError.  Returns when
-        the connections are closed.  A second call, while the first one waits, sets a time of its
-        own: `close()` ends the grace.
+        In a handler, `async for` over its connection ends once all messages that have arrived are
+        consumed. An idle handler therefore ends without delay, even without `grace`, and its peer
+        gets ConnectionClosedError (`by_peer`). A `recv` continues, because it may be in the middle
+        of a request. The peer of a cancelled handler gets ConnectionBrokenError.
+
+        This returns when all connections are closed. A second call while the first one waits sets
+        its own grace period, so `close()` ends the first one's.
+
+        Args:
+            grace: The number of seconds to wait for handlers. It may be infinite.
         """
         if self._affinity.is_after_fork:
             return
@@ -748,7 +834,7 @@ class Server(Listening, AsyncContext):
         await self.close()
 
     def _end_without_loop(self) -> None:
-        """The listener and the connections end by themselves."""
+        """Do nothing, because the listener and the connections end on their own."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -761,15 +847,25 @@ class Server(Listening, AsyncContext):
 async def start_server(
     handler: Handler, host: str = "", port: int = 0, **options: Unpack[ListenOptions]
 ) -> Server:
-    """Listens, and runs `handler(conn)` as a task for every connection; otherwise as `listen`.
+    """Listen, and run `handler(conn)` as a task for each connection.
 
-    The connection is closed when its handler returns.  When an exception leaves the handler, the
-    peer gets ConnectionBrokenError with the exception's type, and not its text.  A ConnectionError
-    is mostly the peer's own end: it is logged.  Any other exception goes to the loop's exception
-    handler.
+    A connection is closed when its handler returns. If the handler raises an exception, the peer
+    gets ConnectionBrokenError with the type of the exception, but not its text. A ConnectionError
+    is logged, because it usually means that the peer has ended. Any other exception is passed to
+    the event loop's exception handler.
 
-    TypeError unless `handler` is a coroutine function that takes the connection: also a bound
-    method, a functools.partial, a decorated function, or an object whose `__call__` is one.
+    Args:
+        handler: A coroutine function that takes the connection. It may also be a bound method, a
+            `functools.partial`, a decorated function, or an object with an asynchronous `__call__`.
+        host: The address to listen on, as for `listen`.
+        port: The port, as for `listen`.
+        **options: The other options of `listen`.
+
+    Returns:
+        The running server.
+
+    Raises:
+        TypeError: If `handler` is not a coroutine function of one argument.
     """
     check_handler(handler)
     given = complete("start_server", options, LISTEN)

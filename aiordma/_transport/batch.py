@@ -1,4 +1,4 @@
-"""Operations that are posted together, with one doorbell, and waited for as one."""
+"""Batches of operations that are posted with one doorbell and awaited together."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ Atomics: TypeAlias = list[tuple[Buffer, asyncio.Future[int]]]
 
 
 class Batch(BatchOfTransfers):
-    """Reads, writes and atomics, collected in an `async with` and posted at its end.
+    """Reads, writes and atomics that are collected in an `async with` block and posted at its end.
 
-    They go to the device in the order of the calls, with one doorbell as long as the send queue
-    has room, and the end of the scope waits for all of them.  What is not allowed raises at once,
-    from its own call.  An exception in the scope drops them all.  The peer's device carries them
-    out in order; but what a read returns may be from after a later write (verbs: only a fence
-    would hold it back), so do not read and write the same bytes in one batch.
+    The operations are posted in the order of the calls, with a single doorbell if the send queue
+    has room. The end of the block waits for all of them. Invalid operations raise immediately, from
+    their own call. If the block raises an exception, nothing is posted.
 
-    Cancelled while it waits, the operations that have been posted are done nevertheless, with their
-    memory held, and the old values are lost; those that still waited for room are not done, nor
-    those behind them.
+    The peer's device executes the operations in order. However, a read may return data of a later
+    write, because verbs only prevent that with a fence. Do not read and write the same bytes in one
+    batch.
+
+    If you cancel the wait at the end of the block, operations that have been posted still complete,
+    and their memory is held until then. The old values of atomics are lost. Operations that were
+    waiting for room in the send queue are dropped, and so are those behind them.
     """
 
     def __init__(
@@ -74,18 +76,18 @@ class Batch(BatchOfTransfers):
         return local
 
     def _lands(self) -> None:
-        """The bytes of the read that was added go to the memory of the latest `_here`."""
+        """Remember that a read fills the memory of the latest `_here`."""
         assert self._latest is not None
         self._targets.append(self._latest)
 
     def compare_and_swap(self, target: Remote, expected: int, desired: int) -> asyncio.Future[int]:
-        """As `Connection.compare_and_swap`; the future has the old value after the scope."""
+        """Add a `Connection.compare_and_swap`. The future has the old value after the block."""
         return self._atomic(
             OperationKind.COMPARE_AND_SWAP, target, *swap_numbers(expected, desired)
         )
 
     def fetch_and_add(self, target: Remote, add: int) -> asyncio.Future[int]:
-        """As `Connection.fetch_and_add`; the future has the old value after the scope."""
+        """Add a `Connection.fetch_and_add`. The future has the old value after the block."""
         return self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
 
     def _atomic(
@@ -131,7 +133,7 @@ class Batch(BatchOfTransfers):
 
 
 class MovingBatch(Batch):
-    """A batch of a connection that may go on by another rail while it collects."""
+    """A batch on a connection that may move to another rail while the batch collects operations."""
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()

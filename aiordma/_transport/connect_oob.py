@@ -1,4 +1,4 @@
-"""Connecting out of band: endpoints travel as bytes on a channel of the two programs."""
+"""Out-of-band connections, whose endpoints the two programs exchange themselves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
 
 class PendingConnection:
-    """This side's half of a connection.  Made by `prepare_connection`; both sides do the same:
+    """This side's half of a connection. Created by `prepare_connection`.
 
-    1. send `endpoint` to the peer, on a channel of your own;
-    2. `accept` the peer's: from then on this side can receive;
-    3. tell the peer so, and wait until it has told the same;
-    4. `await start()`.
+    Both sides take the same steps:
 
-    A side that starts before the peer has accepted may find the connection broken after some tries.
-    An async context manager: what has not been started is given up at its end.
+    1. Send `endpoint` to the peer over a channel of your own.
+    2. Pass the peer's endpoint to `accept`. This side can receive from then on.
+    3. Tell the peer that you have accepted, and wait until it has told you the same.
+    4. Call `await start()`.
+
+    If a side starts before the peer has accepted, the connection may break after some retries. The
+    end of an `async with` block closes a pending connection that was not started.
     """
 
     def __init__(
@@ -50,16 +52,22 @@ class PendingConnection:
             )
             self._attempt.make()
         self.endpoint: bytes = self._attempt.endpoint.packed(self._attempt.hello)
-        """The message for the peer: 72 bytes, with a magic number and a version."""
+        """The message for the peer: 72 bytes, including a magic number and a version."""
 
     def __repr__(self) -> str:
         state = "started" if self._started else "accepted" if self._peer else "new"
         return f"<PendingConnection on {self._devices[0].name}, {state}>"
 
     def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
-        """Takes the peer's endpoint: ready to receive.  ProtocolError for what is none.
+        """Accept the peer's endpoint. This side can receive afterwards.
 
-        BufferStateError when it is called twice.
+        Args:
+            endpoint: The bytes of the peer's `endpoint`.
+
+        Raises:
+            ProtocolError: If `endpoint` is not a valid endpoint.
+            AuthenticationError: If only one side has a key, or `encrypt` differs.
+            BufferStateError: If an endpoint was accepted before, or this object was closed.
         """
         if self._started and self._peer is None:
             raise BufferStateError(f"{self!r}: it was given up")
@@ -77,9 +85,15 @@ class PendingConnection:
         self._peer = peer
 
     async def start(self) -> Connection:
-        """The connection, once the peer has accepted as well.
+        """Open the connection. The peer must have accepted this side's endpoint.
 
-        BufferStateError before `accept`, or the second time.  With a key it waits for the peer.
+        With `auth`, this waits for the peer's proof of the key.
+
+        Returns:
+            The open connection.
+
+        Raises:
+            BufferStateError: If no endpoint was accepted, or this is the second call.
         """
         if self._peer is None:
             raise BufferStateError(f"{self!r} has not accepted a peer yet")
@@ -98,7 +112,7 @@ class PendingConnection:
         return connection
 
     async def close(self) -> None:
-        """Gives up what has not been started; a connection goes on."""
+        """Give up a pending connection. A connection that was started stays open."""
         if not self._started:
             self._started = True
             connection = self._attempt.connection

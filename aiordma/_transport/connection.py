@@ -1,4 +1,4 @@
-"""A connection: the user's interface."""
+"""The connection class that users see."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ from .rail_status import NO_TRANSFERS, RailStatus
 
 
 class Begun(NamedTuple):
-    """The facts of a connection from the moment when its user gets it."""
+    """When the user got the connection, and whether it was accepted by a listener."""
 
     since: float
     accepted: bool
 
 
 class Connection(MemoryMethods, AsyncContext, AsyncIteration):
-    """One RDMA connection.  Made by `connect`, a `Listener` or `start_server`, never directly.
+    """An RDMA connection. Created by `connect`, a `Listener` or `start_server`, never directly.
 
-    Belongs to the event loop it was made in; not thread-safe.  Every await may be cancelled: what
-    was posted to the device is then finished by the device, its memory held until that moment,
-    and order is kept.  What has not been posted is not done.
+    A connection belongs to the event loop in which it was created. It is not thread-safe.
 
-    A message comes after those before it, and after all writes whose calls began before its own,
-    awaited or not; so do the regions that are handed over or released, but that a write with
-    immediate data, if it waits for the peer's room then, is refused.  Operations on the peer's
-    memory begin in the order of their calls, and may pass messages that wait for the peer's room,
-    or others that wait for memory of the pool.  What a read or an atomic sees may be from after a
-    later write: await it first.
+    Every await can be cancelled. Work that has been posted to the device still completes, and its
+    memory is held until then. Work that has not been posted is dropped. Everything else stays in
+    order.
 
-    After the end every call raises ConnectionClosedError (closed in order, by
-    this side or by the peer's goodbye) or ConnectionBrokenError (its text says why).
+    A message arrives after all earlier messages, and after all writes that were started before it,
+    awaited or not. Releasing a region or handing it over follows the same order, with one
+    exception: a write with immediate data that is still waiting for room at the peer is refused.
+
+    Operations on the peer's memory start in the order of the calls. They may overtake messages that
+    wait for room at the peer, and operations that wait for memory from the pool. A read or an
+    atomic may see the result of a later write, so await it before you write.
+
+    After the connection has ended, every call raises an error: ConnectionClosedError if either side
+    closed the connection in order, otherwise ConnectionBrokenError with the reason.
     """
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
@@ -62,7 +65,10 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         self._wire_requested = False
 
     def _begin(self, *, accepted: bool) -> None:
-        """Tells counts and hooks that its user is about to get it; it may have ended meanwhile."""
+        """Report the connection to counters and hooks before the user gets it.
+
+        It may have ended by then.
+        """
         self._begun = Begun(self._sharing.clock.now(), accepted)
         observation.begun(self, self._queue.peer, accepted=accepted)
         if self._state is connection_states.ConnectionState.CLOSED:
@@ -78,7 +84,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @finalizer
     def __del__(self) -> None:
-        """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
+        """Abort a connection that was dropped while open. Runs in any thread, at any time."""
         super().__del__()
         if (counted := getattr(self, "_statistics", None)) is not None:
             observation.finalized(counted)
@@ -96,7 +102,7 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @property
     def device(self) -> str:
-        """The name of the device that carries it."""
+        """The name of the device that carries the connection."""
         return self._of_lead.driver.context.name
 
     @property
@@ -106,40 +112,41 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @property
     def wire(self) -> str | None:
-        """The medium of the bytes: "roce", "infiniband", "iwarp", or with the embedded device,
-        which is software, "shared memory" or "tcp".
+        """The medium of the connection: "roce", "infiniband" or "iwarp".
 
-        None while the embedded device is still choosing, at most until the first message has
-        arrived, and after the end.
+        On the embedded device, it is "shared memory" or "tcp". This is None while the embedded
+        device is still choosing, at most until the first message has arrived, and after the
+        connection has ended.
         """
         qp = self._of_lead.qp
         return qp.wire if qp is not None and not qp.closed else None
 
     @property
     def local_address(self) -> Address | None:
-        """(host, port) of this side; None when the link has none."""
+        """The (host, port) of this side, or None if the link has none."""
         return self._link.local_address if self._link else None
 
     @property
     def peer_address(self) -> Address | None:
-        """(host, port) of the peer; None when the link has none."""
+        """The (host, port) of the peer, or None if the link has none."""
         return self._link.peer_address if self._link else None
 
     @property
     def queue_pair(self) -> QueuePair:
-        """Its queue pair, to look at, and for its raw handles (docs/raw-handles.md).
+        """The queue pair, for inspection and for its raw handles (docs/raw-handles.md).
 
-        What is posted or changed there breaks the connection: the connection keeps the account.
+        Do not post to it or modify it. This would break the connection, which keeps track of all
+        work requests.
         """
         assert self._of_lead.qp is not None
         return self._of_lead.qp
 
     @property
     def rails(self) -> tuple[RailStatus, ...]:
-        """Its queue pairs on this side's devices, as they are now, first that of the handshake.
+        """The current state of the queue pairs on this side's devices.
 
-        Where `connect` was given several devices there are others, one for each.  `device`, `wire`
-        and `queue_pair` are those of the lead.
+        The first one is the queue pair of the handshake. If several devices were passed to
+        `connect`, the others follow. `device`, `wire` and `queue_pair` are those of the lead.
         """
         assert self._begun is not None
         if self._rails is not None:
@@ -153,26 +160,29 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether the connection has ended for any reason."""
         return self._close_cause is not None or (self._queue.failed and not self._queue.suspended)
 
     @property
     def request_data(self) -> bytes:
-        """Data of the peer's `connect(data=...)`; b"" unless this listener has `on_request`."""
+        """The data that the peer passed to `connect(data=...)`.
+
+        It is b"" unless this side's listener has `on_request`.
+        """
         return self._request_data
 
     @property
     def max_message(self) -> int:
-        """The longest message that the peer takes, in bytes."""
+        """The maximum length of a message that the peer accepts, in bytes."""
         assert self._handshake.peer is not None
         return self._handshake.peer.max_message
 
     def statistics(self) -> Statistics:
-        """Counts of messages, bytes and operations so far; the object goes on counting."""
+        """Return the counters of messages, bytes and operations. The object keeps counting."""
         return self._statistics
 
     def _figures(self) -> ConnectionState:
-        """Its part of `aiordma.snapshot`, since it has begun. Any thread may ask."""
+        """Return the entry for `aiordma.snapshot`, once the connection has begun. Thread-safe."""
         assert self._begun is not None
         queue = self._queue
         messages, memory = self._messages.figures(), self._sharing.figures()
@@ -201,14 +211,14 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         }
 
     def _request_wire(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that is to call `_read_wire`; None if the wire is known or was requested."""
+        """Return the loop that must call `_read_wire`; None if `wire` is known or requested."""
         if self._wire_seen is not None or self._wire_requested:
             return None
         self._wire_requested = True  # a loop that is stuck is asked once
         return self._loop
 
     def _read_wire(self) -> None:
-        """In the thread of its loop, since it asks the device."""
+        """Cache `wire`. Runs in the loop's thread, because it queries the device."""
         self._wire_requested = False
         with suppress(RDMAError, OSError):  # its device has failed
             self._wire_seen = self.wire
@@ -216,16 +226,19 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     # ---- the end --------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Ends the connection in order: waits for work under way, sends a goodbye, disconnects.
+        """Close the connection in order: finish the work in progress, say goodbye, and disconnect.
 
-        Waits at most `Config.close_timeout` for the peer.  Messages that have arrived can still
-        be received: all those whose `send` has returned at the peer, but for those behind a long
-        one that this side has not read.  A second call waits for the first.  Cancelled, it aborts.
+        This waits for the peer for at most `Config.close_timeout` seconds. A second call waits for
+        the first one. If you cancel it, the connection is aborted.
+
+        Messages that have arrived can still be received afterwards. These are all messages for
+        which `send` has returned at the peer, except those behind a long message that this side has
+        not read.
         """
         await self._close(protocol.GOODBYE)
 
     async def _close(self, goodbye: protocol.Goodbye) -> None:
-        """As `close`; `goodbye` is what the peer is told."""
+        """Close the connection as `close` does, and send `goodbye` to the peer."""
         if self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -243,10 +256,10 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         await self._closed.wait()
 
     def _close_at_exit(self, error: BaseException) -> None:
-        """Closes it without waiting, as the end of the loop does.
+        """Start closing without waiting, because an exception ends the program.
 
-        An exception that ends the program leaves at once: what the peer, or a task that sees the
-        end, does meanwhile could end the program otherwise.
+        The exception must propagate immediately. If this waited, the peer or a task that sees the
+        end could end the program in another way. The shutdown of the loop waits instead.
         """
         if self._closed.is_set() or self._affinity.is_after_fork:
             return
@@ -259,17 +272,17 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         self._closing_at_exit = background(self._loop, close())
 
     def abort(self) -> None:
-        """Ends the connection now: work under way is dropped, the peer sees a broken connection.
+        """End the connection immediately.
 
-        The resources are given back in the next iteration of the loop, which `wait_closed` waits
-        for.
+        Work in progress is dropped, and the peer sees a broken connection. The resources are
+        released in the next iteration of the event loop; `wait_closed` waits for that.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._end(ConnectionClosedError("the connection was aborted"))
 
     async def wait_closed(self) -> None:
-        """Waits until the connection has ended, in whatever way, and given back its resources."""
+        """Wait until the connection has ended for any reason and has released its resources."""
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
             await self._closed.wait()
@@ -278,10 +291,11 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
         return self
 
     async def __aexit__(self, _: object, exc: BaseException | None, traceback: object) -> None:
-        """Closes it; if an exception leaves the block, the peer gets ConnectionBrokenError.
+        """Close the connection. If the block raised, the peer gets ConnectionBrokenError.
 
-        The peer is told the type of the exception, not its text.  SystemExit and KeyboardInterrupt,
-        which end the program, do not wait for that: the end of the loop does.
+        The peer is told the type of the exception, but not its text. SystemExit and
+        KeyboardInterrupt, which end the program, do not wait until the connection is closed. The
+        shutdown of the event loop does.
         """
         # An asynchronous generator whose user needs no more of it ends with GeneratorExit.
         if exc is None or isinstance(exc, GeneratorExit):

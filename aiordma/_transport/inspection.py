@@ -1,11 +1,13 @@
-"""The last step of a handshake: the listener's application sees the request, and may refuse it.
+"""The last step of a handshake, in which the listener's application accepts or refuses the request.
+
+The messages are the same for all connection methods::
 
     connecting side -> listener   ConnectData (data of its user)
     listener -> connecting side   ConnectAccepted; or Goodbye (REJECTED, the reason)
 
-It comes after the proof of the key, so the application sees no stranger, and its messages are the
-same with every way of connecting.  Only a listener that inspects requests has it, as its hello
-says.  Until it is over the peer may send no message, and no request for memory.
+The step follows the proof of the key, so that the application sees authenticated peers only. It is
+part of the handshake only if the hello of the listener says so. Until it is over, the peer must not
+send messages or requests for memory.
 """
 
 from __future__ import annotations
@@ -29,15 +31,20 @@ Way = Literal["cm", "tcp", "in-band"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRequest:
-    """A peer that wants a connection, as `on_request` of a listener gets it."""
+    """A request for a connection, as passed to `on_request` of a listener."""
 
     peer_address: Address | None
-    """(host, port) of the peer."""
+    """The (host, port) of the peer."""
     data: bytes
-    """Data of the peer's `connect(data=...)`: at most 64 bytes, b"" without.  Check it: with `auth`
-    it comes from a peer that has the key, else from any host."""
+    """The data that the peer passed to `connect(data=...)`: at most 64 bytes, b"" by default.
+
+    Validate it. With `auth` it comes from a peer that has the key, otherwise from any host.
+    """
     via: Way
-    """The way of connecting: "cm", "tcp", or "in-band", over an earlier connection of via="tcp"."""
+    """The connection method: "cm", "tcp" or "in-band".
+
+    "in-band" means over an earlier connection of `via="tcp"`.
+    """
     device: str
     """The name of the device that carries the connection."""
 
@@ -46,7 +53,7 @@ OnRequest = Callable[[ConnectionRequest], str | Awaitable[str | None] | None]
 
 
 def check_data(data: bytes) -> bytes:
-    """LimitError for more than fits."""
+    """Return `data` as bytes. Raises LimitError if it is too long."""
     packed = bytes(bytes_of(data))
     if len(packed) > MAX_DATA:
         raise LimitError(
@@ -59,9 +66,10 @@ def check_data(data: bytes) -> bytes:
 
 
 async def introduce(connection: Connection, data: bytes) -> Connection:
-    """The connecting side: returns the connection once the listener's application has taken it.
+    """Send `data` to the listener's application, and wait until it accepts the connection.
 
-    RejectedError with its reason otherwise.
+    Raises:
+        RejectedError: If it refuses, with its reason.
     """
     if connection._handshake.inspection is None:
         return connection
@@ -75,10 +83,16 @@ async def introduce(connection: Connection, data: bytes) -> Connection:
 
 
 async def admits(connection: Connection, via: Way, on_request: OnRequest, limit: float) -> bool:
-    """The listener's side: whether the application takes the connection; the peer is told.
+    """Return whether the listener's application accepts the connection, and tell the peer.
 
-    A connection that it does not take is closed.  `limit` is the loop's time until which the peer
-    must have sent its data, and the application decided.  Raises if the peer fails.
+    A connection that it refuses is closed. Errors of the peer are raised.
+
+    Args:
+        connection: The connection of the peer.
+        via: The connection method.
+        on_request: The function of the application.
+        limit: The loop time by which the peer must have sent its data and the application must have
+            decided.
     """
     try:
         async with asyncio.timeout_at(limit) as deadline:
@@ -108,13 +122,13 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
 
 
 async def refuse(connection: Connection, reason: str) -> None:
-    """Closes a connection that was not delivered; the peer is told."""
+    """Close a connection that was not delivered, telling the peer the reason."""
     code = protocol.GoodbyeCode.REJECTED
     await connection._close(protocol.Goodbye(0, code, reason))
 
 
 async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | None:
-    """The reason of a refusal, or None.  A failure of the application is reported, and refuses."""
+    """Return the reason of a refusal, or None. If `on_request` fails, report that and refuse."""
     try:
         verdict = on_request(request)
         if inspect.isawaitable(verdict):

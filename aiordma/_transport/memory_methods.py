@@ -1,4 +1,4 @@
-"""The methods of a connection that work with memory: its own, what both sides share, one-sided."""
+"""The methods of a connection for local, shared and remote memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .shares import Share
 
 
 class MemoryMethods(ConnectionLifecycle, MessageMethods):
-    """The methods of a Connection that work with memory."""
+    """The methods of a Connection for memory."""
 
     _statistics: Statistics
 
@@ -32,40 +32,60 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         return lease_seconds(lease, self._endpoint.config.lease)
 
     def alloc(self, size: int) -> Buffer:
-        """Leases `size` bytes of registered memory from the pool; contents undefined.
+        """Allocate `size` bytes of registered memory from the pool. The contents are undefined.
 
-        QuotaError when the pool has reached its limit (`Config.pool_limit`), or others wait.
+        Raises:
+            QuotaError: If the pool has reached its limit (`Config.pool_limit`), or other requests
+                are waiting for memory.
         """
         self._check()
         return self._memory.pool.alloc(size)
 
     async def lease(self, size: int) -> Buffer:
-        """As `alloc`, but waits until so much has come back, first come first served.
+        """Allocate memory as `alloc` does, but wait until enough is free.
 
-        Cancelling gives up the wait.  QuotaError at once for more than the limit allows at all.
-        A task that holds memory while it waits for more can wait for ever, as with any lock: take
-        what is needed together at once, or wait with a timeout.  The end of the connection ends it
-        too.
+        Requests are served in order. You can cancel the wait, and it ends with the connection. As
+        with any lock, a task that holds memory while it waits for more can cause a deadlock.
+        Allocate all the memory you need at once, or wait with a timeout.
+
+        Args:
+            size: The number of bytes.
+
+        Returns:
+            The memory, which is yours until you release it.
+
+        Raises:
+            QuotaError: If the limit of the pool can never allow this size. This is raised
+                immediately.
         """
         self._check()
         return await self._memory.lease(integer("size", size), internal=False)
 
     def pool_statistics(self) -> PoolStatistics:
-        """The memory pool that all connections of this loop and device share, as it is now."""
+        """Return the current state of the memory pool.
+
+        All connections of this loop and device share it.
+        """
         return self._memory.pool.statistics()
 
     def registration_statistics(self) -> CacheStatistics:
-        """Registrations of memory that a memoryview of yours keeps in its place; see `Config`.
+        """Return the state of the cache for registrations of your own memory.
 
-        Shared by all connections of this loop and device.
+        The cache is shared by all connections of this loop and device
+        (`Config.cached_registrations`).
         """
         return self._memory.registrations.statistics()
 
     def register(self, memory: AnyMemory) -> Region:
-        """Registers memory of the caller's, any buffer or tensor (`verbs.bytes_of`).
+        """Register your own memory, so that operations use it without a copy.
 
-        The object is pinned until `Region.close`.  Read-only memory can be sent from and written
-        from, not read into.
+        Args:
+            memory: Any buffer or tensor (`verbs.bytes_of`). The object is pinned until
+                `Region.close`. Read-only memory can be the source of sends and writes, but not the
+                target of reads.
+
+        Returns:
+            The registered memory.
         """
         self._check()
         return Region(self._memory.pd.reg_mr(memory))
@@ -73,11 +93,22 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     def register_dmabuf(
         self, fd: int, length: int, *, offset: int = 0, writable: bool = True
     ) -> DmabufRegion:
-        """Registers memory of another device, as of a GPU, of which `fd` is a dma-buf.
+        """Register the memory of another device, such as a GPU, that is exported as a dma-buf.
 
-        `length` bytes from `offset`, for `read`, `write`, batches and `send_region`; see
-        `DmabufRegion`.  The fd may be closed afterwards.  UnsupportedError where the device or its
-        driver cannot; VerbsError (EINVAL) for a range that the dma-buf does not have.
+        You can use it for `read`, `write`, batches and `send_region`; see `DmabufRegion`.
+
+        Args:
+            fd: The file descriptor of the dma-buf. You may close it after this call.
+            length: The number of bytes to register.
+            offset: The offset of the first byte in the dma-buf.
+            writable: Whether operations may write to the memory.
+
+        Returns:
+            The registered memory.
+
+        Raises:
+            UnsupportedError: If the device or its driver does not support dma-bufs.
+            VerbsError: If the range is not within the dma-buf (EINVAL).
         """
         self._check()
         fd, length = integer("fd", fd, 0, I32_MAX), integer("length", length)
@@ -87,14 +118,26 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     async def send_region(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
     ) -> Share:
-        """Lets the peer use memory of this side, which it gets by `recv_region`.
+        """Share memory of this side, and send its token to the peer, which calls `recv_region`.
 
-        A Buffer, Region or slice becomes a RemoteRegion there, with exactly these bytes and rights,
-        for `lease` seconds: "default" is `Config.lease`, a minute unless it is set; None is without
-        an end, until the Share that is returned is revoked, or the connection ends.  `Share.renew`
-        gives it longer.  Cancelled, nothing is shared.  If the peer has got the key already, that
-        is revoked: should the peer use it, the connection breaks, and no memory is touched.
-        UnencryptedError with `encrypt=True`, as for all calls that share memory.
+        The peer gets a RemoteRegion with exactly these bytes and rights.
+
+        If you cancel the call, nothing is shared. If the peer has received the key by then, the key
+        is revoked: the memory is not accessed any more, and using it breaks the connection.
+
+        Args:
+            region: A Buffer, a Region, or a slice of one.
+            access: The rights of the peer.
+            lease: The time for which the peer may use the memory, in seconds. "default" means
+                `Config.lease`, which is one minute unless you set it. None means no time limit: the
+                share lasts until it is revoked or the connection ends. `Share.renew` extends it.
+
+        Returns:
+            The share, which can be revoked and renewed.
+
+        Raises:
+            UnencryptedError: If the connection has `encrypt=True`. All calls that share memory
+                raise it.
         """
         self._check()
         rights = choice("access", access, Rights)
@@ -103,65 +146,105 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     def share(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
     ) -> Share:
-        """As `send_region`, but the peer is not told: send it `Share.token.pack()` yourself.
+        """Share memory of this side without sending its token, which you send to the peer yourself.
 
-        The peer of this connection can use it, for as long as it is good, with its rights and on
-        these bytes alone.  Messages of this connection may carry it at once; on another channel
-        send it after `await share.ready()`, since its key takes its turn in the send queue.
-        Where the device has no memory windows any peer of the event loop that has the token can
-        use it: it is a password (docs/security.md).
+        Send `Share.token.pack()`. Messages of this connection can carry it immediately. If you use
+        another channel, first call `await share.ready()`, because the key is created through the
+        send queue.
+
+        Only the peer of this connection can use the token, with these rights and only for these
+        bytes. If the device does not support memory windows, any peer of this event loop that has
+        the token can use it. Treat it like a password then (docs/security.md).
+
+        Args:
+            region: A Buffer, a Region, or a slice of one.
+            access: The rights of the peer.
+            lease: The time for which the peer may use the memory, in seconds, as for `send_region`.
+
+        Returns:
+            The share, which can be revoked and renewed.
         """
         self._check()
         rights = choice("access", access, Rights)
         return self._sharing.open_up(region, rights, self._lease(lease))
 
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
-        """The peer's memory by a token that came on a channel of your own.
+        """Open a region of the peer from a token that you received over a channel of your own.
 
-        ProtocolError for what is no token, ValueError for one of this side's own or of another
-        connection, LeaseEndedError for one that has ended, as soon as the peer has told so.  A
-        forged one costs the connection when it is used, as with all that the peer's device refuses.
-        UnencryptedError with `encrypt=True`.
+        A forged token is only detected when it is used. The connection then breaks, as with every
+        operation that the peer's device refuses.
+
+        Args:
+            token: The token, packed or as an object.
+
+        Returns:
+            The region of the peer.
+
+        Raises:
+            ProtocolError: If `token` is not a valid token.
+            ValueError: If it is a token of this side or of another connection.
+            LeaseEndedError: If the share has ended and the peer has reported this.
+            UnencryptedError: If the connection has `encrypt=True`.
         """
         self._check()
         known = token if isinstance(token, RegionToken) else RegionToken.unpack(bytes_of(token))
         return self._sharing.from_token(known)
 
     async def recv_region(self) -> RemoteRegion:
-        """The next region that the peer has shown by `send_region`; cancelling loses nothing."""
+        """Wait for the next region that the peer shares with `send_region`.
+
+        If you cancel the wait, no region is lost.
+        """
         self._affinity.check(self)
         return await self._sharing.next(self._sharing.arrived)
 
     async def request_region(
         self, size: int, *, access: Rights = Rights.READ | Rights.WRITE, lease: Lease = "default"
     ) -> RemoteRegion:
-        """Borrows `size` bytes of the peer's memory, zeroed, within the peer's quota.
+        """Borrow zeroed memory from the peer, within the quota that it sets.
 
-        For `lease` seconds from the call: "default" is this side's `Config.lease`; None is without
-        an end, until it is released or handed over, or the connection ends.  `RemoteRegion.renew`
-        asks for longer.  The peer may grant less (`Config.max_lease`), which `lease_left` of the
-        region tells.  Cancelled, the memory goes back as soon as the peer grants it.
-        RequestRefusedError when the peer refuses, UnencryptedError with `encrypt=True`.
+        If you cancel the call, the memory is returned as soon as the peer grants it.
+
+        Args:
+            size: The number of bytes.
+            access: The rights that you need.
+            lease: The time for which you need the memory, in seconds from the call. "default" means
+                this side's `Config.lease`. None means no time limit: you keep it until you release
+                it or hand it over, or the connection ends. The peer may grant less
+                (`Config.max_lease`), as the region's `lease_left` shows. `RemoteRegion.renew` asks
+                for more time.
+
+        Returns:
+            The borrowed memory.
+
+        Raises:
+            RequestRefusedError: If the peer refuses.
+            UnencryptedError: If the connection has `encrypt=True`.
         """
         self._check()
         size, rights = integer("size", size, 1), choice("access", access, Rights)
         return await self._sharing.request(size, rights, self._lease(lease))
 
     async def hand_over(self, region: RemoteRegion) -> None:
-        """Gives borrowed memory (`request_region`) back to its owner, with what is in it.
+        """Return borrowed memory (`request_region`) to its owner together with its contents.
 
-        It cannot be used here any more, and is a Buffer of the peer: see `recv_buffer`.  What was
-        written before is there before.  Cancelled, it is handed over all the same.  The peer does
-        not get what has ended there meanwhile: with its lease, or with its only rail.
+        The region cannot be used here afterwards. The owner gets it as a Buffer from `recv_buffer`,
+        and it contains everything that was written before this call. Cancelling the call does not
+        stop the transfer. If the owner's lease has ended by then, or its only rail has failed, the
+        owner does not get the memory.
+
+        Args:
+            region: A region from `request_region`.
         """
         self._check()
         remote_memory(region, RemoteRegion)._check(self._owner)
         await region._hand_over()
 
     async def recv_buffer(self) -> Buffer:
-        """The next memory of this side that the peer had borrowed and has handed over.
+        """Wait for the next memory that the peer has borrowed from this side and handed over.
 
-        The caller's from now on, as from `alloc`.  Cancelling loses nothing.
+        The buffer is yours until you release it, like one from `alloc`. If you cancel the wait, no
+        buffer is lost.
         """
         self._affinity.check(self)
         return await self._sharing.receive_buffer()
@@ -187,27 +270,46 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
                 await self.write(local, remote, imm=imm, progress=progress)
 
     def batch(self) -> Batch:
-        """Operations that are posted with one doorbell and waited for as one; see `Batch`."""
+        """Create a batch of operations that are posted with one doorbell and awaited together."""
         self._check()
         made = Batch if self._rails is None else MovingBatch
         return made(self._messages, self._memory, self._check, self._statistics)
 
     async def compare_and_swap(self, target: Remote, expected: int, desired: int) -> int:
-        """Atomically replaces 8 bytes at the peer if they are `expected`; returns what was there.
+        """Replace 8 bytes at the peer atomically with `desired` if they equal `expected`.
 
-        The numbers are unsigned 64-bit in the peer's byte order, at an address that is a multiple
-        of 8.  It has swapped if and only if the result equals `expected`.  Cancelled after it was
-        posted, it is executed, and the old number is lost.  RemoteRangeError, before anything is
-        posted, for another length than 8, another alignment, or a right that the peer has not
-        given.
+        If the call is cancelled after the operation was posted, the operation is still executed,
+        and the old value is lost.
+
+        Args:
+            target: 8 bytes of the peer at an address that is a multiple of 8.
+            expected: The value to compare with: an unsigned 64-bit number in the peer's byte order.
+            desired: The new value, likewise.
+
+        Returns:
+            The old value. The bytes were replaced if and only if it equals `expected`.
+
+        Raises:
+            RemoteRangeError: If the length or alignment of `target` is wrong, or the peer has not
+                granted the right. Nothing has been posted then.
         """
         numbers = swap_numbers(expected, desired)
         return await self._atomic(OperationKind.COMPARE_AND_SWAP, target, *numbers)
 
     async def fetch_and_add(self, target: Remote, add: int) -> int:
-        """Atomically adds to 8 bytes at the peer (modulo 2^64); returns what was there before.
+        """Add a number to 8 bytes at the peer atomically, modulo 2^64.
 
-        Byte order, address, cancellation and RemoteRangeError as with `compare_and_swap`.
+        The byte order, alignment and effect of cancellation are as for `compare_and_swap`.
+
+        Args:
+            target: 8 bytes of the peer at an address that is a multiple of 8.
+            add: The number to add.
+
+        Returns:
+            The value before the addition.
+
+        Raises:
+            RemoteRangeError: As for `compare_and_swap`.
         """
         return await self._atomic(OperationKind.FETCH_AND_ADD, target, *add_numbers(add))
 

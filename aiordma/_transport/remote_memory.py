@@ -1,4 +1,4 @@
-"""The peer's memory as this side may use it: regions, and slices of them."""
+"""The peer's memory as this side can use it: regions and slices of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lease_thread import lease_seconds, milliseconds
 
 
 class RemoteMemory(RemoteBase):
-    """The target of an operation; its numbers are those of `range`."""
+    """The target of an operation. Its address, length and rkey are those of its range."""
 
     __slots__ = ("_range",)
 
@@ -33,7 +33,7 @@ class RemoteMemory(RemoteBase):
         self._allowed: int = int(range.token.access)
 
     def _require(self, user: object, right: int, local: Local) -> None:
-        """Raises unless an operation that needs that right, with `local` here, is allowed."""
+        """Raise unless an operation that needs `right` may use this memory with `local` here."""
         self._check(user)
         if self._root._user is None:
             raise BufferStateError(
@@ -53,7 +53,7 @@ class RemoteMemory(RemoteBase):
         return cast("RemoteRegion", self._root)
 
     def _check(self, user: object) -> None:
-        """Raises unless the region is this connection's and still this side's to use."""
+        """Raise unless the region belongs to this connection and can still be used."""
         region = self._region
         if user is not region._sharing.owner:
             raise ValueError(f"{region!r} belongs to another connection")
@@ -62,11 +62,11 @@ class RemoteMemory(RemoteBase):
 
 
 class RemoteRegion(RemoteMemory):
-    """Memory of the peer that this side may use; slice it to name the bytes of an operation.
+    """Memory of the peer that this side may use. Slice it to select the bytes of an operation.
 
-    Leaving its `async with` releases it.  Borrowed memory that is dropped goes back to its owner.
-    `token` is what the owner has sent of it; `address`, `length` and `rkey` are for work requests
-    of your own.
+    The end of an `async with` block releases the region. Borrowed memory is also returned to its
+    owner when the region is garbage collected. `token` is the token that the owner sent. `address`,
+    `length` and `rkey` are for work requests that you post yourself.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RemoteRegion(RemoteMemory):
         self._why = ""
         self._changes = WaitQueue()
         self._user: object = sharing.owner
-        """None: the lead has no key for it yet."""
+        """The connection, or None while the lead has no key for the region."""
         self._usable = True
         self.token = token
         self._aim(RemoteRange.of(token))
@@ -96,22 +96,29 @@ class RemoteRegion(RemoteMemory):
         )
 
     def __getitem__(self, key: slice) -> RemoteSlice:
-        """The part `[start:stop]`; a bound outside raises RemoteRangeError, nothing is clipped."""
+        """Return the slice `[start:stop]`.
+
+        Raises:
+            RemoteRangeError: If a bound is outside the region. Bounds are not clipped.
+        """
         return RemoteSlice(self, self._range[key])
 
     @property
     def rights(self) -> Rights:
-        """The rights that the owner grants here."""
+        """The rights that the owner has granted."""
         return self.token.access
 
     @property
     def lent(self) -> bool:
-        """Whether it came from `request_region`, and so can be handed over."""
+        """Whether the region was borrowed with `request_region` and can be handed over."""
         return self._lent
 
     @property
     def lease_left(self) -> float | None:
-        """Seconds that it may still be used, by this side's clock; None: its lease has no end."""
+        """The remaining time of the lease in seconds, by this side's clock.
+
+        None means that the lease has no time limit.
+        """
         if self.ended:
             return 0.0
         left = max(0.0, self._deadline - self._clock.now())
@@ -123,29 +130,37 @@ class RemoteRegion(RemoteMemory):
 
     @property
     def ended(self) -> bool:
-        """Whether it cannot be used any more: its lease is over, its owner has taken it back, this
-        side has given it up, or the connection has ended."""
+        """Whether the region can no longer be used.
+
+        This is the case if its lease has expired, its owner has revoked it, this side has released
+        it, or the connection has ended.
+        """
         return self._over or self._sharing.ended
 
     async def wait_ended(self) -> None:
-        """Waits until it has `ended`."""
+        """Wait until the region has `ended`."""
         while not self.ended:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.lease_left):
                     await self._changes.wait()
 
     async def renew(self, lease: float | None) -> None:
-        """Asks its owner to let it be used for `lease` seconds from now on (None: without an end).
+        """Ask the owner to extend the lease of borrowed memory.
 
-        For borrowed memory.  The owner may grant less (`Config.max_lease`): `lease_left` says what
-        it is.  LeaseEndedError when it has ended, RequestRefusedError when the owner refuses.
+        Args:
+            lease: The new lease in seconds from now, or None for no time limit. The owner may grant
+                less (`Config.max_lease`), as `lease_left` shows.
+
+        Raises:
+            LeaseEndedError: If the lease has ended.
+            RequestRefusedError: If the owner refuses.
         """
         lease_ms, region_id = milliseconds(lease_seconds(lease)), self.token.region_id
         self._check(self._sharing.owner)
         await self._sharing.ask(lambda number: protocol.RegionRenew(number, region_id, lease_ms))
 
     def _lease_from(self, since: float, lease_ms: int) -> None:
-        """Its lease of so long (0: without an end) began then."""
+        """Start a lease of `lease_ms` (0 means no limit) at the time `since`."""
         self._deadline = since + lease_ms / 1000 if lease_ms else math.inf
         self._wake()
 
@@ -156,9 +171,10 @@ class RemoteRegion(RemoteMemory):
             self._give_up()
 
     def _move(self, lead: int) -> bool:
-        """The rail of that number is the lead now: whether there is a key for it.
+        """Switch to the key for the new lead. Returns whether the region has one.
 
-        Else the owner tells of one, or of the end; one from a token is lost.
+        Without one, the owner will send a key or end the region. A region that came from a token is
+        lost.
         """
         rkey = (self._keys or {}).get(lead)
         if rkey is not None:
@@ -189,13 +205,13 @@ class RemoteRegion(RemoteMemory):
         return BufferStateError(f"{self!r} cannot be used again")
 
     def _give_up(self) -> None:
-        """Makes every use from now on fail: the region is its owner's."""
+        """Make the region unusable here, because it belongs to its owner again."""
         self._usable: bool = False
         self._sharing.regions.end(self.token.region_id)
         self._wake()
 
     def _drop(self) -> None:
-        """Gives back a region that has come too late."""
+        """Return a region that was granted too late."""
         self._give_up()
         self._sharing.give_back(self.token.region_id)
 
@@ -203,13 +219,13 @@ class RemoteRegion(RemoteMemory):
         self._changes.wake_all()
 
     async def release(self) -> None:
-        """Tells the owner that the region is needed no more.  Idempotent."""
+        """Tell the owner that the region is no longer needed. A second call has no effect."""
         if self._usable:
             self._give_up()
             await self._sharing.tell(protocol.RegionRelease(0, self.token.region_id))
 
     async def _hand_over(self) -> None:
-        """Gives it back as it is, to be a Buffer there."""
+        """Return the region with its contents, as a Buffer for the owner."""
         if not self._lent:
             raise ValueError(f"{self!r} was not borrowed with request_region: it is the peer's")
         self._give_up()
@@ -224,15 +240,15 @@ class RemoteRegion(RemoteMemory):
 
     @finalizer
     def __del__(self) -> None:
-        """Borrowed memory goes back.  In any thread, at any time."""
+        """Return borrowed memory. Runs in any thread, at any time."""
         if getattr(self, "_lent", False) and self._usable:  # also of one whose lease is over
             self._sharing.call_soon(self._sharing.give_back, self.token.region_id)
 
 
 class RemoteSlice(RemoteMemory):
-    """A part of a RemoteRegion, which is its `region`.
+    """A part of a RemoteRegion. `region` is the whole region.
 
-    `address`, `length` and `rkey` are for work requests of your own.
+    `address`, `length` and `rkey` are for work requests that you post yourself.
     """
 
     __slots__ = ("region",)

@@ -1,4 +1,4 @@
-"""This side's memory as the peer may use it: shared, lent, handed over."""
+"""Memory of this side that the peer may use: shared, lent and handed-over memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from .lease_thread import Deadline, lease_seconds, milliseconds
 
 
 class Share:
-    """This side's memory as the peer may use it, until `revoke`, the lease's end, or the end of
-    the connection, whichever is first.  The memory stays registered and pinned until then.
+    """Memory of this side that the peer may use.
+
+    A share ends with `revoke`, when its lease expires, or with the connection. The memory stays
+    registered and pinned until then.
     """
 
     _no_memory_hint = "send its token: share.token.pack()"
@@ -43,7 +45,7 @@ class Share:
         self._keys: dict[SendQueue, share_keys.ShareKey] = {regions.lead: key}
         self._replaced: share_keys.ShareKey | None = None  # the last one, by that of the next lead
         self.told = False
-        """Whether the peer knows the region: then it is told of the keys for other rails too."""
+        """Whether the peer knows the region and must be told of the keys for other rails."""
         memory._pin()
         self._over = False
         self._lapsed = False  # the thread of leases has ended the keys that it saw
@@ -60,10 +62,10 @@ class Share:
         return f"<Share {self.region_id:#x} of {self._memory!r}, {self.rights!r}, {state}>"
 
     async def ready(self) -> None:
-        """Waits until the key works: for a token that travels by another way than the connection.
+        """Wait until the key works, before you send the token over another channel.
 
-        `send_region` has waited, and messages of this connection arrive after that by themselves.
-        Raises the error of a connection that ends before.
+        You do not need it after `send_region`, which waits, or before a message of this connection,
+        which arrives later than the key works. If the connection ends first, its error is raised.
         """
         while not self._over:
             key = self._first
@@ -83,7 +85,7 @@ class Share:
         self._sharing.check_end()
 
     def _on_ready(self, callback: Callable[[], None]) -> None:
-        """Calls it when all of its keys work, or have been revoked before."""
+        """Call `callback` when each of the keys works or has been revoked."""
         for key in self._keys.values():
             if not key.ready.done():
                 key.on_ready(partial(self._on_ready, callback))
@@ -91,7 +93,7 @@ class Share:
         self._first.on_ready(callback)
 
     def _keys_of_rails(self) -> Keys:
-        """The keys that work, but for that of rail 0, which is in the token."""
+        """Return the working keys, except that of rail 0, which is in the token."""
         return tuple(
             (rail.number, key.rkey)
             for rail, key in self._keys.items()
@@ -100,13 +102,13 @@ class Share:
 
     @property
     def _first(self) -> share_keys.ShareKey:
-        """The oldest of its keys; all end together."""
+        """The oldest key. All keys end together."""
         first = next(iter(self._keys.values()), self._replaced)
         assert first is not None
         return first
 
     def _add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """Opens the memory by the rail; raises where that cannot be."""
+        """Create a key for the rail. Raises if its device cannot use the memory."""
         if rail in self._keys:
             return
         key = self._keys[rail] = share_keys.make_key(pool, rail, self._memory, self.rights)
@@ -116,14 +118,13 @@ class Share:
             key.on_ready(partial(self._tell_key, rail))
 
     def _open_rails(self) -> None:
-        """Opens the memory by the rails besides the lead; one that cannot have it is tried again as
-        the lead."""
+        """Create keys for the rails besides the lead. If one fails, `_move` tries it again."""
         for rail, pool in self._sharing.regions.rails.items():
             with suppress(RDMAError, OSError, MemoryError):
                 self._add_rail(rail, pool)
 
     def _move(self, lead: SendQueue, pool: MemoryPool) -> None:
-        """That rail is the lead from now on; raises where it cannot have the memory."""
+        """Make the rail the lead. Raises if its device cannot use the memory."""
         if self._over:
             return
         self._add_rail(lead, pool)
@@ -143,9 +144,9 @@ class Share:
             key.withdraw_news = self._sharing.notify(news)
 
     def _remove_rail(self, rail: SendQueue) -> None:
-        """The rail is gone, and its queue pair goes after this.
+        """Remove a rail whose queue pair is about to be destroyed.
 
-        The key of the next lead, or of a rail that comes up before, takes the place of the last.
+        If its key was the last one, the key of the next rail that comes up replaces it.
         """
         key = self._keys.pop(rail, None)  # the thread of leases does not end it from now on
         if key is None:
@@ -161,33 +162,42 @@ class Share:
 
     @property
     def revoked(self) -> bool:
-        """Whether the memory has been taken back: the peer's key does nothing any more."""
+        """Whether the share has ended, so that the peer's key no longer works."""
         return self._over or (
             self._lease_is_over() and all(key.closed for key in self._keys.values())
         )
 
     def _lease_is_over(self) -> bool:
-        """True if the lease thread has ended the keys; waits for it while it does."""
+        """Return whether the lease thread has ended the keys, waiting for it if it is doing so."""
         if self._deadline is not None and not self._deadline.pending:
             self._deadline.cancel()  # it may be under way
         return self._lapsed
 
     def revoke(self) -> None:
-        """Takes the memory back: when this returns the key works no more.  Idempotent.
+        """Revoke the peer's access. When this returns, the key no longer works.
 
-        If the key does not work yet (`ready`), it ends as soon as it would: the send queue closes
-        it right behind its bind, and the memory stays registered until then.
-        The peer is told.  An operation of the peer that is under way fails there with
-        RemoteAccessError, which breaks the connection, as verbs have it; agree on the end first
-        where that matters.
+        The peer is told. A second call has no effect.
+
+        If the key does not work yet (`ready`), it ends as soon as it has been created: the send
+        queue invalidates it right after the bind, and the memory stays registered until then.
+
+        If an operation of the peer is in progress, it fails there with RemoteAccessError. This
+        breaks the connection, as verbs require. If that matters, agree on the end with the peer
+        first.
         """
         self._end(tells=True)
 
     async def renew(self, lease: float | None) -> None:
-        """The lease is `lease` seconds from now on (None: without an end), and the peer knows.
+        """Start a new lease now, and tell the peer.
 
-        It may be shorter than before: then it ends when the peer has been told, or as it would
-        have.  BufferStateError when it has ended.
+        A lease shorter than before takes effect when the peer has been told, but the old lease may
+        expire before that.
+
+        Args:
+            lease: The new lease in seconds from now, or None for no time limit.
+
+        Raises:
+            BufferStateError: If the share has ended.
         """
         lease = lease_seconds(lease)
         if not self._lease_from_now(lease, at_least=True):
@@ -196,8 +206,10 @@ class Share:
         self._lease_from_now(lease)
 
     def _lease_from_now(self, lease: float | None, *, at_least: bool = False) -> bool:
-        """Its lease begins now; `at_least`, it does not end before it would have.  False when it
-        has ended.  RDMAError when no thread can end it then: it ends now.
+        """Restart the lease now. Returns False if the share has ended.
+
+        With `at_least`, the lease never gets shorter. If no lease thread can be started to end it,
+        the share ends and RDMAError is raised.
         """
         before = self._deadline
         when = None if lease is None else self._clock.now() + lease
@@ -217,7 +229,7 @@ class Share:
         return True
 
     def _expire(self) -> None:
-        """In the thread of leases: the key ends, the rest follows in the loop."""
+        """End the keys in the lease thread. The loop does the rest."""
         self._lapsed = True
         try:
             late = [key for key in list(self._keys.values()) if not key.end_now()]
@@ -231,7 +243,7 @@ class Share:
         self._end(tells=True)
 
     def _end(self, *, tells: bool) -> None:
-        """Takes the memory back; `tells` the peer."""
+        """End the share, and tell the peer if `tells` is set."""
         if self._over:
             return
         self._over = True
@@ -260,7 +272,7 @@ def end_all(keys: list[share_keys.ShareKey]) -> None:
 
 
 class Loan(Share):
-    """Memory of this side's pool that the peer asked for."""
+    """Memory from this side's pool that the peer has borrowed."""
 
     def __init__(
         self,
@@ -282,16 +294,16 @@ class Loan(Share):
         self.buffer.release()
 
     def hand_over(self) -> HandedOver:
-        """Ends the peer's access; the memory with what the peer wrote is the caller's."""
+        """End the peer's access, and return the memory with its contents."""
         super()._end(tells=False)
         return HandedOver(self.buffer)
 
 
 class HandedOver:
-    """Memory that came back with what the peer wrote, and waits for `recv_buffer`.
+    """Memory that the peer has handed over and that waits for `recv_buffer`.
 
-    Not a Buffer yet: one that was never received is not the user's to release, so it returns to the
-    pool without a warning.
+    It is not a Buffer yet. If it is never received, it returns to the pool without a
+    ResourceWarning, because the user did not have to release it.
     """
 
     __slots__ = ("_block", "_length")
