@@ -1,6 +1,7 @@
 """The command line: `aiordma`, or `python -m aiordma`.
 
-click and rich are the extra `cli`: the library works without them, and `main` says what to install.
+click and rich belong to the extra `cli`. The library works without them, and `main` reports how to
+install them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ NEEDED = ("click", "rich")
 
 
 def main() -> int:
-    """Run the command line of this process and exit; return 2 where the extra is missing."""
+    """Run the command line in this process and exit. Returns 2 if the extra is not installed."""
     try:
         # Imported here, so that `python -m aiordma` can report a missing extra.
         from .app import app  # noqa: PLC0415

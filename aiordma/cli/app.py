@@ -1,4 +1,4 @@
-"""The commands, by name."""
+"""The main command and its subcommands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMMANDS = ("devinfo", "doctor", "echo", "echo-server", "perf", "port", "run", "
 
 
 class Group(click.Group):
-    """A group that lists its commands with whole sentences: click would cut them to a line."""
+    """A group whose command list shows whole sentences, which click would truncate."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command = super().get_command(ctx, cmd_name)
@@ -23,7 +23,10 @@ class Group(click.Group):
 
 
 class Commands(Group):
-    """A group that imports a command when it is called: all of them take three times as long."""
+    """A group that imports each command on first use.
+
+    Importing all of them takes three times as long.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         for name in COMMANDS:
@@ -40,7 +43,7 @@ class Commands(Group):
         if cmd_name in COMMANDS:
             self._load(cmd_name)
         else:
-            self.list_commands(ctx)  # click suggests one of them
+            self.list_commands(ctx)  # so that click can suggest similar names
         return super().get_command(ctx, cmd_name)
 
     def _load(self, name: str) -> None:

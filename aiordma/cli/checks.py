@@ -1,4 +1,4 @@
-"""The checks of `aiordma doctor`: one function per check, each tested by itself."""
+"""The checks of `aiordma doctor`, with one function per check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .facts import Facts
 
 MIB = 1 << 20
 
-# By judgement: a pool begins with some slabs of 4 MiB; large messages need hundreds of MiB.
+# Estimates: a pool starts with a few slabs of 4 MiB, and large messages need hundreds of MiB.
 MEMLOCK_LEAST = 16 * MIB
 MEMLOCK_GOOD = 1024 * MIB
 
@@ -33,7 +33,11 @@ REPORT = (
 
 
 class Verdict(StrEnum):
-    """``PROBLEM``: a card cannot be used. ``WARNING``: it can, but some function does not work."""
+    """The result of a check.
+
+    ``PROBLEM`` means that no card can be used. ``WARNING`` means that cards can be used, but
+    something does not work.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -45,7 +49,7 @@ OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: what was found, and what to do; ``advice`` is empty with OK."""
+    """The text of a finding and advice on how to fix it, which is empty if the verdict is OK."""
 
     check: str
     verdict: Verdict
@@ -58,11 +62,11 @@ Told = tuple[Verdict, str] | tuple[Verdict, str, str]
 """A finding without the name of its check."""
 
 CHECKS: list[Check] = []
-"""In the order of their definitions: a check comes after those that it depends on."""
+"""All checks in order of definition. A check comes after the checks that it depends on."""
 
 
 def check(name: str) -> Callable[[Callable[[Facts], Iterator[Told]]], Check]:
-    """Makes a check of a function that tells what it finds."""
+    """Return a decorator that registers a function as the check ``name``."""
 
     def make(tells: Callable[[Facts], Iterator[Told]]) -> Check:
         @wraps(tells)
@@ -195,7 +199,7 @@ def memlock(facts: Facts) -> Iterator[Told]:
 
 @check("ports")
 def ports(facts: Facts) -> Iterator[Told]:
-    """Whether each device has a port that is up; the machine needs one."""
+    """Check that each device has an active port. One active port is enough for the machine."""
     some = any(port.is_active for device in facts.devices for port in device.ports)
     wrong = WARNING if some else PROBLEM
     for device in facts.devices:
@@ -214,7 +218,7 @@ def ports(facts: Facts) -> Iterator[Told]:
 
 @check("GIDs")
 def gids(facts: Facts) -> Iterator[Told]:
-    """Whether the active ports have addresses that other machines can reach."""
+    """Check that the active ports have addresses that other machines can reach."""
     active = [(device, port) for device in facts.devices for port in device.ports if port.is_active]
     some = any(port.usable_gids for _, port in active)
     for device, port in active:
@@ -347,12 +351,12 @@ def embedded_problem(device: DeviceInfo) -> str:
 
 
 class Conclusion(Enum):
-    """The result of `aiordma doctor`: its exit status, for scripts, and the last line."""
+    """The result of `aiordma doctor`: its exit status and its last line."""
 
     READY = 0, "RDMA devices of this machine can be used."
     SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
     NO_CARD = 1, "Only the embedded device can be used, and programs look for another one."
-    NOTHING = 3, "Neither a device of the system nor the embedded device can be used."  # 2: options
+    NOTHING = 3, "Neither a device of the system nor the embedded device can be used."  # 2: click
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status
@@ -364,7 +368,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def conclude(facts: Facts, findings: list[Finding]) -> Conclusion:
-    """The devices that programs which name none can use here."""
+    """Return which devices programs can use if they do not name one."""
     problems = {finding.check for finding in findings if finding.verdict is PROBLEM}
     if not problems - {"embedded"}:
         return Conclusion.READY

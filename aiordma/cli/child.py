@@ -1,4 +1,4 @@
-"""A child process that prints its address, and that ends when its parent needs it no more."""
+"""A child process that prints its address and ends together with its parent."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from aiordma import ConnectionClosedError
 
 T = TypeVar("T")
 
-# Seconds until a child must have printed its address: it starts an interpreter, on a machine that
-# may be busy or emulated.
+# Maximum seconds until a child prints its address. It starts an interpreter, perhaps on a busy or
+# emulated machine.
 START_TIMEOUT = 120.0
-# Seconds that a child may take to end when asked, before it is killed.
+# Seconds that a child has to end before it is killed.
 GRACE = 5.0
-# A connection breaks a moment before its dead process can be reaped: seconds to wait for that.
+# Seconds to wait for a dead child, because its connection breaks before it can be reaped.
 LAST_BREATH = 3.0
 
 
 class ChildError(Exception):
-    """The child process failed; the text says how it ended."""
+    """The child process failed. The text describes how it ended."""
 
 
 class Child:
-    """A running child and the address it listens on.  Made by `listening_child`."""
+    """A running child process and the address it listens on, created by `listening_child`."""
 
     def __init__(self, process: Process, host: str, port: int) -> None:
         self._process = process
@@ -35,7 +35,7 @@ class Child:
         self.port = port
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`, which needs the child; ChildError as soon as the child has ended."""
+        """Run `work`, but raise ChildError as soon as the child has ended."""
         task = asyncio.create_task(work)
         death = asyncio.create_task(self._process.wait())
         try:
@@ -52,7 +52,7 @@ class Child:
 
 
 def broke(error: BaseException | None) -> bool:
-    """Whether an error may result from the child's death; a clean close does not."""
+    """Return whether the child's death may have caused `error`. A clean close does not count."""
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionClosedError)
 
 
@@ -64,11 +64,11 @@ def describe(status: int) -> str:
 
 @asynccontextmanager
 async def listening_child(command: Sequence[str]) -> AsyncIterator[Child]:
-    """Start `command`, which prints "HOST PORT" when it listens and ends when its input ends.
+    """Start `command` and wait until it prints "HOST PORT".
 
-    The child has ended and is reaped when the context exits, also after an exception.  It shares
-    this process's standard error.  It has a session of its own, so that Ctrl-C does not reach it:
-    it ends because this process does.
+    The command must end when its standard input ends. The child has been reaped when the context
+    exits, even after an exception. It shares this process's standard error. It runs in a separate
+    session, so that Ctrl-C does not reach it.
     """
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, start_new_session=True

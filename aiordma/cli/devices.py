@@ -1,4 +1,4 @@
-"""The devices that a library lists, as `aiordma devinfo` and `aiordma doctor` describe them."""
+"""Descriptions of devices for `aiordma devinfo` and `aiordma doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiordma import verbs
 
 @dataclass(frozen=True, slots=True)
 class PortInfo:
-    """A port with its tables. ``chosen`` is the GID that aiordma selects."""
+    """A port and its tables. ``chosen`` is the GID that aiordma selects."""
 
     attributes: verbs.PortAttributes
     gids: tuple[verbs.GIDEntry, ...] = ()
@@ -23,13 +23,13 @@ class PortInfo:
 
     @property
     def usable_gids(self) -> list[verbs.GIDEntry]:
-        """Those at which other machines can reach it."""
+        """The GIDs at which other machines can reach the port."""
         return [entry for entry in self.gids if not entry.problem()]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device; ``problem`` says why it could not be queried, and is empty if it could."""
+    """A device. ``problem`` is the reason why it could not be queried, or empty."""
 
     name: str
     ports: tuple[PortInfo, ...] = ()
@@ -39,7 +39,7 @@ class DeviceInfo:
 
     @classmethod
     def ask(cls, device: verbs.Device) -> DeviceInfo:
-        """Every attribute of the device; an attribute that it cannot report does not raise."""
+        """Query all attributes of a device. An error is stored in ``problem`` instead of raised."""
         try:
             with device.open() as context:
                 extended = context.query_device_ex()

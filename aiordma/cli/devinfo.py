@@ -1,4 +1,4 @@
-"""`aiordma devinfo`: the devices of every library, their ports and addresses."""
+"""`aiordma devinfo`: list the devices of all libraries with their ports and addresses."""
 
 from __future__ import annotations
 
@@ -102,20 +102,23 @@ def port_to_plain(port: PortInfo) -> dict[str, object]:
 
 
 def guid_text(guid: int) -> str:
-    """As ibv_devinfo(1) writes it: 0200:00ff:feec:db70."""
+    """Format a GUID as ibv_devinfo(1) does, such as 0200:00ff:feec:db70."""
     digits = f"{guid:016x}"
     return ":".join(digits[at : at + 4] for at in range(0, 16, 4))
 
 
 def flag_names(flags: IntFlag) -> list[str]:
-    """The names of the bits that are set; unnamed bits as one number."""
+    """Return the names of the bits that are set.
+
+    Bits without a name are combined into one number.
+    """
     known = list(flags)
     rest = int(flags) & ~sum(int(flag) for flag in known)
     return [str(flag.name) for flag in known] + ([f"{rest:#x}"] if rest else [])
 
 
 def json_value(value: object) -> object:
-    """A value for JSON: enumerations and flags by name, an MTU in bytes, GUIDs as text."""
+    """Convert a value for JSON: enumerations and flags to names, MTUs to bytes, GUIDs to text."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {
             name: guid_text(found) if name.endswith("_guid") else json_value(found)
@@ -166,7 +169,7 @@ def ports_table(ports: tuple[PortInfo, ...]) -> Table:
         made.add_row(
             str(it.port_num),
             f"[{colour}]{it.state.name}[/]",
-            # Unspecified means InfiniBand: ibv_query_port(3).
+            # Unspecified means InfiniBand (ibv_query_port(3)).
             "Ethernet" if it.link_layer is verbs.LinkLayer.ETHERNET else "InfiniBand",
             f"{it.active_mtu.bytes} of {it.max_mtu.bytes}",
             "unknown" if it.gigabits is None else f"{it.lanes} x {it.lane_gigabits:g} Gb/s",
@@ -192,7 +195,7 @@ def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:
 
 
 def flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and texts of a JSON value; the basic attributes have no prefix."""
+    """Yield dotted names and texts of a JSON value. The basic attributes have no prefix."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from flat(inner, prefix if name == "orig_attr" else f"{prefix}{name}.")

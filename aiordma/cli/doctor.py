@@ -1,4 +1,4 @@
-"""`aiordma doctor`: what prevents the use of RDMA on this machine, and what to do."""
+"""`aiordma doctor`: report problems with RDMA on this machine and how to fix them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiordma echo`: client and server of an echo as two processes, with every byte verified."""
+"""`aiordma echo`: run an echo client and server in two processes and verify every byte."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .tables import size_text
 
 DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
 
-# The command of the server; its options follow.
+# The command of the server, without its options.
 SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -37,7 +37,10 @@ async def echo_messages(conn: aiordma.Connection) -> None:
 
 
 async def end_of_input() -> None:
-    """Returns when the parent has ended, even if killed: the parent holds the pipe's other end."""
+    """Wait until standard input ends.
+
+    The parent holds the other end of the pipe, so this also happens if the parent is killed.
+    """
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer

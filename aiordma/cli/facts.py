@@ -1,4 +1,4 @@
-"""The facts about a machine for `aiordma doctor`; `checks.py` evaluates them."""
+"""Facts about a machine for `aiordma doctor`, which `checks.py` evaluates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node in /dev/infiniband: its permissions, and whether this process may use it."""
+    """The permissions of a node in /dev/infiniband, and whether this process can open it."""
 
     path: str
     rights: str
@@ -39,8 +39,8 @@ class NodeFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     kernel: str = ""
-    library_problem: str = ""  # with libibverbs and librdmacm; empty when both are installed
-    missing_calls: tuple[str, ...] = ()  # calls that a newer library has
+    library_problem: str = ""  # why libibverbs or librdmacm is missing; empty if both are installed
+    missing_calls: tuple[str, ...] = ()  # calls that need a newer library
     providers: tuple[str, ...] = ()  # the providers that libibverbs is configured to load
     kernel_devices: dict[str, str] = field(default_factory=dict)  # name: kernel driver
     modules: tuple[str, ...] = ()
@@ -50,20 +50,23 @@ class Facts:
     memlock: int = resource.RLIM_INFINITY
     memlock_hard: int = resource.RLIM_INFINITY
     ignores_memlock: bool = False  # CAP_IPC_LOCK
-    devices: tuple[DeviceInfo, ...] = ()  # those of the system's library
-    fork: verbs.ForkStatus | None = None  # None: the library does not say
+    devices: tuple[DeviceInfo, ...] = ()  # of the system's library
+    fork: verbs.ForkStatus | None = None  # None if the library does not report it
     container: str = ""
     embedded: DeviceInfo = field(default_factory=partial(DeviceInfo, "embedded0"))
     named: str = ""  # AIORDMA_DEVICE
-    chosen: str = ""  # the device that `connect` uses; empty when it fails
-    chosen_why: str = ""  # the reason of the choice, or of the failure
-    is_fallback: bool = False  # it is the embedded one, because no other one can be used
+    chosen: str = ""  # the device that `connect` uses; empty if it would fail
+    chosen_why: str = ""  # the reason for the choice or the failure
+    is_fallback: bool = False  # whether the embedded device is used because no other one can be
     local_peers: LocalPeerFacts = field(default_factory=LocalPeerFacts)
-    unknown_variables: tuple[str, ...] = ()  # a sentence about each
+    unknown_variables: tuple[str, ...] = ()  # a sentence about each variable
 
     @classmethod
     def collect(cls, root: Path = Path("/")) -> Facts:
-        """The facts of this machine; ``root`` is the folder of its /sys, /proc, /dev and /etc."""
+        """Collect the facts about this machine.
+
+        ``root`` is the folder that contains its /sys, /proc, /dev and /etc.
+        """
         unknown = unknown_variables(os.environ)
         environment.reported.update(unknown)  # a check reports them
         missing = verbs.missing_library()
@@ -99,7 +102,10 @@ class Facts:
 
 
 def choose() -> tuple[str, str, bool]:
-    """The device that `connect` uses, why, and whether it is the fallback; no device: it fails."""
+    """Return the device that `connect` uses, the reason, and whether it is the fallback.
+
+    The name is empty if `connect` would fail; the reason is then the error.
+    """
     try:
         choice = verbs.choose_device()
     except aiordma.VerbsError as error:
@@ -108,7 +114,7 @@ def choose() -> tuple[str, str, bool]:
 
 
 def read(path: Path) -> str:
-    """The text of a file; empty when it is missing or unreadable."""
+    """Return the text of a file, or an empty text if the file is missing or unreadable."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -123,7 +129,10 @@ def names(folder: Path) -> list[str]:
 
 
 def providers(root: Path) -> tuple[str, ...]:
-    """The drivers that libibverbs loads: `driver NAME` in the files of its configuration folder."""
+    """Return the drivers that libibverbs is configured to load.
+
+    They are the `driver NAME` lines in its configuration folder.
+    """
     folder = root / "etc/libibverbs.d"
     lines = "\n".join(read(folder / name) for name in names(folder)).splitlines()
     words = [line.split() for line in lines]
@@ -131,7 +140,7 @@ def providers(root: Path) -> tuple[str, ...]:
 
 
 def kernel_devices(root: Path) -> dict[str, str]:
-    """The devices of the kernel and their drivers; a software device has no driver."""
+    """Return the kernel's RDMA devices and their drivers. Software devices have no driver."""
     folder = root / "sys/class/infiniband"
     found = {}
     for name in names(folder):
@@ -169,7 +178,7 @@ def effective_capabilities(root: Path) -> int:
 
 
 def container(root: Path) -> str:
-    """The kind of container that this process runs in; empty outside of one."""
+    """Return the kind of container that this process runs in, or an empty text outside of one."""
     for name, kind in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
         if (root / name).exists():
             return kind

@@ -1,4 +1,4 @@
-"""Checks for shared memory and CMA, by which `embedded0` connects processes of one user here."""
+"""Checks for shared memory and CMA, which `embedded0` uses between processes of the same user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-SHARED_BYTES = 24576 + 2 * (1 << 20)  # what two processes share
+SHARED_BYTES = 24576 + 2 * (1 << 20)  # memory that two processes share
 
 # Copies 8 bytes from its parent's memory and prints the errno value. A parent may always copy from
 # its child, so only this direction shows whether cross-memory attach is allowed.
@@ -32,11 +32,14 @@ print(0 if done == 8 else ctypes.get_errno())
 
 @dataclass(frozen=True, slots=True)
 class LocalPeerFacts:
-    """Whether processes can share memory and copy from each other; an empty problem means yes."""
+    """Whether processes can share memory and copy from each other.
+
+    An empty problem means that they can.
+    """
 
     links: str = "shared"  # AIORDMA_EMBEDDED_LINKS
-    share_problem: str = ""  # with memory that two processes share
-    pidfd_problem: str = ""  # with noticing the end of a process
+    share_problem: str = ""  # with shared memory
+    pidfd_problem: str = ""  # with detecting the end of a process
     copy_problem: str = ""  # with cross-memory attach
 
     @classmethod
@@ -50,7 +53,10 @@ class LocalPeerFacts:
 
 
 def share_problem() -> str:
-    """Why no sealed memfd can be made. Exceeding RLIMIT_FSIZE kills, so it is checked first."""
+    """Return why no sealed memfd can be created, or an empty text.
+
+    RLIMIT_FSIZE is checked first, because exceeding it kills the process.
+    """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < SHARED_BYTES:
         return f"the limit on the length of files (ulimit -f) is {limit:,} bytes"

@@ -26,7 +26,7 @@ QP_NUM = re.compile(r"0x[0-9a-f]{1,6}|[0-9]{1,8}", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """A byte count: 64, 4KiB or 1M.  K, M and G are powers of 1024."""
+    """Parse a number of bytes, such as 64, 4KiB or 1M. K, M and G are powers of 1024."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size: write it as 64, 4KiB or 1M")
@@ -49,7 +49,7 @@ def parse_qp_num(text: str) -> int:
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers, of which nan is none, nor is inf."""
+    """A range of numbers that excludes nan and inf."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -99,7 +99,7 @@ def connection_options(command: Command) -> Command:
 
 
 def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
-    """The first of the devices that are named, and the names of all."""
+    """Return the first device in the comma-separated list `named`, and the names of all devices."""
     try:
         devices = find_devices(named)
     except ValueError as error:  # such as a device that is named twice
@@ -108,7 +108,10 @@ def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:
 
 
 def own_address(device: verbs.Device) -> str:
-    """An address at which this machine reaches the device: loopback if the device has it."""
+    """Return an address at which this machine reaches the device.
+
+    It is a loopback address if the device has one.
+    """
     with device.open() as context:
         entries = [entry for entry in context.query_gid_table() if entry.gid.ip.is_loopback]
         entry = entries[0] if entries else context.choose_gid()

@@ -1,4 +1,4 @@
-"""`aiordma perf`: latency, bandwidth and rate of each operation, between two processes."""
+"""`aiordma perf`: measure latency, bandwidth and rate of each operation between two processes."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ from .tables import size_text
 
 DEFAULT_PORT = 7472
 
-# The command of the server; its options follow.
+# The command of the server, without its options.
 SERVER = [sys.executable, "-m", "aiordma", "perf", "server", "--child"]
 
-# The exit status of a shell for a program that Ctrl-C ended.
+# The exit status that a shell reports for a program ended by Ctrl-C.
 INTERRUPTED = 130
 
 # Errors of a run that are reported without a traceback.
@@ -70,7 +70,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class PerfGroup(Group):
-    """`perf --local ...` is `perf local ...`."""
+    """A group that accepts `perf --local ...` as a synonym of `perf local ...`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args[:1] == ["--local"]:
@@ -95,7 +95,7 @@ POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """The options of every measurement."""
+    """The options that `local` and `client` have in common."""
 
     settings: Settings
     device: str | None
@@ -108,13 +108,13 @@ class MeasurementOptions:
 
     @classmethod
     def of(cls, **given: Any) -> MeasurementOptions:
-        """Of the values of the options, by name."""
+        """Create the options from the values that click passes, by name."""
         common = {field.name: given.pop(field.name) for field in fields(cls)[1:]}
         return cls(settings_of(**given), **common)
 
 
 def measurement_options(command: Command) -> Command:
-    """OPERATION, METRIC, and the options of every measurement."""
+    """Add OPERATION, METRIC and the options of every measurement to a command."""
     for option in (
         POLLING,
         click.option("--plot", "targets", metavar="FILE", multiple=True,
@@ -208,7 +208,7 @@ def local(host: str | None, receives: int, **given: Any) -> None:
 
 
 def finish(run: Callable[[], Coroutine[Any, Any, Record]], asked: MeasurementOptions) -> None:
-    """Run, show and draw a measurement; exit with 1 if a transfer was wrong."""
+    """Run a measurement, then show and plot it. Exits with 1 if verification failed."""
     with asyncio.Runner(loop_factory=loop_factory(asked.loop)) as runner:
         try:
             for target in asked.targets:
@@ -269,7 +269,7 @@ async def measure(
 
 @contextmanager
 def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
-    """The first Ctrl-C ends the run cleanly, the second one at once."""
+    """End the run cleanly on the first Ctrl-C, and immediately on the second one."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -285,7 +285,10 @@ def stopped_by_ctrl_c(client: PerfClient) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float], None]]]:
-    """A progress bar on a terminal: a callback for each size."""
+    """Show a progress bar on a terminal.
+
+    The value of the context is a function that returns the callback for a size.
+    """
     errors = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

@@ -1,6 +1,6 @@
-"""Draws runs of `aiordma perf`: a metric by size, or the distribution for a single size.
+"""Plots of `aiordma perf` runs: a metric by size, or the distribution of a single size.
 
-matplotlib is the extra `plot`; nothing else needs it.
+matplotlib belongs to the extra `plot`. Only this module uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 FORMATS = (".png", ".svg")
 
-# The palette of Okabe and Ito, for colour blindness.
+# The colour-blind-safe palette of Okabe and Ito.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
 MARKERS = "osD^vPX"
 GRID, INK, FAINT = "#e3e6ea", "#22272e", "#66707c"
@@ -43,11 +43,11 @@ QUANTILES = {"median": 0.5, "p90": 0.1, "p99": 0.01, "p99.9": 0.001, "p99.99": 0
 
 
 class PlotError(Exception):
-    """The data cannot be drawn, or matplotlib is missing."""
+    """The data cannot be plotted, or matplotlib is not installed."""
 
 
 def check_target(target: Path) -> None:
-    """PlotError for a file that cannot be drawn into; called before anything is measured."""
+    """Raise PlotError if `target` cannot be written as a plot. Called before measuring."""
     if target.suffix.lower() not in FORMATS:
         raise PlotError(f"{target} has an unknown format: end its name in {' or '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
@@ -57,7 +57,12 @@ def check_target(target: Path) -> None:
 
 
 def plot(records: Sequence[Record], target: Path) -> None:
-    """Draw runs of one metric into a PNG or SVG file.  PlotError; OSError from writing."""
+    """Plot runs of one metric into a PNG or SVG file.
+
+    Raises:
+        PlotError: If the runs cannot be plotted together, or matplotlib is not installed.
+        OSError: If the file cannot be written.
+    """
     check_target(target)
     metrics = {record["metric"] for record in records}
     if len(metrics) != 1:
@@ -69,11 +74,11 @@ def plot(records: Sequence[Record], target: Path) -> None:
     from matplotlib import rc_context  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    # Text in an SVG stays text; the salt makes ids reproducible.
+    # Keep text in an SVG as text. The salt makes ids reproducible.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "aiordma", "font.size": 10}):
         figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
         draw(figure, records, metrics.pop())
-        # Without the date, so that the same data give the same file.
+        # Omit the date, so that the same data results in the same file.
         figure.savefig(target, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
 
 
@@ -121,7 +126,7 @@ def subtitle(records: Sequence[Record]) -> str:
 
 
 def names(records: Sequence[Record]) -> list[str]:
-    """A label for each run: its operation, and the settings in which the runs differ."""
+    """Return a label for each run: its operation, and the settings in which the runs differ."""
     parts = [
         {
             "operation": record["operation"],
@@ -182,7 +187,7 @@ def by_size(axes: Axes, records: Sequence[Record], metric: str, sizes: list[int]
 
 
 def to_gbit(mb: float) -> float:
-    """MiB/s converted to Gbit/s; for numbers and arrays."""
+    """Convert MiB/s to Gbit/s, for numbers and arrays."""
     return mb * ((1 << 20) * 8 / 1e9)
 
 
@@ -224,11 +229,11 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# ---- of one size --------------------------------------------------------------------------------
+# ---- a single size ------------------------------------------------------------------------------
 
 
 def distributions(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the share of operations that took longer, so that a thin tail stays visible."""
+    """Plot the share of operations that took longer, so that a thin tail stays visible."""
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 
     axes.set_xscale("log")

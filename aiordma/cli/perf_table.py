@@ -14,7 +14,7 @@ TIMES = {name: name.replace("_", ".") for name in ("min", "median", "p90", "p99"
 
 
 def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
-    """Print a table, with the meaning of its figures below, and the use of the CPU if asked."""
+    """Print a table with a legend, and the CPU usage if requested."""
     settings = record["settings"]
     how = f", {settings['qp']} queue pairs" if settings.get("qp") else ""
     how += ", bidirectional" if settings.get("bidirectional") else ""

@@ -1,4 +1,4 @@
-"""`aiordma port`: breaks a port of an embedded device of another process, and mends it."""
+"""`aiordma port`: take down or bring up the port of an embedded device in another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `aiordma echo`: a table for people, JSON for programs."""
+"""The report of `aiordma echo`, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Report:
         return not any(result.mismatch for result in self.results)
 
     def to_json(self) -> str:
-        """Times in microseconds, throughput in GB/s, sizes in bytes."""
+        """Return the report as JSON.
+
+        Times are in microseconds, throughput in GB/s and sizes in bytes.
+        """
         told = {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "verified": self.verified,

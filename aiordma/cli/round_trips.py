@@ -1,4 +1,4 @@
-"""The measurement of `aiordma echo`: round trips of one message at a time, every byte compared."""
+"""The measurement of `aiordma echo`: one round trip at a time, with every byte compared."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from aiordma.perf.contents import difference
 from aiordma.perf.ends import misnumbered
 from aiordma.perf.statistics import Summary
 
-# Messages of each size that are sent and compared but not timed: they warm up memory and caches.
+# Untimed messages of each size, which warm up memory and caches. They are compared, too.
 WARM_UP = 2
 
-# Messages of each size by default: enough for a 99th percentile, within about a second.
+# Default number of messages of each size: enough for a 99th percentile within about a second.
 MOST, LEAST, SECONDS = 1000, 3, 1.0
 
-# Random messages are windows of one random block, shifted by up to so many bytes.
+# Random messages are windows into one random block, at offsets below this number of bytes.
 SHIFT = 1 << 12
 
 
 @dataclass(slots=True)
 class Result:
-    """The round trips of one size.  Times in seconds."""
+    """The round trips of one size. Times are in seconds."""
 
     size: int
     whole_file: bool = False
     times: list[float] = field(default_factory=list)
     payload: int = 0
-    """Bytes of the timed messages, one way."""
+    """Bytes of the timed messages, in one direction."""
     mismatch: str = ""
-    """The first difference between a message and its echo."""
+    """The first difference between a message and its echo; empty if there is none."""
 
     @property
     def us(self) -> Summary:
@@ -48,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One row of the report: messages of one size, with random or a file's contents."""
+    """One row of the report: messages of one size, with random contents or those of a file."""
 
     size: int
     file: bytes | None = None
@@ -58,7 +58,7 @@ class Plan:
         return self.file is not None and self.size == len(self.file)
 
     def messages(self) -> Iterator[bytes]:
-        """The contents of the messages, without end; a file in pieces, the last one shorter."""
+        """Yield the contents of messages forever. The last piece of a file is shorter."""
         block = os.urandom(self.size + SHIFT) if self.file is None else b""
         while self.file is None:
             start = random.randrange(SHIFT)
@@ -69,7 +69,10 @@ class Plan:
 
 
 def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
-    """A row for each size; with a file, for each size below its length and one for its length."""
+    """Return a plan for each size.
+
+    With a file, there is a plan for each size smaller than the file, and one for the whole file.
+    """
     if file is None:
         return [Plan(size) for size in sizes]
     return [Plan(size, file) for size in sizes if 0 < size < len(file)] + [Plan(len(file), file)]
@@ -78,10 +81,16 @@ def plans(sizes: list[int], file: bytes | None) -> list[Plan]:
 async def measure(
     conn: aiordma.Connection, plan: Plan, count: int | None, time_limit: float
 ) -> Result:
-    """Sends messages to an echo server and compares what comes back.
+    """Send messages to an echo server and compare the echoes.
 
-    `count` messages; None: up to MOST, but no new one after SECONDS unless there are fewer than
-    LEAST.  TimeoutError when one round trip takes more than `time_limit` seconds.
+    Args:
+        conn: The connection to the server.
+        plan: The messages.
+        count: The number of messages. None means up to MOST within SECONDS, but at least LEAST.
+        time_limit: The maximum duration of a round trip, in seconds.
+
+    Raises:
+        TimeoutError: If a round trip takes longer than `time_limit`.
     """
     result = Result(plan.size, plan.whole_file)
     contents = plan.messages()

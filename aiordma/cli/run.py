@@ -1,4 +1,4 @@
-"""`aiordma run`: unmodified programs for libibverbs and librdmacm on the embedded device."""
+"""`aiordma run`: run unmodified programs for libibverbs and librdmacm on the embedded device."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ import click
 from aiordma._core.environment import unknown_variables
 
 UNUSED = 125
-"""The exit status where a program that must use the device has not: that of env(1), timeout(1)."""
+"""Exit status if a program did not use the device although it must, as in env(1) and timeout(1)."""
 
 
-# Exit statuses as those of the shell and of env(1).
+# The exit statuses are those of the shell and of env(1).
 class CannotRunError(click.ClickException):
     exit_code = 126
 
@@ -34,7 +34,7 @@ class NotFoundError(CannotRunError):
 
 
 class UnusedError(click.ClickException):
-    """The program would show nothing."""
+    """The program would not test the device."""
 
     exit_code = UNUSED
 
@@ -83,10 +83,11 @@ def run(
         "LD_LIBRARY_PATH": searched(os.environ.get("LD_LIBRARY_PATH", "")),
     }
     if traced := os.environ.get("AIORDMA_TRACE"):
-        # From here, also in a program that goes to another folder before it opens the device.
+        # Resolved here, because the program may change its folder before it opens the device.
         environment["AIORDMA_TRACE"] = os.path.abspath(traced)
     sys.stdout.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; a program inherits that
+    # Python ignores these signals, and the program would inherit that.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
         if failure_traces or must_use:
@@ -97,7 +98,7 @@ def run(
 
 
 def check_environment(must_use: bool) -> None:
-    """Report variables that aiordma does not know; where the device must be used, refuse to run."""
+    """Report unknown AIORDMA_* variables. With ``must_use``, raise UnusedError instead."""
     for text in unknown_variables(os.environ).values():
         if must_use:
             raise UnusedError(f"{text}; --must-use does not run a program with it")
@@ -105,7 +106,10 @@ def check_environment(must_use: bool) -> None:
 
 
 def library() -> Path:
-    """The embedded device as libibverbs.so.1, in a folder with the other names of that library."""
+    """Return the path of the embedded device built as libibverbs.so.1.
+
+    Its folder also contains the other names of that library.
+    """
     path = Path(str(importlib.resources.files("aiordma._native") / "preload" / "libibverbs.so.1"))
     if not path.exists():
         raise CannotRunError(f"{path.parent} has no {path.name}: reinstall aiordma")
@@ -118,7 +122,10 @@ def library() -> Path:
 
 
 def preloaded(present: str) -> str:
-    """LD_PRELOAD with our library appended: a sanitizer's library must be the first."""
+    """Return LD_PRELOAD with our library appended.
+
+    A sanitizer's library, if present, must come first.
+    """
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
             raise CannotRunError(
@@ -129,13 +136,19 @@ def preloaded(present: str) -> str:
 
 
 def searched(present: str) -> str:
-    """LD_LIBRARY_PATH with our folder in front: dlopen() finds the library that is preloaded."""
+    """Return LD_LIBRARY_PATH with our folder prepended.
+
+    This makes dlopen() find the preloaded library.
+    """
     folder = str(library().parent)
     return f"{folder}:{present}" if present else folder
 
 
 def find(program: str, programs: str | None = None) -> str:
-    """The path of a program, as a shell finds it: by PATH, unless it contains a slash."""
+    """Return the path of a program as a shell finds it.
+
+    PATH is searched unless the name contains a slash.
+    """
     path = shutil.which(program, path=programs)
     if path is not None:
         return path
@@ -146,17 +159,17 @@ def find(program: str, programs: str | None = None) -> str:
     raise NotFoundError(f"no program {program}{where}")
 
 
-# ---- whether the dynamic linker preloads --------------------------------------------------------
+# ---- checks whether the dynamic linker will preload ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ELF:
     machine: tuple[int, int, int]  # class, byte order, machine
-    dynamic: bool  # it names a dynamic linker
+    dynamic: bool  # has a dynamic linker
 
     @classmethod
     def read(cls, path: str) -> Self | None:
-        """None for a file that is not ELF or cannot be read."""
+        """Read the header of a file. Returns None if it is not an ELF file or cannot be read."""
         try:
             with open(path, "rb") as file:
                 head = file.read(64)
@@ -181,14 +194,14 @@ class ELF:
 
 
 def check(path: str) -> None:
-    """CannotRunError where the dynamic linker would silently ignore LD_PRELOAD: ld.so(8)."""
+    """Raise CannotRunError if the dynamic linker would silently ignore LD_PRELOAD (ld.so(8))."""
     if reason := privileged(path):
         raise CannotRunError(
             f"{path} {reason}, so the dynamic linker ignores LD_PRELOAD for it; "
             "run a copy without that right"
         )
     elf = ELF.read(path)
-    if elf is None:  # a script: its interpreter is a program like others
+    if elf is None:  # a script, whose interpreter is an ordinary program
         return
     if not elf.dynamic:
         raise CannotRunError(
@@ -202,7 +215,7 @@ def check(path: str) -> None:
 
 
 def privileged(path: str) -> str:
-    """Why the program would gain privileges that its caller lacks; empty when it would not."""
+    """Return why the program would gain privileges that its caller lacks, or an empty text."""
     status = os.stat(path)
     if status.st_mode & 0o4000 and status.st_uid != os.getuid():
         return "is set-user-ID"
@@ -215,14 +228,14 @@ def privileged(path: str) -> str:
     return "has file capabilities" if os.getuid() else ""
 
 
-# ---- a program that is waited for ---------------------------------------------------------------
+# ---- waiting for the program --------------------------------------------------------------------
 
 FORWARDED = {
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
 }  # fmt: skip
 
 SI_KERNEL = 0x80
-"""Where a signal of the terminal comes from: sigaction(2)."""
+"""The origin of signals sent by the terminal (sigaction(2))."""
 
 FAULTS = "AIORDMA_EMBEDDED_FAULTS"
 
@@ -234,17 +247,19 @@ def run_watched(
     failure_traces: Path | None,
     must_use: bool,
 ) -> NoReturn:
-    """Run the program with a trace of each of its processes, and end as it ends.
+    """Run the program, trace each of its processes, and exit the way the program does.
 
-    The traces stay in a folder of ``failure_traces`` if the program fails. Each process that opens
-    the device begins a trace, so without one the device was not used. Raises OSError where the
-    program cannot be started.
+    The traces stay in a folder inside ``failure_traces`` if the program fails. Each process that
+    opens the device starts a trace, so the device was unused if there are no traces.
+
+    Raises:
+        OSError: If the program cannot be started.
     """
     traces = new_folder(failure_traces, os.path.basename(path))
     kept = False
     try:
         status = wait(path, words, {**environment, "AIORDMA_TRACE": f"{traces}/%p.jsonl"})
-        used = traces.exists() and any(traces.iterdir())  # a program may clean up in TMPDIR
+        used = traces.exists() and any(traces.iterdir())  # the program may have cleaned up TMPDIR
         if status == 0 and must_use and (text := in_vain(path, traces, environment)):
             print(f"aiordma: {text}", file=sys.stderr)
             status = UNUSED
@@ -258,14 +273,14 @@ def run_watched(
 
 
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
-    """Why the success of a program that must use the device shows nothing; empty if it does."""
+    """Return why a successful program did not test the device as it must, or an empty text."""
     if not traces.exists():
         return f"{path} removed {traces}, which tells whether it opened embedded0: keep that"
     if not any(traces.iterdir()):
         return f"{path} ended with 0 and never opened embedded0"
     if not (plan := environment.get(FAULTS)):
         return ""
-    from aiordma import testing  # noqa: PLC0415 - it takes as long as all the rest
+    from aiordma import testing  # noqa: PLC0415 - slow to import
 
     if not testing._has_fault(part.partition("=")[0] for part in plan.split(",")):
         return f"{path} ended with 0, and {FAULTS}={plan} has no fault"
@@ -274,7 +289,10 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
 
 
 def new_folder(parent: Path | None, program: str) -> Path:
-    """A new folder for traces. Its path has no %p, which stands for a number in AIORDMA_TRACE."""
+    """Create a folder for traces.
+
+    Its path has no %p, which AIORDMA_TRACE would replace with a number.
+    """
     hint = "--failure-traces" if parent else "TMPDIR"
     try:
         folder = (parent or Path(tempfile.gettempdir())).absolute()
@@ -283,17 +301,18 @@ def new_folder(parent: Path | None, program: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=program.replace("%", "_") + ".", dir=folder))
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""  # TMPDIR itself names its folders
+        # The error for TMPDIR has no file name, because its text lists the folders.
+        where = f"{error.filename}: " if error.filename else ""
         raise click.BadParameter(f"{where}{error.strerror}", param_hint=hint) from error
 
 
 def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
-    """The exit status of the program, negative for a signal.
+    """Run the program and return its exit status, negative if a signal ended it.
 
-    Signals that other processes send here are sent on to it. Those of the terminal are not, since
-    the terminal sends them to both.
+    Signals from other processes are forwarded to the program. Signals from the terminal are not,
+    because the terminal sends them to both processes.
     """
-    # Ignored, as a caller may leave it, there would be no signal and no status: waitpid(2).
+    # If the caller ignores SIGCHLD, there is no signal and no status (waitpid(2)).
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*FORWARDED, signal.SIGCHLD})
     pid = os.posix_spawn(path, words, environment, setsigmask=before)
@@ -307,7 +326,7 @@ def wait(path: str, words: list[str], environment: Mapping[str, str]) -> int:
 
 
 def end(status: int) -> NoReturn:
-    """End as a program that ended with ``status``: by the same signal, without a second core."""
+    """Exit the way a program with ``status`` did: with the same signal, but without a core dump."""
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         if -status != signal.SIGKILL:

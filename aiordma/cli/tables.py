@@ -1,4 +1,4 @@
-"""The tables that the commands print, and texts for them."""
+"""Tables that the commands print, and the texts in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def table(*columns: str, numbers: Collection[str] = (), caption: str | None = None) -> Table:
-    """A table whose last column is folded on a narrow terminal: the others are never cut."""
+    """Create a table that folds only its last column on a narrow terminal.
+
+    The other columns are never truncated.
+    """
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     for column in columns:
         made.add_column(
@@ -24,12 +27,15 @@ def table(*columns: str, numbers: Collection[str] = (), caption: str | None = No
 
 
 def plain(value: object) -> str:
-    """Without the control characters that another process may have written."""
+    """Convert a value to text without control characters.
+
+    Another process may have written some.
+    """
     return "".join(c for c in str(value) if c.isprintable())
 
 
 def size_text(size: int) -> str:
-    """A size as it was asked for, without rounding."""
+    """Format a requested size exactly, without rounding."""
     for unit, factor in UNITS:
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
@@ -37,7 +43,7 @@ def size_text(size: int) -> str:
 
 
 def amount(size: float) -> str:
-    """A measured number of bytes, rounded."""
+    """Format a measured number of bytes, rounded."""
     for unit, factor in UNITS:
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`aiordma top`: what processes that use aiordma do now."""
+"""`aiordma top`: show the activity of processes that use aiordma."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from aiordma.monitoring_socket import VARIABLE, ask, directories, sockets
 from .options import FiniteRange
 from .tables import amount, plain
 
-# Seconds for which a process may leave a question unanswered.
+# Maximum seconds for the response of a process.
 TIMEOUT = 5.0
-# Processes that are asked at a time.
+# Number of processes that are queried concurrently.
 AT_ONCE = 256
 
 NONE = (
@@ -41,26 +41,26 @@ OTHER = (
     "--json prints it"
 )
 
-# Columns of the tables that a narrow terminal does without, the first one first.
+# Columns to drop on a narrow terminal, in this order.
 PROCESS_EXTRAS = (
     "listeners", "waited", "p99", "messages", "memory", "failed", "broken", "connections",
 )  # fmt: skip
 CONNECTION_EXTRAS = ("device", "side", "age", "wire", "unread", "queue", "messages", "state")
 RAIL_EXTRAS = ("latest error", "since")
-# A longer word of a cell, such as a peer with an IPv6 address, may be broken.
+# Longer words in a cell, such as an IPv6 address, may be wrapped.
 WORD = 15
 
 Shown = dict[str, Snapshot]
-"""By the name of the socket: processes of several PID namespaces may have the same PID."""
+"""Snapshots by socket name, because processes in different PID namespaces can have the same PID."""
 
 DIRECTIONS = {
     "sent": ("bytes_sent", "bytes_written", "peer_bytes_read"),
     "received": ("bytes_received", "bytes_read", "peer_bytes_written"),
 }
-"""The fields of a snapshot that the columns add up."""
+"""The snapshot fields whose sums the columns show."""
 
 Row = dict[str, object]
-"""The cells by the heading."""
+"""The cells of a row by heading."""
 
 
 @click.command()
@@ -129,13 +129,13 @@ def watch(where: Sequence[Path], pid: int | None, interval: float, limit: int) -
 
 
 def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], list[str]]:
-    """The answers of the processes by the names of their sockets, and why others do not answer.
+    """Query all processes. Returns responses by socket name, and notes about failed queries.
 
-    Sockets of ended processes are removed.
+    The sockets of processes that have ended are removed.
     """
     answers, notes = {}, []
     paths = [path for each in where for path in sockets(each, pid)]
-    with ThreadPoolExecutor(AT_ONCE) as threads:  # one that is silent does not delay the others
+    with ThreadPoolExecutor(AT_ONCE) as threads:  # a silent process does not delay the others
         asked = [threads.submit(ask, path, TIMEOUT) for path in paths]
     for path, answer in zip(paths, asked, strict=True):
         try:
@@ -148,7 +148,7 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
 
 
 def readable(answers: Mapping[str, object]) -> tuple[Shown, list[str]]:
-    """The answers that the table can show, and why not others."""
+    """Return the responses that the table can show, and notes about the others."""
     shown: Shown = {}
     notes = []
     for name, answer in answers.items():
@@ -168,13 +168,13 @@ def number(name: str) -> str:
 
 
 def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
-    """A row for each process, one for each of the busiest connections, and one for each rail of
-    those that have several.
+    """Return tables of the processes, their busiest connections, and the rails of those.
 
-    Where `before` has what was shown last, rates are since then.
+    Only connections with several rails have rows in the table of rails. For processes that `before`
+    contains, the tables show rates since then.
     """
     processes: list[Row] = []
-    connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, and rails
+    connections: list[tuple[int, Row, list[Row]]] = []  # bytes since the last update, row, rails
     pids = Counter(taken["pid"] for taken in shown.values())
     for name, taken in shown.items():
         label = taken["pid"] if pids[taken["pid"]] == 1 else name
@@ -227,7 +227,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
 
 
 def moved(counts: Traffic, known: Traffic | None, seconds: float) -> tuple[int, Row]:
-    """Bytes since the last update, or of all its life; cells of the totals, with their rates."""
+    """Return the bytes since the last update or since the start, and cells of totals and rates."""
     busy = 0
     cells: Row = {"messages": counts["messages_sent"] + counts["messages_received"]}
     for heading, parts in DIRECTIONS.items():
@@ -244,14 +244,14 @@ def carried(counts: Traffic | RailState, parts: Sequence[str]) -> int:
 
 
 def grown(total: int, before: int | None, seconds: float) -> str:
-    """The bytes, and their rate if it is known what they were."""
+    """Format a number of bytes, with its rate if the previous number is known."""
     if before is None or seconds <= 0:
         return amount(total)
     return f"{amount(total)} ({amount(max(0, total - before) / seconds)}/s)"
 
 
 def rail_rows(rails: list[RailState], known: list[RailState], seconds: float) -> list[Row]:
-    """None for a connection with one rail."""
+    """Return a row for each rail, or no rows for a connection with a single rail."""
     before = {rail["device"]: rail for rail in known}
     return [
         {
@@ -277,7 +277,10 @@ def waited(taken: Snapshot) -> float:
 
 
 def p99(taken: Snapshot, known: Snapshot | None) -> str:
-    """The bound that 99 of 100 requests have kept since the last update, or in all its life."""
+    """Return the histogram bound that 99 % of the requests did not exceed since the last update.
+
+    Without an earlier snapshot, all requests of the process count.
+    """
     counts: Counter[str] = Counter()
     for measured in taken["latencies"].values():
         counts.update(measured["up_to"])
@@ -290,9 +293,9 @@ def p99(taken: Snapshot, known: Snapshot | None) -> str:
 
 
 def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
-    """At most so wide, without those of the `extras` for which there is no room.
+    """Create a table that is at most `width` wide, dropping `extras` that do not fit.
 
-    No heading is broken while the others fit.
+    Headings are wrapped only if the table does not fit otherwise.
     """
     columns = {name: [plain(row[name]) for row in rows] for name in rows[0]}
     least = {name: max(len(name), fitting(cells)) for name, cells in columns.items()}
@@ -320,5 +323,5 @@ def fitting(cells: Sequence[str]) -> int:
 
 
 def needed(names: Sequence[str], widths: Mapping[str, int]) -> int:
-    """The width of a table with its edges, and two spaces between columns."""
+    """Return the width of a table with its edges and two spaces between columns."""
     return 1 + sum(widths[name] + 2 for name in names)

@@ -1,4 +1,4 @@
-"""`aiordma trace`: shows the work requests of a program on the embedded device."""
+"""`aiordma trace`: show the work requests of a program that ran on the embedded device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trace(
 
 
 def write(target: Path, text: str, files: tuple[Path, ...]) -> None:
-    """Write a file for its owner alone, as a trace is: it contains keys and addresses."""
+    """Write a file that only its owner can read, because a trace contains keys and addresses."""
     if any(target.exists() and target.samefile(path) for path in files):
         raise click.BadParameter(
             f"{target} is one of the traces; name another file", param_hint="--chrome"

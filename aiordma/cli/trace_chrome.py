@@ -1,10 +1,12 @@
-"""Traces in the Chrome trace event format, which Perfetto and chrome://tracing display.
+"""Traces in the Chrome trace event format, for Perfetto and chrome://tracing.
 
-A process of the trace is a process there, and a queue pair is a thread. A work request is a
-complete event from its post to its completion, what happens to a queue pair is an instant event,
-and a flow event leads from each message to its receive. Viewers require that the complete events of
-a thread nest or are disjoint, and a queue pair has many requests under way: requests that overlap
-are put on further threads of the same name with a number, and receives on threads of their own.
+Each process of the trace is a process in the viewer, and each queue pair is a thread. A work
+request is a complete event from its post to its completion. Events of a queue pair are instant
+events. A flow event connects each message to its receive.
+
+Viewers require that complete events of a thread nest or do not overlap. A queue pair can have
+several requests in flight, so overlapping requests are placed on additional threads with the same
+name and a number. Receives have separate threads.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ MESSAGES = {"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE_WITH_IMM"}
 
 
 def chrome_trace(traces: list[Traced]) -> str:
-    """The text of a file in the JSON object format, with a line for each event."""
-    # Names first. The sort is stable: a flow binds to the complete or instant event before it.
+    """Return the contents of a file in the JSON object format, with one line per event."""
+    # Names come first. The sort is stable, so that a flow binds to the event generated before it.
     ordered = sorted(events(traces), key=lambda event: event.get("ts", -1.0))
     lines = ",\n".join(json.dumps(event) for event in ordered)
     return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'
@@ -39,7 +41,10 @@ def chrome_trace(traces: list[Traced]) -> str:
 
 
 class Span(NamedTuple):
-    """A request on the common axis; it begins or ends with the trace if no record says when."""
+    """A request on the common time axis.
+
+    If no record has its start or end, it starts or ends with the trace.
+    """
 
     began: int
     ended: int
@@ -53,15 +58,15 @@ class Span(NamedTuple):
 
 
 class Process:
-    """The threads of a process, of which there may be several traces."""
+    """The threads of a process, which may have several traces."""
 
     def __init__(self, traces: list[Traced]) -> None:
         header = traces[0].run.header
         self.name: str = f"{header.command} ({header.host}, process {header.pid})"
         self.spans: dict[str, list[Span]] = {}
-        """By the name of the queue pair or shared receive queue."""
+        """Requests by the name of the queue pair or shared receive queue."""
         self.instants: dict[str, list[Event]] = {}
-        """The same; "": of no queue pair."""
+        """Events by the name of the queue pair. The name "" is for events without a queue pair."""
         self._qp_types: dict[int, str] = {}
         for traced in traces:
             self._add(traced)
@@ -71,7 +76,7 @@ class Process:
             if isinstance(record, trace.CreatedQP):
                 self._qp_types[record.qp_num] = record.qp_type
         for request in traced.requests:
-            if request.qp_num is None:  # no queue pair has taken it yet
+            if request.qp_num is None:  # not yet consumed by a queue pair
                 name = f"SRQ {getattr(request.posted, 'srq', '')}"
             else:
                 name = self._queue_pair(request.qp_num)
@@ -84,7 +89,7 @@ class Process:
 
     def _queue_pair(self, number: int) -> str:
         name = f"QP {number:#08x} {self._qp_types.get(number, '')}".rstrip()
-        self.spans.setdefault(name, [])  # before its receives
+        self.spans.setdefault(name, [])  # so that its receives come after it
         return name
 
 
@@ -98,12 +103,12 @@ def processes_of(traces: Iterable[Traced]) -> list[Process]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
-    """The spans in rows without overlaps; each takes the first free row."""
+    """Arrange spans in rows without overlaps, using the first free row for each."""
     rows: list[list[Span]] = [[]]
     free = [0]  # a heap of rows
     busy: list[tuple[int, int]] = []  # a heap of ends and rows
     for span in sorted(spans, key=lambda span: span.began):
-        # Strictly after: viewers round floating-point times, by up to a nanosecond.
+        # Strictly less, because viewers round floating-point times by up to a nanosecond.
         while busy and busy[0][0] < span.began:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if not free:
@@ -120,7 +125,10 @@ def disjoint(spans: Iterable[Span]) -> list[list[Span]]:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A reliable connection as traced by one end: its messages and the receives it completed."""
+    """A reliable connection as traced by one end.
+
+    It has the messages that this end sent, and the receives that it completed.
+    """
 
     began: int
     ended: int
@@ -128,11 +136,11 @@ class Connection:
     arrivals: list[trace.Completion] = field(default_factory=list)
 
 
-Ends = tuple[int, int]  # the number of a queue pair, and that of its peer
+Ends = tuple[int, int]  # the numbers of a queue pair and of its peer
 
 
 def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
-    """The connections that are in the trace from their beginning, and so with every message."""
+    """Yield the connections whose start is in the trace, so that it contains all their messages."""
     reliable: set[int] = set()
     current: dict[int, Connection] = {}
     for record in traced.run.records:
@@ -156,11 +164,11 @@ def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
 
 
 def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
-    """A number for each message and its arrival, if both are shown, by the id of their records.
+    """Number the messages whose send and receive are both shown, by the id of their records.
 
     A reliable connection delivers each message once and in order, so the first message belongs to
-    the first receive that completed, and so on. Queue pair numbers may repeat, in time and between
-    machines: where it is not clear which two ends belong together, there is nothing.
+    the first completed receive, and so on. Queue pair numbers can repeat over time and between
+    machines. If it is ambiguous which two ends belong together, their messages are omitted.
     """
     found: dict[Ends, list[Connection]] = {}
     shown: set[int] = set()
@@ -190,10 +198,11 @@ def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
 
 
 def events(traces: list[Traced]) -> Iterator[Event]:
-    """The events of every process, thread by thread.
+    """Yield the events of every process, thread by thread.
 
-    Processes and threads are numbered from 1. Those of the trace are in the names: a thread with
-    the number of a process would be a main thread, and numbers repeat between machines.
+    Processes and threads are numbered from 1, and the original numbers are in their names. A viewer
+    would take a thread with the number of its process for the main thread, and numbers can repeat
+    between machines.
     """
     flows = match_messages(traces)
     numbers = count(1)
@@ -213,7 +222,7 @@ def events(traces: list[Traced]) -> Iterator[Event]:
 
 
 def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
-    """The complete event, and for a message the beginning or the end of its flow."""
+    """Yield the complete event of a request and, for a message, the start or end of its flow."""
     request = span.request
     kind, result = "receive" if request.is_receive else "send", result_of(request)
     event: Event = {
@@ -238,7 +247,7 @@ def request_events(span: Span, flows: dict[int, int]) -> Iterator[Event]:
     if number := flows.get(id(request.posted)):
         yield {**flow, "ph": "s", "id": number, "ts": span.began / 1e3}
     if number := flows.get(id(request.completion)):
-        # Perfetto draws a flow to the beginning of an event, and a receive is posted before.
+        # Perfetto draws a flow to the start of an event, but a receive is posted earlier.
         at = {"ts": span.ended / 1e3}
         yield {**at, "ph": "i", "name": "received", "cat": "receive", "s": "t"}
         yield {**flow, **at, "ph": "f", "bp": "e", "id": number}

@@ -1,4 +1,4 @@
-"""The runs of several traces on one time axis, as a plain listing."""
+"""The runs of several traces on a common time axis, as a plain listing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiordma.trace import Outcome, Record, Request, Run
 
 from .tables import plain
 
-# Records about queue pairs that are shown between the requests.
+# Records that are shown between the requests.
 Incident = (
     trace.CreatedQP
     | trace.DestroyedQP
@@ -36,17 +36,17 @@ KEYS = {"addr", "remote_addr", "key", "lkey", "rkey", "invalidate_rkey", "invali
 
 @dataclass(slots=True)
 class Traced:
-    """A run, and the requests and incidents of it that are shown."""
+    """A run, and its requests and incidents that are shown."""
 
     path: Path
     run: Run
     offset: int
-    """The offset of its times on the common axis, which begins with 0."""
+    """Offset between the run's times and the common axis, which starts at 0."""
     requests: list[Request]
     incidents: list[Incident]
 
     def at(self, t: int) -> int:
-        """A time of the run on the common axis, in nanoseconds."""
+        """Return a time of the run on the common axis, in nanoseconds."""
         return t + self.offset
 
     @property
@@ -57,11 +57,16 @@ class Traced:
 def load(
     paths: Iterable[Path], qps: Collection[int] = (), statuses: Collection[str] = ()
 ) -> list[Traced]:
-    """All runs of some files; the axis begins with the earliest of them.
+    """Load all runs of some files. The common axis starts with the earliest run.
 
-    Shown are the requests of these queue pairs with these statuses, or of all if there are none.
-    Incidents have no status, and are not shown if requests are selected by theirs. A queue
-    pair that is in none of the files is a mistake.
+    Args:
+        paths: The files.
+        qps: Only show these queue pairs; all of them by default.
+        statuses: Only show requests with these statuses; all of them by default. Incidents have no
+            status, so they are not shown if this is given.
+
+    Raises:
+        click.BadParameter: If no file contains one of the queue pairs.
     """
     runs = [(path, run) for path in paths for run in trace.read(path)]
     offsets = trace.offsets([run for _, run in runs])
@@ -93,7 +98,10 @@ def load(
 
 
 def listing(traces: Iterable[Traced]) -> Iterator[str]:
-    """The processes and how each trace ended, then the requests, by their posts, and incidents."""
+    """Yield a line for each process, with how its trace ended, then requests and incidents by time.
+
+    The time of a request is that of its post.
+    """
     rows: list[tuple[int, str]] = []
     for traced in traces:
         header = traced.run.header
@@ -115,7 +123,7 @@ def listing(traces: Iterable[Traced]) -> Iterator[str]:
 
 
 def qp_num(it: Request | Incident) -> int | None:
-    """The number of its queue pair; memory has none."""
+    """Return the queue pair of a request or incident. Events of memory regions have none."""
     return None if isinstance(it, trace.RegisteredMR | trace.KeyEnded) else it.qp_num
 
 
@@ -142,12 +150,12 @@ def request_text(request: Request) -> str:
 
 
 def meaning(reason: str | None) -> str:
-    """A colon and the meaning of a reason; empty for none, or one of a newer version."""
+    """Return a colon and the meaning of a reason, or an empty text if it is unknown or None."""
     return f": {trace.REASONS[reason]}" if reason in trace.REASONS else ""
 
 
 def incident_text(incident: Incident) -> str:
-    """The type of a record, its fields as in the file, and the meaning of its reason."""
+    """Format a record: its type, its fields as in the file, and the meaning of its reason."""
     values = (
         f"{name}={'+'.join(value) if isinstance(value, tuple) else value}"
         for name, value in arguments(incident).items()
@@ -157,12 +165,15 @@ def incident_text(incident: Incident) -> str:
 
 
 def wr_id_text(wr_id: int) -> str:
-    """A wr_id as text, in hexadecimal if it looks like a pointer."""
+    """Format a wr_id, in hexadecimal if it looks like a pointer."""
     return str(wr_id) if wr_id < 1 << 32 else f"{wr_id:#x}"
 
 
 def arguments(record: Record) -> dict[str, object]:
-    """The fields that a record has. Keys and addresses are text: viewers have no 64-bit numbers."""
+    """Return the fields that a record has.
+
+    Keys and addresses are texts, because viewers have no 64-bit numbers.
+    """
     values = {
         each.name: getattr(record, each.name)
         for each in fields(record)

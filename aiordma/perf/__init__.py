@@ -1,6 +1,6 @@
 """The measurements of `aiordma perf`: latency, bandwidth and rate of each kind of operation.
 
-Two processes: `server` does what it is asked for, within its limits, `client` measures.  What is to
-be done travels on a connection of its own (`wire`), so that those that are measured carry nothing
-else.  `settings`, `statistics`, `wire` and `record` are pure.
+There are two processes. The client measures, and the server does what the client requests, within
+its limits. Requests and results use a separate control connection (`wire`), so that the measured
+connections carry nothing else. `settings`, `statistics`, `wire` and `record` perform no I/O.
 """

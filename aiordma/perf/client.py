@@ -1,4 +1,7 @@
-"""The client of a measurement: opens the connections, runs the parts, measures the time."""
+"""The client of a measurement.
+
+It opens the connections, runs the parts and measures the time.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ from .queue_pairs import QueuePair
 from .settings import Settings
 from .statistics import Summary, Throughput, slices, tail
 
-# Seconds between two samples of a part's progress. The callback may draw, within the timed part.
+# Seconds between two samples of a part's progress. The callback may draw during the timed part.
 SAMPLE_INTERVAL = 0.25
 
-# Seconds without an answer after which a message counts as lost.
+# Seconds without a response after which a message counts as lost.
 LOST_AFTER = 2.0
 
 ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
@@ -45,12 +48,12 @@ Kind = TypeVar("Kind")
 
 
 class RefusedError(Exception):
-    """The server refused the measurement; the text says why."""
+    """The server refused the measurement. The text has the reason."""
 
 
 @dataclass(slots=True)
 class Result:
-    """The measurement of one size.  Times in seconds."""
+    """The measurement of one size. Times are in seconds."""
 
     size: int
     operations: int
@@ -62,7 +65,7 @@ class Result:
     mismatch: str = ""
     interrupted: bool = False
     cpu: tuple[float, float] = (0.0, 0.0)
-    """CPU time of the client's and of the server's process."""
+    """CPU time of the client's and the server's process."""
     lost: int = 0
 
     @property
@@ -77,11 +80,11 @@ class Part:
     result: Result
     times: list[float]
     marks: list[tuple[float, int]]
-    """Samples of (seconds, operations done)."""
+    """Samples of (seconds, completed operations)."""
 
 
 class PerfClient:
-    """A run against a server.  Made by `connect`."""
+    """A run against a server, created by `connect`."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class PerfClient:
         self.stopped: bool = False
         self.server = server
         self.device: str = ""
-        """Of the control connection, or of all its rails."""
+        """The device of the control connection, or the devices of all its rails."""
 
     @classmethod
     @asynccontextmanager
@@ -114,12 +117,22 @@ class PerfClient:
         config: Config = DEFAULT,
         **security: Any,
     ) -> AsyncIterator[PerfClient]:
-        """Open a run; wait while the server is busy with another one.
+        """Open a run, and wait while the server serves another client.
 
-        `security` is what `aiordma.connect` takes beside: `auth` and others.
+        Args:
+            settings: What to measure.
+            host: The server's host.
+            port: The server's port.
+            device: As for `aiordma.connect`.
+            via: As for `aiordma.connect`.
+            config: As for `aiordma.connect`. Limits that are too low for the settings are raised.
+            **security: Further arguments of `aiordma.connect`, such as `auth`.
 
-        RefusedError when the server refuses, GPUError without a GPU for `gpu`.  Otherwise raises
-        what `aiordma.connect` raises.
+        Raises:
+            RefusedError: If the server refuses.
+            GPUError: If `gpu` is set and no GPU can be used.
+
+        Also raises the exceptions of `aiordma.connect`.
         """
         config = replace(
             config,
@@ -174,13 +187,16 @@ class PerfClient:
                 yield client
 
     def stop(self) -> None:
-        """End the run when the outstanding operations are done; keep what was measured."""
+        """End the run when the outstanding operations have completed.
+
+        The results so far are kept.
+        """
         self.stopped = True
         for run in self._runs:
             run.limit = 0
 
     async def measure(self, size: int, progress: Progress = lambda part: None) -> Result | None:
-        """Measure one size; None when stopped before the first operation."""
+        """Measure one size. Returns None if stopped before the first operation."""
         settings = self._settings
         if settings.metric != "lat":
             kind, ways = ("both", 2) if settings.bidirectional else ("flood", 1)
@@ -192,7 +208,7 @@ class PerfClient:
             marks = [(at, ways * done) for at, done in part.marks]
             result.slices = slices(result.throughput, marks, SAMPLE_INTERVAL / 2)
             return result
-        # The peer's program takes no part in reads and atomics: their latency is their completion.
+        # Reads and atomics do not involve the peer's program, so their latency is their completion.
         first = "ping" if settings.halved else "alone"
         part = await self._warm_and_timed(first, size, lambda done: progress(done / 2))
         if part is None:
@@ -242,7 +258,7 @@ class PerfClient:
             ]
             start, cpu = perf_counter(), process_time()
             marks = await self._all(kind, duration, progress, start)
-            # The server waits for what may be lost, so the end of sending counts.
+            # The server waits for messages that may be lost, so stop the clock after sending.
             seconds, used = perf_counter() - start, process_time() - cpu
             done = [run.done for run in self._runs]
             reached = await self._ask(wire.Finish(done), wire.Reached)
@@ -278,7 +294,7 @@ class PerfClient:
             marks.append((passed, done))
             if duration is not None and passed >= duration:
                 for run in self._runs:
-                    # At least one operation, however late the first begins.
+                    # Run at least one operation, however late the first one starts.
                     run.limit = min(run.limit, 1)
                 return
             whole = sum(run.limit for run in self._runs)
@@ -305,7 +321,7 @@ class PerfClient:
 
 
 async def watched(run: Run, work: Coroutine[Any, Any, None]) -> None:
-    """The work; TimeoutError when nothing is done for too long."""
+    """Run the work, and raise TimeoutError if it makes no progress for LOST_AFTER seconds."""
     working = asyncio.ensure_future(work)
     before = -1
     try:

@@ -1,25 +1,25 @@
-"""The payload of a measurement: bytes that both ends can compute and so compare."""
+"""The payload of a measurement, which both ends compute so that they can compare it."""
 
 from __future__ import annotations
 
 from random import Random
 
-# The seed of the server's bytes is that of the client's plus this.
+# Offset of the seed of the server's bytes from that of the client's.
 SERVER = 1
 
-# Bytes that are made at a time: Random makes less than 256 MiB. A multiple of its words of 4 bytes,
-# so that they are the bytes that it makes in one go.
+# Bytes generated per call, because Random is limited to less than 256 MiB. This is a multiple of
+# its 4-byte words, so that the result is the same as that of a single call.
 PART = 1 << 20
 
 
 def contents(seed: int, size: int) -> bytes:
-    """Incompressible bytes, determined by the seed."""
+    """Return incompressible bytes that depend only on the seed."""
     random = Random(seed)
     return b"".join(random.randbytes(min(PART, size - at)) for at in range(0, size, PART))
 
 
 def difference(got: bytes | memoryview, expected: bytes) -> str:
-    """A description of the first difference; empty when there is none."""
+    """Return a description of the first difference, or an empty text."""
     if len(got) != len(expected):
         return f"{len(got)} bytes instead of {len(expected)}"
     if bytes(got) == expected:  # a memoryview compares item by item

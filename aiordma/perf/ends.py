@@ -1,12 +1,15 @@
-"""The end of a measured connection, which is alike on both sides, and what a part counts there.
+"""The ends of measured connections, which work alike on both sides, and the state of a part.
 
-There are four kinds of work.  `ping`: one operation at a time, which the peer's program answers
-with the same operation; the round trip is timed.  `alone`: one operation at a time without an
-answer; the await is timed.  `flood`: as many operations outstanding as the depth allows; untimed.
-`both`: the same, each of which the peer answers, and which is outstanding until then.
+There are four kinds of work:
 
-The peer's program does not notice reads and atomics and cannot answer them: no `ping`, no `both`.
-A stream does not report when a piece has arrived, so it has no `alone`.
+- `ping` runs one operation at a time, which the peer's program answers with the same operation. The
+  round trip is timed.
+- `alone` runs one operation at a time without a response. The await is timed.
+- `flood` keeps as many operations outstanding as the depth allows. It is not timed.
+- `both` is like `flood`, but the peer answers each operation, which is outstanding until then.
+
+The peer's program does not notice reads and atomics and cannot answer them, so they have no `ping`
+and no `both`. A stream does not report when a piece has arrived, so it has no `alone`.
 """
 
 from __future__ import annotations
@@ -31,23 +34,23 @@ ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of one side's ends in a part: the bytes that they send, and expect of the peer."""
+    """The bytes that one side sends in a part, and those that it expects from the peer."""
 
     sent: bytes
     expected: bytes
     numbered: bool
-    """Whether operations have their numbers as immediate data."""
+    """Whether operations carry their numbers as immediate data."""
 
     @classmethod
     def of(cls, opened: wire.Open, way: str, seed: int, size: int, *, serving: bool) -> Load:
         client, server = contents(seed, size), contents(seed + SERVER, size)
-        # The peer's program notices a write by its immediate data alone.
+        # The peer's program only notices writes with immediate data.
         numbered = opened.imm or (way != "flood" and opened.operation == "write")
         return cls(*((server, client) if serving else (client, server)), numbered)
 
 
 async def devices_of(conn: aiordma.Connection) -> str:
-    """The devices of its rails, once none is being connected any more."""
+    """Wait until no rail of a connection is connecting, and return the devices of all rails."""
     while any(rail.state == "connecting" for rail in conn.rails):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.01)
     return ", ".join(rail.device for rail in conn.rails)
@@ -58,12 +61,15 @@ def misnumbered(imm: int | None, wanted: int | None) -> str:
 
 
 class End:
-    """One connection.  Each part begins with `prepare` and `use`, and ends with `release`."""
+    """One end of a connection.
+
+    Each part begins with `prepare` and `use`, and ends with `release`.
+    """
 
     lossy: bool = False
     """Whether operations may be lost."""
     numbered: bool = False
-    """Whether operations have their numbers as immediate data."""
+    """Whether operations carry their numbers as immediate data."""
 
     def count(self, load: Load) -> None:
         self.numbered = load.numbered
@@ -72,22 +78,22 @@ class End:
         return number & U32 if self.numbered else None
 
     def prepare(self, load: Load) -> bytes:
-        """Allocate the part's memory; returns a token of it if the peer accesses it."""
+        """Allocate the part's memory. Returns a token for it if the peer accesses it."""
         raise NotImplementedError
 
     def use(self, token: bytes) -> None:
         """Set the peer's memory, if operations access it."""
 
     def operate(self, number: int) -> Awaitable[object]:
-        """One operation, which begins when it is awaited."""
+        """Return an awaitable that performs one operation when it is awaited."""
         raise NotImplementedError
 
     def begin(self, number: int) -> asyncio.Future[Any]:
-        """Begin one operation."""
+        """Start one operation."""
         return asyncio.ensure_future(self.operate(number))
 
     def reply(self, number: int) -> Awaitable[object]:
-        """One operation, in answer to the peer's."""
+        """Perform one operation in response to the peer's."""
         return self.operate(number)
 
     def receive(self) -> Awaitable[Any]:
@@ -95,7 +101,10 @@ class End:
         raise NotImplementedError
 
     def check(self, arrived: Any, number: int | None, compared: bool) -> str:
-        """The error in what was received, or "".  `number` None: any, since some may be lost."""
+        """Return the error in a received operation, or an empty text.
+
+        `number` is None if it is unknown because operations may be lost.
+        """
         raise NotImplementedError
 
     async def ping(self, run: Run) -> None:
@@ -144,16 +153,19 @@ class End:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     def verify(self, own: int, others: int) -> str:
-        """The first error after so many operations of this side and of the peer; empty: none."""
+        """Return the first error in memory, or an empty text.
+
+        `own` is the number of operations of this side, `others` that of the peer.
+        """
         return ""
 
     def release(self) -> None:
-        """Release the part's memory; a second call does nothing."""
+        """Release the part's memory. A second call has no effect."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One part on one connection.  A limit of 0 ends it after the outstanding operations."""
+    """One part on one connection. Setting `limit` to 0 ends it after the outstanding operations."""
 
     limit: int
     depth: int = 1
@@ -165,7 +177,7 @@ class Run:
     mismatch: str = ""
 
     def take(self, end: End, arrived: Any) -> None:
-        """Check and count an answer."""
+        """Check and count a response."""
         wrong = end.check(arrived, self.done, self.verify_all or not self.done)
         if wrong and not self.mismatch:
             self.mismatch = f"answer {self.done}: {wrong}"
@@ -173,7 +185,7 @@ class Run:
 
 
 async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it; when one fails, cancel the others and raise that error alone."""
+    """Run all works concurrently. If one fails, cancel the others and raise only its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:
@@ -183,7 +195,7 @@ async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class Tally:
-    """Counts and checks the operations that the server receives in a part."""
+    """The number of operations that the server received in a part, and the first error in them."""
 
     def __init__(self, verify_all: bool = False) -> None:
         self.count: int = 0
@@ -193,7 +205,7 @@ class Tally:
         self._there = asyncio.Event()
 
     def take(self, end: End, arrived: Any) -> None:
-        # Behind a message that was lost, the numbers are others.
+        # After a lost message, the numbers no longer match.
         number = None if end.lossy else self.count
         wrong = end.check(arrived, number, self._verify_all or not self.count)
         if wrong and not self.mismatch:
@@ -208,7 +220,7 @@ class Tally:
         self._there.set()
 
     async def reach(self, count: int, patience: float | None = None) -> None:
-        """Wait for so many operations, or until none has arrived for `patience` seconds."""
+        """Wait for `count` operations, or until none has arrived for `patience` seconds."""
         self._awaited = count
         while self.count < count and not self.mismatch:
             before = self.count

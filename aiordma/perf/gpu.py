@@ -1,7 +1,8 @@
-"""Memory of an NVIDIA GPU as the client's side of a write or read, through the CUDA driver library.
+"""NVIDIA GPU memory for the client's side of a write or read, through the CUDA driver library.
 
-The driver exports it as a dma-buf, which the RDMA device then reaches by itself.  Source: the CUDA
-driver API's reference, "Memory Management".  Only what every driver since 11.7 has is used.
+The driver exports the memory as a dma-buf, which the RDMA device accesses directly. Source: the
+CUDA driver API's reference, "Memory Management". Only functions that all drivers since 11.7 have
+are used.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ LIBRARY = "libcuda.so.1"
 # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 DMA_BUF = 1
 
-# An exported range begins and ends at a page of the host. An allocation as long as a large page of
-# the driver begins at one.
+# An exported range must be aligned to host pages. An allocation of the size of the driver's large
+# pages is aligned.
 PAGE = 2 << 20
 
 
 class GPUError(Exception):
-    """No GPU can be used, or its driver returned an error; the text says which."""
+    """No GPU can be used, or its driver returned an error, which the text names."""
 
 
 class GPU:
-    """The first GPU; GPUError without one.  `close` it after its memory has been released."""
+    """The first GPU. Call `close` after its memory has been released.
+
+    Raises:
+        GPUError: If no GPU can be used.
+    """
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
         try:
@@ -46,7 +51,7 @@ class GPU:
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call the driver; GPUError unless the call succeeds."""
+        """Call the driver, and raise GPUError if the call fails."""
         code = getattr(self._library, name)(*arguments)
         if code:
             text = ctypes.c_char_p()
@@ -59,7 +64,7 @@ class GPU:
 
 
 class GPUMemory:
-    """Memory of the GPU, registered for one connection."""
+    """GPU memory, registered for one connection."""
 
     def __init__(self, gpu: GPU, conn: aiordma.Connection, size: int) -> None:
         self._gpu = gpu

@@ -1,4 +1,4 @@
-"""The machine of a measurement, for reports, and its garbage collector."""
+"""A description of this machine for reports, and control of the garbage collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Name, processors, kernel and interpreter of this machine, in one line."""
+    """Return the name, processors, kernel and interpreter of this machine on one line."""
     cores = len(os.sched_getaffinity(0))
     return (
         f"{platform.node()}: {cores} x {processor()}, {platform.system()} {platform.release()}, "
@@ -20,7 +20,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The name of the processor, from /proc/cpuinfo."""
+    """Return the name of the processor, from /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""The end of a connection for one-sided operations: write, read, atomic.
+"""The ends of connections for one-sided operations: write, read and atomic.
 
-Both ends of writes are alike.  Reads and atomics are the client's; the server has their memory.
-All operations of a part use the same bytes.
+Both ends of writes work alike. For reads and atomics, the client runs the operations on the
+server's memory. All operations of a part use the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ends import U32, End, Load, Run, misnumbered, together
 
 
 class Place(Protocol):
-    """Memory of this side for one part."""
+    """Local memory for one part."""
 
     @property
     def local(self) -> LocalMemory: ...
@@ -51,7 +51,7 @@ class HostMemory:
 
 
 class Memory(End):
-    """Memory of this side, and the peer's."""
+    """An end with local and remote memory."""
 
     remote: RemoteRegion
 
@@ -61,14 +61,14 @@ class Memory(End):
         self._stack = ExitStack()
 
     def hold(self, filling: bytes) -> Place:
-        """Memory for this side's operations."""
+        """Allocate and fill memory for this side's operations."""
         place = self._take(self._conn, len(filling))
         self._stack.callback(place.release)
         place.fill(filling)
         return place
 
     def open_up(self, filling: bytes, rights: Rights) -> tuple[Buffer, bytes]:
-        """Memory that the peer accesses, and its token."""
+        """Allocate and fill memory that the peer may access. Returns the memory and its token."""
         buffer = self._conn.alloc(len(filling))
         self._stack.callback(buffer.release)
         buffer.view[:] = filling
@@ -81,13 +81,13 @@ class Memory(End):
 
 
 class OneSided(Memory):
-    """An end that begins operations, several at once by tasks or in batches."""
+    """An end that starts operations, several of them concurrently in tasks or in batches."""
 
     def use(self, token: bytes) -> None:
         self.remote: RemoteRegion = self._conn.open_region(token)
 
     def adder(self, batch: Batch) -> Callable[[], object]:
-        """A function that adds an operation to a batch."""
+        """Return a function that adds an operation to a batch."""
         raise NotImplementedError
 
     async def flood(self, run: Run) -> None:
@@ -113,7 +113,7 @@ class OneSided(Memory):
 
 
 class Writes(OneSided):
-    """Writes; the peer answers with a write with immediate data to memory of this side."""
+    """Writes. The peer responds by writing to this side's memory with immediate data."""
 
     def prepare(self, load: Load) -> bytes:
         self._expected = load.expected
@@ -133,7 +133,7 @@ class Writes(OneSided):
             await super().alone(run)
             return
         conn, memory, remote, times = self._conn, self._outbox, self.remote, run.times
-        while run.done < run.limit:  # a function for each would take a hundredth of a write
+        while run.done < run.limit:  # a function call would add 1 % to each write
             start = perf_counter()
             await conn.write(memory, remote)
             times.append(perf_counter() - start)
@@ -167,7 +167,7 @@ class Reads(OneSided):
 
 
 class Atomics(OneSided):
-    """Each operation adds one; the server compares the sum with the number of operations."""
+    """Additions of one. The server compares the sum with the number of operations."""
 
     def prepare(self, load: Load) -> bytes:
         return b""
@@ -180,7 +180,7 @@ class Atomics(OneSided):
 
 
 class Source(Memory):
-    """The memory that the client reads, and compares."""
+    """The server's memory that the client reads and compares."""
 
     def prepare(self, load: Load) -> bytes:
         return self.open_up(load.sent, Rights.READ)[1]

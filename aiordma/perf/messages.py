@@ -1,4 +1,4 @@
-"""The end of a connection, or of a stream, that carries messages."""
+"""The ends of connections and streams that carry messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .ends import End, Load, Run, misnumbered
 # The limit of a stream reader's buffer, in bytes.
 STREAM_LIMIT = 1 << 20
 
-# `drain` does not yield to the loop while the buffer has room: yield after so many writes.
+# `drain` does not yield to the loop while the buffer has room, so yield after this many writes.
 YIELD_AFTER = 64
 
 
 class Sends(End):
-    """Messages from unregistered memory, as most programs send them."""
+    """Messages from unregistered memory, the way most programs send them."""
 
     def __init__(self, conn: aiordma.Connection) -> None:
         self._conn = conn
@@ -64,7 +64,7 @@ class Sends(End):
 
 
 class Streams(End):
-    """Pieces of one size, one after another."""
+    """Consecutive pieces of one size on a stream."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -102,7 +102,7 @@ class Streams(End):
         self._last = None
 
 
-# ---- the first message on a stream: its length in two bytes, then the message of `wire` ----------
+# ---- the first message on a stream: its length in two bytes, then a `wire` message ---------------
 
 
 def send_over(writer: asyncio.StreamWriter, message: wire.Wire) -> None:

@@ -1,7 +1,7 @@
-"""Plain queue pairs of the verbs in place of aiordma's connections: RC, UC and UD.
+"""Plain RC, UC and UD queue pairs in place of aiordma's connections.
 
-Each part of a measurement has queue pairs and memory of its own; the parts' tokens are their
-endpoints, with the memory that the peer may reach.
+Each part of a measurement creates its queue pairs and memory. A token consists of the endpoint of a
+queue pair and the memory that the peer may access.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .contents import difference
 from .ends import End, Load, Run, misnumbered
 
 MEMORY = struct.Struct("!QI")
-"""The address and the key of the memory that the peer reaches, behind the endpoint of a token."""
+"""The address and key of the memory that the peer may access, after the endpoint in a token."""
 
-# Receives of each end, as many as fit into this memory, but two at least.
+# Maximum number of receives of each end, the memory that limits it, and the minimum number.
 RECEIVES, RECEIVE_MEMORY, LEAST_RECEIVES = 1024, 64 << 20, 2
 
-# Rights of the memory that the peer reaches, and of a queue pair of each type that has such rights.
+# Access flags of the memory that the peer may access. Queue pairs use them without LOCAL_WRITE.
 RIGHTS = {
     "send": verbs.AccessFlags.LOCAL_WRITE,
     "write": verbs.AccessFlags.LOCAL_WRITE | verbs.AccessFlags.REMOTE_WRITE,
@@ -50,7 +50,7 @@ class QueuePair(End):
         self._expected = load.expected
         self.count(load)
         opened, size = self._opened, len(load.sent)
-        messages = 1 if opened.operation == "write" else size  # immediate data take a receive
+        messages = 1 if opened.operation == "write" else size  # immediate data consumes a receive
         self._header = verbs.GRH_SIZE if opened.qp == "ud" else 0
         room = self._header + max(messages, 1)
         count = max(LEAST_RECEIVES, min(RECEIVES, 2 * opened.depth, RECEIVE_MEMORY // room))
@@ -96,7 +96,7 @@ class QueuePair(End):
         self._ring: ReceiveRing = self.queue.receives(*self._receives)
 
     def post(self, numbers: range) -> list[Completed]:
-        """Operations with one doorbell, of which the last one alone makes a completion."""
+        """Post operations with one doorbell. Only the last one generates a completion."""
         requests: list[verbs.SendWorkRequest] = []
         with verbs.SendBatch(requests.extend) as batch:
             for number in numbers:
@@ -126,7 +126,10 @@ class QueuePair(End):
         return self._ring.get()
 
     async def ping(self, run: Run) -> None:
-        """The completion is awaited behind the answer, by which it has come."""
+        """Run operations one at a time.
+
+        The completion is awaited after the response, because it has arrived by then.
+        """
         while run.done < run.limit:
             start = perf_counter()
             sent = self.begin(run.done)
@@ -145,7 +148,7 @@ class QueuePair(End):
         return ""
 
     async def flood(self, run: Run) -> None:
-        """Every `moderation`-th operation makes a completion, and the last one."""
+        """Run operations, of which every `moderation`-th and the last one generate a completion."""
         waiting = deque[Completed]()
         while run.started < run.limit:
             count = min(self._opened.moderation, run.limit - run.started)
@@ -159,7 +162,7 @@ class QueuePair(End):
             run.done += 1
 
     def verify(self, own: int, others: int) -> str:
-        """The first error in memory that the peer has written, or that was read."""
+        """Return the first error in memory that was read or written, or an empty text."""
         done = {"send": 0, "write": others, "read": own}[self._opened.operation]
         return difference(self._inbox.buf[: len(self._expected)], self._expected) if done else ""
 

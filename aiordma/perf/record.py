@@ -1,4 +1,4 @@
-"""A run as a JSON object, which is printed, tabulated and drawn; `docs/perf.md` describes it."""
+"""A run as a JSON object for printing, tables and plots. `docs/perf.md` describes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Where:
     server_polling_us: float
 
 
-# The settings that a record has as they are.
+# The settings that a record contains unchanged.
 AS_ASKED = (
     *("iterations", "warm_up", "connections", "depth", "batch", "imm", "verify_all", "gpu"),
     *("bidirectional", "inline", "moderation"),
@@ -105,7 +105,7 @@ def times(summary: Summary | None) -> dict[str, float] | None:
 
 
 def check_record(value: object) -> dict[str, Any]:
-    """Check an object that `record` made.  ValueError for anything else."""
+    """Return `value` if `record` created it, and raise ValueError otherwise."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT!r}")
     if value.get("version") != VERSION:

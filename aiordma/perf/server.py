@@ -1,4 +1,4 @@
-"""The server of measurements: serves one client after another, within limits."""
+"""The measurement server, which serves one client after another within limits."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ logger: logging.Logger = logging.getLogger("aiordma.perf")
 
 MIB = 1 << 20
 
-# Seconds until all connections of a measurement must be there.
+# Seconds until all connections of a measurement must be attached.
 ATTACH_TIMEOUT = 60.0
-# The longest message on the control connection, or first message on another.
+# Maximum bytes of a control message, and of the first message on other connections.
 MAX_CONTROL = 1 << 20
 
-# Answers under way, where the client does not wait for each. A judgement.
+# Maximum responses in flight if the client does not wait for each one. An estimate.
 ANSWERS = 256
 
-# Seconds without an operation after which those are lost that can be.
+# Seconds without an operation after which missing operations count as lost.
 PATIENCE = 0.1
 
 ENDS: dict[str, Callable[[aiordma.Connection], End]] = {
@@ -52,14 +52,14 @@ class Limits:
     """The limits of a client's measurement."""
 
     size: int = 1024 * MIB
-    """Bytes of one operation."""
+    """Maximum bytes of one operation."""
     memory: int = 2048 * MIB
-    """Bytes of all connections' operations together."""
+    """Maximum bytes of the operations of all connections together."""
     connections: int = 1024
     waiting: int = 16
-    """Clients in the queue behind the one that is served."""
+    """Maximum number of clients that wait while another one is served."""
     silence: float = 600.0
-    """Seconds between two messages of a client, and so the longest part."""
+    """Maximum seconds between two messages of a client, and thus the maximum duration of a part."""
 
 
 class Refusal(Exception):
@@ -87,7 +87,7 @@ class Session:
 
 
 class PerfServer:
-    """A server, for `async with`; `listening` has its host and port."""
+    """A server, for `async with`. `listening` has its host and port."""
 
     def __init__(self, limits: Limits, via: Via, config: Config, security: dict[str, Any]) -> None:
         self._limits = limits
@@ -111,9 +111,16 @@ class PerfServer:
         limits: Limits = Limits(),
         **security: Any,
     ) -> Self:
-        """Start to listen.  Raises what `aiordma.listen` raises.
+        """Start listening. Raises the exceptions of `aiordma.listen`.
 
-        `security` is what `aiordma.listen` takes beside: `auth` and others.
+        Args:
+            host: The address to listen on.
+            port: The port; 0 selects a free one.
+            device: As for `aiordma.listen`.
+            via: As for `aiordma.listen`.
+            config: As for `aiordma.listen`. `max_message` is derived from `limits`.
+            limits: The limits of a client's measurement.
+            **security: Further arguments of `aiordma.listen`, such as `auth`.
         """
         config = replace(config, max_message=max(limits.size, MAX_CONTROL))
         self = cls(limits, via, config, security)
@@ -142,7 +149,7 @@ class PerfServer:
         try:
             await self._serve_one(conn)
         except ConnectionError:
-            raise  # the usual end: the client has disconnected
+            raise  # the client has disconnected, as usual
         except (RDMAError, TimeoutError) as error:
             logger.warning("%r: %s", conn, error or "the client sent nothing in time")
 
@@ -169,7 +176,7 @@ class PerfServer:
                 await session.over.wait()
 
     def _index(self, first: wire.Wire) -> int:
-        """The index of a connection of the current session."""
+        """Return the index of a connection of the current session, from its first message."""
         if not isinstance(first, wire.Attach):
             raise ProtocolError(
                 f"the client began a connection with {type(first).__name__} instead of Attach"
@@ -220,7 +227,10 @@ class PerfServer:
 
     @asynccontextmanager
     async def _streams(self, session: Session) -> AsyncIterator[int]:
-        """The port that accepts the session's streams; 0 without streams."""
+        """Accept the session's streams on a new port.
+
+        The value of the context is the port, or 0 if the session has no streams.
+        """
         if session.opened.operation != "stream":
             yield 0
             return
@@ -300,7 +310,7 @@ class PerfServer:
         tokens = [end.prepare(load) for end in ends]
         for end, token in zip(ends, begin.tokens, strict=True):
             end.use(token)
-        # Whether the program notices the operations.
+        # Whether this program notices the operations.
         heard = load.numbered or opened.operation in ("send", "stream")
         tallies = [Tally(begin.verify_all) for _ in ends]
         tasks = [

@@ -1,4 +1,4 @@
-"""The settings of a measurement: the operation, its sizes and amounts, and the duration."""
+"""The settings of a measurement, such as the operation, its sizes and the duration."""
 
 from __future__ import annotations
 
@@ -15,36 +15,52 @@ ATOMIC = 8
 """The size of every atomic operation, in bytes."""
 
 UD_SIZE = 1024
-"""The most that is measured of a datagram by default: one packet on most networks."""
+"""The largest datagram that is measured by default; it fits into one packet on most networks."""
 EVERY_SIZE = tuple(1 << power for power in range(1, 24))
 """2 B to 8 MiB, as perftest's --all."""
 
 DEFAULT_SIZE = {"lat": 64, "bw": 64 * KIB, "rate": 64}
 
-# 64 as in most comparisons; perftest has 128.
+# 64, as in most comparisons. perftest uses 128.
 DEFAULT_DEPTH = 64
 
 LONGEST = 540.0
-"""The longest timed part, in seconds: a minute less than the server's `Limits.silence`."""
+"""The longest timed part, in seconds; a minute less than the server's `Limits.silence`."""
 MOST_ITERATIONS = 100_000_000
 MOST_INLINE = 1 << 16
 
-# Operations before the timed ones, which warm up caches, page tables and the adaptive parts of the
-# device.  By judgement; fewer of large ones.
+# Operations before the timed ones, which warm up caches, page tables and adaptive parts of the
+# device. The numbers are estimates, and large operations need fewer.
 WARM_UP, LEAST_WARM_UP, WARM_UP_BYTES = 200, 2, 32 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one run, which measures its sizes in turn.  ValueError if they contradict.
+    """The settings of one run, which measures its sizes one after another.
 
-    `iterations` operations of each size, over all connections; None: for `duration` seconds.
-    `depth` operations are under way on each connection at a time, `batch` of them posted with one
-    doorbell.  When `bidirectional`, the server answers each operation with one, and an operation is
-    under way until it has been answered.  With `qp` plain queue pairs of that type do the work in
-    place of aiordma's connections: they send up to `inline` bytes inline, and every
-    `moderation`-th request makes a completion.  `verify_all` compares every message and not the
-    first and the last alone.  With `gpu` the client's memory is that of a GPU.
+    Attributes:
+        operation: The kind of operation.
+        metric: The result to measure.
+        sizes: The sizes of operations, in bytes.
+        iterations: The number of operations of each size, over all connections. None means
+            `duration`.
+        duration: The seconds for each size.
+        warm_up: The number of operations before the timed ones; None chooses it by size.
+        connections: The number of connections.
+        depth: The number of operations in flight on each connection.
+        batch: The number of operations that are posted with one doorbell.
+        imm: Send immediate data.
+        verify_all: Compare every message instead of only the first and the last one.
+        gpu: Use GPU memory on the client's side.
+        bidirectional: The server answers each operation with one. An operation is in flight until
+            it has been answered.
+        qp: The type of plain queue pairs to use in place of aiordma's connections; empty for
+            connections.
+        inline: With `qp`, send up to this number of bytes inline.
+        moderation: With `qp`, every `moderation`-th request generates a completion.
+
+    Raises:
+        ValueError: If a setting is out of range, or settings contradict each other.
     """
 
     operation: str
@@ -147,22 +163,25 @@ class Settings:
 
     @property
     def halved(self) -> bool:
-        """Whether a latency is half of a round trip, as in perftest."""
+        """Whether the latency is half of a round trip, as in perftest."""
         return self.operation in ("send", "write", "stream")
 
     def warm_up_for(self, size: int) -> int:
-        """Operations of each connection before the timed ones."""
+        """Return the number of operations on each connection before the timed ones."""
         if self.warm_up is not None:
             return self.warm_up
         return max(LEAST_WARM_UP, min(WARM_UP, WARM_UP_BYTES // max(size, 1)))
 
     def share(self) -> int | None:
-        """Timed operations of each connection; None: until the duration is over."""
+        """Return the number of timed operations on each connection.
+
+        None means that the duration limits them.
+        """
         return None if self.iterations is None else -(-self.iterations // self.connections)
 
 
 def default_sizes(operation: str, metric: str, qp: str, every: bool) -> tuple[int, ...]:
-    """The sizes of a run that names none: one, or every power of two that can be measured."""
+    """Return the default sizes of a run: one, or every power of two that can be measured."""
     if operation == "atomic":
         return (ATOMIC,)
     sizes = EVERY_SIZE if every else (DEFAULT_SIZE[metric],)

@@ -1,4 +1,4 @@
-"""Statistics of samples: nearest-rank quantiles, bandwidth and rate in perftest's units."""
+"""Statistics of samples: nearest-rank quantiles, and bandwidth and rate in perftest's units."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MIB = 1 << 20
 
 
 def rank(count: int, permille: int) -> int:
-    """The index of the nearest-rank quantile in sorted samples."""
+    """Return the index of the nearest-rank quantile in sorted samples."""
     return max(0, -(-count * permille // 1000) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of samples, in their unit.  A quantile is one of the samples."""
+    """Statistics of samples, in the samples' unit. Each quantile is one of the samples."""
 
     count: int
     min: float
@@ -32,12 +32,12 @@ class Summary:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Summary:
-        """Summarise samples; ValueError without any."""
+        """Summarise samples. Raises ValueError if there are none."""
         if not samples:
             raise ValueError("no samples to summarise")
         ordered = sorted(samples)
         count = len(ordered)
-        mean = min(max(fsum(ordered) / count, ordered[0]), ordered[-1])  # despite rounding
+        mean = min(max(fsum(ordered) / count, ordered[0]), ordered[-1])  # rounding errors
         return cls(
             count,
             min=ordered[0],
@@ -51,7 +51,7 @@ class Summary:
         )
 
     def scaled(self, factor: float) -> Summary:
-        """The same statistics in another unit."""
+        """Return the same statistics in another unit."""
         return Summary(
             **{
                 name: value if name == "count" else value * factor
@@ -62,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A number of operations of one size in some seconds."""
+    """The number of operations of one size in a period of time."""
 
     operations: int
     size: int
@@ -70,24 +70,25 @@ class Throughput:
 
     @property
     def mb_per_s(self) -> float:
-        """In units of 2^20 bytes, as perftest."""
+        """Bandwidth in units of 2^20 bytes per second, as in perftest."""
         return self.operations * self.size / MIB / self.seconds
 
     @property
     def gbit_per_s(self) -> float:
-        """In units of 10^9 bits."""
+        """Bandwidth in units of 10^9 bits per second."""
         return self.operations * self.size * 8 / 1e9 / self.seconds
 
     @property
     def mmsg_per_s(self) -> float:
-        """In millions."""
+        """Rate in millions of operations per second."""
         return self.operations / 1e6 / self.seconds
 
 
 def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) -> list[Throughput]:
-    """The throughput between samples of (seconds, operations done), of at least `gap` seconds each.
+    """Return the throughput of each interval between samples of (seconds, completed operations).
 
-    Together they are the whole, whose throughput therefore lies between their least and their peak.
+    Each interval has at least `gap` seconds. Together they cover the whole run, so its throughput
+    lies between their minimum and maximum.
     """
     ends = [(0.0, 0)]
     for mark in marks:
@@ -101,9 +102,10 @@ def slices(whole: Throughput, marks: Sequence[tuple[float, int]], gap: float) ->
 
 
 def tail(samples: Sequence[float], points: int = 100) -> list[tuple[float, float]]:
-    """The complementary distribution as (sample, share of samples at or above it).
+    """Return the complementary distribution as (sample, share of samples at or above it).
 
-    The points are evenly spaced over the logarithm of the share; the last is the greatest sample.
+    The points are evenly spaced over the logarithm of the share. The last one is the greatest
+    sample.
     """
     ordered = sorted(samples)
     count = len(ordered)

@@ -1,8 +1,11 @@
-"""The control protocol between client and server of a measurement, in msgpack.
+"""The msgpack control protocol between the client and the server of a measurement.
 
-Open -> Opened; then on every connection that is measured Attach; then for each part of the
-measurement Begin -> Begun, the work, Finish -> Reached, Finished.  Instead of any answer: Refused.
-What arrives is checked like anything from a network: ProtocolError says what is wrong with it.
+The client sends Open and receives Opened. It then sends Attach on each measured connection. For
+each part of the measurement, it sends Begin and receives Begun; both sides do the work; then it
+sends Finish and receives Reached and Finished. The server can send Refused in place of any
+response.
+
+Received messages are checked like any data from the network. ProtocolError describes the mistake.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ from .settings import MOST_INLINE, OPERATIONS, QP_TYPES
 VERSION = 2
 
 KEY_SIZE = 16
-"""The length of the key by which a connection finds its measurement, in bytes."""
+"""Length in bytes of the key that assigns a connection to its measurement."""
 MAX_TEXT = 512
 U64 = 0xFFFF_FFFF_FFFF_FFFF
 
 WAYS = ("ping", "both", "flood")
-"""The ways of a part: the server answers one operation at a time, several under way, or none."""
+"""How the server responds in a part.
+
+It responds to one operation at a time, to several in flight, or not at all.
+"""
 
 
 def number(low: int, high: int) -> Callable[[object], bool]:
@@ -58,7 +64,7 @@ def token(value: object) -> bool:
     return isinstance(value, bytes) and len(value) <= 256
 
 
-# The type and bounds of each field, by its name; a name means the same in each message.
+# A check of the type and bounds of each field. A name has the same meaning in all messages.
 FIELDS: dict[str, Callable[[object], bool]] = {
     "version": number(VERSION, VERSION),
     "operation": one_of(*OPERATIONS),
@@ -88,14 +94,14 @@ FIELDS: dict[str, Callable[[object], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The client requests a measurement of an operation on so many connections."""
+    """A request of the client to measure an operation on `connections` connections."""
 
     version: int
     operation: str
     connections: int
     imm: bool
     qp: str
-    """The type of plain queue pairs; empty: aiordma's connections."""
+    """The type of plain queue pairs, or empty for aiordma's connections."""
     depth: int
     inline: int
     moderation: int
@@ -103,7 +109,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The server is ready for the connections; streams use a separate port."""
+    """The server is ready for the connections. Streams use a separate port."""
 
     key: bytes
     port: int
@@ -121,7 +127,10 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begins a part: its payload follows from the seed; the tokens are of the client's memory."""
+    """The start of a part.
+
+    The seed determines the payload. The tokens are for the client's memory.
+    """
 
     way: str
     size: int
@@ -132,21 +141,21 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The server is ready for the part; tokens are of its memory, one for each connection."""
+    """The server is ready for the part. There is a token for its memory for each connection."""
 
     tokens: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The client has done so many operations on each connection."""
+    """The number of operations that the client has completed on each connection."""
 
     counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The server has received as many operations, but for those that were lost."""
+    """The server has received all operations except those that were lost."""
 
     cpu_us: int
     """CPU time of the server's process in the part."""
@@ -155,14 +164,14 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The first error that the server found; empty: none."""
+    """The first error that the server found, or an empty text."""
 
     mismatch: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server refuses the measurement; the text says why."""
+    """The server refuses the measurement. The text has the reason."""
 
     text: str
 
@@ -187,7 +196,7 @@ def unpack(data: bytes) -> Wire:
             kind = KINDS[name]
         case _:
             raise ProtocolError("the peer's control message has an unknown type")
-    if name == "Open" and given.get("version") != VERSION:  # which may have other fields
+    if name == "Open" and given.get("version") != VERSION:  # other versions may have other fields
         raise ProtocolError(
             f"the server has protocol version {VERSION}, the client {given.get('version')!r:.20}; "
             "use the same aiordma on both sides"
