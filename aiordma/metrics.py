@@ -1,7 +1,7 @@
-"""The table of metrics that `aiordma.prometheus` and `aiordma.opentelemetry` export.
+"""The metrics that `aiordma.prometheus` and `aiordma.opentelemetry` export.
 
-Each is computed from a `snapshot`, so they agree with `statistics()`. No metric has a label for a
-peer or a connection: nothing bounds how many of these a process meets.
+Each metric is computed from a `snapshot`, so the metrics agree with `statistics()`. No metric has a
+label for a peer or a connection, because their number is unbounded.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ class Metric:
     """A metric, and how its values are computed from a snapshot."""
 
     name: str
-    """As for Prometheus, without the "_total" of a counter."""
+    """The name for Prometheus, without the "_total" of a counter."""
     kind: Literal["counter", "gauge", "histogram"]
-    """A counter only grows while the process lives. A histogram has a counter for each value of its
-    last label, "le": how many were at most so much, and with "sum" their sum."""
+    """The kind of metric.
+
+    A counter never decreases during the life of the process. A histogram has one counter for each
+    value of its last label, "le", which counts the observations up to that bound. The label value
+    "sum" has the sum of the observations.
+    """
     unit: str
-    """The unit of a value; "1" for counts."""
+    """The unit of the values, or "1" for counts."""
     help: str
     """A description of the metric."""
     labels: tuple[str, ...]
-    """The names of the labels that tell its values apart."""
+    """The names of the labels."""
     rows: Callable[[Snapshot], Rows]
-    """Labels and values; those with the same labels are added."""
+    """A function that returns labels and values. Values with the same labels are added."""
 
     def values(self, taken: Snapshot) -> dict[tuple[str, ...], float]:
-        """The values by their labels."""
+        """Return the values by their labels."""
         sums: Counter[tuple[str, ...]] = Counter()
         for labels, value in self.rows(taken):
             sums[labels] += value  # type: ignore[assignment]
@@ -57,17 +61,17 @@ def _value(*path: str) -> Callable[[Snapshot], Rows]:
 
 
 def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
-    """The value at `path` of each entry of `part`, by its key."""
+    """Return the value at `path` in each entry of `part`, labelled with the entry's key."""
     return lambda taken: [((key,), _at(value, *path)) for key, value in _at(taken, part).items()]
 
 
 def _by_device(
     entries: Entries, *rows: tuple[str, str, str], device: str = "device"
 ) -> list[Metric]:
-    """A gauge of the sums over the entries, for each name, path and help.
+    """Return a gauge for each (name, path, help) that sums the values of all entries by device.
 
-    The path is that of the value in an entry, which may be None if the device does not tell it; a
-    name that ends with "bytes" has that unit.
+    `path` leads to the value in an entry, which is None if the device does not report it. If the
+    name ends with "bytes", that is the unit.
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
@@ -91,7 +95,10 @@ def _rails(taken: Snapshot) -> Iterable[RailState]:
 
 
 def _of_rails(part: str) -> Callable[[Snapshot], Rows]:
-    """By device, and from 0 on: an alert by `increase` sees no counter that begins as 1."""
+    """Return counts by device, including zeros.
+
+    An alert on `increase` would miss a counter whose first value is 1.
+    """
     return lambda taken: [*(((it["device"],), 0) for it in _rails(taken)), *_keys(part)(taken)]
 
 
@@ -194,4 +201,4 @@ METRICS: tuple[Metric, ...] = (
         device="name",
     ),
 )  # fmt: skip
-"""Every metric."""
+"""All metrics."""

@@ -1,9 +1,9 @@
-"""The state of this process for operations: `snapshot`, and hooks for connections::
+"""Monitoring of this process: `snapshot`, and hooks for connections::
 
     print(json.dumps(aiordma.snapshot(), indent=2))
 
-`aiordma.prometheus` and `aiordma.opentelemetry` make metrics of it, and `aiordma top` shows that of
-another process. docs/monitoring.md describes all of them.
+`aiordma.prometheus` and `aiordma.opentelemetry` export snapshots as metrics, and `aiordma top`
+shows those of other processes. docs/monitoring.md describes all of them.
 """
 
 from __future__ import annotations
@@ -62,18 +62,20 @@ __all__ = [
 
 
 def snapshot() -> Snapshot:
-    """The state of this process as plain data: numbers, texts, lists and dictionaries, for JSON.
+    """Return the state of this process as plain data that can be converted to JSON.
 
-    Any thread may call it, with or without an event loop. It waits for no event loop and calls no
-    device, so it also works when a loop is stuck; numbers of another thread's loop may be from
-    slightly different moments. Its cost grows with the number of open connections, about 10
-    microseconds for each. Only the thread of a connection's loop can ask for its wire: of another
-    loop it is the one that was seen last, and None the first time, when that loop is asked to
-    read it.
+    Any thread can call this function, with or without an event loop. It does not wait for event
+    loops and does not call devices, so it also works if a loop is stuck. The numbers of another
+    thread's loop can be from slightly different moments. The cost grows with the number of open
+    connections, about 10 microseconds per connection.
+
+    Only the thread of a connection's loop can query the connection's wire. For other loops, the
+    result contains the wire that was read last. The first time, it contains None, and the loop is
+    asked to read it.
     """
     connections = open_connections()
     refresh_wires(connections)
-    # First, since they count the waits that go on.
+    # This comes first, because it counts the waits in progress.
     devices = [driver.figures() for driver in Driver.all()]
     states = [connection._figures() for connection in connections]
     counts = observation.counts()
@@ -107,13 +109,13 @@ def snapshot() -> Snapshot:
 
 
 def open_connections() -> list[Connection]:
-    """The connections that have begun, of every loop. Internal to the library."""
+    """Return the established connections of all loops. Internal to the library."""
     things = shutdown.all_open()
     return [thing for thing in things if isinstance(thing, Connection) and thing._begun]
 
 
 def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
-    """Have each loop read the wires that were not seen yet, and wait so long for the answers.
+    """Make each loop read the wires that are still unknown, and wait up to `seconds` for it.
 
     Internal to the library.
     """
@@ -128,7 +130,7 @@ def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
             read_wires(of_loop)
         elif not loop.is_closed():
             events.append(event := threading.Event())
-            with suppress(RuntimeError):  # it has just been closed
+            with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(read_wires, of_loop, event)
     deadline = time.monotonic() + seconds
     for event in events:
@@ -136,7 +138,7 @@ def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
 
 
 def read_wires(connections: list[Connection], done: threading.Event | None = None) -> None:
-    """In the loop of these connections. Internal to the library."""
+    """Read the wires of connections in their loop. Internal to the library."""
     for connection in connections:
         connection._read_wire()
     if done is not None:
@@ -147,5 +149,5 @@ def read_wires(connections: list[Connection], done: threading.Event | None = Non
 def _version() -> str:
     try:
         return version("aiordma")
-    except PackageNotFoundError:  # it is used from its folder, without an installation
+    except PackageNotFoundError:  # used from a checkout, without being installed
         return "unknown"

@@ -1,14 +1,13 @@
-"""Shows the state of this process to `aiordma top`, if AIORDMA_MONITOR is set when aiordma is
-imported.
+"""The monitoring socket, which serves `aiordma top` if AIORDMA_MONITOR is set during import.
 
-A thread answers each connection to a Unix socket with one `snapshot` as JSON, or sets the state of
-a port of an embedded device, for `aiordma port`. It calls no event loop, so it answers when a loop
-is stuck.
+A thread serves connections to a Unix socket. It responds with a `snapshot` as JSON, or sets the
+port state of an embedded device for `aiordma port`. It does not call event loops, so it works even
+if a loop is stuck.
 
-Only processes of the same user get an answer: the directory belongs to the user and is closed to
-others, the socket has mode 0600, and the kernel names the user of each peer (SO_PEERCRED, unix(7)).
-The name of a socket has a random part, since processes of several PID namespaces may share the
-directory. One peer is served at a time, for ANSWER_TIMEOUT at most.
+Only processes of the same user get a response. The directory belongs to the user and is closed to
+others, the socket has mode 0600, and the kernel reports the user of each peer (SO_PEERCRED,
+unix(7)). The name of a socket has a random part, because processes in different PID namespaces can
+share the directory. Peers are served one at a time, for at most ANSWER_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -36,31 +35,36 @@ logger: logging.Logger = logging.getLogger("aiordma.monitoring")
 
 VARIABLE = "AIORDMA_MONITOR"
 
-# Seconds for which a peer may keep others from an answer.
+# Seconds for which a peer can block others.
 ANSWER_TIMEOUT = 1.0
-# Seconds for an event loop to read the wires of its connections: see `snapshot`.
+# Seconds for event loops to read the wires of their connections (see `snapshot`).
 WIRE_TIMEOUT = 0.1
-# Seconds between attempts to accept when descriptors or memory are short.
+# Seconds between attempts to accept if descriptors or memory are exhausted.
 PAUSE = 1.0
-# Bytes of an answer that a client reads at most: about 200,000 connections.
+# Maximum bytes of a response that a client reads, enough for about 200,000 connections.
 MOST_BYTES = 100 << 20
 MOST_ASKED = 256
 
-# For a process whose user has no runtime directory: each user may make directories here, and only
-# the owner of one may rename or remove it.
+# For users without a runtime directory. Each user can create directories here, and only a
+# directory's owner can rename or remove it.
 SHARED = Path("/tmp")
 
-# Bytes of the directory's path: a socket's has at most 107 (unix(7)), and a PID seven digits.
+# Maximum bytes of the directory's path. A socket's path has at most 107 bytes (unix(7)), and a PID
+# has at most seven digits.
 MOST_PATH = 107 - len("/4194304-00000000.sock")
 
 UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 
 
 def directory(setting: str) -> Path:
-    """The directory of the sockets, for the value of AIORDMA_MONITOR: "1", or its path.
+    """Return the directory for sockets, creating it if it is missing.
 
-    It is made if it is missing.  OSError where it cannot be, belongs to another user or is open to
-    others; ValueError for a value that is neither, or too long a path.
+    Args:
+        setting: The value of AIORDMA_MONITOR: "1", or the path of the directory.
+
+    Raises:
+        OSError: If the directory cannot be created, belongs to another user or is open to others.
+        ValueError: If the value is neither "1" nor an absolute path, or the path is too long.
     """
     if setting != "1":
         if not os.path.isabs(setting):
@@ -76,7 +80,7 @@ def directory(setting: str) -> Path:
 
 
 def private(path: Path) -> Path:
-    """The directory, made if it is missing; raises what `directory` does."""
+    """Return the directory, creating it if it is missing. Raises the exceptions of `directory`."""
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
             f"the path {path} has {size} bytes, which for a directory of sockets may be at most "
@@ -92,7 +96,7 @@ def private(path: Path) -> Path:
 
 
 def usual() -> list[Path]:
-    """The directories of AIORDMA_MONITOR=1: a process uses the first that it can have for itself.
+    """Return the directories for AIORDMA_MONITOR=1. A process uses the first one that it can own.
 
     A service has no XDG_RUNTIME_DIR, and no directory in /run/user until its user has logged in.
     """
@@ -102,24 +106,30 @@ def usual() -> list[Path]:
 
 
 def directories(setting: str) -> list[Path]:
-    """As `directory`; with "1" also those that processes of another environment use."""
+    """Return the directory for `setting`.
+
+    For "1", this includes the directories of processes that run in another environment.
+    """
     found = {directory(setting): None}
     for path in usual() if setting == "1" else ():
         if path.is_dir():
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # belongs to another user
                 found[private(path)] = None
     return list(found)
 
 
 def sockets(where: Path, pid: int | None = None) -> list[Path]:
-    """The sockets of all other processes, or of those with that PID in their namespaces."""
+    """Return the sockets of all other processes, or of those with this PID in their namespaces."""
     mine = _server.path if _server is not None else None
     found = where.glob("*.sock" if pid is None else f"{pid}-*.sock")
     return sorted(path for path in found if path != mine)
 
 
 def remove_dead(where: Path, pid: int) -> None:
-    """The sockets that killed processes with that PID have left, so that there is at most one."""
+    """Remove the sockets that killed processes with this PID have left behind.
+
+    Afterwards, there is at most one socket with this PID.
+    """
     for path in sockets(where, pid):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.setblocking(False)
@@ -128,7 +138,7 @@ def remove_dead(where: Path, pid: int) -> None:
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
             except OSError:
-                pass  # it is alive and busy
+                pass  # the process is alive and busy
 
 
 class _Server:
@@ -137,7 +147,8 @@ class _Server:
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.path = where / f"{name}.sock"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A name that a client looks for only once it listens: else it looks like a dead one.
+        # Clients look for the final name, which exists only once the socket listens. Otherwise they
+        # would take it for the socket of a dead process.
         early = where / f"{name}.new"
         try:
             self._listener.bind(str(early))
@@ -172,12 +183,15 @@ class _Server:
                     answer(peer)
             except OSError as error:
                 logger.debug("`aiordma top` has gone: %s", error)
-            except BaseException:  # whatever one peer has brought about, others are answered
+            except BaseException:  # errors of one peer must not affect others
                 logger.exception("no snapshot for `aiordma top`")
 
 
 def set_port(state: str, device: str) -> str:
-    """Set the port state of an embedded device. Returns an error message, empty on success."""
+    """Set the port state of an embedded device.
+
+    Returns an error message, or an empty text on success.
+    """
     event = {"down": EventType.PORT_ERR, "up": EventType.PORT_ACTIVE}[state]
     try:
         name = to_c("device", device)
@@ -188,7 +202,7 @@ def set_port(state: str, device: str) -> str:
 
 
 def answer(peer: socket.socket) -> None:
-    """Does what a process of the same user asks for; nothing of another one's."""
+    """Serve a request of a process of the same user. Requests of other users are ignored."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
@@ -207,8 +221,8 @@ _server: _Server | None = None
 
 
 def start() -> None:
-    """Listens, as AIORDMA_MONITOR says; logs why it cannot. A second call does nothing."""
-    global _server  # noqa: PLW0603 - one for the process
+    """Start listening if AIORDMA_MONITOR is set. Errors are logged. A second call has no effect."""
+    global _server  # noqa: PLW0603 - one per process
     setting = os.environ.get(VARIABLE)
     if _server is not None or not setting or setting == "0":
         return
@@ -221,7 +235,7 @@ def start() -> None:
 
 
 def _restart_after_fork() -> None:
-    """The child has a socket of its own; the parent's was replaced (fork.add_socket)."""
+    """Create a new socket in the child, because the parent's was replaced (fork.add_socket)."""
     global _server  # noqa: PLW0603 - as above
     if _server is not None:
         _server = None
@@ -232,10 +246,19 @@ fork.reset_in_child(_restart_after_fork)
 
 
 def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
-    """The answer of the process that listens there: JSON, or with `what` as "port down embedded1"
-    why it cannot.
+    """Send a request to the process that listens on a socket, and return its response.
 
-    OSError when it gives none in that time, ConnectionRefusedError when it has ended.
+    The response to "snapshot" is JSON. The response to a request such as "port down embedded1" is
+    an error message, or empty on success.
+
+    Args:
+        path: The socket.
+        seconds: The maximum time for the response.
+        what: The request.
+
+    Raises:
+        ConnectionRefusedError: If the process has ended.
+        OSError: If there is no complete response in time.
     """
     deadline = time.monotonic() + seconds
     parts = []

@@ -1,10 +1,11 @@
-"""Metrics for OpenTelemetry: the extra `aiordma[opentelemetry]`::
+"""Metrics for OpenTelemetry, with the extra `aiordma[opentelemetry]`::
 
     import aiordma.opentelemetry
 
-    aiordma.opentelemetry.instrument()  # the meter provider of the process
+    aiordma.opentelemetry.instrument()  # uses the meter provider of the process
 
-It makes observable instruments, which the SDK asks when it exports; between exports nothing runs.
+This creates observable instruments, which the SDK queries when it exports. Nothing runs between
+exports.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = ["instrument"]
 
 
 class _Snapshots:
-    """One snapshot for all metrics of a collection, of which the SDK does not tell the beginning:
-    a metric that has read it already gets a new one.
+    """A snapshot that all metrics of a collection share.
 
-    Threads that collect together take one each, at worst: a lock would be held while a destructor
-    or a signal handler may collect.
+    The SDK does not report when a collection starts, so a metric that has already read the snapshot
+    gets a new one. Threads that collect at the same time take one snapshot each at worst. A lock is
+    not possible, because a destructor or a signal handler may collect while it is held.
     """
 
     def __init__(self) -> None:
@@ -48,12 +49,15 @@ class _Snapshots:
 
 
 def instrument(meter_provider: MeterProvider | None = None) -> None:
-    """Make an instrument for each metric of `aiordma.metrics`, of this process.
+    """Create an instrument for each of this process's metrics (`aiordma.metrics`).
 
-    `meter_provider` is the one of the process if it is not given. Names have dots where those of
-    Prometheus have the first underscore: "aiordma.messages_sent". OpenTelemetry has no observable
-    histograms: a histogram is three counters, named as its series of Prometheus. A provider is
-    instrumented once. The SDK calls back in its own thread.
+    A name has a dot in place of the first underscore of the Prometheus name, as in
+    "aiordma.messages_sent". OpenTelemetry has no observable histograms, so a histogram is exported
+    as three counters with the names of its Prometheus series. Instrument each provider only once.
+    The SDK calls back in a separate thread.
+
+    Args:
+        meter_provider: The provider, by default that of the process.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()
@@ -69,7 +73,7 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
 
 
 def _counters_and_gauges() -> Iterator[Metric]:
-    """The metrics, with the counters "_bucket", "_sum" and "_count" in place of a histogram."""
+    """Yield the metrics, replacing a histogram with the counters "_bucket", "_sum" and "_count"."""
     for metric in METRICS:
         if metric.kind != "histogram":
             yield metric

@@ -1,12 +1,11 @@
-"""Metrics for Prometheus: the extra `aiordma[prometheus]`::
+"""Metrics for Prometheus, with the extra `aiordma[prometheus]`::
 
-    from prometheus_client import REGISTRY, start_http_server
-    from aiordma.prometheus import Collector
+    from prometheus_client import REGISTRY, start_http_server from aiordma.prometheus import
+    Collector
 
-    REGISTRY.register(Collector())
-    start_http_server(9400, "127.0.0.1")  # in a thread of its own
+    REGISTRY.register(Collector()) start_http_server(9400, "127.0.0.1")  # runs in a separate thread
 
-Each scrape takes one `aiordma.snapshot`; between scrapes nothing runs.
+Each scrape takes one `aiordma.snapshot`. Nothing runs between scrapes.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ _SCALARS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 class Collector:
-    """Collects the metrics of `aiordma.metrics`, of this process. Scrapes may come in any thread.
+    """A collector of this process's metrics (`aiordma.metrics`). Scrapes can run in any thread.
 
-    A registry calls it; `registry.register(Collector())`, and `unregister` ends it.
+    Pass it to `registry.register`. The registry calls its methods until you pass it to
+    `unregister`.
     """
 
     def describe(self) -> Iterator[_Family]:
-        """The metrics without values: a registry checks their names."""
+        """Yield the metrics without values. A registry uses them to check the names."""
         for metric in METRICS:
             if metric.kind == "histogram":
                 yield HistogramMetricFamily(metric.name, metric.help, labels=metric.labels[:-1])
@@ -47,7 +47,7 @@ class Collector:
                 yield _SCALARS[metric.kind](metric.name, metric.help, labels=metric.labels)
 
     def collect(self) -> Iterator[_Family]:
-        """The metrics with their values now."""
+        """Yield the metrics with their current values."""
         taken = snapshot()
         for metric, family in zip(METRICS, self.describe(), strict=True):
             values = metric.values(taken).items()
