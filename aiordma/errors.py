@@ -456,6 +456,7 @@ class DeviceEventError(RDMAError):
 # What the end of the peer mostly means, as this side notices it. For the texts of this package.
 PEER_GONE = "the peer does not answer: its process, machine or network has failed, or is overloaded"
 ON_LOOPBACK = "one on 127.0.0.1 is reached from its own host alone"
+TLS_HINT = "give ssl= on both sides or on neither"
 UNANNOUNCED = (
     "the peer left without a goodbye: its device or process failed, or it gave this side up"
 )

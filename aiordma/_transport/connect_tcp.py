@@ -43,6 +43,7 @@ from .._loop.driver import Watch
 from .._native import fork
 from ..cm.address import Address
 from ..errors import (
+    TLS_HINT,
     AddressError,
     AuthenticationError,
     BusyError,
@@ -262,8 +263,21 @@ class TCPRequest(Request):
         hello = make_hello(config, security, in_band=in_band)
         return MAGIC + self._tickets.challenge.pack() + hello.pack()
 
+    def _check_tls(self, accepted: socket.socket) -> None:
+        """Raise ProtocolError, which the peer is told, if it begins the bootstrap without TLS."""
+        with suppress(OSError):
+            self._is_ours = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
+            if self._is_ours:
+                accepted.recv(MESSAGE_SIZE)  # closing a socket with unread bytes loses the refusal
+        if self._is_ours:
+            raise ProtocolError(
+                f"the connecting side uses no TLS for the bootstrap, the listener does: {TLS_HINT}"
+            )
+
     async def handshake(self, acceptor: Acceptor) -> Connection:
         assert self._socket is not None
+        if acceptor.security.tls is not None:
+            self._check_tls(self._socket)
         accepted, self._socket = self._socket, None
         attempt = self._attempt
         self._tcp = attempt.link = tcp = await accepted_link(accepted, acceptor.security)

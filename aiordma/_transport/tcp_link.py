@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from errno import EALREADY, ECONNREFUSED, EINPROGRESS, EISCONN, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from functools import partial
-from ssl import SSLEOFError
+from ssl import SSLCertVerificationError, SSLEOFError
 from typing import cast
 
 from .._core import protocol
@@ -25,6 +25,7 @@ from .._native.calls import failure
 from ..cm.address import Address, scope_id
 from ..errors import (
     ON_LOOPBACK,
+    TLS_HINT,
     UNANNOUNCED,
     AuthenticationError,
     HandshakeBrokenError,
@@ -42,6 +43,9 @@ REFUSED = b"refused\x01"
 
 # What asyncio reports of a socket that ends during the handshake of TLS.
 TLS_BROKEN = (ConnectionError, SSLEOFError)
+
+# The first bytes of a TLS handshake and of an alert: record type and major version.
+TLS_RECORDS = (b"\x16\x03", b"\x15\x03")
 
 # A control message in the bootstrap: magic, and the length of the message that follows.
 _CONTROL = struct.Struct("<4sI")
@@ -167,6 +171,10 @@ class TCPLink(asyncio.Protocol):
         return protocol.decode(await self._read(size))
 
     def _not_bootstrap(self, start: bytes) -> ProtocolError:
+        if start.startswith(TLS_RECORDS):
+            return ProtocolError(
+                f"{self._peer} uses TLS for the bootstrap, this side does not: {TLS_HINT}"
+            )
         what = "a web server answers; " if start.startswith(b"HTTP/") else ""
         return ProtocolError(
             f"{self._peer} does not speak aiordma's bootstrap: {what}it sent {start!r}; {VIA_HINT}"
@@ -316,7 +324,8 @@ async def open_link(address: Address, source: Address | None, security: Security
         if error.errno in SHORTAGES:
             raise failure("socket", error.errno or 0, f"to {host_port(address)}") from error
         cls = HandshakeBrokenError if isinstance(error, TLS_BROKEN) else ProtocolError
-        raise cls(f"no TLS with {host_port(address)}: {cause_text(error)}") from error
+        hint = "" if isinstance(error, SSLCertVerificationError) else f"; {TLS_HINT}"
+        raise cls(f"no TLS with {host_port(address)}: {cause_text(error)}{hint}") from error
     except BaseException:
         connected.close()
         raise

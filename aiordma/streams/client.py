@@ -14,9 +14,9 @@ from typing import IO, Any, TypeVar, Unpack
 
 from .._core.arguments import instance, integer, refusal
 from .._options import STREAM, TLS, StreamOptions, complete, shows
-from ..errors import AddressError
+from ..errors import AddressError, host_port
 from ..transport import Connection, check_security, connect_with
-from .tls import NO_LIMITS, TLSLimits, between, context_of
+from .tls import NO_LIMITS, TLSLimits, between, context_of, hinted
 from .transport import StreamTransport
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -109,6 +109,10 @@ async def attach(
         raise
     try:
         await (asyncio.sleep(0) if tls.context is None else ready)  # connection_made runs first
+    except OSError as error:
+        transport.abort()
+        peer = connection.peer_address
+        raise hinted(error, host_port(peer) if peer else "the peer") from error.__cause__
     except BaseException:
         transport.abort()
         raise

@@ -127,9 +127,11 @@ class StreamServer(asyncio.AbstractServer):
 
     def _attach(self, connection: Connection) -> StreamTransport:
         protocol = self._factory()
-        if self._context is not None:  # `connection_made` is called after the TLS handshake
-            protocol = between(protocol, self._context, None, self._limits, server_side=True)
-        return StreamTransport(connection, protocol, self._lost)
+        if self._context is None:
+            return StreamTransport(connection, protocol, self._lost)
+        # `connection_made` is called after the TLS handshake.
+        tls = between(protocol, self._context, None, self._limits, server_side=True)
+        return StreamTransport(connection, tls, self._lost, awaits_tls=True)
 
     def _lost(self, transport: StreamTransport) -> None:
         self._transports.discard(transport)

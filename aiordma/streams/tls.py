@@ -13,6 +13,7 @@ from asyncio import sslproto
 from typing import Any, NamedTuple
 
 from .._options import TLS
+from ..errors import TLS_HINT, cause_text
 
 
 class TLSLimits(NamedTuple):
@@ -47,6 +48,17 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
     if not isinstance(tls, ssl.SSLContext):
         raise TypeError(f"ssl must be an ssl.SSLContext or None, not {type(tls).__name__}")
     return tls
+
+
+def hinted(error: OSError, peer: str) -> OSError:
+    """Return the error of a client's TLS handshake, with the remedy if `peer` may not use TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error
+    text = f"no TLS with {peer}: {cause_text(error)}; {TLS_HINT}"
+    if isinstance(error, ssl.SSLError):
+        error.strerror = text  # a new error would have neither `reason` nor `library`
+        return error
+    return type(error)(text)
 
 
 def between(

@@ -35,7 +35,7 @@ from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from .._loop.futures import settle
 from .._loop.shutdown import EXITS, background
-from ..errors import ConnectionClosedError, ProtocolError, host_port
+from ..errors import TLS_HINT, ConnectionClosedError, ProtocolError, host_port
 from ..transport import Connection, Message
 from ..verbs import bytes_of
 from ..verbs._memory.buffers import require_data
@@ -53,6 +53,10 @@ EAGER_WRITES = 4
 # What operations end with when the connection has ended; ProtocolError is no ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
 
+# The type of the first record of a TLS client: RFC 8446, section 5.1.
+TLS_HANDSHAKE = 0x16
+
+NO_TLS = f"the client of the stream uses no TLS, its server does: {TLS_HINT}"
 NOT_READ = "{} closed before it had read everything"
 NOT_SENT = "the connection to {} ended before everything was sent"
 
@@ -241,6 +245,8 @@ class StreamTransport(_FlowControlMixin):
         connection: Connection,
         protocol: asyncio.BaseProtocol,
         on_lost: Callable[[StreamTransport], None] | None = None,
+        *,
+        awaits_tls: bool = False,
     ) -> None:
         if not hasattr(protocol, "connection_made"):
             raise TypeError(refusal("what the factory returns", "a protocol of asyncio", protocol))
@@ -262,6 +268,7 @@ class StreamTransport(_FlowControlMixin):
         self._loop_shutdown = shutdown.of_running_loop()
         self._loop_shutdown.take_over(self, connection)
         self._on_lost = on_lost
+        self._awaits_tls = awaits_tls  # the client has not begun the TLS handshake yet
         self._outbox = _Outbox(connection)
         self._eof_received = False
         self._paused = False
@@ -321,7 +328,10 @@ class StreamTransport(_FlowControlMixin):
                     self._take_eof()
                 elif self._eof_received:
                     raise reset(self._connection, "{} wrote after the end of its stream")
+                elif self._awaits_tls and message.data[0] != TLS_HANDSHAKE:
+                    raise ProtocolError(NO_TLS)
                 else:
+                    self._awaits_tls = False
                     inbox.taken += self._deliver(message.data[inbox.taken :])
                 if inbox.taken == len(message):
                     inbox.drop()
@@ -520,6 +530,8 @@ class StreamTransport(_FlowControlMixin):
     def _force_close(self, error: BaseException | None) -> None:
         if self._lost:
             return
+        if self._awaits_tls and error is not None and not self._connection._is_ending:
+            self._connection._blame(ProtocolError(NO_TLS))  # which tells the client
         in_order = (
             error is None
             and not self._outbox.owed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, closing, contextmanager, suppress
@@ -32,7 +33,13 @@ from aiordma._transport import connect_cm
 from aiordma._transport.auth import new_ticket
 from aiordma._transport.connect_tcp import MAGIC, READY, TICKET
 from aiordma._transport.tcp_link import CONTROL, REFUSED
-from aiordma.errors import ConnectionManagerError, ProtocolError, UnreachableError
+from aiordma.errors import (
+    ConnectionManagerError,
+    HandshakeBrokenError,
+    ProtocolError,
+    RejectedError,
+    host_port,
+)
 from aiordma.transport import Via
 
 from .connection_factory import (
@@ -450,11 +457,57 @@ async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustm
             await check_alive(client, server)
         error = await ends(dialled(ssl.create_default_context()), ProtocolError)
         assert isinstance(error.__cause__, ssl.SSLCertVerificationError)
-        # Without TLS: neither side understands the other.
-        await ends(dialled(None), ProtocolError, UnreachableError)
+        assert "give ssl=" not in str(error)
+        refused = await ends(dialled(None), RejectedError)
+        assert str(refused) == (
+            "[Errno 111] the connecting side uses no TLS for the bootstrap, the listener does: "
+            "give ssl= on both sides or on neither: the application there rejected it"
+        )
         client, server = await asyncio.gather(dialled(trusting), listener.accept())
         async with client, server:
             await check_alive(client, server)
+
+
+@by_tcp
+@pytest.mark.parametrize("auth", [None, KEY], ids=["no key", "key"])
+async def test_listener_without_ssl_names_it_to_both_sides_when_the_peer_uses_tls(
+    factory: ConnectionFactory, auth: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiordma.acceptor")
+    where: dict[str, Any] = {**factory.where, "config": SMALL, "auth": auth}
+    there: dict[str, Any] = {**factory.there, "config": SMALL, "auth": auth}
+    async with await listen(factory.host, 0, **there) as listener:
+        context = ssl.create_default_context()
+        connecting = connect(factory.host, listener.port, ssl=context, **where)
+        error = await ends(connecting, HandshakeBrokenError)
+        where_to = host_port(listener.address)
+        assert re.fullmatch(
+            rf"no TLS with {re.escape(where_to)}: .+; give ssl= on both sides or on neither",
+            str(error),
+        )
+        logged = (
+            "uses TLS for the bootstrap, this side does not: give ssl= on both sides or on neither"
+        )
+        assert logged in caplog.text
+
+
+@by_tcp
+async def test_client_without_ssl_names_it_when_another_tls_server_answers(
+    factory: ConnectionFactory,
+) -> None:
+    """Another server does not know the bootstrap, and answers with an alert."""
+
+    async def alert(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes.fromhex("15 03 01 00 02 02 46 00"))
+        writer.close()
+
+    async with await asyncio.start_server(alert, factory.host, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        error = await ends(connect(factory.host, port, **factory.where), ProtocolError)
+    assert str(error) == (
+        f"{host_port((factory.host, port))} uses TLS for the bootstrap, this side does "
+        "not: give ssl= on both sides or on neither"
+    )
 
 
 @one_loop

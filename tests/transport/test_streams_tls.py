@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -12,9 +13,17 @@ from typing import Any
 import pytest
 import trustme
 
-from aiordma import Config, Connection, streams
+from aiordma import Config, Connection, ConnectionBrokenError, streams
+from aiordma.errors import host_port
 
-from .connection_factory import SMALL, ConnectionFactory, ends, pattern, when_limits_pass
+from .connection_factory import (
+    SMALL,
+    ConnectionFactory,
+    ends,
+    pattern,
+    when_limits_pass,
+    yield_loop,
+)
 from .marks import one_loop
 
 pytestmark = pytest.mark.any_device
@@ -124,28 +133,94 @@ async def test_a_server_that_is_not_trusted(
             await hang_up(writer)
 
 
+NO_TLS = (
+    "the client of the stream uses no TLS, its server does: give ssl= on both sides or on neither"
+)
+
+
 @one_loop
-async def test_one_side_without(
-    factory: ConnectionFactory, serving: ssl.SSLContext, trusting: ssl.SSLContext
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"x", b"\x15\x03\x01"])
+async def test_server_with_ssl_names_it_to_both_sides_when_the_client_writes_plain_text(
+    factory: ConnectionFactory,
+    serving: ssl.SSLContext,
+    caplog: pytest.LogCaptureFixture,
+    data: bytes,
 ) -> None:
-    """Neither side is left waiting."""
     async with server(factory, serving) as port:
         reader, writer = await dialled(factory, port)
-        writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        await hung_up(reader)
+        writer.write(data)
+        error = await ends(reader.read(), ConnectionBrokenError)
         writer.close()
-    async with server(factory, None) as port:
-        await ends(dialled(factory, port, ssl=trusting), ssl.SSLError)
+    assert str(error).endswith(f"the peer gave up (code 2): {NO_TLS}")
+    assert f"open>: {NO_TLS}" in caplog.text
 
 
 @one_loop
-async def test_a_client_that_never_shakes_hands(
+async def test_server_with_ssl_names_it_when_the_client_does_not_begin_tls_in_time(
     factory: ConnectionFactory, serving: ssl.SSLContext
 ) -> None:
-    async with server(factory, serving) as port:
-        reader, writer = await dialled(factory, port)
-        await when_limits_pass(hung_up(reader))
+    async with await streams.start_stream_server(
+        echo, factory.host, config=SMALL, ssl=serving, **factory.there
+    ) as made:
+        reader, writer = await dialled(factory, made.address[1])
+        while not made._transports:
+            await yield_loop(1)
+        error = await when_limits_pass(ends(reader.read(), ConnectionBrokenError))
         writer.close()
+    assert str(error).endswith(f"the peer gave up (code 2): {NO_TLS}")
+
+
+async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 server.example\r\n")
+    writer.close()
+
+
+async def leave(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@one_loop
+@pytest.mark.parametrize("handler", [echo, greet, leave])
+async def test_client_with_ssl_names_it_when_the_server_has_none(
+    factory: ConnectionFactory, trusting: ssl.SSLContext, handler: Any
+) -> None:
+    async with await streams.start_stream_server(
+        handler, factory.host, config=SMALL, **factory.there
+    ) as made:
+        port = made.address[1]
+        error = await ends(
+            dialled(factory, port, ssl=trusting),
+            ssl.SSLError,
+            ConnectionResetError,
+            ConnectionBrokenError,
+        )
+        made.abort_clients()
+    where = re.escape(host_port((factory.host, port)))
+    assert re.fullmatch(
+        rf"no TLS with {where}: .+; give ssl= on both sides or on neither", str(error)
+    )
+
+
+@one_loop
+async def test_client_with_ssl_names_it_when_the_server_stays_silent(
+    factory: ConnectionFactory, trusting: ssl.SSLContext
+) -> None:
+    connected = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await hung_up(reader)
+        writer.close()
+
+    async with await streams.start_stream_server(
+        wait, factory.host, config=SMALL, **factory.there
+    ) as made:
+        dialling = dialled(factory, made.address[1], ssl=trusting)
+        ending = asyncio.create_task(ends(dialling, ConnectionAbortedError))
+        await connected.wait()
+        error = await when_limits_pass(ending)
+        made.abort_clients()
+    assert str(error).endswith("aborting the connection; give ssl= on both sides or on neither")
 
 
 @one_loop
