@@ -1,9 +1,9 @@
-"""Arrays and tensors over a connection: sent together by name, or read and written where they are.
+"""Arrays and tensors over a connection: sent together in a message, or accessed in remote memory.
 
-An array is a numpy array or a torch tensor in the memory of the CPU; `kind` says which of both a
-call makes, "numpy" or "torch".  Several arrays in one message have the layout of a safetensors
-file, so that the contents of a file can be sent, and what was sent can be written to one.  Types
-that numpy lacks (bfloat16, float8) need `kind="torch"` or the package ml_dtypes.
+An array is a numpy array or a torch tensor in CPU memory. `kind`, "numpy" or "torch", selects the
+type that a function creates. A message with arrays has the layout of a safetensors file. You can
+therefore send the contents of a file, and write a received message to a file. Types that numpy
+lacks (bfloat16, float8) need `kind="torch"` or the ml_dtypes package.
 """
 
 from __future__ import annotations
@@ -53,23 +53,26 @@ _TYPES = {
 _CODES = {name: code for code, (_, name) in _TYPES.items()}
 
 _PREFIX = 8
-"""Bytes of a message before its header, which say how long that is: little-endian."""
+"""The number of bytes before the header; they hold its length as a little-endian integer."""
 _ALIGNMENT = 64
-"""Of the first element in a message; each has the alignment of its type then."""
+"""The alignment of the first element in a message, so that each one is aligned for its type."""
 _MAX_HEADER = 2 << 20
-"""Bytes, of some 20,000 arrays: a peer's header holds up the event loop while it is parsed."""
+"""The maximum size of a header, enough for about 20,000 arrays.
+
+Parsing a peer's header blocks the event loop.
+"""
 _MAX_TOKEN = 4096
-"""Bytes of a layout in a token, which has 64 dimensions at most."""
+"""The maximum size of the layout in a token, which has at most 64 dimensions."""
 _MOST_RUNS = 1024
-"""Runs of a remote array that are read or written as one batch."""
+"""The number of runs of a remote array that are read or written as one batch."""
 _GAP = 4096
-"""Bytes: an operation takes longer than to read so many more."""
+"""The size of a gap, in bytes, up to which reading it is faster than another operation."""
 _MOST_WITH_GAPS = _MOST_RUNS * _GAP
-"""Bytes that are read with their gaps at once."""
+"""The maximum number of bytes, gaps included, of one read."""
 
 
 class Arrays(dict[str, Any]):
-    """Arrays by name, and the `metadata` that came with them: texts by name."""
+    """Arrays by name, and their `metadata`, a dictionary of strings."""
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
@@ -77,7 +80,7 @@ class Arrays(dict[str, Any]):
 
 
 class _Layout(NamedTuple):
-    """The type of an array's elements, and where they lie in its memory; also what a token has."""
+    """The type of an array's elements and their positions in memory, also used in tokens."""
 
     code: str
     shape: tuple[int, ...]
@@ -94,7 +97,7 @@ class _Layout(NamedTuple):
         return _TYPES[self.code][0] * math.prod(self.shape)
 
     def span(self) -> tuple[int, int]:
-        """Where its first byte lies, and behind its last one."""
+        """Return the offset of the first byte and the offset behind the last byte."""
         if not all(self.shape):
             return self.origin, self.origin
         steps = [(count - 1) * step for count, step in zip(self.shape, self.strides, strict=True)]
@@ -103,7 +106,7 @@ class _Layout(NamedTuple):
         return low, high + _TYPES[self.code][0]
 
     def runs(self) -> tuple[int, list[tuple[int, int]]]:
-        """The length of its runs of bytes; the counts and strides of the dimensions over them."""
+        """Return the bytes of each contiguous run, and (count, stride) of every outer dimension."""
         length = _TYPES[self.code][0]
         outer = list(zip(self.shape, self.strides, strict=True))
         while outer and (outer[-1][0] == 1 or outer[-1][1] == length):
@@ -111,7 +114,7 @@ class _Layout(NamedTuple):
         return length, outer
 
     def part(self, key: Any) -> _Layout:
-        """Where `array[key]` lies; IndexError outside of it."""
+        """Return the layout of `array[key]`, or raise IndexError for an invalid index."""
         keys = list(key) if isinstance(key, tuple) else [key]
         dots = [at for at, index in enumerate(keys) if index is ...]
         missing = len(self.shape) - len(keys) + len(dots)
@@ -181,8 +184,11 @@ def _is_tensor(array: object) -> bool:
 
 
 def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
-    """The memory of an array: a tensor, or numbers of numpy (which exports no buffer of the types
-    of ml_dtypes); and where its elements lie there.  `in_place`: what has none is refused."""
+    """Return an array whose memory can be sent, and its layout.
+
+    numpy arrays are viewed as unsigned integers, because numpy does not export buffers of the types
+    of ml_dtypes. With `in_place`, objects without memory of their own, such as lists, are rejected.
+    """
     if in_place and not hasattr(array, "dtype"):
         raise TypeError(f"{what} is {type(array)}: make an array of it (numpy.asarray)")
     if _is_tensor(array):
@@ -229,10 +235,13 @@ def _contiguous(array: Any) -> Any:
 
 
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """The buffers of a message with these arrays, for `Connection.send`: a header, and theirs.
+    """Return the buffers of a message with these arrays, for `Connection.send`.
 
-    An array that does not lie in C order is copied, the others are sent from where they lie, and
-    must not change until the `send` has ended.  TypeError for a type that the format lacks.
+    The first buffer is the header. Arrays that are not in C order are copied. The others are sent
+    in place and must not change until the `send` has ended.
+
+    Raises:
+        TypeError: If an array has a type that the format lacks.
     """
     metadata = metadata or {}
     try:
@@ -271,14 +280,14 @@ def _no_file(what: str) -> ValueError:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
-    """Those of a list; TypeError for another value of JSON."""
+    """Return a JSON list of integers as a tuple, or raise TypeError for any other value."""
     if type(value) is not list or not all(type(it) is int for it in value):
         raise TypeError
     return tuple(value)
 
 
 def _check_numbers(layout: _Layout, *more: int) -> None:
-    """ValueError or TypeError for what a peer says if numpy and torch can have no such array."""
+    """Raise ValueError or TypeError if a peer's layout is not possible in numpy and torch."""
     code, shape, strides, origin = layout
     numbers = (*shape, *strides, origin, *more)
     if len(shape) > 64:
@@ -289,7 +298,7 @@ def _check_numbers(layout: _Layout, *more: int) -> None:
 
 
 def _header_size(prefix: bytes, size: int) -> int:
-    """That of a message of so many bytes, which begins with `prefix`."""
+    """Return the size of the header of a message of `size` bytes that begins with `prefix`."""
     length = int.from_bytes(prefix, "little")
     if length > min(_MAX_HEADER, size - _PREFIX):
         raise _no_file(f"{size} bytes with a header of {length}, which has at most {_MAX_HEADER}")
@@ -297,7 +306,7 @@ def _header_size(prefix: bytes, size: int) -> int:
 
 
 def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
-    """The header of a message of `size` bytes: where its arrays lie, and its metadata."""
+    """Return the layouts of the arrays in a message of `size` bytes, and its metadata."""
     try:
         header: Any = parse_json(text) if text.startswith(b"{") else None
     except ValueError as error:
@@ -329,9 +338,12 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
 
 
 def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
-    """The arrays of a `Message`, or of a file that was read or mapped: views of its memory.
+    """Return the arrays of a `Message` or of a file in memory, as views of that memory.
 
-    Tensors of read-only memory are copies.  ValueError for what has not the layout of safetensors.
+    Tensors are copied if the memory is read-only.
+
+    Raises:
+        ValueError: If the memory does not have the layout of a safetensors file.
     """
     _module(kind)
     view = _bytes_of(memory)
@@ -347,14 +359,17 @@ def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
 async def send(
     conn: Connection, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Sends arrays as one message, which `recv` takes; see `pack` and `Connection.send`."""
+    """Send arrays as one message for `recv`; see `pack` and `Connection.send`."""
     await conn.send(pack(arrays, metadata))
 
 
 async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
-    """The arrays of the next message, in new memory that they share; see `Connection.recv_with`.
+    """Receive the arrays of the next message.
 
-    ValueError for a message of another kind, which is lost.
+    They share newly allocated memory; see `Connection.recv_with`.
+
+    Raises:
+        ValueError: If the message does not contain arrays. The message is lost.
     """
     _module(kind)
     received = await conn.recv_with(lambda length: np.empty(length, np.uint8))
@@ -371,10 +386,11 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
 
 
 class SharedArray:
-    """An array of this side that the peer may use, made by `share`.
+    """A local array that the peer may access, created by `share`.
 
-    Its `token` is what the peer opens; `share` renews its lease.  Until `close`, the end of the
-    `with` or that of the lease, the array's memory stays registered.
+    Send its `token` to the peer, which opens it with `open_array`. `SharedArray.share` renews the
+    lease. The memory stays registered until `close`, the end of the `with` block, or the end of the
+    lease.
     """
 
     _no_memory_hint = "send its token"
@@ -385,11 +401,11 @@ class SharedArray:
 
     @property
     def token(self) -> bytes:
-        """The bytes for the peer; others once the connection goes on by another device."""
+        """The bytes to send to the peer. They change if the connection moves to another device."""
         return self.share.token.pack() + self._layout
 
     def close(self) -> None:
-        """Takes the memory back from the peer."""
+        """Revoke the peer's access to the array."""
         self.share.revoke()
 
     def __enter__(self) -> Self:
@@ -400,7 +416,7 @@ class SharedArray:
 
 
 def _memory(array: Any, layout: _Layout) -> tuple[Any, int]:
-    """The memory from the first byte of an array to its last, and where in it element 0 begins."""
+    """Return an array's memory from its first to its last byte, and the offset of element 0."""
     if _is_tensor(array) or array.flags.c_contiguous:
         return array, 0
     root = array
@@ -421,11 +437,14 @@ def share(
     access: Rights = Rights.READ,
     lease: float | Literal["default"] | None = "default",
 ) -> SharedArray:
-    """Lets the peer use an array where it is; send it `SharedArray.token`, for `open_array` there.
+    """Share an array in place with the peer; send it `SharedArray.token` for `open_array`.
 
-    Rights and lease are those of `Connection.share`.  A view of numpy's that leaves gaps shares
-    what lies in the gaps too.  A tensor must lie in C order (`Tensor.contiguous`).
-    TypeError for what is no array, ValueError for a view whose elements overlap (`broadcast_to`).
+    `access` and `lease` are as in `Connection.share`. If a numpy view has gaps, the memory in the
+    gaps is shared too. A tensor must be in C order (`Tensor.contiguous`).
+
+    Raises:
+        TypeError: If `array` is not an array.
+        ValueError: If elements of the array overlap (`broadcast_to`).
     """
     found, layout = _described("the array", array, in_place=True)
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
@@ -435,8 +454,14 @@ def share(
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
-    """The peer's array of a `SharedArray.token`.  ValueError or ProtocolError for what is none;
-    see `Connection.open_region` for tokens that are good elsewhere, or no more.
+    """Open the peer's array for a `SharedArray.token`.
+
+    `Connection.open_region` describes tokens of other connections and tokens that are no longer
+    valid.
+
+    Raises:
+        ValueError: If this is not the token of an array.
+        ProtocolError: If this is not a token of a region.
     """
     data = bytes(_bytes_of(token))
     region = conn.open_region(data[:TOKEN_SIZE])
@@ -455,9 +480,12 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
 
 
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
-    """The remote arrays of a safetensors file, or message, in memory that the peer shares.
+    """Open the arrays of a safetensors file, or of a message, in memory that the peer shares.
 
-    Only the header is read.  ValueError if it has another layout.
+    Only the header is read. The result contains a RemoteArray for each array.
+
+    Raises:
+        ValueError: If the memory has another layout.
     """
     _module(kind)
     first = bytearray(min(len(region), _PREFIX))
@@ -470,8 +498,11 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
 
 
 def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layout, Any]]:
-    """It and `array`, which has its shape, in parts of few runs or of at most so many bytes, gaps
-    included: so memory and time until the next `await` are bounded."""
+    """Split a layout, and the local `array` of the same shape, into parts for one operation each.
+
+    A part has few runs, or spans at most `most_bytes` including gaps. This limits the memory and
+    the time until the next `await`.
+    """
     low, high = layout.span()
     half = layout.shape[0] // 2 if layout.shape else 0
     if layout.nbytes <= _MOST_RUNS * layout.runs()[0] or high - low <= most_bytes:
@@ -482,17 +513,20 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 
 
 class RemoteArray:
-    """An array in the peer's memory: index it, then `await` the part to read it, or `write` it::
+    """An array in the peer's memory; `await` it or a part of it to read, or `write` to it::
 
-        row = await remote[7]
-        await remote[:, 3].write(column)
+        row = await remote[7] await remote[:, 3].write(column)
 
-    Made by `open_array` and `open_file`.  Indices are integers, slices and `...`; what they give is
-    a RemoteArray, and moves nothing.  A part that lies in several runs of bytes, such as a column,
-    is written by batches with an operation for each run, and read likewise, or, if the gaps between
-    the runs are short, with the gaps.  `shape`, `strides` (bytes), `ndim`, `size` and `nbytes` are
-    those of numpy, `code` is the type in safetensors, such as "BF16".  A peer chooses the shape:
-    look at `nbytes` before you await what one has sent that you do not trust.
+    `open_array` and `open_file` create remote arrays. Indices are integers, slices and `...`.
+    Indexing returns another RemoteArray and transfers nothing.
+
+    If a part consists of several runs of bytes, such as a column, it is written in batches with one
+    operation per run. It is read in the same way, or together with the gaps between the runs if
+    they are short.
+
+    `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have numpy's meaning, and `code` is
+    the safetensors type, such as "BF16". The peer chooses the shape: check `nbytes` before you read
+    an array from an untrusted peer.
     """
 
     _no_memory_hint = "it is in the peer's memory: `await` it"
@@ -513,7 +547,7 @@ class RemoteArray:
 
     @property
     def dtype(self) -> Any:
-        """The type of its elements: numpy's or torch's."""
+        """The element type, as a dtype of numpy or torch."""
         return _dtype(self._layout.code, self._kind)
 
     def __len__(self) -> int:
@@ -522,7 +556,7 @@ class RemoteArray:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> RemoteArray:
-        """A part of it, as of a numpy array; IndexError outside of it, and for other indices."""
+        """Return a part of the array, or raise IndexError for an invalid index."""
         return RemoteArray(self._conn, self.region, self._layout.part(key), self._kind)
 
     def _elsewhere(self, *_: object, **__: object) -> NoReturn:
@@ -543,10 +577,13 @@ class RemoteArray:
         return self.read().__await__()
 
     async def read(self, target: Any = None) -> Any:
-        """Its elements: a new array, or `target`, of the same type and shape and in C order.
+        """Read the elements into a new array, or into `target`, and return that array.
 
-        Cancelled, it leaves `target` partly read; see `Connection.read`, also for the errors.
-        ValueError for another type or shape.
+        `target` must have the same type and shape and be in C order. If the read is cancelled,
+        `target` may be partly written. `Connection.read` describes further errors.
+
+        Raises:
+            ValueError: If `target` has another type or shape.
         """
         found = _empty(self._layout.code, self.shape, self._kind) if target is None else target
         memory = self._memory_of("target", found, in_place=True)
@@ -555,10 +592,13 @@ class RemoteArray:
         return found
 
     async def write(self, values: Any) -> None:
-        """Writes its elements: an array, a list or a number, which is spread over it as by numpy.
+        """Write an array, a list or a number, which numpy's rules broadcast to the shape.
 
-        Needs `Rights.WRITE`.  A tensor must have its type and shape: ValueError.  Cancelled, it has
-        written a part; see `Connection.write`, also for the other errors.
+        This needs `Rights.WRITE`. If the write is cancelled, a part of the elements may have been
+        written. `Connection.write` describes further errors.
+
+        Raises:
+            ValueError: If a tensor has another type or shape.
         """
         if not _is_tensor(values) and self._kind == "torch":
             torch = _module("torch")
@@ -579,7 +619,7 @@ class RemoteArray:
         return memory
 
     async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:
-        """Reads or writes a part; `array` has its elements in C order."""
+        """Read a part into `array`, or write it from there; `array` is in C order."""
         low, high = part.span()
         length, outer = part.runs()
         runs = part.nbytes // length

@@ -1,17 +1,16 @@
-"""aiordma without await: for notebooks, torch, Ray, and threads without an event loop::
+"""aiordma without await, for notebooks, torch, Ray, and threads without an event loop::
 
-    with blocking.connect("127.0.0.1", port) as conn:
-        conn.send(b"hello")
-        answer = conn.within(5).recv()
+    with blocking.connect("127.0.0.1", port) as conn: conn.send(b"hello") answer =
+    conn.within(5).recv()
 
-An event loop in a background thread does the work, so each call here is a call of the asynchronous
-interface there, and has its arguments, results and errors. Any thread may use any object, several
-threads the same one; so may a signal handler, and a destructor, which may run anywhere. `within`
-bounds the time of a call.
+An event loop in a background thread does the work. Each function here calls the asynchronous
+function of the same name in that thread, with the same arguments, results and errors. Every object
+may be used from any thread, from several threads at a time, from signal handlers, and from
+destructors. `within` limits the duration of a call.
 
-A destructor or a signal handler can begin between any two steps, also of a call here. So no call
-holds a lock that another one of its thread would wait for: calls are handed over by
-`call_soon_threadsafe`, and wait in a queue of their own.
+A destructor or a signal handler may run at any point of a call. No call therefore holds a lock that
+another call in the same thread could wait for: calls are passed on with `call_soon_threadsafe`, and
+each waits on its own queue.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 H = TypeVar("H", bound="_Handle[Any]")
 _Undo: TypeAlias = Callable[[T], object] | None
-"""Is given the result of a call, in the background thread, when an interrupt keeps it."""
+"""A function that is given a result, in the background thread, if an interrupt discards it."""
 
 
 # ---- the thread ---------------------------------------------------------------------------------
@@ -80,7 +79,7 @@ async def _result_of(function: Callable[[], Any]) -> Any:
 
 
 async def _logged(function: Callable[[], Any], failure: str) -> None:
-    """Calls a function for which nothing waits."""
+    """Call a function whose result nothing waits for, and log its exceptions."""
     try:
         await _result_of(function)
     except Exception:
@@ -88,7 +87,7 @@ async def _logged(function: Callable[[], Any], failure: str) -> None:
 
 
 class _Call:
-    """A function, asynchronous or not, that the background thread calls, and what became of it."""
+    """A function, asynchronous or not, that the background thread calls, and its outcome."""
 
     def __init__(
         self, thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None
@@ -134,7 +133,7 @@ class _Call:
         return told
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        """Its caller goes on. In the background thread, or in any after its end."""
+        """Set the outcome and wake the caller, in the background thread or after its end."""
         with suppress(KeyError):  # it has ended already
             self._thread.calls.remove(self)
             del self._function
@@ -142,7 +141,7 @@ class _Call:
             self.done.put(None)
 
     async def withdraw(self, undo: _Undo[Any]) -> None:
-        """Its caller does not wait any more: it is cancelled, or its result is given back."""
+        """Cancel the call for a caller that no longer waits, or pass its result to `undo`."""
         if self._task is None:  # an interrupt came before `begin`
             return
         self._task.cancel()
@@ -153,7 +152,7 @@ class _Call:
 
 
 class _LoopThread:
-    """A background thread with its event loop."""
+    """A background thread and its event loop."""
 
     def __init__(self) -> None:
         self.calls: set[_Call] = set()
@@ -162,14 +161,14 @@ class _LoopThread:
         self.loop: asyncio.AbstractEventLoop = self._runner.get_loop()
         self._end: asyncio.Event = asyncio.Event()
         self.over: bool = False
-        """Whether it ends, or has."""
+        """Whether the thread is ending or has ended."""
         self._failure: BaseException | None = None
         self._thread = ServiceThread(self._main, "aiordma.blocking")
         self._thread.start()
 
     @property
     def usable(self) -> bool:
-        """Whether it takes calls of this process."""
+        """Whether the thread accepts calls and belongs to this process."""
         return self in _threads and not self.over
 
     def _main(self) -> None:
@@ -194,16 +193,16 @@ class _LoopThread:
                 logger.exception("a task in the event loop of aiordma.blocking has exited")
 
     def ended_error(self) -> BaseException:
-        """Why a call was not done, or not to its end."""
+        """Return the error for a call that the end of the thread prevented or interrupted."""
         return self._failure or ConnectionClosedError("blocking.stop() has ended the call")
 
     def call(
         self, function: Callable[[], Any], seconds: float | None = None, undo: _Undo[Any] = None
     ) -> Any:
-        """The result of the function.
+        """Run the function in the thread and return its result.
 
-        Nothing may stand between the last step here and the program: an interrupt there would lose
-        the result. Python has none between returns (it looks for signals in calls and loops).
+        Nothing may run between the last step here and the program, because an interrupt there would
+        lose the result. Python checks for signals in calls and loops, but not between returns.
         """
         call = _Call(self, function, seconds)
         try:
@@ -224,7 +223,7 @@ class _LoopThread:
             call.error = None  # whose frames have this one
 
     def stop(self) -> None:
-        """Ends it, and waits for that."""
+        """Stop the thread and wait for its end."""
         self.over = True
         with suppress(RuntimeError):  # it has ended by itself
             self.loop.call_soon_threadsafe(self._end.set)
@@ -236,7 +235,7 @@ _beginning = threading.RLock()  # a thread that has it may call this module agai
 
 
 def _forget_threads() -> None:
-    """In the child of a fork, whose threads are the parent's."""
+    """Forget the parent's threads in the child of a fork."""
     global _beginning  # noqa: PLW0603 - one for the process
     _beginning = threading.RLock()
     _threads.clear()
@@ -246,7 +245,7 @@ fork.reset_in_child(_forget_threads)
 
 
 def check_thread() -> None:
-    """WrongLoopError in a thread that must not wait for the event loop."""
+    """Raise WrongLoopError in a thread that must not wait for the event loop."""
     if in_service_thread():
         raise WrongLoopError(
             f"aiordma.blocking was called in thread {threading.current_thread().name!r}: it waits "
@@ -265,10 +264,10 @@ def _started() -> _LoopThread:
 
 @atexit.register
 def stop() -> None:
-    """End the background thread; what is still open is closed, with a ResourceWarning.
+    """End the background thread, and close open objects with a ResourceWarning.
 
-    The next use begins another one. The end of the program does the same, after the end of the
-    threads that are not daemons.
+    The next use starts a new thread. `stop` is also called when the program exits, after all
+    threads that are not daemons have ended.
     """
     check_thread()
     for thread in list(_threads):
@@ -278,9 +277,9 @@ def stop() -> None:
 
 
 def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None = None) -> None:
-    """Closes what belongs to the thread: done already if that has ended, or is the parent's.
+    """Close an object of the thread, unless the thread has ended or belongs to the parent process.
 
-    In a thread that must not wait, where a destructor may run, this only begins it.
+    In a thread that must not wait, where a destructor may run, this only starts closing.
     """
     if not thread.usable:
         return
@@ -310,11 +309,11 @@ def call(
 @overload
 def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T: ...
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function, asynchronous or not, in the background thread, and return its result.
+    """Call a function, asynchronous or not, in the background thread and return its result.
 
-    For what has no method here: `call(remote.renew, 60)`, or a coroutine function of your own that
-    uses `Connection.asynchronous`. An interrupt (Ctrl-C) cancels the call, and waits until that has
-    been done; what it has returned already is lost.
+    Use it if there is no method here: `call(remote.renew, 60)`, or with a coroutine function that
+    uses `Connection.asynchronous`. An interrupt (Ctrl-C) cancels the call and waits until it has
+    ended. A result that the function has already returned is then lost.
     """
     return _started().call(partial(function, *arguments, **options), None)
 
@@ -323,7 +322,7 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 class _Handle(Generic[A]):
-    """An asynchronous object, and the time that a call of it may take."""
+    """An asynchronous object, and the time limit of its calls."""
 
     def __init__(self, thread: _LoopThread, asynchronous: A) -> None:
         self.asynchronous = asynchronous
@@ -344,7 +343,10 @@ class _Handle(Generic[A]):
         self.close()
 
     def within(self, seconds: float | None) -> Self:
-        """The same object, whose calls raise TimeoutError when they take longer; None: no limit."""
+        """Return the same object with a time limit, after which its calls raise TimeoutError.
+
+        `seconds` is the limit of each call; None means no limit.
+        """
         bounded = copy.copy(self)
         bounded._timeout = (
             None if seconds is None else arguments.seconds("within()", seconds, endless=True)
@@ -393,7 +395,7 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
 
 
 def _ending(function: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """A method that closes; once the thread has ended it has nothing to do."""
+    """Create a method that closes the object, and does nothing once the thread has ended."""
 
     def method(self: _Handle[Any]) -> None:
         _end(self._thread, partial(function, self.asynchronous), self._timeout)
@@ -414,7 +416,10 @@ def _maker(
     handle: Callable[[_LoopThread, A], H],
     drop: Callable[[A], object],
 ) -> Callable[P, H]:
-    """A function whose result is an object of this module. `drop` ends what an interrupt keeps."""
+    """Create a function that returns an object of this module.
+
+    `drop` closes an object that an interrupt keeps from the caller.
+    """
 
     def maker(*arguments: P.args, **options: P.kwargs) -> H:
         thread = _started()
@@ -435,7 +440,7 @@ def _maker(
 async def check_server(
     loop: object, host: Any = "", port: Any = None, *_: object, **__: object
 ) -> None:
-    """WrongLoopError for a server of the event loop that the caller keeps from running."""
+    """Raise WrongLoopError for a server in the event loop that the caller blocks."""
     for thing in shutdown.all_open():
         if (
             isinstance(thing, transport.Listener)
@@ -449,9 +454,9 @@ async def check_server(
 
 
 class Region(mr_pool.Region):
-    """Memory of the caller's, registered until `close` or the end of its `with`, in any thread.
+    """Memory of the caller, registered until `close` or the end of its `with`, in any thread.
 
-    It is an argument of `send_region`, `send`, `recv_into`, `read` and `write`, as are its slices.
+    Pass it, or a slice of it, to `send_region`, `send`, `recv_into`, `read` and `write`.
     """
 
     __slots__ = ("_loop_thread",)
@@ -465,11 +470,11 @@ class Region(mr_pool.Region):
 
 
 class Connection(_Handle[transport.Connection]):
-    """A connection to be used from any thread: `aiordma.Connection` without await.
+    """A connection for use from any thread: `aiordma.Connection` without await.
 
-    A message is received as bytes, or by `recv_into` and `recv_with` into memory of the caller's.
-    What an interrupt (Ctrl-C) keeps from the caller of `recv`, `recv_into`, `recv_with`,
-    `recv_region` and `recv_buffer` is there for the next one.
+    `recv` returns a message as bytes; `recv_into` and `recv_with` receive into memory of the
+    caller. If an interrupt (Ctrl-C) keeps the result of `recv`, `recv_into`, `recv_with`,
+    `recv_region` or `recv_buffer` from the caller, the next call returns it.
     """
 
     send: Final = _method(transport.Connection.send)
@@ -511,7 +516,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive_or_take, kept.appendleft)
 
     def recv(self) -> bytes:
-        """The next message. It is copied: `recv_into` receives into memory of the caller's."""
+        """Return a copy of the next message; `recv_into` receives into memory of the caller."""
         return self._receive(self._messages, partial(_copied, self.asynchronous))[0]
 
     def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
@@ -536,7 +541,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive, lambda received: self._keep(received.memory, received))
 
     def _fill(self, memory: LocalMemory | AnyMemory) -> tuple[int, int | None]:
-        """Puts the message that was kept into the memory; it stays if it does not fit."""
+        """Copy the message that was kept into the memory, or keep it if it does not fit."""
         data, imm = self._messages[0]
         view = _view(memory)
         if len(data) > len(view):
@@ -553,11 +558,11 @@ class Connection(_Handle[transport.Connection]):
         return self._receive(self._regions, self.asynchronous.recv_region)
 
     def recv_buffer(self) -> bytes:
-        """Memory that the peer has handed over, as `aiordma.Connection.recv_buffer`; copied."""
+        """Return a copy of handed-over memory; see `aiordma.Connection.recv_buffer`."""
         return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
-        """Registers memory of the caller's, until `Region.close` or the end of its `with`."""
+        """Register memory of the caller, until `Region.close` or the end of its `with` block."""
 
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
@@ -565,7 +570,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(register, mr_pool.Region._give_back)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Messages, until the peer closes the connection."""
+        """Iterate over messages until the peer closes the connection."""
         try:
             while True:
                 yield self.recv()
@@ -575,7 +580,7 @@ class Connection(_Handle[transport.Connection]):
 
     @property
     def closed(self) -> bool:
-        """As `aiordma.Connection.closed`; true also after `stop`, and in the child of a fork."""
+        """As `aiordma.Connection.closed`; also true after `stop`, and in the child of a fork."""
         return not self._thread.usable or self._call(lambda: self.asynchronous.closed)
 
 
@@ -598,12 +603,12 @@ async def _handed_over(connection: transport.Connection) -> bytes:
 
 
 class Listener(_Handle[transport.Listener]):
-    """A listener to be used from any thread: `aiordma.Listener` without await."""
+    """A listener for use from any thread: `aiordma.Listener` without await."""
 
     close: Final = _ending(transport.Listener.close)
 
     def accept(self) -> Connection:
-        """The next connection, as `aiordma.Listener.accept`; an interrupt loses none."""
+        """Return the next connection. If an interrupt prevents this, the next call returns it."""
 
         async def accept() -> Connection:
             return Connection(self._thread, await self.asynchronous.accept())
@@ -622,15 +627,15 @@ class Listener(_Handle[transport.Listener]):
 
 
 class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
-    """A byte stream to be used from any thread: asyncio's reader and writer without await.
+    """A byte stream for use from any thread: asyncio's reader and writer without await.
 
-    Bytes that a time limit or an interrupt (Ctrl-C) keeps from a reader are there for the next one.
-    One thread reads at a time: BusyError.
+    If a timeout or an interrupt (Ctrl-C) keeps bytes from a reader, the next call returns them.
+    Only one thread may read at a time; another one gets BusyError.
     """
 
     @finalizer
     def __del__(self) -> None:
-        """Dropped, it ends in the thread of its loop, by the destructor of asyncio's writer."""
+        """Drop the stream in its loop's thread, so that asyncio's writer ends it there."""
         with suppress(RuntimeError):  # the loop has ended, or is the parent's
             if self._thread.usable:
                 self._thread.loop.call_soon_threadsafe(id, self.asynchronous)  # it drops them
@@ -666,19 +671,19 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         self._call(self.asynchronous[1].write_eof)
 
     def close(self) -> None:
-        """Close the stream, after what was written."""
+        """Send the data written before, and close the stream."""
         _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
 
 
 def unread(reader: asyncio.StreamReader, data: bytes) -> None:
-    """Puts bytes back in front. A StreamReader has no method for that."""
+    """Put bytes back at the front of a StreamReader, which has no method for it."""
     vars(reader)["_buffer"][:0] = data
 
 
 async def _read(
     reader: asyncio.StreamReader, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]
 ) -> tuple[bytes, Exception | None]:
-    """The bytes, and the error with which they are to be returned: both can be put back."""
+    """Return the bytes read, and the error to raise with them, so that both can be put back."""
     try:
         return await read(reader), None
     except asyncio.IncompleteReadError as error:
@@ -688,7 +693,7 @@ async def _read(
 
 
 async def _to_the_end(reader: asyncio.StreamReader) -> bytes:
-    """As `reader.read()`, which loses what it has when it is cancelled."""
+    """Read all bytes as `reader.read()` does, but put them back if cancelled."""
     parts = []
     try:
         while part := await reader.read(1 << 16):

@@ -1,10 +1,12 @@
-"""Remote procedure calls over a connection: many at a time, with timeouts and cancellation.
+"""Concurrent remote procedure calls over a connection, with timeouts and cancellation.
 
-A server names coroutine functions of one argument; a client calls them by name.  Argument and
-result are one value each, serialized by `dumps` and `loads`: msgpack unless others are given, the
-same on both sides.  `loads` gets a memoryview of the received bytes, which it may keep; so
-`dumps=memoryview, loads=memoryview` moves buffers without a copy.  Never give `pickle.loads` what
-a peer sends that you do not trust.
+A server publishes coroutine functions of one argument, and a client calls them by name. The
+argument and the result are one value each. `dumps` and `loads` serialize them, with msgpack by
+default; both sides must use the same functions.
+
+`loads` gets a memoryview of the received bytes and may keep it. With `dumps=memoryview,
+loads=memoryview`, buffers are therefore passed without a copy. Do not use `pickle.loads` on data
+from an untrusted peer.
 """
 
 from __future__ import annotations
@@ -51,13 +53,14 @@ _MAX_TEXT = 4096
 
 
 class CallError(Exception):
-    """The server could not answer a call: its function raised an exception, for instance.
+    """The failure of a call at the server, such as an exception of the called function.
 
-    Also raised if `loads` of either side fails: the two sides then probably have different `dumps`
-    and `loads`.
-    `kind` is the name of the exception's type, `text` what it says.  `kind` is "LookupError" where
-    the server has no such function, "TooManyCalls" where more calls are under way than it takes,
-    and "CancelledError" where it has cancelled the call, as at its end.
+    It is also raised if `loads` fails on either side. In that case the two sides probably use
+    different `dumps` and `loads`.
+
+    `kind` is the name of the exception's type, and `text` is its message. `kind` is "LookupError"
+    if the server has no such function, "TooManyCalls" if its limit of calls in progress is reached,
+    and "CancelledError" if it has cancelled the call, for example while it shuts down.
     """
 
     def __init__(self, function: str, kind: str, text: str) -> None:
@@ -85,7 +88,7 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
 
 
 def _unpack(message: memoryview, *kinds: int) -> _Frame:
-    """ProtocolError unless it is a message of one of these kinds."""
+    """Parse a message of one of these kinds, or raise ProtocolError."""
     with suppress(struct.error, UnicodeDecodeError):
         kind, length, number = _HEADER.unpack_from(message)
         end = _HEADER.size + length
@@ -134,10 +137,10 @@ def _text(error: BaseException) -> str:
 
 
 def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> Any:
-    """Return the value in `data`.
+    """Return the value that `data` encodes.
 
     Raises:
-        CallError: If `loads` fails, which is likely where the peer has another `dumps`.
+        CallError: If `loads` fails, probably because the peer uses another `dumps`.
     """
     try:
         return loads(data)
@@ -150,14 +153,14 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
 
 
 def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
-    """For this reader alone, as long as what is returned exists."""
+    """Return the connection's messages. It has no other reader while the iterator exists."""
     instance("conn", conn, Connection, "an aiordma.Connection, as of connect() or accept()")
     conn._affinity.check(conn)
     return conn._read_alone(reader)
 
 
 def _check(dumps: object, loads: object, max_calls: object) -> int:
-    """TypeError or ValueError for what is none of these; the number of calls."""
+    """Check the arguments of a client or server; return the number of calls."""
     for name, function in (("dumps", dumps), ("loads", loads)):
         if not callable(function):
             raise TypeError(refusal(name, f"a function of one value, as pickle.{name}", function))
@@ -165,7 +168,7 @@ def _check(dumps: object, loads: object, max_calls: object) -> int:
 
 
 def _check_functions(functions: Mapping[str, Function]) -> None:
-    """TypeError, or ValueError for a name that no client can call."""
+    """Raise TypeError for an invalid mapping, or ValueError for a name that no client can call."""
     if not isinstance(functions, Mapping):
         wanted = "a mapping of names to coroutine functions, as {'add': add}"
         raise TypeError(refusal("functions", wanted, functions))
@@ -179,9 +182,12 @@ _caller: ContextVar[Connection] = ContextVar("caller")
 
 
 def caller() -> Connection:
-    """In a function that is called: the connection of its caller, to share memory over it.
+    """Return the connection of the caller, for example to share memory over it.
 
-    LookupError elsewhere.
+    Call it in a function that serves a call, or in a task that this function creates.
+
+    Raises:
+        LookupError: If no call is being served.
     """
     try:
         return _caller.get()
@@ -200,13 +206,15 @@ async def serve(
     loads: Loads = _unpackb,
     max_calls: int = 256,
 ) -> None:
-    """Answers the calls of one connection until its end: the handler of `start_server`.
+    """Serve the calls of one connection until it ends; the handler used by `start_server`.
 
-    Each call is a task.  A call that the client cancels, or whose time passes there, is cancelled;
-    so are all when the connection ends, or the grace of `Server.close`.  An exception of a function
-    is logged and goes to the client as CallError, with its type's name and its text.  More than
-    `max_calls` calls under way are refused.  ProtocolError for a client that sends something else
-    than calls.
+    Each call runs in a task. The task is cancelled if the client cancels the call or its timeout
+    expires, when the connection ends, and after the grace period of `Server.close`. If a function
+    raises an exception, the exception is logged, and the client gets a CallError with the name of
+    its type and its message. Calls beyond `max_calls` in progress are refused.
+
+    Raises:
+        ProtocolError: If the client sends anything other than calls.
     """
     _check_functions(functions)
     max_calls = _check(dumps, loads, max_calls)
@@ -300,9 +308,12 @@ async def start_server(
     max_calls: int = 256,
     **options: Unpack[ListenOptions],
 ) -> Server:
-    """Listens, and answers calls of `functions`, by `serve`; otherwise as `aiordma.start_server`.
+    """Start a server that serves calls of `functions`.
 
-    TypeError for a function that is no coroutine function of one argument.
+    It runs `serve` for each connection. Everything else is as in `aiordma.start_server`.
+
+    Raises:
+        TypeError: If a function is not a coroutine function of one argument.
     """
     _check_functions(functions)
     for name, function in functions.items():
@@ -318,9 +329,10 @@ async def start_server(
 
 
 class _Calls:
-    """The calls of a client that are not answered.
+    """The outstanding calls of a client.
 
-    Its reader refers to these, and neither to the client nor to the connection: dropped, they end.
+    The reader task refers only to this object, not to the client or the connection, so that it ends
+    when they are garbage-collected.
     """
 
     def __init__(self, most: int) -> None:
@@ -355,11 +367,12 @@ class _Calls:
 
 
 class Client:
-    """Calls functions of the server at the other end of a connection, which it takes over.
+    """A client that calls the functions of the server at the other end of a connection.
 
-    Made by `connect`, or in its loop for a connection that was made in another way: BusyError where
-    another one reads that, as `recv` does of it from then on.  Leaving its `async with` closes it.
-    At most `max_calls` calls are under way at the server; others wait.
+    `connect` creates a client. You can also create one for an existing connection, in that
+    connection's event loop. This raises BusyError if the connection already has a reader. From then
+    on the client is the only reader, and `recv` raises BusyError. Leaving the `async with` block
+    closes the connection. At most `max_calls` calls are in progress at the server, and others wait.
     """
 
     def __init__(
@@ -384,12 +397,18 @@ class Client:
         *more: Never,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Any:
-        """The result of the server's function `name` for the argument `data`.
+        """Call the server's function `name` with the argument `data` and return its result.
 
-        TimeoutError when `timeout` seconds have passed.  Then, and when it is cancelled, the server
-        cancels its function.  CallError with the function's exception.  ConnectionClosedError or
-        ConnectionBrokenError when the connection ends before the answer: whether the function has
-        run is then unknown.  What `dumps` returns must not change before the answer.
+        If the call times out or is cancelled, the server cancels the function. The value that
+        `dumps` returns must not change until the response arrives.
+
+        Raises:
+            TimeoutError: If there is no response within `timeout` seconds.
+            CallError: If the function raised an exception.
+            ConnectionClosedError: If the connection was closed before the response arrived. It is
+                then unknown whether the function has run.
+            ConnectionBrokenError: If the connection broke before the response arrived. It is then
+                unknown whether the function has run.
         """
         number = next(self._numbers)
         head = _pack(_CALL, number, name)
@@ -432,7 +451,7 @@ class Client:
         raise CallError(name, printable(frame.name), printable(text))
 
     async def close(self) -> None:
-        """Closes the connection, which ends the calls under way."""
+        """Close the connection, which ends the outstanding calls."""
         await self.connection.close()
         await asyncio.wait([self._reader])
 
@@ -453,7 +472,7 @@ async def connect(
     max_calls: int = 256,
     **options: Unpack[ConnectOptions],
 ) -> Client:
-    """Connects to a server of `start_server`; options and errors as of `aiordma.connect`."""
+    """Connect to a server of `start_server`; options and errors are those of `aiordma.connect`."""
     given = complete("rpc.connect", options, CONNECT)
     _check(dumps, loads, max_calls)  # before there is a connection
     conn = await transport.connect(host, port, **given)
