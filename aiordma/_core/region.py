@@ -1,8 +1,8 @@
-"""The facts about a region of memory that need no memory: its token, rights and ranges.
+"""Tokens, rights and ranges of memory regions, without the memory.
 
-A token is all that a peer needs to read, write or atomically change a region: its holder
-can use it, so it travels only to the peer it is meant for. On the wire and in a user's own channel
-it has a fixed layout, little endian::
+A peer needs only the token to read, write or atomically change a region. Everyone who has the token
+can use the region, so send it only to the intended peer. A token has a fixed layout, in little
+endian::
 
     offset  0  4s   b"AIOT"           offset 16  u64  address
     offset  4  u8   version, 1        offset 24  u64  length in bytes
@@ -10,11 +10,11 @@ it has a fixed layout, little endian::
     offset  6  u16  reserved, 0       offset 36  u32  access (Rights)
     offset  8  u64  region id         offset 40  u32  lease in milliseconds, 0: no end
 
-The upper 24 bits of a region id say which side of which connection has granted it
-(:func:`granter`), so that the token of another one is refused where it is opened.
+The upper 24 bits of a region id identify the side of the connection that granted the region
+(:func:`granter`). The token of another connection is therefore rejected when it is opened.
 
-Ranges are checked here, before anything is posted: a range that the device refuses costs the
-queue pair, one that is refused here costs nothing.
+Ranges are checked here before anything is posted. An invalid range that reaches the device would
+break the queue pair.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ _LAYOUT = struct.Struct("<4sBBHQQQIII")
 _MAGIC = b"AIOT"
 _VERSION = 1
 TOKEN_SIZE = _LAYOUT.size
-"""Bytes of a packed :class:`RegionToken`."""
+"""The size of a packed :class:`RegionToken` in bytes."""
 
 ATOMIC_SIZE = 8
-"""Bytes, and alignment, of what an atomic operation works on (IBTA volume 1, clause 9.4.5)."""
+"""The size and alignment of an atomic operation in bytes (IBTA volume 1, clause 9.4.5)."""
 
 
 NUMBER_BITS = 40
-"""Bits of a region id that number the regions of one granter."""
+"""The number of bits of a region id that count the regions of one granter."""
 
 
 def granter(owner_qp: int, user_qp: int, *, client: bool) -> int:
-    """The upper 24 bits of the ids of the regions that one side of a connection grants.
+    """Return the upper 24 bits of the ids of all regions that one side of a connection grants.
 
-    ``owner_qp`` is the number of its own queue pair, ``user_qp`` of the peer's, both from the
-    handshake; ``client`` says which side it is, since the two numbers may be the same.
+    Args:
+        owner_qp: The number of this side's queue pair, from the handshake.
+        user_qp: The number of the peer's queue pair.
+        client: Whether this is the connecting side. It tells the sides apart if the two numbers are
+            equal.
     """
     return crc32(struct.pack("<II?", owner_qp, user_qp, client)) >> 8
 
 
 class Rights(IntFlag):
-    """Rights of a peer to a region; the values are those of ``IBV_ACCESS_REMOTE_...``."""
+    """The rights of a peer to a region. The values are those of ``IBV_ACCESS_REMOTE_...``."""
 
     WRITE = 2
     READ = 4
@@ -66,11 +69,15 @@ ALL_RIGHTS = int(Rights.WRITE | Rights.READ | Rights.ATOMIC)
 
 @dataclass(frozen=True, slots=True)
 class RegionToken:
-    """One region of one side's memory, as the other side may use it.
+    """The token of a region, with which the other side of the connection can use it.
 
-    ``region_id`` names it between the two sides, ``lease_ms`` is how long its key works from
-    when the owner granted it (0: until it is taken back). Raises ValueError when a number does not
-    fit its field, the region wraps around the end of the address space, or a right is unknown.
+    ``region_id`` identifies the region between the two sides. ``lease_ms`` is the time in
+    milliseconds for which the key works after the owner has granted it, or 0 if there is no time
+    limit.
+
+    Raises:
+        ValueError: If a number does not fit its field, the region wraps around the end of the
+            address space, or a right is unknown.
     """
 
     region_id: int
@@ -104,7 +111,7 @@ class RegionToken:
         )
 
     def pack(self) -> bytes:
-        """The token as TOKEN_SIZE bytes."""
+        """Return the token as TOKEN_SIZE bytes."""
         return _LAYOUT.pack(
             _MAGIC,
             _VERSION,
@@ -120,7 +127,11 @@ class RegionToken:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> RegionToken:
-        """Read a token. Raises ProtocolError for anything that :meth:`pack` does not write."""
+        """Parse a packed token.
+
+        Raises:
+            ProtocolError: If ``data`` is not the output of :meth:`pack`.
+        """
         check_layout(
             data, what="region token", magic=_MAGIC, version=_VERSION, flags=0, size=TOKEN_SIZE
         )
@@ -142,11 +153,19 @@ def slice_range(
     *,
     region_id: int | None = None,
 ) -> tuple[int, int]:
-    """The part that ``key`` selects out of ``available`` bytes, as (offset, length).
+    """Return the (offset, length) that ``key`` selects out of ``available`` bytes.
 
-    As Python slices, negative and missing bounds included, but nothing is clipped: a bound outside
-    the range raises ``error``, and so does a step other than 1. Where the end lies before the
-    start the slice is empty.
+    Negative and missing bounds work as for Python slices, but bounds are not clipped. If the end is
+    before the start, the slice is empty.
+
+    Args:
+        key: The slice.
+        available: The number of bytes to slice.
+        error: The exception to raise if a bound is out of range or the step is not 1.
+        region_id: The region id for the exception.
+
+    Raises:
+        TypeError: If ``key`` is not a slice of integers.
     """
     if not isinstance(key, slice):
         raise TypeError(f"a region is sliced as [start:stop], not indexed with {key!r}")
@@ -170,9 +189,9 @@ def slice_range(
 
 @dataclass(frozen=True, slots=True)
 class RemoteRange:
-    """A part of a peer's region, or all of it: what a one-sided operation is aimed at.
+    """A contiguous range of a peer's region, the target of a one-sided operation.
 
-    Made with :meth:`of`, narrowed by slicing; never reaches beyond the region of its token.
+    Create one with :meth:`of` and narrow it by slicing. It never exceeds the region of its token.
     """
 
     token: RegionToken
@@ -185,12 +204,12 @@ class RemoteRange:
 
     @classmethod
     def of(cls, token: RegionToken) -> RemoteRange:
-        """The whole region."""
+        """Return the range of the whole region."""
         return cls(token, 0, token.length)
 
     @property
     def address(self) -> int:
-        """Where the range begins in the peer's address space (or the region's iova)."""
+        """The start of the range in the peer's address space, or in that of the region's iova."""
         return self.token.address + self.offset
 
     @property
@@ -199,12 +218,12 @@ class RemoteRange:
         return self.token.rkey
 
     def __getitem__(self, key: slice) -> RemoteRange:
-        """A part of this range; see :func:`slice_range`."""
+        """Return a part of this range; see :func:`slice_range`."""
         offset, length = slice_range(key, self.length, region_id=self.token.region_id)
         return RemoteRange(self.token, self.offset + offset, length)
 
     def require(self, right: Rights) -> None:
-        """Raise RemoteRangeError unless all of ``right`` was given with the token."""
+        """Raise RemoteRangeError unless the token grants all of ``right``."""
         missing = right & ~self.token.access
         if missing:
             name = (Rights(missing).name or "").lower().replace("|", " and ")
@@ -217,7 +236,7 @@ class RemoteRange:
             )
 
     def require_atomic(self) -> None:
-        """Raise RemoteRangeError unless an atomic operation can work on exactly this range."""
+        """Raise RemoteRangeError unless an atomic operation can use exactly this range."""
         self.require(Rights.ATOMIC)
         if self.length != ATOMIC_SIZE or self.address % ATOMIC_SIZE:
             raise RemoteRangeError(

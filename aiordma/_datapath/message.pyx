@@ -13,16 +13,18 @@ from aiordma.errors import BufferStateError
 @cython.no_gc
 @cython.freelist(64)
 cdef class Message:
-    """The result of `recv`.  `bytes(message)` copies; `message.data` is the memory itself.
+    """A received message. `message.data` is its memory, and `bytes(message)` is a copy.
 
-    What takes bytes alone takes a copy: `json.loads(bytes(message))`.  `message.__class__` is a
-    subclass, whose name says so in the errors of such functions.
+    Functions that only accept bytes need the copy: `json.loads(bytes(message))`. To show this in
+    their errors, `message.__class__` is a subclass with a name that contains the hint.
 
-    The memory is yours until `release`, the end of its `with`, or until the message is garbage;
-    after that the message is inert (BufferStateError), while views taken before keep showing the
-    same bytes for as long as they live.  `imm` is the sender's immediate data, or None.
-    `written` is None, but for the message, empty itself, that tells of a write with immediate
-    data: then it is the number of bytes that the last piece of that write had.
+    The memory is yours until you call `release`, until the end of a `with` block, or until the
+    message is garbage collected. Afterwards, the message raises BufferStateError. Views that you
+    took before keep showing the same bytes.
+
+    `imm` is the sender's immediate data, or None. `written` is only set in the empty message that
+    reports a write with immediate data. It is the number of bytes in the last piece of that write,
+    and None in all other messages.
     """
 
     @property
@@ -35,7 +37,10 @@ cdef class Message:
 
     @property
     def data(self) -> memoryview:
-        """The bytes where they were received; writable, and of no use to the sender."""
+        """The bytes in the memory in which they arrived.
+
+        The memory is writable. Changes do not affect the sender.
+        """
         return self.export()
 
     @property
@@ -53,7 +58,7 @@ cdef class Message:
 
     @property
     def decode(self):
-        """Says what to write to users who take the message for bytes."""
+        """Raise an AttributeError that shows how to decode a message."""
         # Only this one: __getattr__ would make every access to an attribute slower.
         raise AttributeError(
             "a Message is no bytes: write bytes(message).decode(), which copies, or "
@@ -75,12 +80,13 @@ cdef class Message:
         return f"<Message of {len(self)} bytes{imm}{state}>"
 
     def _check(self):
-        """BufferStateError after its release."""
+        """Raise BufferStateError if the message was released."""
         if self.block is None:
             raise BufferStateError(f"{self!r} cannot be read any more")
 
     def __eq__(self, other) -> bool:
-        """Equal to bytes, a bytearray, a memoryview or a message with the same contents."""
+        """Compare the contents with those of bytes, a bytearray, a memoryview or another message.
+        """
         mine = self.export()
         if isinstance(other, Message):
             return mine == other.export()
@@ -97,7 +103,7 @@ cdef class Message:
             block.end_lease()
 
     def release(self):
-        """Gives the memory back; a second call does nothing."""
+        """Release the memory. A second call has no effect."""
         self.end_lease()
 
     def __enter__(self) -> Self:
@@ -116,7 +122,7 @@ cdef object named_for_errors = type(
 
 
 cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):
-    """A message, which takes over a lease of the block."""
+    """Create a message that takes over a lease of the block."""
     cdef Message message = Message.__new__(Message)
     message.block, message.offset, message.length = block, offset, length
     message.last = True
@@ -126,7 +132,7 @@ cdef Message new_message(PoolBlock block, uint64_t offset, uint64_t length):
 @cython.final
 @cython.final
 cdef class Fifo:
-    """A queue that can also be searched: a ring, which grows."""
+    """A queue in a growing ring buffer, which can also be searched."""
 
     def __cinit__(self):
         self.items = [None] * 8
@@ -185,7 +191,11 @@ cdef class Fifo:
         return False
 
     cdef list take_all(self):
-        """Empties it in its place: a garbage collection in one of its methods may end the connection."""
+        """Empty the queue and return its items.
+
+        It is emptied first, because a garbage collection in one of its methods may end the
+        connection.
+        """
         cdef list items = self.all()
         self.items, self.head, self.count = [None] * 8, 0, 0
         return items
@@ -197,7 +207,7 @@ cdef class Fifo:
 
 @cython.final
 cdef class Served:
-    """Counters of the bytes that the peer reads and writes by one queue pair."""
+    """The number of bytes that the peer has read and written through one queue pair."""
 
     def __init__(self, qp: QueuePair):
         cdef uintptr_t counts, release

@@ -654,7 +654,10 @@ def start(SendQueue queue not None, WRChain chain not None) -> TransferFuture:
 
 
 cdef class Batch:
-    """Reads and writes that are collected; the subclass has `_here` and `_lands`, for memory of other kinds."""
+    """A collection of reads and writes.
+
+    A subclass defines `_here` and `_lands` for memory that is not registered.
+    """
 
     cdef public WRChain _chain  # type: WRChain | None
     cdef uint64_t writes, reads
@@ -663,13 +666,13 @@ cdef class Batch:
         self._chain, self.writes, self.reads = chain, 0, 0
 
     def _count(self, Counts counts not None, uint64_t atomics):
-        """Adds the operations of the batch to `counts`; the subclass counts the `atomics`."""
+        """Add the operations of the batch to `counts`. The caller passes the number of atomics."""
         counts.writes += self.writes
         counts.reads += self.reads
         counts.atomics += atomics
 
     def write(self, source: Local | AnyMemory, target: Remote):
-        """As `Connection.write`, done when the scope has ended."""
+        """Add a `Connection.write`. It is complete when the block has ended."""
         if self._chain is None or not isinstance(source, Local) or not isinstance(target, Remote):
             source = self._here(source, target, False)
         self._chain.add(
@@ -678,7 +681,7 @@ cdef class Batch:
         self.writes += 1
 
     def read(self, source: Remote, target: Local | AnyMemory):
-        """As `Connection.read`; the bytes are there when the scope has ended."""
+        """Add a `Connection.read`. The bytes are in `target` when the block has ended."""
         local = target
         if self._chain is None or not isinstance(target, Local) or not isinstance(source, Remote):
             local = self._here(target, source, True)

@@ -1,4 +1,4 @@
-"""The types of Python code that the data path uses; the build writes those of its own modules."""
+"""The Python types that the data path uses. The build writes the types of its own modules."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ class Waiter(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 class Pool(Protocol):
-    """The members of the memory pool that are used here, besides those of a BlockCache."""
+    """The members of the memory pool used here, besides those of a BlockCache."""
 
     @property
     def pd(self) -> ProtectionDomain: ...
@@ -32,7 +32,7 @@ class Pool(Protocol):
     def require_possible(self, size: int, /) -> None: ...
 
 class BlockSource(Protocol):
-    """Blocks for needs that keep their order."""
+    """A source of blocks for requests that are served in order."""
 
     @property
     def waiting(self) -> bool: ...
@@ -89,26 +89,29 @@ class Owner(Protocol):
     """The part of a connection that its data path calls."""
 
     on_early: Callable[[], object] | None
-    """Called for a frame that comes before `start`."""
+    """The function to call for a frame that arrives before `start`."""
     @property
     def peer_name(self) -> str:
-        """The peer, for errors."""
+        """The name of the peer in errors."""
     @property
     def name(self) -> str:
         """The text that identifies the connection in logs: its addresses and queue pair."""
     def control(self, message: protocol.Message, /) -> object: ...
     def violated(self, error: ProtocolError, /) -> object:
-        """The peer has broken the protocol."""
+        """End the connection because the peer has violated the protocol."""
     def error_for(self, cause: BaseException, text: str = "", /) -> BaseException:
-        """A new error for one waiter; `text` is what it waited for."""
+        """Return a new error for one waiter. `text` describes what it was waiting for."""
     def broken(self, error: BaseException, /) -> object:
-        """A queue pair has failed: once.  This may be the middle of a post, so the connection ends
-        later: in the loop's next iteration, or before the next event that concerns it."""
+        """Report, once, that a queue pair has failed.
+
+        This may be called in the middle of a post, so the connection ends later: in the loop's next
+        iteration, or before the next event of the connection.
+        """
     def early(self) -> object: ...
     def emptied(self) -> object:
-        """After `SendQueue.leave`: no work is under way any more."""
+        """Report that no work is in progress any more after `SendQueue.leave`."""
     def check(self) -> object:
-        """Raises for a connection that has ended or is being closed, and in the wrong loop."""
+        """Raise if the connection has ended or is being closed, or this is the wrong loop."""
     def check_loop(self) -> object: ...
 
 class Driver(Protocol):

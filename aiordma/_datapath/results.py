@@ -9,17 +9,17 @@ class Received(NamedTuple):
     """The result of `recv_into`."""
 
     length: int
-    """Bytes of the message."""
+    """The length of the message in bytes."""
     imm: int | None
-    """The sender's immediate data."""
+    """The sender's immediate data, or None."""
 
 
 class ReceivedMemory(NamedTuple):
     """The result of `recv_with`."""
 
     memory: Any
-    """The memory from the caller's `allocate`; the message is its first `length` bytes."""
+    """The memory returned by `allocate`. The message is in its first `length` bytes."""
     length: int
-    """Bytes of the message."""
+    """The length of the message in bytes."""
     imm: int | None
-    """The sender's immediate data."""
+    """The sender's immediate data, or None."""

@@ -56,8 +56,10 @@ cdef extern from "<endian.h>" nogil:
 
 
 cdef class MessageMethods:
-    """The methods of a Connection that send and receive messages, read and write; the subclass has
-    `_transfer`, for memory of other kinds."""
+    """The methods of a Connection that send, receive, read and write.
+
+    A subclass defines `_transfer` for memory that is not registered.
+    """
 
     cdef Outbox outbox
     cdef Inbox inbox
@@ -68,24 +70,27 @@ cdef class MessageMethods:
     def send(
         self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Sends one message of any size.
+        """Send one message of any size.
 
-        `data` is any buffer or tensor (`verbs.bytes_of`), registered memory, a received Message, or
-        a list or tuple of these: one message with their bytes one behind another, in which long
-        buffers are not joined, but sent from where they lie.  `imm` is an unsigned 32-bit number
-        that travels beside the data.
+        This returns when the peer's device has received the message or, if the message is long,
+        when the peer has read it. The peer's program can then receive it, even after its own
+        `close`, but not after an `abort`. Only a reply tells you that the program has received it.
+        Messages arrive in the order of the calls.
 
-        Returns when the peer's device has the message, or, if it is long, when the peer has read
-        it.  From then on the peer's program can receive it, also after its own `close`, though not
-        after an `abort`; whether it has received it, only a reply of the program tells.  Messages
-        arrive in the order of the calls.  Waits while the peer has no room, and while the memory
-        pool has none.
+        The call waits while the peer has no room or the memory pool is exhausted. The buffers must
+        not change until it returns. If you cancel it before the message has been posted, nothing is
+        sent. If you cancel it later, the message is still sent, and the buffers must not change
+        until the device has finished with them.
 
-        The buffers must not change until the device has finished with them: until it returns, or
-        longer if it was cancelled.  Cancelled before the message was posted, nothing is sent;
-        after that the message is sent.  MessageTooLongError, before anything is sent, for more
-        than `max_message` bytes; BusyError where `aiordma.rpc` or a stream owns the messages of
-        this connection.
+        Args:
+            data: Any buffer or tensor (`verbs.bytes_of`), registered memory, a received Message, or
+                a list or tuple of these. The elements of a list are sent as one message. Long
+                elements are sent without a copy.
+            imm: Immediate data: an unsigned 32-bit number that is sent with the message.
+
+        Raises:
+            MessageTooLongError: If the message is longer than `max_message`. Nothing is sent.
+            BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
         """
         if is_owned(self.inbox):
             raise owned(self.inbox)
@@ -95,45 +100,67 @@ cdef class MessageMethods:
     def send_nowait(
         self, data: Sendable | list[Any] | tuple[Sendable, ...], *, imm: int | None = None
     ) -> asyncio.Future[None]:
-        """As `send`, for code that cannot await: the message has its place in the order now.
+        """Send a message without awaiting. Its place in the order is determined by this call.
 
-        The future (one for `asyncio.isfuture`, of a class of its own) ends as `send` would; until
-        then the buffers must not change.  To cancel it has the effect of cancelling `send`.  It
-        gives no backpressure: limit the number of futures that are not done.
+        There is no backpressure, so limit the number of futures that are not done.
+
+        Args:
+            data: The message, as for `send`. The buffers must not change until the future is done.
+            imm: Immediate data, as for `send`.
+
+        Returns:
+            A future that gets the outcome of `send`. It is recognized by `asyncio.isfuture`, but
+            has its own class. Cancelling it has the same effect as cancelling `send`.
+
+        Raises:
+            BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
         """
         if is_owned(self.inbox):
             raise owned(self.inbox)
         return self.outbox.start_message(data, imm)
 
     def recv(self) -> Coroutine[Any, Any, Message]:
-        """The next message, as a view of the memory it arrived in; see `Message`.
+        """Receive the next message as a view of the memory in which it arrived.
 
-        The memory is the caller's until the message is released.  Waits for a message, and for
-        memory too where a long message comes and the pool is exhausted; QuotaError for one that
-        the pool can never hold, which stays for `recv_into`.  Cancelling loses nothing.  Of several
-        tasks that wait here each gets a message, in the order of their calls; BusyError where
-        `aiordma.rpc` or a stream takes the messages of this connection.
+        The memory is yours until you release the message; see `Message`. If you cancel the call, no
+        message is lost. If several tasks wait, they get messages in the order of their calls. A
+        long message may also have to wait for memory if the pool is exhausted.
 
-        Messages that arrived before the end of the connection can still be received after it.
-        Then it raises ConnectionClosedError, ConnectionBrokenError, or IntegrityError where an
-        encrypted message was changed on the way.
+        Messages that arrived before the connection ended can still be received afterwards.
+
+        Returns:
+            The message.
+
+        Raises:
+            QuotaError: If the message is too long for the limit of the pool. It stays available for
+                `recv_into`.
+            BusyError: If `aiordma.rpc` or a stream receives the messages of this connection.
+            ConnectionClosedError: If the connection was closed in order and no message is left.
+            ConnectionBrokenError: If the connection ended in another way and no message is left.
+            IntegrityError: If an encrypted message was modified on the way.
         """
         cdef RecvOperation operation = RecvOperation.__new__(RecvOperation)
         operation.inbox = self.inbox
         return operation
 
     def recv_into(self, memory: Local | AnyMemory) -> Coroutine[Any, Any, Received]:
-        """The next message, into memory of the caller's: its length and its immediate data
-        (`Received`).
+        """Receive the next message into your own memory.
 
-        `memory` is registered memory, or any writable buffer, at least as long as the message.  A
-        long message is read straight into it, so this is how a message that is larger than the
-        pool is received.  MessageTooLongError for a message that does not fit: it stays for the
-        next call.
+        A long message is read directly into this memory, so this also works for messages that are
+        larger than the pool.
 
-        Neither read nor change the memory until it returns.  Cancelling does not lose the message,
-        but a read that was posted before still writes to the memory, which stays pinned until
-        then.  The end of the connection as with `recv`.
+        Do not read or modify the memory until the call returns. If you cancel it, the message is
+        not lost. However, a read that was already posted still writes to the memory, which stays
+        pinned until then. The end of the connection is raised as in `recv`.
+
+        Args:
+            memory: Registered memory or any writable buffer, at least as long as the message.
+
+        Returns:
+            The length of the message and its immediate data.
+
+        Raises:
+            MessageTooLongError: If the message does not fit. It stays available for the next call.
         """
         cdef RecvOperation operation
         if memory is None:
@@ -145,13 +172,20 @@ cdef class MessageMethods:
     def recv_with(
         self, allocate: Callable[[int], Local | AnyMemory]
     ) -> Coroutine[Any, Any, ReceivedMemory]:
-        """The next message, into memory that `allocate(length)` returns (`ReceivedMemory`): a numpy
-        array, an Arrow buffer, `conn.alloc`...
+        """Receive the next message into memory that you allocate when its length is known.
 
-        `allocate` is called once, with the number of bytes, when the message is this receiver's,
-        perhaps before it has arrived.  It must not await.  What it raises is raised here, and the
-        message stays for the next call.  A long message is read straight into the memory.  All
-        else as with `recv_into`.
+        A long message is read directly into this memory. Cancellation and the end of the connection
+        are as for `recv_into`.
+
+        Args:
+            allocate: A function that takes the number of bytes and returns memory, such as a numpy
+                array, an Arrow buffer, or the result of `conn.alloc`. It is called once, when the
+                message has been assigned to this call, perhaps before all of it has arrived. It
+                must not await. If it raises, the exception is raised here, and the message stays
+                available for the next call.
+
+        Returns:
+            The memory, the length of the message and its immediate data.
         """
         cdef RecvOperation operation
         if not callable(allocate):
@@ -164,19 +198,28 @@ cdef class MessageMethods:
         self, source: Local | AnyMemory, target: Remote, *, imm: int | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """Writes registered memory, or any buffer, to the peer's memory of the same length.
+        """Write local memory to memory of the peer with the same length.
 
-        Returns when the bytes are in the peer's memory.  Its program is not told, unless there is
-        immediate data: then an empty message with `imm` (an unsigned 32-bit number) wakes its
-        `recv`, in its turn among the messages, and waits for room as they do; it returns when the
-        peer's device has that too.  `source` must not change until it returns, or until the device
-        has finished with it after a cancellation.
-        Long transfers go in pieces, several under way at a time; `progress` is called with the
-        number of bytes that have been written.
+        This returns when the bytes are in the peer's memory. The peer's program is not notified
+        unless you pass immediate data. In that case, its `recv` returns an empty message with
+        `imm`, in order with other messages. This message waits for room at the peer like any other,
+        and the call also waits until the peer's device has received it.
 
-        Before anything is posted it raises RemoteRangeError for a right that the peer has not
-        given, LeaseEndedError when the lease is over, ValueError for different lengths, and with
-        `imm` what `send` raises.
+        `source` must not change until the call returns or, if you cancel it, until the device has
+        finished with it.
+
+        Args:
+            source: Registered memory or any buffer.
+            target: The memory of the peer.
+            imm: Immediate data: an unsigned 32-bit number.
+            progress: A function to call with the number of bytes written so far. Long transfers are
+                divided into pieces, several of which are in flight at a time.
+
+        Raises:
+            RemoteRangeError: If the peer has not granted the right. Nothing has been posted.
+            LeaseEndedError: If the lease has expired. Nothing has been posted.
+            ValueError: If the lengths differ. Nothing has been posted.
+            BusyError: If `imm` is passed, and `aiordma.rpc` or a stream owns the messages.
         """
         if imm is not None and is_owned(self.inbox):
             raise owned(self.inbox)
@@ -188,38 +231,50 @@ cdef class MessageMethods:
         self, source: Remote, target: Local | AnyMemory, *,
         progress: Callable[[int], object] | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """Reads the peer's memory into registered memory, or any writable buffer, as long.
+        """Read memory of the peer into local memory with the same length.
 
-        Returns when the bytes are in `target`, which must neither be read nor changed until then;
-        after a cancellation the bytes of a read that was posted still arrive there.  Pieces,
-        `progress`, RemoteRangeError, LeaseEndedError and ValueError as with `write`.
+        This returns when the bytes are in `target`. Do not read or modify `target` until then. If
+        you cancel the call, a read that was already posted still writes to `target`.
+
+        Args:
+            source: The memory of the peer.
+            target: Registered memory or any writable buffer.
+            progress: A function to call with the number of bytes read so far. Long transfers are
+                divided into pieces, several of which are in flight at a time.
+
+        Raises:
+            RemoteRangeError: If the peer has not granted the right. Nothing has been posted.
+            LeaseEndedError: If the lease has expired. Nothing has been posted.
+            ValueError: If the lengths differ. Nothing has been posted.
         """
         if not isinstance(target, Local) or not isinstance(source, Remote):
             return named(KIND_READ, self._transfer(True, target, source, None, progress))
         return new_operation(self, KIND_READ, target, None, source, progress)
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as from `recv`, until the connection is closed in order.
+        """Iterate over received messages until the connection is closed in order.
 
-        Raises ConnectionBrokenError when the connection ends in another way.
+        Raises:
+            ConnectionBrokenError: If the connection ends in another way.
         """
         return MessageIterator(self.inbox)
 
     def _read_alone(self, reader: str) -> AsyncIterator[Message]:
-        """As `async for`, by the only reader of the messages for as long as the result exists.
+        """Iterate over received messages as the only reader while the iterator exists.
 
-        BusyError, which names `reader`, where there is another one, or a task waits for a message.
+        Raises:
+            BusyError: If there is another reader, or a task waits for a message. It names `reader`.
         """
         return MessageIterator(self.inbox, reader)
 
     def _send_alone(self, data: Sendable | list[Any] | tuple[Sendable, ...]) -> Coroutine[Any, Any, None]:
-        """As `send`, by the only reader of the messages."""
+        """Send a message as the owner of the messages."""
         return new_operation(self, KIND_SEND, data, None)
 
     def _send_alone_nowait(
         self, data: Sendable | list[Any] | tuple[Sendable, ...]
     ) -> asyncio.Future[None]:
-        """As `send_nowait`, by the only reader of the messages."""
+        """Send a message as the owner of the messages, without awaiting."""
         return self.outbox.start_message(data, None)
 
 

@@ -1,10 +1,11 @@
-"""The memory that the process has of its connections: counts, errors by kind, and the user's hooks.
+"""Counters of the process's connections, errors by class, and the user's hooks.
 
-Nothing here runs for a message: a connection is registered when it is made, counted when it begins
-and when it ends, and its counts are added to those of the process when it is finalized.
+Nothing here runs per message. A connection is registered when it is created, counted when it begins
+and ends, and its counts are added to those of the process when it is finalized.
 
-No thread waits for another one here: the collector can run a destructor at any step, and that may
-wait for a thread that counts.  What threads share is changed by single steps of the interpreter.
+Nothing here waits for another thread, because the garbage collector can run a finalizer at any
+point. The finalizer could then wait for a thread that is itself counting. Shared data is only
+changed by single steps of the interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger("aiordma.connection")
 
 @dataclass
 class Statistics(Counts):
-    """Counts since the connection was made."""
+    """The counts of a connection since it was created."""
 
     # Each is a member of Counts: a plain default here would stand before it.
     messages_sent: int = field(default_factory=int)
@@ -46,20 +47,25 @@ class Statistics(Counts):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionChange:
-    """The argument of a hook: a connection has begun or ended, or could not be made."""
+    """The argument of a connection hook: a connection began, ended or failed."""
 
     kind: Literal["begin", "end", "failure"]
-    """"begin": it is open, and `connect` or `accept` is about to return it. "end": it was closed
-    in order, by either side. "failure": it broke, or, without `connection`, an attempt to make it
-    failed. A connection that has begun has exactly one "end" or "failure"."""
+    """The kind of change.
+
+    - "begin": The connection is open, and `connect` or `accept` is about to return it.
+    - "end": It was closed in order, by either side.
+    - "failure": It broke. If `connection` is None, an attempt to create it failed.
+
+    A connection that has begun gets exactly one "end" or "failure".
+    """
     accepted: bool
-    """Whether this is the side of the listener."""
+    """Whether this is the listener's side."""
     peer: str | None
-    """The peer as "host:port", as far as it is known."""
+    """The peer as "host:port", if it is known."""
     connection: _transport.Connection | None
-    """The connection; None for an attempt. After its end its `statistics` can still be read."""
+    """The connection, or None for an attempt. After its end, `statistics` can still be read."""
     error: BaseException | None
-    """Why it ended or failed; None for "begin"."""
+    """The reason why it ended or failed; None for "begin"."""
 
 
 ConnectionHook = Callable[[ConnectionChange], object]
@@ -69,18 +75,18 @@ _hooks: list[ConnectionHook] = []
 
 @dataclass(frozen=True)
 class _Event:
-    """Something that is counted once: in which parts of ProcessCounts, and by which name."""
+    """An event that is counted once: the parts of ProcessCounts and the names to count it under."""
 
     names: dict[str, str]
 
 
 @dataclass(frozen=True)
 class _Past:
-    """The sums of what was finalized. Replaced as a whole."""
+    """The sums of all finalized counts. Replaced as a whole."""
 
     counts: ProcessCounts
     included: dict[int, Statistics | _Event]
-    """The counts in the sums that are still in `_counted`."""
+    """The counts that are included in the sums but still in `_counted`."""
 
 
 # The counts of each connection, by the address of the object, until the connection is finalized:
@@ -92,14 +98,20 @@ MOST_FINALIZED = 64
 
 
 def add_connection_hook(hook: ConnectionHook) -> None:
-    """Call `hook` with a `ConnectionChange` whenever a connection begins, ends or fails.
+    """Call `hook` whenever a connection begins, ends or fails.
 
-    It is called in the thread of the connection's event loop, for connections of every loop of the
-    process, and must not block. Connections of a loop that was closed without its
-    `shutdown_asyncgens` (asyncio.run calls it) end later, in any thread. What it raises is logged
-    by "aiordma.connection", and changes nothing for the connection or other hooks. It stays until
-    `remove_connection_hook`, and in the child of a fork. Any thread may add one. TypeError for a
-    hook that cannot be called.
+    The hook is called in the thread of the connection's event loop, for the connections of all
+    loops of the process. It must not block. If it raises, the exception is logged by
+    "aiordma.connection", and the connection and other hooks are not affected.
+
+    If a loop was closed without its `shutdown_asyncgens` (`asyncio.run` calls it), its connections
+    end later, and the hook may be called in any thread.
+
+    A hook stays until `remove_connection_hook`, and is inherited by the child of a fork. This
+    function is thread-safe.
+
+    Args:
+        hook: The function to call with a `ConnectionChange`.
     """
     if not callable(hook):
         raise TypeError(refusal("hook", "a function of a ConnectionChange", hook))
@@ -107,7 +119,14 @@ def add_connection_hook(hook: ConnectionHook) -> None:
 
 
 def remove_connection_hook(hook: ConnectionHook) -> None:
-    """Call it no more. ValueError for a hook that was not added."""
+    """Stop calling `hook`.
+
+    Args:
+        hook: A hook that was passed to `add_connection_hook`.
+
+    Raises:
+        ValueError: If the hook was not added.
+    """
     try:
         _hooks.remove(hook)
     except ValueError:
@@ -136,7 +155,7 @@ def _call_hooks(change: ConnectionChange) -> None:
 
 
 def begun(connection: _transport.Connection, peer: str, *, accepted: bool) -> None:
-    """The connection is about to be given to the user."""
+    """Report that the user is about to get the connection."""
     _count(events="begun")
     if _hooks:
         _call_hooks(ConnectionChange("begin", accepted, peer or None, connection, None))
@@ -145,7 +164,7 @@ def begun(connection: _transport.Connection, peer: str, *, accepted: bool) -> No
 def ended(
     connection: _transport.Connection, peer: str, error: BaseException, *, accepted: bool
 ) -> None:
-    """The resources of a connection that had begun have been given back."""
+    """Report that a connection that had begun has ended and released its resources."""
     in_order = isinstance(error, ConnectionClosedError)
     _count_end("ended" if in_order else "broken", None if in_order else error)
     if _hooks:
@@ -154,9 +173,9 @@ def ended(
 
 
 def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
-    """An attempt to connect, or the handshake of a peer, has failed.
+    """Report that an attempt to connect, or a peer's handshake, has failed.
 
-    Cancellations and mistakes in arguments are no failures.
+    Cancellations and invalid arguments do not count as failures.
     """
     if isinstance(error, RDMAError | OSError):
         _count_end("failed", error)
@@ -165,29 +184,29 @@ def failed(peer: str | None, error: BaseException, *, accepted: bool) -> None:
 
 
 def rail_broke(device: str) -> None:
-    """Here, or as the peer has said."""
+    """Count a rail that broke, seen here or reported by the peer."""
     _count(rail_failures=device)
 
 
 def lead_moved(device: str) -> None:
-    """From there to another device."""
+    """Count a lead that moved from `device` to another device."""
     _count(leads_moved=device)
 
 
 def register(counted: Statistics | _Event) -> None:
-    """What a new connection counts, or an event, belongs to the counts of the process."""
+    """Include the counts of a new connection, or an event, in the counts of the process."""
     _counted[id(counted)] = counted
     if len(_finalized) >= MOST_FINALIZED:
         _add_finalized()
 
 
 def finalized(counted: Statistics | _Event) -> None:
-    """It counts no more. In any thread, at any time."""
+    """Mark counts as final. Runs in any thread, at any time."""
     _finalized.append(id(counted))
 
 
 def _add_finalized() -> None:
-    """Adds to the sums what counts no more, in one thread at a time: another one leaves it."""
+    """Add final counts to the sums. If another thread is doing so, leave it to that thread."""
     global _past  # noqa: PLW0603 - replaced as a whole
     if not _adding.acquire(blocking=False):
         return
@@ -204,18 +223,18 @@ def _add_finalized() -> None:
 
 @dataclass(frozen=True)
 class ProcessCounts:
-    """Counts since the process began, of open connections and of those that have ended."""
+    """Counts since the process began, of open and ended connections."""
 
     traffic: Counter[str] = field(default_factory=Counter)
-    """By the names of `Statistics`."""
+    """Counts by the names of the fields of `Statistics`."""
     events: Counter[str] = field(default_factory=Counter)
-    """Connections "begun", "ended" and "broken"; attempts that "failed"."""
+    """Connections that have "begun", "ended" or "broken", and attempts that "failed"."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failures by the class of the error."""
     rail_failures: Counter[str] = field(default_factory=Counter)
-    """By the device."""
+    """Rails that broke, by device."""
     leads_moved: Counter[str] = field(default_factory=Counter)
-    """By the device that broke."""
+    """Leads that moved, by the device that broke."""
 
     def plus(self, counted: Iterable[Statistics | _Event]) -> ProcessCounts:
         sums = ProcessCounts(*(getattr(self, part.name).copy() for part in fields(self)))
@@ -233,7 +252,7 @@ _past = _Past(ProcessCounts(), {})
 
 
 def counts() -> ProcessCounts:
-    """A copy. Any thread may ask."""
+    """Return a copy of the counts. Thread-safe."""
     _add_finalized()
     while True:
         past = _past
@@ -244,7 +263,7 @@ def counts() -> ProcessCounts:
 
 
 def _reset_after_fork() -> None:
-    """The child counts its own connections."""
+    """Start new counts in the child process."""
     global _adding, _past  # noqa: PLW0603 - another thread may have been at it in the parent
     _adding = threading.Lock()
     _past = _Past(ProcessCounts(), {})

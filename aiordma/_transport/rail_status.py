@@ -1,4 +1,4 @@
-"""A rail as its user sees it, with dates for people: nothing here decides by a clock."""
+"""The status of a rail for users. The dates are for people; no code depends on them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Shown = Literal["lead", "up", "connecting", "down"]
 
 
 def date_and_time(when: float) -> str:
-    """Of a time of `time.monotonic`, in UTC."""
+    """Return a time of `time.monotonic` as a date and time, in UTC."""
     at = datetime.fromtimestamp(time.time() - time.monotonic() + when, UTC)
     return at.isoformat(" ", "milliseconds").removesuffix("+00:00")
 
 
 class Transfers(NamedTuple):
-    """Bytes of one-sided operations that a rail has completed."""
+    """The number of bytes of one-sided operations that a rail has completed."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -29,7 +29,7 @@ class Transfers(NamedTuple):
     peer_bytes_written: int | None = None
 
     def plus(self, queue: SendQueue) -> Transfers:
-        """Return the sums with what `queue` has completed."""
+        """Return the sums, including the bytes that `queue` has completed."""
         return Transfers(
             self.bytes_read + queue.transfer_bytes_read,
             self.bytes_written + queue.transfer_bytes_written,
@@ -48,33 +48,40 @@ def total(one: int | None, other: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RailStatus:
-    """A rail as it was when `Connection.rails` was asked for."""
+    """The status of a rail at the time when `Connection.rails` was read."""
 
     device: str
     """The name of this side's device."""
     state: Shown
-    """"lead": carries the messages; "up", "connecting", or "down"."""
+    """The state: "lead" (up, and carries the messages), "up", "connecting" or "down"."""
     since: float
-    """The time at which it came into that state, by `time.monotonic`."""
+    """The time at which the rail entered this state, by `time.monotonic`."""
     error: BaseException | None
-    """The reason why it is down; of one that is not, why the latest before it was."""
+    """The reason why the rail is down, or why it was last down; None if it never was."""
     bytes_sent: int
-    """Bytes of messages to the peer that were sent while this was the lead.  The peer reads long
-    ones, and by which rails is known there alone (`bytes_received`)."""
+    """The number of bytes of messages sent while this rail was the lead.
+
+    The peer reads long messages, and only the peer knows which rails it uses for that
+    (`bytes_received`).
+    """
     bytes_received: int
-    """Bytes of messages from the peer that rails on this device have carried."""
+    """The number of bytes of messages received over rails on this device."""
     error_at: float = 0.0
     """The time of the error, by `time.monotonic`."""
     bytes_read: int = 0
-    """Bytes that this side's `read` has got by rails on this device."""
+    """The number of bytes that this side's `read` has transferred over rails on this device."""
     bytes_written: int = 0
-    """Bytes that this side's `write` has put into the peer's memory by rails on this device."""
+    """The number of bytes that this side's `write` has transferred over rails on this device."""
     peer_bytes_read: int | None = None
-    """Bytes that the peer's `read` has got by rails on this device; None if it does not count
-    them."""
+    """The number of bytes that the peer's `read` has transferred over rails on this device.
+
+    None means that the device does not count them.
+    """
     peer_bytes_written: int | None = None
-    """Bytes that the peer's `write` has put here by rails on this device; None if it does not count
-    them."""
+    """The number of bytes that the peer's `write` has transferred over rails on this device.
+
+    None means that the device does not count them.
+    """
 
     @property
     def since_text(self) -> str:
@@ -83,12 +90,12 @@ class RailStatus:
 
     @property
     def error_text(self) -> str:
-        """The error with its date and time, in UTC; empty: there was none."""
+        """The error with its date and time, in UTC, or an empty string if there was none."""
         error = self.error
         return "" if error is None else f"{date_and_time(self.error_at)}: {cause_text(error)}"
 
     def figures(self, now: float) -> RailFigures:
-        """Its part of `aiordma.snapshot`."""
+        """Return the entry for `aiordma.snapshot`."""
         return {
             "device": self.device,
             "state": self.state,
