@@ -13,7 +13,7 @@ MOONCAKE = Software(
     "mooncake-transfer-engine-non-cuda",
     apt=("libcurl4", "libnuma1"),
     pip=("mooncake-transfer-engine-non-cuda", "numpy"),
-    note="The same source as `mooncake-transfer-engine`, which needs a driver of CUDA to load.",
+    note="Built from the same source as `mooncake-transfer-engine`, which needs a CUDA driver.",
 )
 
 IBVERBS = Software(

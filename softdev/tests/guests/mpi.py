@@ -14,15 +14,15 @@ MPI4PY_TESTS = (
     "sh -c 'tar -xzf {venv}/mpi4py-*.gz -C {venv}/source --strip-components=1'",
 )
 
-LOCKS = "locks by one-sided operations (test_util_sync)"
+LOCKS = "one-sided locks (test_util_sync)"
 OPEN_MPI = Software(
     "Open MPI",
     "openmpi-bin",
     apt=("openmpi-bin",),
     pip=("mpi4py", "numpy"),
     then=MPI4PY_TESTS,
-    note="mpi4py's tests are those that work without the device, over TCP: not "
-    f"{LOCKS}, processes that start others (test_spawn), and dynamic windows.",
+    note="mpi4py's tests exclude those that also fail over TCP: "
+    f"{LOCKS}, starting processes (test_spawn), and dynamic windows.",
 )
 MPICH = Software(
     "MPICH",
@@ -31,7 +31,7 @@ MPICH = Software(
     pip=("mpi4py", "numpy"),
     # The wheel of mpi4py looks for MPICH by the name that it has elsewhere.
     then=(*MPI4PY_TESTS, "ln -s /usr/lib/x86_64-linux-gnu/libmpich.so.12 {venv}/lib/libmpi.so.12"),
-    note=f"mpi4py's tests are those that work without the device, over TCP: not {LOCKS}.",
+    note=f"mpi4py's tests exclude those that also fail over TCP: {LOCKS}.",
 )
 
 # Open MPI's osc pt2pt refuses the level of threads that mpi4py asks for by itself.
@@ -42,8 +42,8 @@ ROOT_MAY = {
 }
 # Why mpi4py's tests fail.
 FAILS = {
-    "ofi": "libfabric's rxm copies from NULL when Open MPI starts a persistent request without "
-    "data, and crashes (its stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, memcpy)."
+    "ofi": "libfabric's rxm copies from NULL and crashes when Open MPI starts a persistent request "
+    "without data (stack: mca_pml_cm_start, mca_mtl_ofi, libfabric, memcpy)."
 }
 MPIRUN = "mpirun.openmpi --oversubscribe -np 2"
 OMPI_OVER = {

@@ -19,21 +19,19 @@ LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
 INTRODUCTION = """\
 # Unmodified RDMA software on the embedded device
 
-This page lists the software that `make guests` runs under `aiordma run`, from the packages of
-Debian 12 and PyPI, once with shared memory and once with the TCP wire between the processes
-(`AIORDMA_EMBEDDED_LINKS`). A row works if its programs end well in bounded time and a
-[trace](../../docs/trace.md) shows that work requests of the device carried its bytes. CI runs the
-rows marked with \\*, without figures: `make guests ARGS=--quick`.
+`make guests` runs this software, from Debian 12 and PyPI packages, under `aiordma run`, over shared
+memory and over the TCP wire (`AIORDMA_EMBEDDED_LINKS`). A row works if its programs succeed in
+bounded time and a [trace](../../docs/trace.md) shows that work requests of the device carried its
+bytes. CI runs the rows marked with \\* (`make guests ARGS=--quick`).
 
-Between two hosts each side names a GID that reaches the other: `-g` of the pingpongs, `-x` of
-perftest. Index 0 is the host's first address that is not link-local or loopback; `aiordma devinfo`
-lists the others. With the connection manager (`-R` of perftest, `-cm 1` of qperf, rping) the
-addresses choose the GID. The same holds for [RoCE v2](roce-v2.md).
+Between two hosts, each side must select a GID that reaches the other (`-g` for the pingpongs, `-x`
+for perftest). Index 0 is the host's first address that is neither link-local nor loopback. `aiordma
+devinfo` lists the others. With the connection manager (perftest `-R`, qperf `-cm 1`, rping), the
+addresses select the GID. All of this also applies to [RoCE v2](roce-v2.md).
 
-A table has the rows of CI and those that do not work, with the figures that the programs print;
-"yes" is a row without one. The last column is the same measurement over the kernel's TCP on the
-loopback interface, by the same software (for perftest by qperf).
-[results.json](../tests/guests/results.json) has the figures of all rows.
+Tables show the rows of CI and those that fail, with the figures that the programs print, or "yes".
+The last column is measured over the kernel's TCP on the loopback interface with the same software
+(qperf for perftest). [results.json](../tests/guests/results.json) has all figures.
 
 {machine}
 """
@@ -41,16 +39,16 @@ loopback interface, by the same software (for perftest by qperf).
 BY_HAND = """\
 ## Tried by hand
 
-Software without a row, which was built and run under `aiordma run` by hand, in 2026:
+This software was built and run under `aiordma run` by hand in 2026:
 
 | software | result |
 |---|---|
 | QEMU | live migration works |
 | librpma | works |
 | the Rust suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests pass |
-| rdma4py, its ibverbs, two embedded devices | 88 tests pass; two, of GPUs and mlx5, are skipped |
-| rdma-core 64, its own tests | 187 pass, none fails |
-| gloo, its ibverbs transport | failed while a peer's exit broke idle queue pairs; not tried since |
+| rdma4py, its ibverbs, two embedded devices | 88 tests pass; two are skipped (GPUs, mlx5) |
+| rdma-core 64, its own tests | 187 pass, none fail |
+| gloo, its ibverbs transport | failed when a peer's exit broke idle queue pairs; not retried |
 
 Tried on 2026-11-30, on a machine with 2 busy cores:
 
@@ -123,7 +121,7 @@ def tally(rows: Sequence[Row], found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def page(results: Mapping[str, Any]) -> str:
     machine = results["machine"]
-    about = f"This run: Linux {machine['kernel']}, {machine['cores']} cores for both programs."
+    about = f"Measured on Linux {machine['kernel']}, {machine['cores']} cores for both programs."
     parts = [INTRODUCTION.format(machine=about)]
     for software in SOFTWARE:
         rows = [row for row in TABLE if row.software == software.name]
@@ -142,7 +140,7 @@ def page(results: Mapping[str, Any]) -> str:
             tcp = number(result.get("kernel_tcp"))
             parts.append(f"| {row.name}{mark} | {row.unit} | {' | '.join(cells)} | {tcp} |")
         if others := [row.name for row in rows if row not in shown]:
-            parts += ["", f"The others are {', '.join(f'`{name}`' for name in others)}."]
+            parts += ["", f"Others: {', '.join(f'`{name}`' for name in others)}."]
         reasons: dict[str, list[str]] = {}
         for row in rows:
             for link, reason in row.fails.items():

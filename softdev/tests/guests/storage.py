@@ -11,18 +11,17 @@ FIO = Software(
     "fio",
     "fio",
     apt=("fio",),
-    note="Its rdma engine sleeps for half a second after connecting, within the time that it "
-    "measures. It asks for no retries when the receiver is not ready (rnr_retry_count 0) and waits "
-    "for ever after the error: sends succeed for certain only if the receiver has a receive for "
-    "each, posted within that half second. A sender that hangs has printed `cq completion status "
-    "13`: one run of RoCE with `--iodepth=1` on both sides did.",
+    note="The rdma engine's measured time includes half a second of sleep after connecting. A "
+    "sender hangs after `cq completion status 13` if the receiver has not posted all receives by "
+    "then, because the engine does not retry (rnr_retry_count 0). One run of RoCE with "
+    "`--iodepth=1` did.",
 )
 ISER = Software(
     "tgt and libiscsi",
     "tgt",
     apt=("tgt", "libiscsi-bin"),
-    note="tgtd's iSER wants the initiator's address and its name bound to the target, or answers "
-    "`Target not found`; its option `--iser port=` is refused without RDMA too.",
+    note="tgtd's iSER responds `Target not found` unless the initiator's address and name are "
+    "bound to the target. It refuses `--iser port=` even without RDMA.",
 )
 
 

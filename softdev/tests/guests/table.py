@@ -14,17 +14,17 @@ SOFTWARE = [
         "perftest",
         "perftest",
         apt=("perftest", "qperf"),  # the latter for the figures over TCP
-        note="Without a row: `ib_write_bw -e`, which answers by itself that events are not for "
-        "writes; `--cqe-poll`, of later versions; `--run_infinitely`, which works and never ends.",
+        note="Not included: `ib_write_bw -e` (events are not available for writes), `--cqe-poll` "
+        "(later versions only), and `--run_infinitely`, which works but never ends.",
     ),
     Software(
         "qperf",
         "qperf",
         apt=("qperf",),
-        note="Its xrc tests are not in Debian's program. Without `-cm1` it names its peers by LID, "
-        "without a GRH, which a RoCE card refuses, and this device for another host or with links "
-        "of RoCE. Its poll_lat tests, as perftest's ib_write_lat, wait by polling memory, so the "
-        "device's thread has to be woken, and beside other work may have to wait for a time slice.",
+        note="Debian's build lacks the xrc tests. Without `-cm1`, qperf addresses peers by LID "
+        "without a GRH, which RoCE cards refuse. This device refuses it for other hosts and on "
+        "RoCE links. The poll_lat tests and perftest's ib_write_lat poll memory, so they must wake "
+        "the device's thread, which may have to wait for a time slice.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,

@@ -10,8 +10,8 @@ SOFTWARE = Software(
     "UCX",
     "ucx-utils",
     apt=("ucx-utils",),
-    note="Without `UCX_TLS` two processes of one host use UCX's own shared memory, not RDMA. "
-    "UCX 1.23 needs `UCX_FENCE_MODE=weak` where one-sided operations are fenced: its strong fence "
+    note="Without `UCX_TLS`, processes on one host use UCX's own shared memory instead of RDMA. "
+    "UCX 1.23 needs `UCX_FENCE_MODE=weak` to fence one-sided operations, because its strong fence "
     "reads with an invalid key, which this device refuses.",
 )
 

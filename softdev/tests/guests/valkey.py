@@ -16,10 +16,9 @@ VALKEY = Software(
     apt=("dpkg-dev", "librdmacm-dev", "libibverbs-dev"),
     build=f"{INTEGRATION}/tests/build-server {SERVER}",
     tells=f"{SERVER}/valkey-server --version",
-    note="The server is unmodified, from the source package of a newer Debian, as in `make valkey`."
-    " The client is a small program with the streams of"
-    " [integrations/valkey](../../docs/valkey.md), or of "
-    "asyncio for kernel TCP: 1 MiB there and back, then GETs of 64 bytes.",
+    note="The unmodified server is built from a newer Debian's source package (`make valkey`). The "
+    "client uses the streams of [integrations/valkey](../../docs/valkey.md), or asyncio for kernel "
+    "TCP. It sets and gets 1 MiB, then gets 64 bytes repeatedly.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
