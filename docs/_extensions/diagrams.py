@@ -1,4 +1,4 @@
-"""The fence `mermaid`, drawn by Graphviz: state diagrams, as the tables of states write them."""
+"""The fence `mermaid` for state diagrams, drawn by Graphviz."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ edge [fontname="sans-serif", fontsize=10];
 
 
 def dot(diagram: str) -> str:
-    """A Mermaid state diagram in Graphviz's language. ValueError for any other line."""
+    """Convert a Mermaid state diagram to dot, or raise ValueError for an unknown line."""
     first, *lines = map(str.strip, diagram.splitlines())
     if first != "stateDiagram-v2":
         raise ValueError(f"not a state diagram: {first}")
-    groups: dict[str, str] = {}  # the group, and one of its states
+    groups: dict[str, str] = {}  # group -> one of its states
     written = []
     inside = ""
     for line in filter(None, lines):
@@ -45,7 +45,7 @@ def dot(diagram: str) -> str:
 
 
 def _arrow(start: str, end: str, label: str, groups: dict[str, str]) -> str:
-    """An arrow of a group is one of a state in it, cut off at the group's edge."""
+    """Return an arrow. A group's arrow connects one of its states, clipped at the group's edge."""
     ends = {"ltail": start, "lhead": end}
     cut = [f"{key}=cluster_{name}" for key, name in ends.items() if name in groups]
     options = ", ".join([f'label=" {label} "', *cut])
@@ -59,7 +59,7 @@ class Mermaid(SphinxDirective):
         node = graphviz()
         node["code"] = dot("\n".join(self.content))
         node["options"] = {"docname": self.env.docname}
-        node["alt"] = "a state diagram; the tables beside it have the same"
+        node["alt"] = "a state diagram with the same content as the tables"
         return [node]
 
 

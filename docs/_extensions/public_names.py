@@ -1,7 +1,7 @@
-"""The directives `public-names` and `public-module`: public names, by autodoc.
+"""The directives `public-names` and `public-module`, which document public names with autodoc.
 
-Which names and members are public is the rule of tests/docs/names.py, whose tests check that each
-has a docstring. Compiled classes show no types: their stubs have them (tests/docs/compiled.py).
+tests/docs/names.py defines which names and members are public. The types of compiled classes come
+from their stubs (tests/docs/compiled.py).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ NAMES = public()
 OFFERED = {name.value for name in NAMES if isinstance(name.value, type)}
 MODULES = sorted({name.module for name in NAMES})
 
-# A method, or constructor, with arguments that only aiordma has is not for users.
+# Methods and constructors that take internal types are not for users.
 _INTERNAL_METHOD = re.compile(r"\bh\.|\bSharing\b|: '?More\b")
 _INTERNAL = re.compile(r"\bh\.|\bNode\[|Pointer\b|\bSharing\b|: '?(Block|MemoryRegion|Side|More)\b")
-# Types that have a name in the package only.
+# Public spellings of internal type names.
 _SPELLED = {
     "Remote": "RemoteRegion | RemoteSlice",
     "Progress": "Callable[[int], object]",
     "IPAddress": "ipaddress.IPv4Address | ipaddress.IPv6Address",
 }
-# Code, or the name of an error outside of code.
+# Code in backticks, or an exception's name without them.
 _NAMED = re.compile(
     r"(?::\w+:)?(?<!`)(?P<quote>`{1,2})(?P<short>~?)(?P<code>[^`\n]+)(?P=quote)(?!`)(?!_)"
     r"|(?<![\w.`])(?P<error>(?:asyncio\.)?[A-Z]\w*(?:Error|Exception))\b(?!`)"
@@ -57,7 +57,7 @@ _NAMED = re.compile(
 
 
 def fields(cls: type) -> list[str]:
-    """The members of an enumeration, the fields of a record."""
+    """Return the members of an enumeration or the fields of a record."""
     if issubclass(cls, enum.Enum):
         return list(cls.__members__)
     if dataclasses.is_dataclass(cls):
@@ -81,7 +81,7 @@ MEMBERS = {
     for name in NAMES
     if isinstance(name.value, type)
 }
-# Those that have no entry of their own: the text of the class describes them.
+# Attributes without an entry, which the class docstring describes.
 ATTRIBUTES = {
     name: [it for it in attributes(name.value) if it not in described]
     for name, described in MEMBERS.items()
@@ -89,10 +89,10 @@ ATTRIBUTES = {
 
 
 def show_types() -> None:
-    """Replace what is compiled by functions and classes with the types of the stubs.
+    """Replace compiled functions and classes by those of the stubs, which have types.
 
-    Of functions whose options are generated (`_options.shows`) autodoc must not read the source:
-    it looks for the default of each argument there.
+    Hide the source of functions with generated options (`_options.shows`) from autodoc, which
+    would look for argument defaults in it.
     """
     for name in NAMES:
         if hasattr(name.value, "__signature__"):
@@ -114,7 +114,7 @@ def show_types() -> None:
 
 
 class PublicNames(SphinxDirective):
-    """`public-names:: module`: the names that are listed, or the whole module."""
+    """`public-names:: module` documents the listed names, or the whole module."""
 
     required_arguments = 1
     has_content = True
@@ -148,7 +148,7 @@ class PublicNames(SphinxDirective):
 
 
 class PublicModule(SphinxDirective):
-    """`public-module:: module`: what it is; with `table`, its names, of which other pages are."""
+    """`public-module:: module` shows the module docstring, and with `table` a list of its names."""
 
     required_arguments = 1
     option_spec: ClassVar[OptionSpec] = {"table": directives.flag}
@@ -178,7 +178,7 @@ def introduction(module: str) -> list[str]:
 
 
 def _targets(module: str) -> dict[str, str]:
-    """The full name of each name and member, with those of ``module`` first."""
+    """Map each name and member to its full name, preferring those of ``module``."""
     found: dict[str, str] = {}
     for name in sorted(NAMES, key=lambda name: name.module != module):
         inside = (*MEMBERS.get(name, ()), *ATTRIBUTES.get(name, ()))
@@ -194,7 +194,7 @@ TARGETS = {module: _targets(module) for module in MODULES}
 
 
 def _written(doc: str, module: str) -> list[str]:
-    """A docstring as reStructuredText: public names in backticks, and errors, are links."""
+    """Convert a docstring to reStructuredText, linking public names in backticks and exceptions."""
     targets = TARGETS[module]
 
     def named(match: re.Match[str]) -> str:
@@ -241,13 +241,13 @@ def process_bases(app: Sphinx, path: str, value: Any, options: Any, bases: list[
     bases[:] = [base for base in bases if base in OFFERED]
 
 
-# ---- names in signatures that are on no page ----------------------------------------------------
+# ---- names in signatures without a page ---------------------------------------------------------
 
 
 def elsewhere(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Node | None:
-    """A name of Python's library: without a link. None, which is a warning, for any other one."""
+    """Return names of Python's library without a link. For others return None, which warns."""
     if node.get("refdomain") != "py":
         return None
     if node["reftarget"] == "AnyMemory":
@@ -261,7 +261,7 @@ def elsewhere(
 
 
 def leave_builtins(app: Sphinx, document: nodes.document) -> None:
-    """`bytes` is Python's, also where a class here has an attribute of that name."""
+    """Resolve names such as `bytes` to builtins even in classes with an attribute of that name."""
     for node in list(document.findall(pending_xref)):
         if node.get("refdomain") == "py" and hasattr(builtins, node["reftarget"]):
             for scope in ("refspecific", "py:module", "py:class"):
@@ -269,7 +269,7 @@ def leave_builtins(app: Sphinx, document: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    # autodoc shows the annotations that it cannot evaluate as they are written: with the names of C
+    # autodoc shows annotations that it cannot evaluate as written. This keeps the names of C
     # structures, which are all one class at run time.
     vars(handles).pop("__getattr__", None)
     show_types()

@@ -1,8 +1,8 @@
-"""Links of pages that a forge shows as well: to pages, to modules, to files of the repository.
+"""Adapt the links of Markdown pages, which also work on a forge, to the site.
 
-A page such as docs/changelog.md stands for a file outside docs/: on the site it has that file's
-text. A link to such a file leads to its page, one to a public module's source to its reference;
-other files of the repository can be downloaded, and are shown where a page includes them.
+A page such as docs/changelog.md shows a file from outside docs/. Links to that file lead to the
+page, and links to a public module's source lead to its reference. Other files of the repository
+become downloads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def _sources() -> dict[Path, Path]:
-    """The page of each file outside docs/ that has one."""
+    """Map files outside docs/ to their pages."""
     pages = {ROOT / file: DOCS / f"{page}.md" for page, file in SHOWN.items()}
     pages[ROOT / "README.md"] = DOCS / "index.md"
     for module, page in on_pages()[0]:
@@ -48,7 +48,7 @@ PAGES = _sources()
 
 
 def on_the_site(text: str, file: Path, page: Path) -> str:
-    """The text of a file with its links as they are on the site, where its page is."""
+    """Return the text of a file with its links adapted to its page on the site."""
 
     def link(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(file.parent / match["path"]))

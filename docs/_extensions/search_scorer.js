@@ -1,8 +1,8 @@
-// The order of the search's results: https://www.sphinx-doc.org/en/master/usage/configuration.html
-// (html_search_scorer). Sphinx ranks each member of a class above every page.
+// The order of search results (html_search_scorer). By default, Sphinx ranks class members above pages:
+// https://www.sphinx-doc.org/en/master/usage/configuration.html
 var Scorer = {
-  // A name of the reference loses with each dot, so that `aiordma.connect` is above a page whose
-  // title has the word, and that page is above the members `timeout` and `connect_timeout`.
+  // Each dot lowers a name's score. `aiordma.connect` ranks above a page with that word in its
+  // title, and the page above members such as `connect_timeout`.
   score: ([page, title, anchor, description, score, file, kind]) => {
     if (kind === "object") return score - 7 * (title.split(".").length - 2);
     return page.match(/^(changelog|contributing|experiments|glossary)$/) ? score - 3 : score;
