@@ -29,6 +29,14 @@ from aiordma.cli import app
         ),
         (["echo", "--sizes", "1,10G"], "10 GiB is too long: a message has at most 1 GiB"),
         (
+            ["perf", "--local", "write", "bw", "--sizes", "1,2G"],
+            "2 GiB is too long: a message has at most 1 GiB",
+        ),
+        (
+            ["perf", "client", "server.example", "send", "lat", "--sizes", "1073741825"],
+            "1,073,741,825 B is too long: a message has at most 1 GiB",
+        ),
+        (
             ["perf", "client", "server.example:18515"],
             "'server.example:18515' is a host and a port: write 'server.example --port 18515'",
         ),

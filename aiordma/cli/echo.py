@@ -19,6 +19,7 @@ from .options import (
     NO_MEMORY,
     FiniteRange,
     Via,
+    check_sizes,
     chosen_devices,
     connection_options,
     loop_factory,
@@ -64,12 +65,7 @@ def echo(
     contents of FILE: in pieces of each size, and as a whole. The exit status is 1 when a message
     came back different, or an operation failed.
     """
-    longest = aiordma.Config().max_message
-    if size := next((size for size in sizes if size > longest), 0):
-        raise click.BadParameter(
-            f"{size_text(size)} is too long: a message has at most {size_text(longest)}",
-            param_hint="--sizes",
-        )
+    check_sizes(sizes)
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         try:
             chosen, names = chosen_devices(device)

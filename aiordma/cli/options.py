@@ -6,13 +6,16 @@ import asyncio
 import importlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar, cast
 
 import click
 
 from aiordma import verbs
+from aiordma.config import DEFAULT
 from aiordma.transport import find_devices
+
+from .tables import size_text
 
 Via = Literal["cm", "tcp"]
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -40,6 +43,17 @@ def parse_sizes(value: str | list[int]) -> list[int]:
     if not isinstance(value, str):
         return value
     return [parse_size(part) for part in value.split(",")]
+
+
+def check_sizes(sizes: Iterable[int]) -> None:
+    """Refuse sizes beyond the longest message before a connection is made for them."""
+    longest = DEFAULT.max_message
+    for size in sizes:
+        if size > longest:
+            raise click.BadParameter(
+                f"{size_text(size)} is too long: a message has at most {size_text(longest)}",
+                param_hint="--sizes",
+            )
 
 
 def parse_qp_num(text: str) -> int:

@@ -42,6 +42,7 @@ from .options import (
     NO_MEMORY,
     SizeType,
     Via,
+    check_sizes,
     chosen_devices,
     connection_options,
     loop_factory,
@@ -195,6 +196,7 @@ def local(host: str | None, receives: int, **given: Any) -> None:
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
     """
     asked = MeasurementOptions.of(**given)
+    check_sizes(asked.settings.sizes)
 
     async def run() -> Record:
         chosen, names = chosen_devices(asked.device)
@@ -337,6 +339,7 @@ def client(server_host: str, port: int, **given: Any) -> None:
     OPERATION is send, write, read, atomic or stream; METRIC is lat, bw or rate.
     """
     asked = MeasurementOptions.of(**given)
+    check_sizes(asked.settings.sizes)
 
     async def run() -> Record:
         return await measure(asked, *chosen_devices(asked.device), server_host, port)
