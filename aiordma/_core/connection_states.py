@@ -1,8 +1,8 @@
-"""The one table of a connection's states.
+"""The table of the states of a connection.
 
-It drives :mod:`aiordma._transport.lifecycle`, and the diagram and the states of
-``docs/design.md`` are written from it. A connection ends once: the first event that leads to
-ENDED decides the error that its waiters get, and those after it are ignored.
+It drives :mod:`aiordma._transport.lifecycle`, and the diagram and the states in ``docs/design.md``
+are generated from it. A connection ends once: the first event that leads to ENDED determines the
+error that all waiters get, and later events are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiordma.errors import InternalError
 
 
 class ConnectionState(Enum):
-    """State of a connection, with what it means."""
+    """A state of a connection, with its meaning."""
 
     CONNECTING = "the queue pair exists; the handshake is under way"
     AUTHENTICATING = "the handshake is done; both sides are proving that they have the key"
@@ -48,7 +48,7 @@ class LifecycleEvent(Enum):
 
 
 class Cause(Enum):
-    """The error that ends the connection for its waiters."""
+    """The error with which the connection ends for its waiters."""
 
     GIVEN = "that of the event"
     CLOSED = "ConnectionClosedError: the break is the peer's answer to the goodbye"
@@ -56,7 +56,7 @@ class Cause(Enum):
 
 
 class Transition(NamedTuple):
-    """The state after an event; ``cause`` only where the connection ends."""
+    """The next state, with a ``cause`` only if the connection ends."""
 
     next: ConnectionState
     cause: Cause | None = None
@@ -107,7 +107,10 @@ _ROWS: dict[ConnectionState, dict[LifecycleEvent, Transition]] = {
 TRANSITIONS: Mapping[tuple[ConnectionState, LifecycleEvent], Transition] = MappingProxyType(
     {(state, event): row for state, rows in _ROWS.items() for event, row in rows.items()}
 )
-"""By state and event: what follows. Pairs that are in neither table are bugs of the library."""
+"""The transition for each state and event.
+
+A pair that is neither here nor in IGNORED is a bug of the library.
+"""
 
 _LATE = (_E.CLOSE, _E.DRAINED, _E.PEER_GOODBYE, _E.FINISHED, _E.BROKEN, _E.ABORTED)
 
@@ -119,17 +122,21 @@ IGNORED: frozenset[tuple[ConnectionState, LifecycleEvent]] = frozenset(
         *((state, event) for state in (_S.ENDED, _S.CLOSED) for event in _LATE),
     }
 )
-"""Events that may come in a state and change nothing there."""
+"""Events that may occur in a state but have no effect there."""
 
 CLOSING = frozenset({_S.DRAINING, _S.GOODBYE_SENT, _S.BOTH_CLOSING})
-"""`close` was called, so new work is refused."""
+"""The states in which `close` has been called, so that new work is refused."""
 
 LIMITED = CLOSING | {_S.PEER_CLOSED}
-"""The connection stays in these for `Config.close_timeout` in all, at most."""
+"""The states that together last for at most `Config.close_timeout` seconds."""
 
 
 def transition(state: ConnectionState, event: LifecycleEvent) -> Transition | None:
-    """The transition for an event, None where it is ignored. InternalError where it cannot be."""
+    """Return the transition for an event, or None if the event is ignored.
+
+    Raises:
+        InternalError: If the event cannot occur in this state.
+    """
     row = TRANSITIONS.get((state, event))
     if row is None and (state, event) not in IGNORED:
         raise InternalError(f"a connection that is {state.name} got the event {event.name}")

@@ -1,17 +1,18 @@
-"""Control messages between the two ends of a connection, in msgpack.
+"""Control messages between the two sides of a connection, in msgpack.
 
-Each is an array ``[magic, version, type, request id, body]``, the body an array of the fields of
-its class below, in order. It travels in a CONTROL frame (:mod:`aiordma._core.frames`); it is
-never longer than MAX_LENGTH, so it fits every receive that a peer may post.
+Each message is an array ``[magic, version, type, request id, body]``. The body is an array of the
+fields of the message's class below, in order. A message travels in a CONTROL frame
+(:mod:`aiordma._core.frames`). It is never longer than MAX_LENGTH, so it fits every receive that a
+peer may post.
 
-A request has a request id of its sender's choice (not 0); what answers it carries the same id,
-and every request is answered: with what was asked for, or with an Error. Id 0 is for messages that
-answer nothing and want no answer. At most MAX_UNANSWERED requests of one side, as many of its
-offers, and as many of its connect requests, are unanswered at a time: answers wait for credits, and
-a peer that withholds those could else make this side keep answers without end.
+The sender of a request chooses a request id other than 0, and the response carries the same id.
+Every request gets a response: either what was requested, or an Error. Id 0 is for messages that are
+neither requests nor responses. One side may have at most MAX_UNANSWERED requests, as many offers
+and as many connect requests without a response. Responses wait for credits, so a peer that
+withholds credits could otherwise make this side queue an unlimited number of them.
 
-Decoding is strict: wrong types, numbers out of range, unknown versions and types, missing,
-additional and trailing bytes are all a ProtocolError.
+Decoding is strict. Wrong types, numbers out of range, unknown versions and types, and missing,
+additional or trailing bytes all raise ProtocolError.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from aiordma.errors import MessageTooLongError, ProtocolError
 MAGIC = 0xA17D
 VERSION = 1
 MAX_LENGTH = 512
-"""Bytes of the longest control message."""
+"""The length of the longest control message in bytes."""
 MAX_UNANSWERED = 256
-"""Requests, offers and connect requests, of each, that one side may have unanswered."""
+"""The number of requests, of offers and of connect requests that may be without a response."""
 MIN_RECEIVE = HEADER_SIZE + MAX_LENGTH + TAG_SIZE
-"""Bytes that every receive must have: any of them may be hit by the longest control message."""
+"""The minimum size of a receive, because each may get the longest control message."""
 
 
 class ErrorCode(IntEnum):
-    """Why a request was refused. Numbers that are not here may come from a later release."""
+    """The reason why a request was refused. A later release may send other numbers."""
 
     OK = 0
     INTERNAL = 1
@@ -65,7 +66,7 @@ class ErrorCode(IntEnum):
 
 
 class GoodbyeCode(IntEnum):
-    """Why a side ends the connection. Numbers that are not here may come from a later release."""
+    """The reason why a side ends the connection. A later release may send other numbers."""
 
     NORMAL = 0
     SHUTDOWN = 1
@@ -78,7 +79,7 @@ class GoodbyeCode(IntEnum):
 
 
 class RailCause(IntEnum):
-    """Why a side has stopped a rail. Numbers that are not here may come from a later release."""
+    """The reason why a side has stopped a rail. A later release may send other numbers."""
 
     UNKNOWN = 0
     UNANSWERED = 1
@@ -101,7 +102,7 @@ RAIL_CAUSES: Mapping[int, str] = MappingProxyType(
         RailCause.OTHER: "its device could not carry the connection",
     }
 )
-"""The text of each cause, for the other side. No text of a peer is repeated."""
+"""The text for each cause at the other side. Texts of the peer are never repeated."""
 
 
 def rail_cause_text(number: int) -> str:
@@ -112,11 +113,11 @@ def rail_cause_text(number: int) -> str:
 
 
 class RegionGrant(NamedTuple):
-    """A region of the sender is the receiver's to use, within the rights and lease of ``token``.
+    """Grant the receiver a region of the sender, with the rights and lease of ``token``.
 
-    Answers a RegionRequest (its request id), or is handed over unasked (0).  ``keys`` has the
-    numbers of the rails that can use it, but for rail 0, whose rkey the token has, with an rkey
-    for each.
+    This is the response to a RegionRequest, or unsolicited with request id 0. ``keys`` lists the
+    other rails that can use the region, each with its number and rkey. The rkey for rail 0 is in
+    the token.
     """
 
     request_id: U32
@@ -125,9 +126,9 @@ class RegionGrant(NamedTuple):
 
 
 class RegionReturn(NamedTuple):
-    """A region that its owner lent goes back to the owner, for its contents.
+    """Return a borrowed region to its owner, which receives its contents.
 
-    The sender is done with it and promises not to use its token any more.
+    The sender promises not to use the token any more.
     """
 
     request_id: U32
@@ -135,9 +136,9 @@ class RegionReturn(NamedTuple):
 
 
 class RegionRequest(NamedTuple):
-    """Lend me ``length`` bytes with these rights, for ``lease_ms`` (0: until I release them).
+    """Request a loan of ``length`` bytes for ``lease_ms`` milliseconds (0: until released).
 
-    Answered by RegionGrant, or by Error (over the quota, for instance).
+    The response is a RegionGrant, or an Error, for instance if the quota is exceeded.
     """
 
     request_id: U32
@@ -147,16 +148,16 @@ class RegionRequest(NamedTuple):
 
 
 class RegionRelease(NamedTuple):
-    """The sender needs the owner's region no longer; its contents do not matter."""
+    """Tell the owner that the sender no longer needs a region. The contents are discarded."""
 
     request_id: U32
     region_id: U64
 
 
 class RegionEnd(NamedTuple):
-    """A region of the sender is the receiver's to use no longer: taken back, or its lease is over.
+    """Tell the receiver that it may no longer use a region: it was revoked, or its lease expired.
 
-    The receiver ignores it for a region that it has given up.
+    The receiver ignores this for a region that it has released.
     """
 
     request_id: U32
@@ -164,9 +165,9 @@ class RegionEnd(NamedTuple):
 
 
 class RegionRenew(NamedTuple):
-    """Let me use what you lent me for ``lease_ms`` from now on (0: until I release it).
+    """Request a new lease of ``lease_ms`` from now for a borrowed region (0: until released).
 
-    Answered by RegionLease, or by Error.
+    The response is a RegionLease or an Error.
     """
 
     request_id: U32
@@ -175,9 +176,9 @@ class RegionRenew(NamedTuple):
 
 
 class RegionLease(NamedTuple):
-    """The lease of a region of the sender is ``lease_ms`` from now on (0: without an end).
+    """Set the lease of a region of the sender to ``lease_ms`` from now (0: no time limit).
 
-    Answers a RegionRenew (its request id), or is told unasked (0).
+    This is the response to a RegionRenew, or unsolicited with request id 0.
     """
 
     request_id: U32
@@ -186,19 +187,19 @@ class RegionLease(NamedTuple):
 
 
 class Ping(NamedTuple):
-    """Are you there? Answered by Pong."""
+    """Ask for a Pong, to see whether the peer is alive."""
 
     request_id: U32
 
 
 class Pong(NamedTuple):
-    """Answers Ping."""
+    """Respond to a Ping."""
 
     request_id: U32
 
 
 class Goodbye(NamedTuple):
-    """The sender will send nothing after this; ``code`` is a GoodbyeCode."""
+    """Announce that the sender will send nothing more. ``code`` is a GoodbyeCode."""
 
     request_id: U32
     code: U16
@@ -206,7 +207,7 @@ class Goodbye(NamedTuple):
 
 
 class Error(NamedTuple):
-    """The request of this id is refused; ``code`` is an ErrorCode."""
+    """Refuse the request with this id. ``code`` is an ErrorCode."""
 
     request_id: U32
     code: U16
@@ -214,9 +215,9 @@ class Error(NamedTuple):
 
 
 class AuthHello(NamedTuple):
-    """The connecting side begins: prove with this nonce that you have the key.
+    """Start the proof of the key, with the connecting side's nonce.
 
-    Where both encrypt the nonces, this one and the answer's, are X25519 public keys.
+    If both sides encrypt, the nonces in this message and in AuthAnswer are X25519 public keys.
     """
 
     request_id: U32
@@ -224,7 +225,7 @@ class AuthHello(NamedTuple):
 
 
 class AuthAnswer(NamedTuple):
-    """Answers AuthHello: the proof, and a nonce for the other side's."""
+    """Respond to AuthHello with a proof, and with a nonce for the proof of the other side."""
 
     request_id: U32
     nonce: Bytes32
@@ -232,14 +233,14 @@ class AuthAnswer(NamedTuple):
 
 
 class AuthProof(NamedTuple):
-    """Answers AuthAnswer: the connecting side's proof."""
+    """Respond to AuthAnswer with the connecting side's proof."""
 
     request_id: U32
     proof: Bytes32
 
 
 class ReceiveSize(NamedTuple):
-    """The sender's receives from number ``first`` on (counted from 0) have ``size`` bytes."""
+    """Announce that the sender's receives have ``size`` bytes from number ``first`` on (from 0)."""
 
     request_id: U32
     first: U64
@@ -247,10 +248,11 @@ class ReceiveSize(NamedTuple):
 
 
 class ConnectRequest(NamedTuple):
-    """A further connection is to be opened over this one: the sender's Endpoint and Hello.
+    """Request a further connection over this one, with the sender's Endpoint and Hello.
 
-    ``number`` identifies it on the socket that the two sides share. Answered by ConnectReply, or
-    by Error: QUOTA when the listener has too many connections, else when to use a socket instead.
+    ``number`` identifies the new connection on the socket that both sides share. The response is a
+    ConnectReply, or an Error: QUOTA if the listener has too many connections, and another code if a
+    socket must be used instead.
     """
 
     request_id: U32
@@ -260,7 +262,10 @@ class ConnectRequest(NamedTuple):
 
 
 class ConnectReply(NamedTuple):
-    """Answers ConnectRequest: the listener's Endpoint and Hello; its queue pair is connected."""
+    """Respond to ConnectRequest with the listener's Endpoint and Hello.
+
+    The listener's queue pair is already connected.
+    """
 
     request_id: U32
     endpoint: Bytes40
@@ -268,16 +273,16 @@ class ConnectReply(NamedTuple):
 
 
 class ReadyToUse(NamedTuple):
-    """First message on a connection that was opened in-band: the queue pair is connected."""
+    """Report that the queue pair is connected; the first message on an in-band connection."""
 
     request_id: U32
 
 
 class ConnectData(NamedTuple):
-    """First message to a listener whose hello says that its application inspects requests.
+    """Send ``data`` of the connecting side's user to a listener that inspects requests.
 
-    ``data`` is of the connecting side's user. Answered by ConnectAccepted, or by Goodbye with the
-    reason (REJECTED).
+    This is the first message to a listener whose hello has ``inspects``. The response is a
+    ConnectAccepted, or a Goodbye with the reason (REJECTED).
     """
 
     request_id: U32
@@ -285,16 +290,16 @@ class ConnectData(NamedTuple):
 
 
 class ConnectAccepted(NamedTuple):
-    """Answers ConnectData: the listener's application takes the connection."""
+    """Respond to ConnectData: the listener's application accepts the connection."""
 
     request_id: U32
 
 
 class RailOffer(NamedTuple):
-    """The connecting side has a queue pair on another device: rail ``rail``, with its Endpoint.
+    """Offer rail ``rail``: a queue pair of the connecting side on another device.
 
-    Rails are numbered from 1 in the order of their offers; the queue pair of the handshake is 0.
-    Answered by RailAnswer, or by Error.
+    Rails are numbered from 1 in the order of the offers. The queue pair of the handshake is rail 0.
+    The response is a RailAnswer or an Error.
     """
 
     request_id: U32
@@ -303,7 +308,7 @@ class RailOffer(NamedTuple):
 
 
 class RailAnswer(NamedTuple):
-    """Answers RailOffer: the Endpoint of its partner, which is connected."""
+    """Respond to RailOffer with the Endpoint of the other queue pair, which is connected."""
 
     request_id: U32
     rail: U32
@@ -311,16 +316,16 @@ class RailAnswer(NamedTuple):
 
 
 class RailReady(NamedTuple):
-    """A write by this rail has been acknowledged here: the peer can use it too."""
+    """Report that a write over this rail was acknowledged, so that the peer can use it, too."""
 
     request_id: U32
     rail: U32
 
 
 class RailDown(NamedTuple):
-    """The sender has stopped this rail; answered once by the same.
+    """Report that the sender has stopped this rail. The other side sends the same once in response.
 
-    ``request_id`` is the RailCause, or 0. Releases before it send 0 and ignore it.
+    ``request_id`` is the RailCause, or 0. Releases before it was introduced send 0 and ignore it.
     """
 
     request_id: U32
@@ -328,10 +333,11 @@ class RailDown(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """First frame on a rail that becomes the lead: so many frames have been handled here.
+    """Report the number of frames handled here; the first frame on a rail that becomes the lead.
 
-    It takes no credit, and does not count itself.  ``request_id`` is how many its sender has sent,
-    with this one: an earlier one that comes later by another rail does not count.
+    It uses no credit and does not count as a frame. ``request_id`` is the number of Resumes that
+    the sender has sent, including this one. If an older Resume arrives later over another rail, it
+    is ignored.
     """
 
     request_id: U32
@@ -340,9 +346,10 @@ class Resume(NamedTuple):
 
 
 class RegionKey(NamedTuple):
-    """Rail ``rail``, which came up after the region was granted, can use it with this ``rkey``.
+    """Send the ``rkey`` of a region for rail ``rail``, which came up after the region was granted.
 
-    Ignored for a region that was not granted on this connection, and for a rail that is not up.
+    The receiver ignores it for a region that was not granted on this connection, and for a rail
+    that is not up.
     """
 
     request_id: U32
@@ -379,15 +386,15 @@ Message: TypeAlias = (
     | Resume
     | RegionKey
 )
-"""Any control message; its request id stands first. New ones go to the end: see NUMBERS."""
+"""Any control message. Its first field is the request id. Add new ones at the end (see NUMBERS)."""
 
 BEFORE_PROOF: frozenset[type[Message]] = frozenset({AuthHello, AuthAnswer, AuthProof, Goodbye})
-"""Messages that a peer may send before it has proved the key: all others end the connection."""
+"""The messages that a peer may send before it has proved the key. Others end the connection."""
 
 NUMBERS: Mapping[type[Message], int] = MappingProxyType(
     {cls: number for number, cls in enumerate(get_args(Message), 3)}
 )
-"""The type of each message as a number, which stands third in its array."""
+"""The type number of each message, the third element of its array."""
 
 
 def _codecs(cls: type[Message]) -> tuple[tuple[str, Codec], ...]:
@@ -402,7 +409,7 @@ _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
 
 
 def _check(message: Message) -> None:
-    """Checks the relations between fields; ValueError."""
+    """Check constraints between fields. Raises ValueError."""
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
         raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {message.size}")
 
@@ -429,7 +436,7 @@ def _is(value: object, number: int) -> bool:
 
 
 def encode(message: Message) -> bytes:
-    """A message as bytes, at most MAX_LENGTH of them. ValueError when a field does not fit."""
+    """Encode a message in at most MAX_LENGTH bytes. Raises ValueError if a field does not fit."""
     if message is GOODBYE:
         return _GOODBYE
     return _encode(message)
@@ -451,7 +458,7 @@ def _encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
-    """The message in ``data``, all of it. Raises ProtocolError, and nothing else, if it is none."""
+    """Decode the message that ``data`` consists of. Raises only ProtocolError."""
     if data == _GOODBYE:
         return GOODBYE
     if len(data) > MAX_LENGTH:
@@ -491,21 +498,22 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
 
 
 GOODBYE = Goodbye(0, GoodbyeCode.NORMAL, "")
-"""The last message of every connection that ends in order; so it is made and read once."""
+"""The last message of every connection that ends in order, encoded and decoded only once."""
 _GOODBYE = _encode(GOODBYE)
 
 GOING_AWAY = Goodbye(0, GoodbyeCode.NORMAL, "the server is shutting down")
-"""Ends a connection in order, as GOODBYE, for a release that does not know the text as well."""
+"""A goodbye of a server that shuts down. Older releases treat it like GOODBYE."""
 CUT_OFF = Goodbye(0, GoodbyeCode.SHUTDOWN, "the server was shut down before its handler had ended")
 
 _FAILURE = re.compile("([A-Za-z_][A-Za-z0-9_]{0,63})(?: ([0-9]{1,20}) of ([0-9]{1,20}))?")
 
 
 def failed(error: BaseException) -> Goodbye:
-    """Return the goodbye of a side that an exception ends, with its type and never its text.
+    """Return the goodbye of a side that an exception ends, with the exception's type.
 
-    The text may hold what the peer must not see. Of a group it is the first exception's type. A
-    message that is too long has its size and the limit behind that, for the side whose limit it is.
+    The text of the exception is not sent, because it may contain private data. For an exception
+    group, the type of the first exception is sent. For a message that is too long, the size and the
+    limit follow, for the side that has the limit.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -516,9 +524,9 @@ def failed(error: BaseException) -> Goodbye:
 
 
 def failure(goodbye: Goodbye, max_message: int) -> str:
-    """Return the failure of the peer, for an error of this side, which takes `max_message` bytes.
+    """Describe the peer's failure for an error on this side, whose limit is `max_message` bytes.
 
-    Only a name of a type and numbers are repeated.
+    Only the name of a type and numbers are taken from the peer.
     """
     found = _FAILURE.fullmatch(goodbye.text)
     name, amount, limit = found.groups("0") if found else ("an exception", "0", "0")

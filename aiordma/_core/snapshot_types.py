@@ -1,7 +1,7 @@
-"""The types of `aiordma.snapshot`; `aiordma.monitoring` has their public names.
+"""The types of `aiordma.snapshot`. Their public names are in `aiordma.monitoring`.
 
-Each object makes its own part of a snapshot, in a method `figures`: a new field of a type has its
-value there.
+Each object creates its own part of a snapshot in a method `figures`. If you add a field to a type,
+add its value there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypedDict, cast
 
 
 class Traffic(TypedDict):
-    """Counts of messages, bytes of messages, and operations on the peer's memory."""
+    """Counts of messages, their bytes, and operations on the peer's memory."""
 
     messages_sent: int
     messages_received: int
@@ -21,28 +21,32 @@ class Traffic(TypedDict):
     writes: int
     atomics: int
     bytes_read: int
-    """Bytes that this side has read from the peer's memory, without those of messages."""
+    """The number of bytes that this side has read from the peer's memory, without messages."""
     bytes_written: int
-    """Bytes that this side has written to the peer's memory."""
+    """The number of bytes that this side has written to the peer's memory."""
     peer_bytes_read: int
-    """Bytes that the peer has read from this side's memory, without those of messages; 0 on devices
-    that do not count them."""
+    """The number of bytes that the peer has read from this side's memory, without messages.
+
+    0 on devices that do not count them.
+    """
     peer_bytes_written: int
-    """Bytes that the peer has written to this side's memory; 0 on devices that do not count
-    them."""
+    """The number of bytes that the peer has written to this side's memory.
+
+    0 on devices that do not count them.
+    """
 
 
 class ConnectionEvents(TypedDict):
-    """Counts of connections."""
+    """Counts of connections since the process began."""
 
     begun: int
-    """Connections that `connect` or `accept` returned."""
+    """The number of connections that `connect` or `accept` returned."""
     ended: int
-    """Of these, those that were closed in order, by either side."""
+    """The number of these that were closed in order, by either side."""
     broken: int
-    """Of these, those that ended with an error."""
+    """The number of these that ended with an error."""
     failed: int
-    """Attempts to connect, and handshakes of peers, that failed."""
+    """The number of failed attempts to connect and failed handshakes of peers."""
 
 
 class PoolState(TypedDict):
@@ -58,7 +62,7 @@ class PoolState(TypedDict):
 
 
 class RegistrationCacheState(TypedDict):
-    """Kept registrations of the program's memory; see `Connection.registration_statistics`."""
+    """The cache for registrations of user memory; see `Connection.registration_statistics`."""
 
     registrations: int
     bytes: int
@@ -67,59 +71,59 @@ class RegistrationCacheState(TypedDict):
 
 
 class CompletionQueueState(TypedDict):
-    """A completion queue that connections share."""
+    """A completion queue that several connections share."""
 
     entries: int
-    """Completions that it can hold."""
+    """The number of completions that it can hold."""
     reserved: int
-    """Entries that queue pairs have set aside."""
+    """The number of entries reserved by queue pairs."""
 
 
 class DeviceState(TypedDict):
-    """A device that connections of one event loop use."""
+    """A device in use by the connections of one event loop."""
 
     name: str
     loop: int
-    """Tells the event loops of the process apart."""
+    """A number that identifies the event loop within the process."""
     connections: int
-    """Queue pairs of connections, those of handshakes included."""
+    """The number of queue pairs of connections, including those of handshakes in progress."""
     work_requests: int
-    """Slots of work under way: posted receives, sends and operations on memory."""
+    """The number of outstanding work requests: posted receives, sends and operations on memory."""
     completions: int
-    """Completions since the device was opened."""
+    """The number of completions since the device was opened."""
     pool: PoolState
     registration_cache: RegistrationCacheState
     completion_queues: list[CompletionQueueState]
     open: dict[str, int]
-    """Objects that are open on the device, by class."""
+    """The number of objects that are open on the device, by class."""
     failures: dict[str, int]
-    """Failed completions since the device was opened, by status."""
+    """The number of failed completions since the device was opened, by status."""
     events: dict[str, int]
-    """Asynchronous events since the device was opened, by type."""
+    """The number of asynchronous events since the device was opened, by type."""
 
 
 class ListenerState(TypedDict):
-    """A listener, also that of a server."""
+    """A listener, which may belong to a server."""
 
     device: str
     loop: int
     addresses: list[str]
-    """Each as "host:port"."""
+    """The addresses, each as "host:port"."""
     handshakes: int
-    """Handshakes that are under way."""
+    """The number of handshakes in progress."""
     waiting: int
-    """Connections that wait for `accept`."""
+    """The number of connections that wait for `accept`."""
 
 
 class RailState(TypedDict):
-    """A rail of a connection, as `RailStatus` of `Connection.rails`."""
+    """A rail of a connection. The fields are those of `RailStatus`."""
 
     device: str
     state: str
     age: float
-    """Seconds since it came into that state."""
+    """The number of seconds since the rail entered this state."""
     error: str | None
-    """With its date and time, in UTC."""
+    """The error with its date and time, in UTC."""
     bytes_sent: int
     bytes_received: int
     bytes_read: int
@@ -129,95 +133,109 @@ class RailState(TypedDict):
 
 
 class ConnectionState(TypedDict):
-    """An open connection, or one that is being closed."""
+    """A connection that is open or being closed."""
 
     device: str
     loop: int
     wire: str | None
-    """As `Connection.wire`; None also until the event loop has read it: see `snapshot`."""
+    """The medium, as for `Connection.wire`. It is also None until the event loop has read it."""
     state: str
-    """A state of docs/design.md."""
+    """The name of a state in docs/design.md."""
     accepted: bool
-    """Whether this is the side of the listener."""
+    """Whether this is the listener's side."""
     local: str | None
-    """This side, as "host:port"."""
+    """The address of this side, as "host:port"."""
     peer: str | None
-    """The peer, as "host:port"."""
+    """The address of the peer, as "host:port"."""
     qp_num: int
     age: float
-    """Seconds since `connect` or `accept` could return it."""
+    """The number of seconds since the connection was opened."""
     traffic: Traffic
     send_queue: int
-    """Entries of the send queue."""
+    """The number of entries of the send queue."""
     outstanding: int
-    """Work requests that are posted or wait for entries."""
+    """The number of work requests that have been posted or wait for entries of the send queue."""
     messages_waiting: int
-    """Messages that wait for credits or memory."""
+    """The number of messages that wait for credits or memory."""
     waiting_for_credits: int
-    """Of these, those that wait until the peer receives."""
+    """The number of these that wait until the peer receives."""
     waiting_for_send_queue: int
-    """Work requests that wait for entries of the send queue."""
+    """The number of work requests that wait for entries of the send queue."""
     messages_unread: int
-    """Messages that have arrived and were not received yet."""
+    """The number of messages that have arrived but have not been received yet."""
     shared_regions: int
-    """Regions of this side that the peer may use."""
+    """The number of regions of this side that the peer may use."""
     lent_bytes: int
-    """Bytes of this side that the peer has borrowed."""
+    """The number of bytes that the peer has borrowed from this side."""
     remote_regions: int
-    """Regions of the peer that this side holds."""
+    """The number of regions of the peer that this side holds."""
     rails: list[RailState]
-    """Its queue pairs, the lead first; others where `connect` was given several devices."""
+    """The queue pairs, the lead first. There are several if `connect` was given several devices."""
 
 
 class WaitState(TypedDict):
-    """The number and length of the waits of connections or pools for the same thing."""
+    """How often and how long connections or pools have waited for the same resource."""
 
     count: int
     seconds: float
-    """Of one connection or pool, however many messages, operations or tasks waited in it."""
+    """The total time. Concurrent waits in one connection or pool count once."""
 
 
 class Latencies(TypedDict):
-    """Times from the post of a request until its completion was taken, of every 17th request."""
+    """The time from posting a request until its completion is processed, for every 17th request."""
 
     seconds: float
-    """Their sum."""
+    """The sum of all measured times."""
     up_to: dict[str, int]
-    """The number that took no longer than each bound, in seconds; "+Inf": all."""
+    """The number of requests that took at most as long as each bound, in seconds.
+
+    "+Inf" is the number of all requests.
+    """
 
 
 class Snapshot(TypedDict):
     """The state of a process."""
 
     version: str
-    """The version of aiordma: another one may have other fields."""
+    """The version of aiordma. The fields may differ between versions."""
     pid: int
     time: float
-    """Seconds since the epoch."""
+    """The time of the snapshot, in seconds since the epoch."""
     traffic: Traffic
-    """The sums of all connections since the process began, those that have ended included."""
+    """The sums over all connections since the process began, including those that have ended."""
     waits: dict[str, WaitState]
-    """For "credits", until a peer receives; for entries of the "send queue"; for "memory" of a
-    pool. Since the process began."""
+    """The waits since the process began, by resource.
+
+    "credits" are waits until a peer receives, "send queue" waits for its entries, and "memory"
+    waits for memory from a pool.
+    """
     latencies: dict[str, Latencies]
-    """By operation, since the process began: "send" is a frame with messages, or with the offer of
-    a long one; a "batch" is measured as a whole. Failed ones are not counted."""
+    """The latencies since the process began, by operation.
+
+    "send" is a frame with messages, or one that offers a long message. A "batch" is measured as a
+    whole. Failed operations are not counted.
+    """
     connection_events: ConnectionEvents
-    """Since the process began."""
+    """The counts of connections since the process began."""
     errors: dict[str, int]
-    """Connections that broke and attempts that failed since the process began, by the class of the
-    error."""
+    """The number of broken connections and failed attempts since the process began.
+
+    The keys are the classes of the errors.
+    """
     rail_failures: dict[str, int]
-    """Rails that broke since the process began, by this side's device."""
+    """The number of rails that broke since the process began, by this side's device."""
     leads_moved: dict[str, int]
-    """Leads that broke and moved to another device, by that which they left."""
+    """The number of leads that broke and moved to another device, by the device that they left."""
     objects: dict[str, int]
-    """Open objects of the verbs by class, on any device, also those that were dropped unclosed."""
+    """The number of open verbs objects on all devices, by class.
+
+    This includes objects that were dropped without being closed.
+    """
     devices: list[DeviceState]
     listeners: list[ListenerState]
     connections: list[ConnectionState]
 
 
 def traffic(counts: Callable[[str], int]) -> Traffic:
-    """By the function that gives the count of a name."""
+    """Return the counts for all fields, using a function that returns the count for a name."""
     return cast("Traffic", {name: counts(name) for name in Traffic.__annotations__})
