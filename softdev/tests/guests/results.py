@@ -52,27 +52,27 @@ This software was built and run under `aiordma run` by hand in 2026:
 
 Tried on 2026-11-30, on a machine with 2 busy cores:
 
-| software | what ran | result |
+| software | programs | result |
 |---|---|---|
-| perftest 6.29 (00b55b6) | `--use-srq` of ib_send_bw (1 and 4 queue pairs) and of ib_send_lat; \
-`-R` of ib_write_bw | work over shared memory, TCP and RoCE |
-| perftest 6.29 (00b55b6) | `-R` of ib_send_bw and ib_read_lat | work over RoCE; the other links \
-were not tried |
-| fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works: 5.0 to 5.1 s \
-over shared memory, 4.4 to 5.3 s over TCP, 3.9 to 4.2 s by libfabric's own TCP provider. Each \
-side allocates and registers 1 GiB; the first run on fresh memory took 14 s |
+| perftest 6.29 (00b55b6) | ib_send_bw `--use-srq` (1 and 4 queue pairs), ib_send_lat `--use-srq`, \
+ib_write_bw `-R` | work over shared memory, TCP and RoCE |
+| perftest 6.29 (00b55b6) | ib_send_bw `-R`, ib_read_lat `-R` | work over RoCE; other links not \
+tried |
+| fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works: 5.0 to 5.1 s over \
+shared memory, 4.4 to 5.3 s over TCP (libfabric's TCP provider: 3.9 to 4.2 s). Each side registers \
+1 GiB; the first run on fresh memory took 14 s |
 | GPI-2 (9eae0f2) | allreduce, 2 processes | works over shared memory, in 15 s |
-| GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | did not end within 100 s over shared memory \
-or TCP. Traced with 3, requests went on succeeding until the limit: 45 to 67 a second for each \
-process. Its processes poll, and there were more of them than cores |
-| rdma-core's mckey 44.0 | two hosts, RoCE | received all datagrams in 43 runs, four of \
-them through a bridge with multicast snooping. Its sender waits 3 s after it has joined: datagrams \
-are lost for a receiver that joins later |
-| the-geek-in-the-corner (fb2358c) | 01 and 02 (write) | work over shared memory and TCP |
-| the-geek-in-the-corner (fb2358c) | 03, a file of 3 MB | works over shared memory and TCP |
-| animeshtrivedi/rdma-example (615b85d) | server and client | works over shared memory and TCP |
+| GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | not finished after 100 s over shared memory or \
+TCP. With 3, the trace shows 45 to 67 successful requests per second and process. The processes \
+poll and outnumber the cores |
+| rdma-core's mckey 44.0 | two hosts, RoCE | received all datagrams in 43 runs, four of them \
+through a bridge with multicast snooping. Its sender waits 3 s after joining; receivers that join \
+later lose datagrams |
+| the-geek-in-the-corner (fb2358c) | 01, 02 (write), 03 with a file of 3 MB | work over shared \
+memory and TCP |
+| animeshtrivedi/rdma-example (615b85d) | server and client | work over shared memory and TCP |
 
-OSU micro-benchmarks and InfiniStore have not been tried.
+OSU micro-benchmarks and InfiniStore were not tried.
 """
 
 
