@@ -1,12 +1,12 @@
-"""A cache whose clients read the server's memory: a hit costs the server's program nothing.
+"""A cache whose clients read the server's memory, so a hit does not involve the server's program.
 
     python examples/cache.py serve [HOST [PORT]]
     python examples/cache.py set HOST PORT KEY VALUE
     python examples/cache.py get HOST PORT KEY
 
-The table has a slot for each hash of a key; a newer entry replaces an older one there. A slot has a
-checksum, because a client may read it while the server writes it: then it reads again. Without HOST
-the server listens on all addresses, without PORT on 7474. It ends with Ctrl-C.
+The table has one slot per key hash, and a new entry replaces the old one. A client that reads a
+slot during a write detects this by its checksum, and reads it again. The server listens on HOST
+(default: all addresses) and PORT (default: 7474) until Ctrl-C.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ def place(key: bytes) -> slice:
 
 
 def pack(key: bytes, value: bytes) -> bytes:
-    """ValueError for an entry that is too long for a slot."""
+    """Return a slot with the entry, or raise ValueError if it is too long."""
     if HEADER.size + len(key) + len(value) > SLOT:
-        raise ValueError(f"key and value have at most {SLOT - HEADER.size} bytes")
+        raise ValueError(f"key and value together may have at most {SLOT - HEADER.size} bytes")
     rest = struct.pack("<HH", len(key), len(value)) + key + value
     return (struct.pack("<I", crc32(rest)) + rest).ljust(SLOT, b"\0")
 
 
 def unpack(slot: bytes) -> tuple[bytes, bytes] | None:
-    """None where the server is in the middle of writing."""
+    """Return the key and value, or None if the server was writing the slot."""
     checksum, key_size, value_size = HEADER.unpack_from(slot)
     end = HEADER.size + key_size + value_size
     if not checksum and end == HEADER.size:
-        return b"", b""  # it was never written
+        return b"", b""  # never written
     if end > SLOT or crc32(slot[4:end]) != checksum:
         return None
     return slot[HEADER.size : HEADER.size + key_size], slot[HEADER.size + key_size : end]
@@ -62,7 +62,7 @@ class Cache:
                     self.table[place(entry[0])] = slot
                     await conn.send(b"stored")
                 else:
-                    await conn.send(b"this is no entry")
+                    await conn.send(b"invalid entry")
 
 
 async def serve(host: str = "", port: str = "7474") -> None:
@@ -93,7 +93,7 @@ def main(command: str = "", *arguments: str) -> None:
     commands = {"serve": serve, "set": set, "get": get}
     try:
         inspect.signature(commands[command]).bind(*arguments)
-    except (KeyError, TypeError):  # another command, too few arguments, or too many
+    except (KeyError, TypeError):  # unknown command, or the wrong number of arguments
         sys.exit(__doc__)
     try:
         asyncio.run(commands[command](*arguments))

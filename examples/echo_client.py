@@ -1,6 +1,6 @@
-"""An echo client: sends messages of several sizes and compares what comes back.
+"""An echo client that sends messages of several sizes and compares the echoes.
 
-python examples/echo_client.py HOST PORT          (examples/echo_server.py says which)
+python examples/echo_client.py HOST PORT          (as printed by examples/echo_server.py)
 """
 
 import asyncio
@@ -19,14 +19,14 @@ async def main(host: str, port: str) -> None:
             await conn.send(data)
             with await conn.recv() as echo:
                 same = bytes(echo) == data
-            print(f"{size} bytes: {'the same came back' if same else 'DIFFERENT'}")
+            print(f"{size} bytes: {'echo matches' if same else 'ECHO DIFFERS'}")
 
 
 try:
     inspect.signature(main).bind(*sys.argv[1:])
-except TypeError:  # too few arguments, or too many
+except TypeError:  # the wrong number of arguments
     sys.exit(__doc__)
 try:
     asyncio.run(main(*sys.argv[1:]))
-except (aiordma.RDMAError, OSError, ValueError) as error:  # such as no server there
+except (aiordma.RDMAError, OSError, ValueError) as error:  # such as a missing server
     sys.exit(f"echo client: {error}")

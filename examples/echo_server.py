@@ -2,7 +2,7 @@
 
     python examples/echo_server.py [HOST [PORT]]      then: python examples/echo_client.py HOST PORT
 
-Without HOST it listens on all addresses, without PORT on 7471. Ends with Ctrl-C.
+It listens on HOST (default: all addresses) and PORT (default: 7471) until Ctrl-C.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import aiordma
 async def echo(conn: aiordma.Connection) -> None:
     print("connected:", conn.peer_address, flush=True)
     async for message in conn:
-        with message:  # gives the memory back when done with it
+        with message:  # releases its memory at the end
             await conn.send(message)
     print("closed:", conn.peer_address, flush=True)
 
@@ -34,5 +34,5 @@ except TypeError:  # too many arguments
 try:
     with suppress(KeyboardInterrupt):
         asyncio.run(main(*sys.argv[1:]))
-except (aiordma.RDMAError, OSError, ValueError) as error:  # such as an address that is in use
+except (aiordma.RDMAError, OSError, ValueError) as error:  # such as an address in use
     sys.exit(f"echo server: {error}")

@@ -1,4 +1,4 @@
-"""A key-value store: small values travel in answers to calls, large ones are read from memory."""
+"""A key-value store that returns small values by RPC. Clients read large ones from memory."""
 
 import asyncio
 

@@ -1,8 +1,8 @@
-"""Borrowed memory: the client asks the server for 8 bytes, fills half, and hands them over.
+"""Borrowed memory: the client borrows 8 bytes of the server, fills half, and hands them over.
 
     python examples/lent_memory.py [HOST]
 
-HOST is an address of the RDMA device, 127.0.0.1 if it is left out.
+HOST is an address of the RDMA device (default: 127.0.0.1).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ async def client(host: str, port: int) -> None:
         with conn.alloc(8) as ones:
             ones.view[:] = b"\1" * 8
             await conn.write(ones[4:8], lent[4:8])
-        await conn.hand_over(lent)  # from here on it is the server's alone
+        await conn.hand_over(lent)  # now only the server can use it
 
 
 async def server(listener: aiordma.Listener) -> None:

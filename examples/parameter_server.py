@@ -1,13 +1,12 @@
-"""A parameter server: four processes train one model with fetch-and-add on its memory.
+"""A parameter server whose four workers train a model with fetch-and-add on its memory.
 
     python examples/parameter_server.py [HOST]              server and four workers
     python examples/parameter_server.py HOST PORT SEED      one more worker
 
-The model is a line, y = w x + b, which the workers fit to points of w = 2, b = 1. A worker reads
-both parameters with one read, computes the gradient on points of its own, and adds its step to each
-of them atomically, so that no step is lost; the server's program takes no part. Atomic operations
-add integers, so a parameter is a fixed-point number. HOST is an address of the RDMA device,
-127.0.0.1 if it is left out.
+The workers fit a line, y = w x + b, to points with w = 2 and b = 1. A worker reads both parameters
+with one read, computes the gradient on its own points, and adds its step atomically, so no step is
+lost. The server's program is not involved. Parameters are fixed-point numbers because atomics add
+integers. HOST is an address of the RDMA device (default: 127.0.0.1).
 """
 
 import asyncio

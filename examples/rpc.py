@@ -1,9 +1,9 @@
-"""Remote procedure calls with a time limit: the server gives up a call when its caller has.
+"""Remote procedure calls with a timeout: the server cancels a call when its caller gives up.
 
     python examples/rpc.py serve [HOST [PORT]]
     python examples/rpc.py call HOST PORT
 
-Without HOST the server listens on all addresses, without PORT on 7473.  It ends with Ctrl-C.
+The server listens on HOST (default: all addresses) and PORT (default: 7473) until Ctrl-C.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ async def wait(_: None) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        print("the server has given up waiting", flush=True)
+        print("the server cancelled the call", flush=True)
 
 
 async def serve(host: str = "", port: str = "7473") -> None:
@@ -40,7 +40,7 @@ async def call(host: str, port: str) -> None:
         try:
             await client.call("wait", timeout=1)
         except TimeoutError:
-            print("wait: no answer in 1 second")
+            print("wait: no response within 1 second")
         try:
             await client.call("square", "x")
         except rpc.CallError as error:
@@ -52,7 +52,7 @@ def main(command: str = "", *arguments: str) -> None:
     commands = {"serve": serve, "call": call}
     try:
         inspect.signature(commands[command]).bind(*arguments)
-    except (KeyError, TypeError):  # another command, too few arguments, or too many
+    except (KeyError, TypeError):  # unknown command, or the wrong number of arguments
         sys.exit(__doc__)
     try:
         asyncio.run(commands[command](*arguments))

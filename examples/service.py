@@ -1,10 +1,10 @@
-"""A service that systemd or Kubernetes starts, watches and stops; docs/deployment.md has the rest.
+"""A service for systemd or Kubernetes, described in docs/deployment.md.
 
     python examples/service.py [HOST [PORT [HEALTH_PORT]]]
 
-Without HOST it listens on all addresses, without ports on 7471 and 8080. A request is a number of
-parts, then so many parts; the answer is all of them together. Ends with SIGTERM, when the requests
-under way have their answers.
+It listens on HOST (default: all addresses), PORT (default: 7471) and HEALTH_PORT (default: 8080).
+A request is a number of parts, followed by the parts. The response is all of them together. SIGTERM
+ends the service after it has answered the requests in progress.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ async def work(conn: aiordma.Connection) -> None:
 
 
 def notify(state: str) -> None:
-    """Tells systemd, if that has started this process (sd_notify(3))."""
+    """Notify systemd if it started this process (sd_notify(3))."""
     if name := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(state.encode(), name.replace("@", "\0", 1) if name[0] == "@" else name)
 
 
 async def watchdog() -> None:
-    """Tells systemd that the event loop runs, twice in WatchdogSec=, if the unit has that."""
+    """Notify systemd twice per WatchdogSec= of the unit that the event loop runs."""
     while microseconds := os.environ.get("WATCHDOG_USEC"):
         notify("WATCHDOG=1")
         await asyncio.sleep(int(microseconds) / 2e6)
@@ -42,7 +42,7 @@ async def main(host: str = "", port: str = "7471", health_port: str = "8080") ->
     server = await aiordma.start_server(work, host, int(port))
 
     async def health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers a probe: /ready by a connection to the server, anything else at once."""
+        """Respond to /ready after connecting to the server, and to other probes immediately."""
         status = "200 OK"
         try:
             async with asyncio.timeout(5):
@@ -67,7 +67,7 @@ async def main(host: str = "", port: str = "7471", health_port: str = "8080") ->
         print(f"service on {server.device}, port {server.port}", flush=True)
         address, number = probes.sockets[0].getsockname()[:2]
         print(f"probes on {address}, port {number}", flush=True)
-        await server.serve_forever()  # raises if the device fails: the service is started again
+        await server.serve_forever()  # raises if the device fails, and systemd restarts the service
         await stopping
         beating.cancel()
 
@@ -76,5 +76,5 @@ if len(sys.argv) > 4:
     sys.exit(__doc__)
 try:
     asyncio.run(main(*sys.argv[1:]))
-except (aiordma.RDMAError, OSError, ValueError) as error:  # such as an address that is in use
+except (aiordma.RDMAError, OSError, ValueError) as error:  # such as an address in use
     sys.exit(f"service: {error}")

@@ -1,12 +1,12 @@
-"""The tensors of a safetensors file, read by name from the memory of a server.
+"""Read the tensors of a safetensors file by name from a server's memory.
 
     python examples/tensors.py serve FILE [HOST [PORT]]
     python examples/tensors.py list HOST PORT
     python examples/tensors.py fetch HOST PORT NAME...
 
-The server maps the file and shares it; its program takes no part in the reading.  Without HOST it
-listens on all addresses, without PORT on 7472.  It ends with Ctrl-C.  To fetch bfloat16 and float8
-takes the package ml_dtypes.
+The server maps the file and shares it. Its program is not involved in reads. It listens on HOST
+(default: all addresses) and PORT (default: 7472) until Ctrl-C. Fetching bfloat16 and float8 needs
+the package ml_dtypes.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from aiordma import arrays
 
 async def serve(path: str, host: str = "", port: str = "7472") -> None:
     with open(path, "rb") as file:  # noqa: ASYNC230
-        # A copy on write: before Linux 6.2 what is mapped for reading alone cannot be registered.
+        # Copy on write, because Linux before 6.2 cannot register read-only mappings.
         contents = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     async def share(conn: aiordma.Connection) -> None:
         with conn.register(contents) as region:
             await conn.send_region(region, access=aiordma.Rights.READ, lease=None)
-            await conn.wait_closed()  # until then the client reads what it wants
+            await conn.wait_closed()  # the client reads until it closes
 
     async with await aiordma.start_server(share, host, int(port)) as server:
         print(f"tensors on {server.device}, port {server.port}", flush=True)
@@ -50,7 +50,7 @@ async def fetch(host: str, port: str, name: str, *more: str) -> None:
         remote = await tensors(conn)
         for wanted in (name, *more):
             if wanted not in remote:
-                raise ValueError(f"the file has no tensor {wanted}")
+                raise ValueError(f"no tensor {wanted} in the file")
             values = await remote[wanted]
             print(f"{wanted}: {values.size} values, mean {values.mean():g}")
 
@@ -60,7 +60,7 @@ def main(command: str = "", *arguments: str) -> None:
     commands = {"serve": serve, "list": names, "fetch": fetch}
     try:
         inspect.signature(commands[command]).bind(*arguments)
-    except (KeyError, TypeError):  # another command, too few arguments, or too many
+    except (KeyError, TypeError):  # unknown command, or the wrong number of arguments
         sys.exit(__doc__)
     try:
         asyncio.run(commands[command](*arguments))

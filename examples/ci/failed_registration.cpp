@@ -15,7 +15,7 @@ int main()
 	auto count = find<std::int64_t(const char *)>("aiordma_embedded_fault_count");
 
 	if (!faults || !count) {
-		std::puts("this test injects faults: it runs under aiordma run");
+		std::puts("this test injects faults, so start it with aiordma run");
 		return 1;
 	}
 	static char memory[4096];

@@ -24,7 +24,7 @@ int main(void)
 	struct ibv_wc wc;
 	union ibv_gid gid;
 
-	alarm(60); /* ends the test where a completion never comes */
+	alarm(60); /* end the test if a completion never arrives */
 	struct ibv_device **devices = ibv_get_device_list(NULL);
 	CHECK(devices && devices[0]);
 	struct ibv_context *context = ibv_open_device(devices[0]);

@@ -1,4 +1,4 @@
-"""A client of the connection manager, without an event loop: see cm_server.py.
+"""A connection manager client without an event loop, for cm_server.py.
 
 Usage: python examples/verbs/cm_client.py HOST [PORT]
 """
@@ -27,7 +27,7 @@ def main(host: str, port: str = "7474") -> None:
         id.resolve_route(timeout=2)  # rdma_resolve_route(3)
         next_event(channel, EventType.ROUTE_RESOLVED)
 
-        context = id.context  # id->verbs: the device that has a route to the server
+        context = id.context  # id->verbs: the device with a route to the server
         assert context is not None
         with (
             context.alloc_pd() as pd,
@@ -36,7 +36,7 @@ def main(host: str, port: str = "7474") -> None:
             pd.reg_mr(bytearray(128)) as mr,
         ):
             qp = id.create_qp(pd, cq)  # rdma_create_qp(3)
-            qp.post_recv_one(1, mr.addr + 64, 64, mr.lkey)  # before the server can answer
+            qp.post_recv_one(1, mr.addr + 64, 64, mr.lkey)  # before the server can respond
             id.connect()  # rdma_connect(3)
             established = next_event(channel, EventType.ESTABLISHED)
             print("the server said:", established.private_data.rstrip(b"\0"))
@@ -46,7 +46,7 @@ def main(host: str, port: str = "7474") -> None:
             for _ in "send", "receive":
                 (wc,) = cq.wait(1)
                 wc.raise_for_status()
-            print("answer:", bytes(mr.buf[64:69]))
+            print("response:", bytes(mr.buf[64:69]))
             id.disconnect()  # rdma_disconnect(3)
             next_event(channel, EventType.DISCONNECTED)
 

@@ -1,9 +1,8 @@
-"""A server of the connection manager, without an event loop: one client, one message, one answer.
+"""A connection manager server without an event loop, which answers one message of one client.
 
 Usage: python examples/verbs/cm_server.py [HOST [PORT]]
 
-HOST is an address of the device; without it the server listens on all of them. PORT is 7474
-unless given.
+It listens on HOST (default: all addresses of the device) and PORT (default: 7474).
 """
 
 import select
@@ -32,7 +31,7 @@ def main(host: str = "0.0.0.0", port: str = "7474") -> None:
         print("listening on port", listener.local_address[1], flush=True)
 
         request = next_event(channel, EventType.CONNECT_REQUEST)
-        context = request.id.context  # id->verbs: the device that the client has come to
+        context = request.id.context  # id->verbs: the device that the client reached
         assert context is not None
         with (
             request.id as id,

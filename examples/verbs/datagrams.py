@@ -1,11 +1,11 @@
-"""Datagrams (UD): a queue pair sends to any other, and the receiver can answer."""
+"""Datagrams (UD): a queue pair can send to any other, and the receiver can respond."""
 
 from contextlib import ExitStack
 
 from aiordma import verbs
 from aiordma.verbs import GRH_SIZE, Destination, QPType, SendFlags, SendWorkRequest, WROpcode
 
-ROOM, QKEY = 512, 0x1234  # the place of a receive in the memory; what both ends know
+ROOM, QKEY = 512, 0x1234  # bytes per receive; key known to both ends
 
 
 class End:
@@ -29,7 +29,7 @@ class End:
         self.completion(2)
 
     def received(self) -> tuple[verbs.WorkCompletion, bytes]:
-        """The completion, and the message, which stands behind a global route header (GRH)."""
+        """Return the completion and the message, which follows a global route header (GRH)."""
         wc = self.completion(1)
         return wc, bytes(self.mr.buf[ROOM + GRH_SIZE : ROOM + wc.byte_len])
 
@@ -45,16 +45,16 @@ with ExitStack() as stack:
     context = stack.enter_context(verbs.open_device())
     asks, answers = End(stack, context), End(stack, context)
 
-    # The endpoint of the peer says where it is; the address handle is the route there.
+    # The peer's endpoint is its address. The address handle contains the route.
     to = asks.qp.destination(asks.endpoint, answers.endpoint)  # ibv_create_ah(3)
     stack.enter_context(to.ah)
     asks.send(b"are you there?", to)
 
     wc, question = answers.received()
-    print("bytes of the completion:", wc.byte_len, "- of the message:", len(question), question)
+    print("completion:", wc.byte_len, "bytes; message:", len(question), "bytes,", question)
     header = answers.mr.buf[ROOM : ROOM + GRH_SIZE]
     back = answers.pd.create_ah_from_wc(wc, header)  # ibv_create_ah_from_wc(3)
     stack.enter_context(back)
     answers.send(b"yes", Destination(back, wc.src_qp, QKEY))
     wc, answer = asks.received()
-    print("answer:", answer, "from the one that was asked:", wc.src_qp == answers.qp.qp_num)
+    print("response:", answer, "- from the expected peer:", wc.src_qp == answers.qp.qp_num)

@@ -1,4 +1,4 @@
-"""An event loop waits for many queue pairs at one file descriptor: that of a completion channel."""
+"""An event loop that waits for many queue pairs on a completion channel's file descriptor."""
 
 import asyncio
 from contextlib import ExitStack
@@ -12,14 +12,14 @@ Waiting = dict[tuple[int, int], asyncio.Future[verbs.WorkCompletion]]
 
 def readable(channel: verbs.CompletionChannel, waiting: Waiting) -> None:
     while (cq := channel.get_event()) is not None:  # ibv_get_cq_event(3), ibv_ack_cq_events(3)
-        cq.req_notify()  # ibv_req_notify_cq(3): first arm, then poll until there is none
+        cq.req_notify()  # ibv_req_notify_cq(3): arm first, then poll until the queue is empty
         while completions := cq.poll():  # ibv_poll_cq(3)
             for wc in completions:
                 waiting.pop((wc.qp_num, wc.wr_id)).set_result(wc)
 
 
 async def count(qp: verbs.QueuePair, mr: verbs.MemoryRegion, waiting: Waiting) -> int:
-    """Send numbers, each when the one before has arrived; returns their sum."""
+    """Send numbers one at a time, and return the sum of those received."""
     loop, total = asyncio.get_running_loop(), 0
     for number in range(MESSAGES):
         both = [loop.create_future(), loop.create_future()]

@@ -1,4 +1,4 @@
-"""Two processes connect a queue pair each by a socket, and send a message to and fro.
+"""Two processes connect their queue pairs over a socket, and send a message back and forth.
 
 Usage: python examples/verbs/pingpong.py serve [PORT]
        python examples/verbs/pingpong.py connect HOST [PORT]
@@ -24,11 +24,11 @@ def pingpong(peer: Connection, begins: bool) -> None:
         pd.create_qp(cq) as qp,
     ):
         here = qp.endpoint()
-        peer.send_bytes(here.pack())  # in C a structure of your own: LID, GID, qp_num, PSN
+        peer.send_bytes(here.pack())  # in C, a structure you define: LID, GID, qp_num, PSN
         there = Endpoint.unpack(peer.recv_bytes())
         qp.connect(here, there)  # ibv_modify_qp(3): INIT, RTR, RTS
         qp.post_recv_one(RECV, mr.addr + SIZE, SIZE, mr.lkey)
-        peer.send_bytes(b"")  # the first receive is posted: the peer may send
+        peer.send_bytes(b"")  # the first receive is posted, so the peer may send
         peer.recv_bytes()
 
         def send() -> None:
@@ -39,7 +39,7 @@ def pingpong(peer: Connection, begins: bool) -> None:
         if begins:
             send()
         while sent < ROUNDS or received < ROUNDS:
-            for wc in cq.wait(spin=math.inf):  # ibv_poll_cq(3) until there is one
+            for wc in cq.wait(spin=math.inf):  # ibv_poll_cq(3) until one arrives
                 wc.raise_for_status()
                 if wc.wr_id == SEND:
                     sent += 1
@@ -49,7 +49,7 @@ def pingpong(peer: Connection, begins: bool) -> None:
                 if not begins or received < ROUNDS:
                     send()
         print(ROUNDS, "round trips; the last message was", bytes(mr.buf[SIZE : SIZE + 4]))
-        peer.send_bytes(b"")  # the peer may need this queue pair until it has finished
+        peer.send_bytes(b"")  # keep this queue pair until the peer has finished
         peer.recv_bytes()
 
 

@@ -1,4 +1,4 @@
-"""A shared receive queue (SRQ) tells by an event that it runs low, and is filled up again."""
+"""A shared receive queue (SRQ) raises an event when it runs low, and is refilled."""
 
 import select
 from contextlib import ExitStack
@@ -14,14 +14,14 @@ with ExitStack() as stack:
     cq = stack.enter_context(context.create_cq(64))
     srq = stack.enter_context(pd.create_srq(RECEIVES))  # ibv_create_srq(3)
     mr = stack.enter_context(pd.reg_mr(bytearray((RECEIVES + 1) * SIZE)))
-    message = mr.addr + RECEIVES * SIZE  # behind the receives
+    message = mr.addr + RECEIVES * SIZE  # after the receives
 
     def post(number: int) -> None:
         srq.post_recv_one(number, mr.addr + number * SIZE, SIZE, mr.lkey)  # ibv_post_srq_recv(3)
 
     for number in range(RECEIVES):
         post(number)
-    srq.modify(srq_limit=LOW)  # ibv_modify_srq(3) with IBV_SRQ_LIMIT: one event, then it is off
+    srq.modify(srq_limit=LOW)  # ibv_modify_srq(3) with IBV_SRQ_LIMIT, for one event
 
     qps = []
     for _ in range(QUEUE_PAIRS):
@@ -30,24 +30,24 @@ with ExitStack() as stack:
         qp.connect(here, here)  # each to itself
         qps.append(qp)
 
-    taken: list[int] = []  # the receives that a message has used up
+    taken: list[int] = []  # receives used by messages
     events: list[verbs.AsyncEvent] = []
     for sent in range(RECEIVES - LOW + 1):
         qp = qps[sent % QUEUE_PAIRS]
         qp.post_send_one(RECEIVES, WROpcode.SEND, SendFlags.SIGNALED, message, SIZE, mr.lkey)
         ends: list[int] = []
-        while len(ends) < 2:  # of the send, and of the receive that it has taken
+        while len(ends) < 2:  # the send and the receive that it used
             for wc in cq.poll():
                 wc.raise_for_status()
-                ends.append(wc.wr_id)  # wc.qp_num is the queue pair that the message came to
+                ends.append(wc.wr_id)  # wc.qp_num is the receiving queue pair
         taken += [wr_id for wr_id in ends if wr_id < RECEIVES]
     while not events:
         select.select([context.async_fd], [], [])
         events = context.async_events()  # ibv_get_async_event(3), ibv_ack_async_event(3)
     (event,) = events
     if event.type is EventType.SRQ_LIMIT_REACHED and event.element is srq:
-        print("fewer than", LOW, "receives are left:", RECEIVES - len(taken))
+        print("fewer than", LOW, "receives remain:", RECEIVES - len(taken))
         for number in taken:
             post(number)
-        srq.modify(srq_limit=LOW)  # ask for the next event
-        print("posted again:", len(taken), "- the limit is set again:", srq.query().srq_limit)
+        srq.modify(srq_limit=LOW)  # request the next event
+        print("reposted:", len(taken), "- limit rearmed:", srq.query().srq_limit)

@@ -96,11 +96,11 @@ def test_echo(environment: dict[str, str], device_name: str, host: str) -> None:
         for _ in range(2):
             assert run_example(environment, "echo_client", host, server.port) == (
                 f"connected over {device_name} to {host}\n"
-                "0 bytes: the same came back\n"
-                "1 bytes: the same came back\n"
-                "1000 bytes: the same came back\n"
-                "1000000 bytes: the same came back\n"
-                "10000000 bytes: the same came back\n"
+                "0 bytes: echo matches\n"
+                "1 bytes: echo matches\n"
+                "1000 bytes: echo matches\n"
+                "1000000 bytes: echo matches\n"
+                "10000000 bytes: echo matches\n"
             )
             assert server.output.readline().startswith("connected: ")
             assert server.output.readline().startswith("closed: ")
@@ -119,7 +119,7 @@ def test_tensors(environment: dict[str, str], host: str, tmp_path: Path) -> None
             "sevens: 12 values, mean 7\nsteps: 5 values, mean 2\n"
         )
         assert failed(environment, "tensors", "fetch", *at, "eights") == (
-            "tensors: the file has no tensor eights\n"
+            "tensors: no tensor eights in the file\n"
         )
 
 
@@ -128,10 +128,10 @@ def test_rpc(environment: dict[str, str], host: str) -> None:
     with serving(environment, "rpc", "serve", host, "0") as server:
         assert run_example(environment, "rpc", "call", host, server.port) == (
             "squares: [0, 1, 4, 9, 16]\n"
-            "wait: no answer in 1 second\n"
+            "wait: no response within 1 second\n"
             "square: TypeError: can't multiply sequence by non-int of type 'str'\n"
         )
-        assert server.output.readline() == "the server has given up waiting\n"
+        assert server.output.readline() == "the server cancelled the call\n"
 
 
 def test_key_value(environment: dict[str, str]) -> None:
@@ -145,7 +145,7 @@ def test_cache(environment: dict[str, str], host: str) -> None:
         assert run_example(environment, "cache", "set", *at, "a", "a value") == "stored\n"
         assert run_example(environment, "cache", "get", *at, "a") == "a: a value\n"
         assert failed(environment, "cache", "set", *at, "a", 1016 * "v") == (
-            "cache: key and value have at most 1016 bytes\n"
+            "cache: key and value together may have at most 1016 bytes\n"
         )
 
 
