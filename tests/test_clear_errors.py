@@ -71,7 +71,9 @@ def test_caller_outside_of_a_call_says_where_to_use_it() -> None:
 
 @pytest.mark.any_device
 def test_connection_hook_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^hook is a function of a ConnectionChange, not int 5$"):
+    with pytest.raises(
+        TypeError, match=r"^hook must be a function of a ConnectionChange, not int 5$"
+    ):
         aiordma.add_connection_hook(cast(Any, 5))
 
 

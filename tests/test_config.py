@@ -18,8 +18,8 @@ pytestmark = pytest.mark.any_device
 def test_a_setting_of_another_type(field: Field[Any]) -> None:
     optional = str(field.type).endswith(" | None")
     wanted = {"int": "an int", "float": "a number of seconds", "bool": "True or False"}
-    wanted["Rights"] = "of Rights"
-    said = f"Config.{field.name} is {wanted[str(field.type).removesuffix(' | None')]}"
+    wanted["Rights"] = "a member of Rights"
+    said = f"Config.{field.name} must be {wanted[str(field.type).removesuffix(' | None')]}"
     wrong = ["8GiB", 1j, *(() if optional else (None,))]
     if field.type != "bool":
         wrong.append(True)
@@ -43,7 +43,7 @@ def test_numbers_of_numpy(field: Field[Any]) -> None:
     if kind is np.float32:
         wrong: Any
         for wrong in (np.inf, np.nan):
-            with pytest.raises(ValueError, match=f"Config.{field.name} is a finite number"):
+            with pytest.raises(ValueError, match=f"Config.{field.name} must be a finite number"):
                 Config(**{field.name: wrong})
 
 

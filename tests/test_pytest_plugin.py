@@ -291,8 +291,8 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
     [
         "@pytest.mark.rdma_seeds(seeds=1): one number is expected, as rdma_seeds(20)",
         "@pytest.mark.rdma_seeds(3, 4): one number is expected, as rdma_seeds(20)",
-        "@pytest.mark.rdma_seeds(0): count is an int of at least 1, not 0",
-        "@pytest.mark.rdma_seeds('many'): count is an int of at least 1, not 'many'",
+        "@pytest.mark.rdma_seeds(0): count must be an int of at least 1, not 0",
+        "@pytest.mark.rdma_seeds('many'): count must be an int of at least 1, not 'many'",
         "@pytest.mark.rdma(lost=1): faults() got an unexpected keyword argument 'lost'",
         "@pytest.mark.rdma(loss=2): plan of faults: 'loss=2': a probability from 0 to 1",
         "@pytest.mark.rdma(seed=5) has no fault, such as loss=0.01",

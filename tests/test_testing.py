@@ -223,13 +223,13 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         "'loss=2': a probability from 0 to 1": {"loss": 2},
         "'qp=0': a number from 1": {"qp": 0},
         "'cq=0': a number from 1": {"cq": 0},
-        "delay is a finite number of seconds": {"delay": float("inf")},
-        "jitter is a finite number of seconds": {"jitter": float("nan")},
-        "loss is a probability or text such as '@3', not None": {"loss": None},
-        "frames is a str, as 'requests', not None": {"frames": None},
-        "frames is a str, as 'requests', not str ''": {"frames": ""},
-        "loss is a probability or text such as '@3', not str ''": {"loss": ""},
-        "cq is a CompletionQueue or a number, not str 'x'": {"cq": "x"},
+        "delay must be a finite number of seconds": {"delay": float("inf")},
+        "jitter must be a finite number of seconds": {"jitter": float("nan")},
+        "loss must be a probability or text such as '@3', not None": {"loss": None},
+        "frames must be a str, as 'requests', not None": {"frames": None},
+        "frames must be a str, as 'requests', not str ''": {"frames": ""},
+        "loss must be a probability or text such as '@3', not str ''": {"loss": ""},
+        "cq must be a CompletionQueue or a number, not str 'x'": {"cq": "x"},
     }
     for part, given in wrong.items():
         faults = testing.faults(device=device_name, **given)  # type: ignore[arg-type]
@@ -272,7 +272,7 @@ def test_leak_check_decorates_functions() -> None:
 def test_leak_check_refuses_its_timeout_before_the_block() -> None:
     wrong: Any = "5"
     with (
-        pytest.raises(TypeError, match="timeout is a number of seconds, not str '5'"),
+        pytest.raises(TypeError, match="timeout must be a number of seconds, not str '5'"),
         testing.check_leaks(timeout=wrong),
     ):
         pytest.fail("the block has run")

@@ -188,7 +188,7 @@ def test_what_is_no_trace(tmp_path: Path) -> None:
         trace.read(tmp_path / "missing")
     path = tmp_path / "other"
     path.write_text("text\n")
-    with pytest.raises(TraceFormatError, match=f"^{path}, line 1: it is no JSON"):
+    with pytest.raises(TraceFormatError, match=f"^{path}, line 1: invalid JSON"):
         trace.read(path)
 
 

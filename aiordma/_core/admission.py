@@ -73,7 +73,7 @@ class Challenge(NamedTuple):
         )
         _, _, _, reserved, nonce = _CHALLENGE.unpack(data)
         if reserved:
-            raise ProtocolError("challenge: the peer used a reserved field")
+            raise ProtocolError("invalid challenge from the peer: a reserved field is not zero")
         return cls(nonce)
 
 
@@ -107,7 +107,7 @@ class TicketOffice:
         if challenge is None:
             return False
         if not proves(ticket_mac(self._key, challenge.nonce, salt, offer), mac):
-            raise AuthenticationError("the peer has not the key that auth= has here")
+            raise AuthenticationError("the peer does not have the key given as auth=")
         admitted = self._admitted[challenge]
         if ticket in admitted:
             return False

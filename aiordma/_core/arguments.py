@@ -28,7 +28,7 @@ _BOOLS = ("bool", "bool_")
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
     """The text of an error: the argument, what is wanted, what came, and perhaps what to write."""
     came = "None" if value is None else f"{type(value).__name__} {brief(value)}"
-    return f"{name} is {wanted}, not {came}" + (f"; {hint}" if hint else "")
+    return f"{name} must be {wanted}, not {came}" + (f"; {hint}" if hint else "")
 
 
 def integer(name: str, value: object, low: int | None = 0, high: int | None = U64_MAX) -> int:
@@ -38,7 +38,7 @@ def integer(name: str, value: object, low: int | None = 0, high: int | None = U6
     """
     number = value if type(value) is int else _index(name, value, low, high)
     if (low is not None and number < low) or (high is not None and number > high):
-        raise ValueError(f"{name} is {_range(low, high)}, not {number}")
+        raise ValueError(f"{name} must be {_range(low, high)}, not {number}")
     return number
 
 
@@ -49,7 +49,7 @@ def _index(name: str, value: object, low: int | None, high: int | None) -> int:
         return int(index(value))  # type: ignore[arg-type]  # that is the question
     except TypeError:
         number = isinstance(value, SupportsFloat) and not is_bool
-        hint = "round it, as with int()" if number else ""
+        hint = "round it, for example with int()" if number else ""
         raise TypeError(refusal(name, _range(low, high), value, hint)) from None
 
 
@@ -59,7 +59,7 @@ def _range(low: int | None, high: int | None) -> str:
     if high is None:
         return f"an int of at least {low}"
     if high == U64_MAX:
-        return "an int of 64 bits" if low < 0 else f"an int from {low} to 2^64 - 1"
+        return "a 64-bit int" if low < 0 else f"an int from {low} to 2^64 - 1"
     return f"an int from {low} to {high}"
 
 
@@ -77,7 +77,7 @@ def seconds(name: str, value: object, *, endless: bool = False) -> float:
     length = value if type(value) is float else real(name, value, "a number of seconds")
     if not (0 <= length < math.inf or (endless and length == math.inf)):
         finite = "" if endless else "finite "
-        raise ValueError(f"{name} is a {finite}number of seconds, 0 or more, not {length}")
+        raise ValueError(f"{name} must be a {finite}number of seconds, 0 or more, not {length}")
     return length
 
 
@@ -91,7 +91,7 @@ def real(name: str, value: object, wanted: str = "a number") -> float:
         hint = "write value.total_seconds()" if hasattr(value, "total_seconds") else ""
         raise TypeError(refusal(name, wanted, value, hint)) from None
     except OverflowError:
-        raise ValueError(f"{name} is too large a number: {brief(value)}") from None
+        raise ValueError(f"{name} is out of range: {brief(value)}") from None
 
 
 def truth(name: str, value: object) -> bool:
@@ -109,8 +109,8 @@ def choice(name: str, value: object, kind: type[E]) -> E:
         return value
     names = list(kind.__members__)
     shown = ", ".join(f"{kind.__name__}.{each}" for each in names[:4])
-    wanted = f"of {kind.__name__} ({shown}{' ...' if len(names) > 4 else ''})"
-    hint = "join several with |" if issubclass(kind, Flag) else ""
+    wanted = f"a member of {kind.__name__} ({shown}{', ...' if len(names) > 4 else ''})"
+    hint = "combine flags with |" if issubclass(kind, Flag) else ""
     if isinstance(value, str):
         if value in kind.__members__:
             return kind[value]

@@ -50,10 +50,10 @@ def _key_for(purpose: bytes, key: bytes) -> bytes:
 def check_key(key: bytes) -> bytes:
     """The key; ValueError or TypeError for what cannot be one."""
     if not isinstance(key, bytes):
-        raise TypeError(f"auth is a key of type bytes, not {type(key).__name__}")
+        raise TypeError(f"auth must be a key of type bytes, not {type(key).__name__}")
     if len(key) < MIN_KEY_SIZE:
         raise ValueError(
-            f"auth has {len(key)} bytes; a key has at least {MIN_KEY_SIZE} random ones"
+            f"auth has {len(key)} bytes; a key needs at least {MIN_KEY_SIZE} random bytes"
         )
     return key
 

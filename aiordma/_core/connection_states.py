@@ -139,5 +139,5 @@ def transition(state: ConnectionState, event: LifecycleEvent) -> Transition | No
     """
     row = TRANSITIONS.get((state, event))
     if row is None and (state, event) not in IGNORED:
-        raise InternalError(f"a connection that is {state.name} got the event {event.name}")
+        raise InternalError(f"invalid event {event.name} in connection state {state.name}")
     return row

@@ -45,8 +45,8 @@ def _description(name: str) -> str:
     if nearest := _nearest(name.upper()):
         return f"unknown environment variable {name}: did you mean {nearest}?"
     return (
-        f"unknown environment variable {name}: aiordma reads none of that name "
-        "(docs/environment-variables.md lists those that it reads)"
+        f"unknown environment variable {name}: aiordma does not read it "
+        "(docs/environment-variables.md lists the variables that it reads)"
     )
 
 

@@ -34,9 +34,9 @@ def _unsigned(value: object, bits: int) -> int:
     if type(value) is int and not value >> bits:  # nor is a negative number 0 after that
         return value
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"an integer is needed, not {type(value).__name__}")
+        raise ValueError(f"expected an int, not {type(value).__name__}")
     if value < 0 or value >> bits:
-        raise ValueError(f"{value} does not fit {bits} bits")
+        raise ValueError(f"{value} does not fit in {bits} bits")
     return int(value)
 
 
@@ -53,15 +53,15 @@ class _Unsigned:
 class _Text:
     def encode(self, value: object) -> object:
         if not isinstance(value, str):
-            raise ValueError(f"a text is needed, not {type(value).__name__}")
+            raise ValueError(f"expected a str, not {type(value).__name__}")
         # Cutting may leave half a character, and a str may hold lone surrogates: drop both.
         return value.encode("utf-8", "ignore")[:MAX_TEXT].decode("utf-8", "ignore")
 
     def decode(self, value: object) -> object:
         if not isinstance(value, str):
-            raise ValueError(f"a text is needed, not {type(value).__name__}")
+            raise ValueError(f"expected a str, not {type(value).__name__}")
         if len(value.encode()) > MAX_TEXT:
-            raise ValueError(f"it has more than {MAX_TEXT} bytes")
+            raise ValueError(f"longer than {MAX_TEXT} bytes")
         return printable(value)  # here, so that no error and no log can have it as it came
 
 
@@ -86,11 +86,11 @@ class _Bytes:
 
     def encode(self, value: object) -> object:
         if not isinstance(value, bytes):
-            raise ValueError(f"bytes are needed, not {type(value).__name__}")
+            raise ValueError(f"expected bytes, not {type(value).__name__}")
         if self._at_most and len(value) > self._size:
-            raise ValueError(f"it has more than {self._size} bytes")
+            raise ValueError(f"longer than {self._size} bytes")
         if not self._at_most and len(value) != self._size:
-            raise ValueError(f"{self._size} bytes are needed, not {len(value)}")
+            raise ValueError(f"expected {self._size} bytes, not {len(value)}")
         return value
 
     decode = encode
@@ -99,12 +99,12 @@ class _Bytes:
 class _Token:
     def encode(self, value: object) -> object:
         if not isinstance(value, RegionToken):
-            raise ValueError(f"a region token is needed, not {type(value).__name__}")
+            raise ValueError(f"expected a region token, not {type(value).__name__}")
         return value.pack()
 
     def decode(self, value: object) -> object:
         if not isinstance(value, bytes):
-            raise ValueError(f"bytes are needed, not {type(value).__name__}")
+            raise ValueError(f"expected bytes, not {type(value).__name__}")
         return RegionToken.unpack(value)
 
 
@@ -113,10 +113,10 @@ class _Keys:
 
     def encode(self, value: object) -> object:
         if not isinstance(value, list | tuple) or len(value) > MAX_RAILS:
-            raise ValueError(f"at most {MAX_RAILS} pairs are needed")
+            raise ValueError(f"expected at most {MAX_RAILS} pairs")
         for pair in value:
             if not isinstance(pair, list | tuple) or len(pair) != 2:
-                raise ValueError("a pair of a rail and a key is needed")
+                raise ValueError("expected pairs of a rail and a key")
         return tuple(tuple(_unsigned(number, 32) for number in pair) for pair in value)
 
     decode = encode

@@ -184,7 +184,7 @@ class Hello:
                 **{name: bool(flags & bit) for name, bit in _HELLO_FLAGS.items()},
             )
         except ValueError as error:
-            raise ProtocolError(f"hello: the peer offers what cannot be: {error}") from None
+            raise ProtocolError(f"invalid hello from the peer: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if len(self.gid) != 16:
-            raise ValueError(f"a gid has 16 bytes, not {len(self.gid)}")
+            raise ValueError(f"gid must have 16 bytes, not {len(self.gid)}")
         _check(self, _ENDPOINT_BOUNDS)
 
     def pack(self) -> bytes:
@@ -259,4 +259,4 @@ class Endpoint:
                 max_dest_rd_atomic=max_dest_rd_atomic,
             )
         except ValueError as error:
-            raise ProtocolError(f"endpoint: the peer sent nonsense: {error}") from None
+            raise ProtocolError(f"invalid endpoint from the peer: {error}") from None

@@ -30,20 +30,20 @@ def check_layout(
     view = memoryview(data)
     if view.nbytes < PREFIX_SIZE or view[:4] != magic:
         raise ProtocolError(
-            f"this is no {what} of aiordma ({view.nbytes} bytes, beginning with "
-            f"{bytes(view[:4])!r}): the sender speaks another protocol"
+            f"not an aiordma {what} ({view.nbytes} bytes that start with "
+            f"{bytes(view[:4])!r}): the sender uses another protocol"
         )
     if view[4] != version:
         raise ProtocolError(
-            f"{what}: the peer speaks version {view[4]}, this side version {version}; "
+            f"{what}: the peer uses version {view[4]}, this side version {version}; "
             "run the same release of aiordma on both"
         )
     if view[5] & ~flags:
         raise ProtocolError(
-            f"{what}: the peer wants what this side does not know (flags {view[5]:#04x}); "
+            f"{what}: the peer requires features unknown to this side (flags {view[5]:#04x}); "
             "run the same release of aiordma on both"
         )
     if view.nbytes < size:
-        raise ProtocolError(f"{what}: cut short, {view.nbytes} bytes of {size} arrived")
+        raise ProtocolError(f"truncated {what} from the peer: {view.nbytes} of {size} bytes")
     if view.nbytes > size and (not padded or any(view[size:])):
-        raise ProtocolError(f"{what}: the peer sent bytes after the end of it")
+        raise ProtocolError(f"invalid {what} from the peer: {view.nbytes} bytes instead of {size}")

@@ -98,7 +98,7 @@ RAIL_CAUSES: Mapping[int, str] = MappingProxyType(
         RailCause.QUEUE_PAIR: "its queue pair failed",
         RailCause.PORT: "the port of its device went down (PORT_ERR)",
         RailCause.DEVICE: "its device failed (DEVICE_FATAL)",
-        RailCause.SILENCE: "it did not hear this side in time, or its link was closed",
+        RailCause.SILENCE: "it received nothing from this side in time, or its link was closed",
         RailCause.OTHER: "its device could not carry the connection",
     }
 )
@@ -109,7 +109,7 @@ def rail_cause_text(number: int) -> str:
     """Return the peer's cause as a text, which is empty if the peer gave none."""
     if number == RailCause.UNKNOWN:
         return ""
-    return RAIL_CAUSES.get(number, f"cause {number}, which this release does not know")
+    return RAIL_CAUSES.get(number, f"unknown cause {number}")
 
 
 class RegionGrant(NamedTuple):
@@ -411,7 +411,7 @@ _FORMATS: dict[int, tuple[type[Message], tuple[tuple[str, Codec], ...]]] = {
 def _check(message: Message) -> None:
     """Check constraints between fields. Raises ValueError."""
     if isinstance(message, ReceiveSize) and message.size < MIN_RECEIVE:
-        raise ValueError(f"a receive has at least {MIN_RECEIVE} bytes, not {message.size}")
+        raise ValueError(f"a receive must have at least {MIN_RECEIVE} bytes, not {message.size}")
 
 
 def _pack(value: list[object]) -> bytes:
@@ -426,7 +426,9 @@ def _unpack(data: bytes | bytearray | memoryview) -> object:
         value: object = msgpack.unpackb(data, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
         text = str(error) or type(error).__name__
-        raise ProtocolError(f"the peer sent a control message that is no msgpack: {text}") from None
+        raise ProtocolError(
+            f"the peer sent a control message that is not valid msgpack: {text}"
+        ) from None
     return value
 
 
@@ -462,13 +464,13 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     if data == _GOODBYE:
         return GOODBYE
     if len(data) > MAX_LENGTH:
-        raise ProtocolError(f"the peer sent a control message of {len(data)} bytes")
+        raise ProtocolError(f"the peer sent a control message that is too long: {len(data)} bytes")
     envelope = _unpack(data)
     if type(envelope) is not list or not envelope or not _is(envelope[0], MAGIC):
-        raise ProtocolError("the peer sent something that is no control message of aiordma")
+        raise ProtocolError("the peer sent a control message of another protocol")
     if len(envelope) < 2 or not _is(envelope[1], VERSION):
         raise ProtocolError(
-            f"the peer speaks version {envelope[1:2]!r:.40} of the control protocol, this side "
+            f"the peer uses version {envelope[1:2]!r:.40} of the control protocol, this side "
             f"[{VERSION}]; run the same release of aiordma on both"
         )
     if len(envelope) != 5:
@@ -479,7 +481,9 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         raise ProtocolError(f"the peer sent a control message of unknown type {number!r:.40}")
     cls, codecs = known
     if type(body) is not list or len(body) != len(codecs) - 1:
-        raise ProtocolError(f"the peer sent a {cls.__name__} without its {len(codecs) - 1} fields")
+        raise ProtocolError(
+            f"the peer sent a {cls.__name__} that does not have {len(codecs) - 1} fields"
+        )
     values: list[Any] = []
     field = codecs[0]
     try:
@@ -487,13 +491,13 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
             values.append(field[1].decode(value))
     except ValueError as error:
         raise ProtocolError(
-            f"the peer sent a {cls.__name__} with a bad {field[0]}: {error}"
+            f"the peer sent a {cls.__name__} with an invalid {field[0]}: {error}"
         ) from None
     message = cls(*values)
     try:
         _check(message)
     except ValueError as error:
-        raise ProtocolError(f"the peer sent a {cls.__name__}: {error}") from None
+        raise ProtocolError(f"the peer sent an invalid {cls.__name__}: {error}") from None
     return message
 
 
@@ -503,7 +507,9 @@ _GOODBYE = _encode(GOODBYE)
 
 GOING_AWAY = Goodbye(0, GoodbyeCode.NORMAL, "the server is shutting down")
 """A goodbye of a server that shuts down. Older releases treat it like GOODBYE."""
-CUT_OFF = Goodbye(0, GoodbyeCode.SHUTDOWN, "the server was shut down before its handler had ended")
+CUT_OFF = Goodbye(
+    0, GoodbyeCode.SHUTDOWN, "the server was shut down before its handler had finished"
+)
 
 _FAILURE = re.compile("([A-Za-z_][A-Za-z0-9_]{0,63})(?: ([0-9]{1,20}) of ([0-9]{1,20}))?")
 
@@ -530,10 +536,10 @@ def failure(goodbye: Goodbye, max_message: int) -> str:
     """
     found = _FAILURE.fullmatch(goodbye.text)
     name, amount, limit = found.groups("0") if found else ("an exception", "0", "0")
-    text = f"{name} ended the connection in the peer's program: "
+    text = f"the peer's program ended the connection with {name}: "
     if name == MessageTooLongError.__name__ and int(amount) > int(limit) == max_message:
         return (
-            f"{text}its message has {amount} bytes, and this side takes at most {limit} "
+            f"{text}it sent a message of {amount} bytes, and this side accepts at most {limit} "
             f"(Config.max_message here)"
         )
-    return f"{text}what it sent may be incomplete"
+    return f"{text}the data that it sent may be incomplete"

@@ -149,8 +149,8 @@ class TransitionCheck(NamedTuple):
             return ""
         step = f"{self.qp_type.name} {self.current.name} -> {self.next.name}"
         if not self.is_transition:
-            there = ", ".join(s.name for s in next_states(self.qp_type, self.current)) or "nowhere"
-            return f"{step} is not a transition; from {self.current.name} it goes to: {there}"
+            there = ", ".join(s.name for s in next_states(self.qp_type, self.current)) or "none"
+            return f"{step} is not a transition; valid states after {self.current.name}: {there}"
         parts = []
         if self.missing:
             parts.append(f"missing: {attribute_names(self.missing)}")

@@ -95,11 +95,11 @@ class RegionToken:
         for name, bits in fields.items():
             value = integer(name, getattr(self, name), None, None)
             if value < 0 or value >> bits:
-                raise ValueError(f"{name} {value} does not fit {bits} bits")
+                raise ValueError(f"{name} {value} does not fit in {bits} bits")
             object.__setattr__(self, name, value)
         object.__setattr__(self, "access", choice("access", self.access, Rights))
         if self.address + self.length > U64_MAX + 1:
-            raise ValueError("the region goes beyond the end of the address space")
+            raise ValueError("the region extends beyond the end of the address space")
         if self.access & ~ALL_RIGHTS:
             raise ValueError(f"unknown rights {int(self.access):#x}")
 
@@ -139,11 +139,11 @@ class RegionToken:
             data
         )
         if reserved:
-            raise ProtocolError("region token: the peer used a reserved field")
+            raise ProtocolError("invalid region token from the peer: a reserved field is not zero")
         try:
             return cls(region_id, address, length, rkey, Rights(access), lease_ms)
         except ValueError as error:
-            raise ProtocolError(f"region token: the peer sent nonsense: {error}") from None
+            raise ProtocolError(f"invalid region token from the peer: {error}") from None
 
 
 def slice_range(
@@ -168,18 +168,18 @@ def slice_range(
         TypeError: If ``key`` is not a slice of integers.
     """
     if not isinstance(key, slice):
-        raise TypeError(f"a region is sliced as [start:stop], not indexed with {key!r}")
+        raise TypeError(f"a region takes slices, [start:stop], not the index {key!r}")
     try:
         start = 0 if key.start is None else as_index(key.start)
         stop = available if key.stop is None else as_index(key.stop)
     except TypeError:
         raise TypeError(
-            f"a region is sliced by whole numbers, not [{key.start}:{key.stop}]"
+            f"slice indices of a region must be integers, not [{key.start}:{key.stop}]"
         ) from None
     low = start + available if start < 0 else start
     high = stop + available if stop < 0 else stop
     if key.step is not None and as_index(key.step) != 1:
-        detail = f"a step of {key.step} is not contiguous"
+        detail = f"the step must be 1, not {key.step}"
         raise error(low, high - low, available, detail=detail, region_id=region_id)
     if not 0 <= low <= available or not 0 <= high <= available:
         detail = f"[{start}:{stop}] is out of range"
@@ -243,7 +243,7 @@ class RemoteRange:
                 self.offset,
                 self.length,
                 self.token.length,
-                detail=f"an atomic operation needs {ATOMIC_SIZE} bytes at a multiple of "
-                f"{ATOMIC_SIZE}, not {self.length} at {self.address:#x}",
+                detail=f"an atomic operation needs {ATOMIC_SIZE} bytes at an address that is a "
+                f"multiple of {ATOMIC_SIZE}, not {self.length} at {self.address:#x}",
                 region_id=self.token.region_id,
             )

@@ -15,13 +15,13 @@ def unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the name {name[:60]!r} is there twice")
+            raise ValueError(f"duplicate name {name[:60]!r}")
         found[name] = value
     return found
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a valid JSON number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_number)
@@ -39,5 +39,5 @@ def parse_json(data: bytes | str) -> object:
         if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("it has too many levels") from None
+        raise ValueError("nested too deeply") from None
     return value

@@ -43,8 +43,8 @@ def encode_ack_timeout(seconds: float) -> int:
         return 0
     if not 0 < seconds <= ACK_TIMEOUT_UNIT * 2**31:
         raise ValueError(
-            f"an ack timeout of {seconds} s: it must be above 0, at most "
-            f"{ACK_TIMEOUT_UNIT * 2**31:.0f}, or math.inf"
+            f"an ack timeout must be above 0 and at most {ACK_TIMEOUT_UNIT * 2**31:.0f} seconds, "
+            f"or math.inf, not {seconds}"
         )
     return max(1, math.ceil(math.log2(seconds * _TOLERANCE / ACK_TIMEOUT_UNIT)))
 
@@ -63,7 +63,7 @@ def encode_rnr_timer(seconds: float) -> int:
     _refuse_encoded("an RNR timer", seconds, decode_rnr_timer)
     seconds = as_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
-        raise ValueError(f"an RNR timer of {seconds} s: it must be 0 to 0.65536")
+        raise ValueError(f"an RNR timer must be from 0 to 0.65536 seconds, not {seconds}")
     return (bisect_left(_RNR_MILLISECONDS, seconds * 1000 * _TOLERANCE) + 1) % 32
 
 
@@ -78,7 +78,7 @@ def decode_rnr_timer(code: int) -> float:
 def _refuse_encoded(what: str, given: object, decode: Callable[[int], float]) -> None:
     if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= 31:
         raise ValueError(
-            f"{what} of {given}: it is in seconds; if this is the encoded number of struct "
+            f"{what} of {given}: times are in seconds; if this is the encoded value of struct "
             f"ibv_qp_attr, write verbs.{decode.__name__}({given}), {decode(int(given)):.3g} s, "
-            f"else {given}.0"
+            f"otherwise {given}.0"
         )

@@ -429,11 +429,11 @@ def _is_text(value: object) -> bool:
 # What a field's annotation asks of its value. Null is no way to leave a field out.
 _CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "int": (_is_number, "a number of at most 64 bits"),
-    "str": (_is_text, "a text"),
+    "str": (_is_text, "a string"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
     "tuple[str, ...]": (
         lambda value: isinstance(value, list) and all(map(_is_text, value)),
-        "a list of texts",
+        "a list of strings",
     ),
 }
 
@@ -454,20 +454,20 @@ def parse(line: str) -> Record:
     try:
         found = parse_json(line)
     except ValueError as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"invalid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("not a JSON object")
     name = found.get("type")
     cls = TYPES.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise ValueError(f"there is no record of type {name!r}")
+        raise ValueError(f"unknown record type {name!r}")
     values: dict[str, Any] = {}
     for name, needed, check, what in _FIELDS[cls]:
         if name in found:
             value = found[name]
             if not check(value):
-                raise ValueError(f"{name} is {value!r}, which is not {what}")
+                raise ValueError(f"{name} must be {what}, not {value!r}")
             values[name] = tuple(value) if isinstance(value, list) else value
         elif needed:
-            raise ValueError(f"it has no {name}")
+            raise ValueError(f"missing field {name}")
     return cls(**values)

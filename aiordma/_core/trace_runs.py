@@ -55,7 +55,9 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
             continue
         if isinstance(record, Header):
             if record.version != VERSION:
-                text = f"it has version {record.version} of the schema; this aiordma reads "
+                text = (
+                    f"schema version {record.version} is not supported; this aiordma reads version "
+                )
                 raise TraceFormatError(f"{text}{VERSION}", path, number)
             if problem and runs:  # a later process has gone on behind a torn line
                 runs[-1].torn = True
@@ -66,13 +68,13 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
             runs.append(Run(record))
             ended.clear()
         elif not runs:
-            raise TraceFormatError("it does not begin with the header of a trace", path, number)
+            raise TraceFormatError("the file does not start with a trace header", path, number)
         elif runs[-1].end:
-            raise TraceFormatError("there is a record after the end of its run", path, number)
+            raise TraceFormatError("record after the end of its run", path, number)
         else:
             runs[-1].records.append(_with_reason(record, ended))
     if problem or not runs:
-        raise problem or TraceFormatError("there is no trace in it", path, 1)
+        raise problem or TraceFormatError("the file contains no trace", path, 1)
     runs[-1].torn |= bool(torn)
     return runs
 

@@ -179,7 +179,7 @@ class KeyProof:
 
     def _check(self, role: str, given: bytes) -> None:
         if not self._core.proves(self._proof(role), given):
-            raise AuthenticationError("the peer has not the key that auth= has here")
+            raise AuthenticationError("the peer does not have the key given as auth=")
 
     def control(self, message: protocol.Message) -> None:
         """Takes a message of the peer; AuthenticationError or ProtocolError if it is wrong."""

@@ -373,7 +373,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
             # Frames that are sealed with another key come from a peer that has another one.
-            error = AuthenticationError(f"the peer has not the key of auth= here, or {error}")
+            error = AuthenticationError(
+                f"the peer does not have the key given as auth=, or {error}"
+            )
         if isinstance(error, AuthenticationError):
             code = protocol.GoodbyeCode.NOT_AUTHENTICATED
         logger.warning("%r: %s", self, error)

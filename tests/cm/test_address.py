@@ -48,5 +48,5 @@ def test_names_are_refused(host: str) -> None:
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_ports_out_of_range(port: int) -> None:
-    with pytest.raises(ValueError, match=f"port is an int from 0 to 65535, not {port}"):
+    with pytest.raises(ValueError, match=f"port must be an int from 0 to 65535, not {port}"):
         to_storage(("::1", port))

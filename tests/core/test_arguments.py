@@ -52,17 +52,17 @@ def test_what_is_taken(convert: Callable[[Any], object], values: list[Any], take
         assert got == taken
 
 
-NO_COUNT = "n is an int from 0 to 9, not "
-NO_TIME = "t is a number of seconds, not "
-NO_RIGHTS = "access is of Rights (Rights.WRITE, Rights.READ, Rights.ATOMIC), not "
+NO_COUNT = "n must be an int from 0 to 9, not "
+NO_TIME = "t must be a number of seconds, not "
+NO_RIGHTS = "access must be a member of Rights (Rights.WRITE, Rights.READ, Rights.ATOMIC), not "
 BITS_64 = (1 << 64) - 1
 
 REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
     *(
         (partial(COUNT, low=0, high=9), value, TypeError, NO_COUNT + came)
         for value, came in (
-            (1.0, "float 1.0; round it, as with int()"),
-            (np.float32(1), "float32 np.float32(1.0); round it, as with int()"),
+            (1.0, "float 1.0; round it, for example with int()"),
+            (np.float32(1), "float32 np.float32(1.0); round it, for example with int()"),
             (True, "bool True"),
             (np.True_, "bool np.True_"),
             ("8", "str '8'"),
@@ -71,13 +71,18 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
         )
     ),
     (partial(COUNT, low=0, high=9), np.int64(10), ValueError, NO_COUNT + "10"),
-    (partial(COUNT, low=1, high=None), 0, ValueError, "n is an int of at least 1, not 0"),
-    (partial(COUNT, low=1, high=BITS_64), 0, ValueError, "n is an int from 1 to 2^64 - 1, not 0"),
+    (partial(COUNT, low=1, high=None), 0, ValueError, "n must be an int of at least 1, not 0"),
+    (
+        partial(COUNT, low=1, high=BITS_64),
+        0,
+        ValueError,
+        "n must be an int from 1 to 2^64 - 1, not 0",
+    ),
     (
         partial(COUNT, low=-(1 << 63), high=BITS_64),
         1 << 64,
         ValueError,
-        f"n is an int of 64 bits, not {1 << 64}",
+        f"n must be a 64-bit int, not {1 << 64}",
     ),
     *(
         (TIME, value, TypeError, NO_TIME + came)
@@ -89,11 +94,16 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
         )
     ),
     *(
-        (TIME, value, ValueError, f"t is a finite number of seconds, 0 or more, not {float(value)}")
+        (
+            TIME,
+            value,
+            ValueError,
+            f"t must be a finite number of seconds, 0 or more, not {float(value)}",
+        )
         for value in (math.nan, math.inf, -1, np.float32("nan"), Decimal("Infinity"))
     ),
     *(
-        (RIGHTS, value, error, f"{NO_RIGHTS}{type(value).__name__} {value!r}; join several with |")
+        (RIGHTS, value, error, f"{NO_RIGHTS}{type(value).__name__} {value!r}; combine flags with |")
         for value, error in (
             ("rw", TypeError),
             (16, ValueError),
@@ -102,9 +112,14 @@ REFUSED: list[tuple[Callable[[Any], object], object, type[Exception], str]] = [
             (True, TypeError),
         )
     ),
-    (COLOUR, "GREEN", TypeError, "c is of Colour (Colour.RED, Colour.BLUE), not str 'GREEN'"),
-    (COLOUR, 3, ValueError, "c is of Colour (Colour.RED, Colour.BLUE), not int 3"),
-    (TRUTH, "yes", TypeError, "b is True or False, not str 'yes'"),
+    (
+        COLOUR,
+        "GREEN",
+        TypeError,
+        "c must be a member of Colour (Colour.RED, Colour.BLUE), not str 'GREEN'",
+    ),
+    (COLOUR, 3, ValueError, "c must be a member of Colour (Colour.RED, Colour.BLUE), not int 3"),
+    (TRUTH, "yes", TypeError, "b must be True or False, not str 'yes'"),
 ]
 
 
@@ -118,5 +133,5 @@ def test_what_is_refused(
 
 
 def test_a_time_beyond_all_floats() -> None:
-    with pytest.raises(ValueError, match="t is too large a number"):
+    with pytest.raises(ValueError, match="t is out of range"):
         seconds("t", 10**400)

@@ -27,8 +27,8 @@ def test_unknown_variable_gets_the_nearest_name(name: str, nearest: str) -> None
 
 def test_unknown_variable_without_a_similar_name_refers_to_the_page() -> None:
     assert unknown_variables({"AIORDMA_COLOUR": "1"}) == {
-        "AIORDMA_COLOUR": "unknown environment variable AIORDMA_COLOUR: aiordma reads none of that "
-        "name (docs/environment-variables.md lists those that it reads)"
+        "AIORDMA_COLOUR": "unknown environment variable AIORDMA_COLOUR: aiordma does not read it "
+        "(docs/environment-variables.md lists the variables that it reads)"
     }
 
 

@@ -103,12 +103,12 @@ def edited(packed: bytes, position: int, *values: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (bytes(56), "this is no hello of aiordma (56 bytes"),
-        (ENDPOINT.pack(), "this is no hello of aiordma (40 bytes, beginning with b'AIOE')"),
-        (edited(HELLO.pack(), 4, 9), "hello: the peer speaks version 9, this side version 2"),
-        (edited(HELLO.pack(), 5, 1), "what this side does not know (flags 0x01)"),
-        (HELLO.pack()[:31], "cut short, 31 bytes of 32"),
-        (HELLO.pack() + b"\0\0x", "bytes after the end"),
+        (bytes(56), "not an aiordma hello (56 bytes"),
+        (ENDPOINT.pack(), "not an aiordma hello (40 bytes that start with b'AIOE')"),
+        (edited(HELLO.pack(), 4, 9), "hello: the peer uses version 9, this side version 2"),
+        (edited(HELLO.pack(), 5, 1), "features unknown to this side (flags 0x01)"),
+        (HELLO.pack()[:31], "truncated hello from the peer: 31 of 32 bytes"),
+        (HELLO.pack() + b"\0\0x", "bytes instead of"),
         (edited(HELLO.pack(), 8, 0, 0), "eager_size must be within 536.."),
         (edited(HELLO.pack(), 12, 0, 0), "data_receives must be within 1..65535, not 0"),
         (edited(HELLO.pack(), 14, 3), "control_receives must be within 4..255, not 3"),
@@ -123,18 +123,15 @@ def test_refused_hellos(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "this is no endpoint of aiordma (0 bytes"),
-        (edited(ENDPOINT.pack(), 4, 0), "endpoint: the peer speaks version 0"),
+        (b"", "not an aiordma endpoint (0 bytes"),
+        (edited(ENDPOINT.pack(), 4, 0), "endpoint: the peer uses version 0"),
         (edited(ENDPOINT.pack(), 5, 7), "flags 0x07"),
-        (
-            edited(ENDPOINT.pack(), 6, 7),
-            "endpoint: the peer sent nonsense: 7 is not a valid QPType",
-        ),
+        (edited(ENDPOINT.pack(), 6, 7), "invalid endpoint from the peer: 7 is not a valid QPType"),
         (edited(ENDPOINT.pack(), 7, 0), "mtu must be within 1..5, not 0"),
         (edited(ENDPOINT.pack(), 27, 1), "qp_num must be within 0..16777215"),
         (edited(ENDPOINT.pack(), 31, 1), "psn must be within"),
-        (ENDPOINT.pack() + b"\0", "bytes after the end"),
-        (ENDPOINT.pack()[:-1], "cut short"),
+        (ENDPOINT.pack() + b"\0", "bytes instead of"),
+        (ENDPOINT.pack()[:-1], "truncated endpoint"),
     ],
 )
 def test_refused_endpoints(data: bytes, text: str) -> None:

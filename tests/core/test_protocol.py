@@ -133,8 +133,9 @@ def test_goodbyes_of_a_release_are_understood_by_earlier_ones() -> None:
 def test_only_a_name_of_a_type_is_repeated(name: str) -> None:
     goodbye = failed(type("Known", (Exception,), {})("secret"))
     assert goodbye == Goodbye(0, GoodbyeCode.FAILED, "Known")
-    assert failure(goodbye, 100).startswith("Known ended")
-    assert failure(goodbye._replace(text=name), 100).startswith("an exception ended")
+    begin = "the peer's program ended the connection with "
+    assert failure(goodbye, 100).startswith(f"{begin}Known: ")
+    assert failure(goodbye._replace(text=name), 100).startswith(f"{begin}an exception: ")
 
 
 def test_the_longest_messages_fit() -> None:
@@ -167,51 +168,51 @@ def test_decoded_rights_are_rights() -> None:
 GOOD = [MAGIC, VERSION, 7, 1, []]
 TOKEN = RegionToken(1, 2, 3, 4, Rights.READ).pack()
 REFUSED = [
-    (b"", "no msgpack"),
-    (b"\xc1", "no msgpack"),
-    (pack(GOOD) + b"\0", "no msgpack"),
-    (pack(GOOD)[:-1], "no msgpack"),
-    (b"\x91" * 500, "no msgpack"),
-    (b"\xdd\xff\xff\xff\xff", "no msgpack"),
-    (b"\xdb\xff\xff\xff\xff", "no msgpack"),
-    (pack({"a": 1}), "no msgpack"),
-    (pack([*GOOD[:4], [msgpack.ExtType(5, b"x")]]), "no msgpack"),
-    (pack([*GOOD[:4], [msgpack.Timestamp(1)]]), "no msgpack"),
-    (b"\xa4\xff\xff\xff\xff", "no msgpack"),
-    (bytes(MAX_LENGTH), "no msgpack"),
-    (bytes(MAX_LENGTH + 1), "a control message of 513 bytes"),
-    (pack({}), "no control message of aiordma"),
-    (pack([MAGIC + 1, *GOOD[1:]]), "no control message of aiordma"),
-    (pack([float(MAGIC), *GOOD[1:]]), "no control message of aiordma"),
-    (pack([MAGIC]), "speaks version [] of the control protocol, this side [1]"),
-    (pack([MAGIC, True, *GOOD[2:]]), "speaks version [True] of"),
-    (pack([MAGIC, "x" * 400]), "speaks version"),
+    (b"", "not valid msgpack"),
+    (b"\xc1", "not valid msgpack"),
+    (pack(GOOD) + b"\0", "not valid msgpack"),
+    (pack(GOOD)[:-1], "not valid msgpack"),
+    (b"\x91" * 500, "not valid msgpack"),
+    (b"\xdd\xff\xff\xff\xff", "not valid msgpack"),
+    (b"\xdb\xff\xff\xff\xff", "not valid msgpack"),
+    (pack({"a": 1}), "not valid msgpack"),
+    (pack([*GOOD[:4], [msgpack.ExtType(5, b"x")]]), "not valid msgpack"),
+    (pack([*GOOD[:4], [msgpack.Timestamp(1)]]), "not valid msgpack"),
+    (b"\xa4\xff\xff\xff\xff", "not valid msgpack"),
+    (bytes(MAX_LENGTH), "not valid msgpack"),
+    (bytes(MAX_LENGTH + 1), "too long: 513 bytes"),
+    (pack({}), "a control message of another protocol"),
+    (pack([MAGIC + 1, *GOOD[1:]]), "a control message of another protocol"),
+    (pack([float(MAGIC), *GOOD[1:]]), "a control message of another protocol"),
+    (pack([MAGIC]), "uses version [] of the control protocol, this side [1]"),
+    (pack([MAGIC, True, *GOOD[2:]]), "uses version [True] of"),
+    (pack([MAGIC, "x" * 400]), "uses version"),
     (pack(GOOD[:4]), "4 parts, not 5"),
     (pack([*GOOD, 0]), "6 parts, not 5"),
     (envelope(0, []), "unknown type 0"),
-    (envelope(11, [bytes(31)]), "AuthHello with a bad nonce: 32 bytes are needed, not 31"),
-    (envelope(11, ["x" * 32]), "AuthHello with a bad nonce: bytes are needed, not str"),
+    (envelope(11, [bytes(31)]), "AuthHello with an invalid nonce: expected 32 bytes, not 31"),
+    (envelope(11, ["x" * 32]), "AuthHello with an invalid nonce: expected bytes, not str"),
     (envelope(7.0, []), "unknown type 7.0"),
     (envelope([7], []), "unknown type [7]"),
     (envelope(True, [2, 3, 4, None]), "unknown type True"),
-    (envelope(7, None), "a Ping without its 0 fields"),
-    (envelope(4, []), "a RegionReturn without its 1 fields"),
-    (envelope(7, [], None), "a Ping with a bad request_id: an integer is needed, not NoneType"),
-    (envelope(7, [], -1), "a Ping with a bad request_id: -1 does not fit 32 bits"),
-    (envelope(4, [True]), "bad region_id: an integer is needed, not bool"),
-    (envelope(4, [1.0]), "bad region_id: an integer is needed, not float"),
-    (envelope(9, [65536, ""]), "bad code: 65536 does not fit 16 bits"),
-    (envelope(5, [1, 1, 0]), "a RegionRequest with a bad access: unknown rights 0x1"),
-    (envelope(5, [1, 16 | 2, 0]), "bad access: unknown rights 0x10"),
-    (envelope(9, [0, b"bytes"]), "a Goodbye with a bad text: a text is needed, not bytes"),
-    (envelope(9, [0, "x" * (MAX_TEXT + 1)]), "bad text: it has more than 256 bytes"),
-    (envelope(3, ["x", []]), "a RegionGrant with a bad token: bytes are needed, not str"),
-    (envelope(3, [b"x", []]), "no region token of aiordma"),
-    (envelope(3, [TOKEN + b"\0", []]), "bytes after the end"),
-    (envelope(3, [TOKEN, 1]), "a RegionGrant with a bad keys: at most 8 pairs are needed"),
-    (envelope(3, [TOKEN, [[1, 2]] * 9]), "bad keys: at most 8 pairs are needed"),
-    (envelope(3, [TOKEN, [[1]]]), "bad keys: a pair of a rail and a key is needed"),
-    (envelope(3, [TOKEN, [[1, 1 << 32]]]), "bad keys: 4294967296 does not fit 32 bits"),
+    (envelope(7, None), "a Ping that does not have 0 fields"),
+    (envelope(4, []), "a RegionReturn that does not have 1 fields"),
+    (envelope(7, [], None), "a Ping with an invalid request_id: expected an int, not NoneType"),
+    (envelope(7, [], -1), "a Ping with an invalid request_id: -1 does not fit in 32 bits"),
+    (envelope(4, [True]), "invalid region_id: expected an int, not bool"),
+    (envelope(4, [1.0]), "invalid region_id: expected an int, not float"),
+    (envelope(9, [65536, ""]), "invalid code: 65536 does not fit in 16 bits"),
+    (envelope(5, [1, 1, 0]), "a RegionRequest with an invalid access: unknown rights 0x1"),
+    (envelope(5, [1, 16 | 2, 0]), "invalid access: unknown rights 0x10"),
+    (envelope(9, [0, b"bytes"]), "a Goodbye with an invalid text: expected a str, not bytes"),
+    (envelope(9, [0, "x" * (MAX_TEXT + 1)]), "invalid text: longer than 256 bytes"),
+    (envelope(3, ["x", []]), "a RegionGrant with an invalid token: expected bytes, not str"),
+    (envelope(3, [b"x", []]), "not an aiordma region token"),
+    (envelope(3, [TOKEN + b"\0", []]), "bytes instead of"),
+    (envelope(3, [TOKEN, 1]), "a RegionGrant with an invalid keys: expected at most 8 pairs"),
+    (envelope(3, [TOKEN, [[1, 2]] * 9]), "invalid keys: expected at most 8 pairs"),
+    (envelope(3, [TOKEN, [[1]]]), "invalid keys: expected pairs of a rail and a key"),
+    (envelope(3, [TOKEN, [[1, 1 << 32]]]), "invalid keys: 4294967296 does not fit in 32 bits"),
 ]
 
 
@@ -229,14 +230,17 @@ def test_refused(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (Ping(-1), "Ping.request_id: -1 does not fit 32 bits"),
-        (Ping(True), "Ping.request_id: an integer is needed"),
+        (Ping(-1), "Ping.request_id: -1 does not fit in 32 bits"),
+        (Ping(True), "Ping.request_id: expected an int"),
         (Goodbye(0, 1 << 16, ""), "Goodbye.code"),
-        (RegionReturn(1, 1 << 64), "RegionReturn.region_id: 18446744073709551616 does not fit 64"),
+        (
+            RegionReturn(1, 1 << 64),
+            "RegionReturn.region_id: 18446744073709551616 does not fit in 64",
+        ),
         (RegionRequest(1, 2, Rights(0), 1 << 32), "RegionRequest.lease_ms"),
         (RegionRequest(1, 2, Rights(32), 0), "RegionRequest.access: unknown rights 0x20"),
-        (RegionGrant(1, "token"), "RegionGrant.token: a region token is needed"),  # type: ignore[arg-type]
-        (Error(1, 2, b"text"), "Error.text: a text is needed"),  # type: ignore[arg-type]
+        (RegionGrant(1, "token"), "RegionGrant.token: expected a region token"),  # type: ignore[arg-type]
+        (Error(1, 2, b"text"), "Error.text: expected a str"),  # type: ignore[arg-type]
     ],
 )
 def test_encoding_checks_every_field(message: Message, text: str) -> None:

@@ -48,7 +48,7 @@ def test_a_line_that_lacks_something_is_refused(record: Record, data: st.DataObj
     needed = [each.name for each in fields(record) if each.default is MISSING]
     missing = data.draw(st.sampled_from(needed))
     del told[missing]
-    with pytest.raises(ValueError, match=f"^it has no {missing}$"):
+    with pytest.raises(ValueError, match=f"^missing field {missing}$"):
         parse(json.dumps(told))
 
 
@@ -57,25 +57,25 @@ def test_a_value_of_another_type_is_refused(record: Record, data: st.DataObject)
     told = json.loads(line(record))
     name = data.draw(st.sampled_from([each.name for each in fields(record)]))
     told[name] = data.draw(st.sampled_from([None, -1, 2**64, 1.5, {}, [1], [[]]]))
-    with pytest.raises(ValueError, match=f"^{name} is .* which is not "):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, not "):
         parse(json.dumps(told))
 
 
 @given(st.text())
 def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^(it is no JSON|there is no record of type)"):
+    with pytest.raises(ValueError, match=r"^(invalid JSON|not a JSON object|unknown record type)"):
         parse(text)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it is no JSON: "),
-        ("[]", "it is no JSON object"),
-        ("{}", "there is no record of type None"),
-        ('{"type": "nothing", "t": 1}', "there is no record of type 'nothing'"),
-        ('{"type": [], "t": 1}', r"there is no record of type \[\]"),
-        ("[" * 100_000, "it is no JSON: "),
+        ("", "invalid JSON: "),
+        ("[]", "not a JSON object"),
+        ("{}", "unknown record type None"),
+        ('{"type": "nothing", "t": 1}', "unknown record type 'nothing'"),
+        ('{"type": [], "t": 1}', r"unknown record type \[\]"),
+        ("[" * 100_000, "invalid JSON: "),
     ],
 )
 def test_what_is_wrong_is_said(text: str, why: str) -> None:
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said(text: str, why: str) -> None:
 
 
 def test_true_is_no_number_and_lists_become_tuples() -> None:
-    with pytest.raises(ValueError, match="pid is True"):
+    with pytest.raises(ValueError, match="pid must be a number of at most 64 bits, not True"):
         parse(line(header()).replace('"pid": 7', '"pid": true'))
     found = parse(
         '{"t":5,"type":"post_send","request":1,"qp_num":2,"wr_id":3,"opcode":"SEND",'

@@ -81,7 +81,7 @@ def test_the_texts_of_authentication_are_found() -> None:
     texts = raised_by_authentication()
     assert texts["the peer asks for a key: give auth="] == "AuthenticationError"
     assert texts[auth.NOT_THE_SAME_KEY] == "AuthenticationError"
-    assert texts["auth is a key of type bytes, not ..."] == "TypeError"
+    assert texts["auth must be a key of type bytes, not ..."] == "TypeError"
 
 
 def test_the_page_has_rows() -> None:

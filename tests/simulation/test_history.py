@@ -333,13 +333,15 @@ def test_unhashable_values_are_refused_by_name() -> None:
         with pytest.raises(TypeError) as raised:
             call()
         assert str(raised.value) == (
-            f"{name} is a hashable value, not bytearray bytearray(b'a'); write bytes({name})"
+            f"{name} must be a hashable value, not bytearray bytearray(b'a'); write bytes({name})"
         )
     with history.read("x") as op:
         with pytest.raises(TypeError) as raised:
             op.result = [1]
         op.result = 0
-        assert str(raised.value) == ("op.result is a hashable value, not list [1]; write a tuple")
+        assert str(raised.value) == (
+            "op.result must be a hashable value, not list [1]; write a tuple"
+        )
         with (
             pytest.raises(TypeError, match=r"not mmap .*; write bytes\(\.\.\.\)"),
             mmap(-1, 8) as m,
@@ -350,11 +352,11 @@ def test_unhashable_values_are_refused_by_name() -> None:
         lambda: history.fetch_and_add("x", -1),
     ):
         with pytest.raises(
-            (TypeError, ValueError), match=r"add is an int from 0 to 2\^64 - 1, not"
+            (TypeError, ValueError), match=r"add must be an int from 0 to 2\^64 - 1, not"
         ):
             call()
     with history.fetch_and_add("x", 1) as op:
-        with pytest.raises(TypeError, match=r"^op\.result of fetch_and_add is an int from 0"):
+        with pytest.raises(TypeError, match=r"^op\.result of fetch_and_add must be an int from 0"):
             op.result = b"0"
         op.result = 0
     history.check()

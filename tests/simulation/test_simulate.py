@@ -234,20 +234,22 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         lambda: testing.Fault("pause", "server", float("nan"), 1),
         lambda: testing.simulate(fails, limit=-1),
     ):
-        with pytest.raises(ValueError, match=r"is a (finite )?number"):
+        with pytest.raises(ValueError, match=r"(is|must be) a (finite )?number"):
             wrong()
     with pytest.raises(ValueError, match="end is not before begin, as 1 is before 2"):
         testing.Fault("pause", "server", 2, 1)
     once: Any = (testing.Fault("pause", "server", 1, 2) for _ in range(1))
-    with pytest.raises(TypeError, match="exactly is a list of Faults, not generator"):
+    with pytest.raises(TypeError, match="exactly must be a list of Faults, not generator"):
         testing.FaultPlan(exactly=once)
     with pytest.raises(ValueError, match="spares 'main', which exactly names"):
         testing.FaultPlan(exactly=[testing.Fault("pause", "main", 1, 2)])
-    with pytest.raises(TypeError, match="faults is a FaultPlan, not Link"):
+    with pytest.raises(TypeError, match="faults must be a FaultPlan, not Link"):
         testing.simulate(fails, faults=testing.Link())  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="hosts is a mapping of names to programs, not list"):
+    with pytest.raises(TypeError, match="hosts must be a mapping of names to programs, not list"):
         testing.simulate(fails, hosts=["server"])  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="program of host 'main' is an async function, not None"):
+    with pytest.raises(
+        TypeError, match="program of host 'main' must be an async function, not None"
+    ):
         testing.simulate(None)  # type: ignore[call-overload]
     names: Any
     for names in "server", ["main"], [1], 5:
@@ -282,7 +284,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "main of text": (
         {"main": "main"},
         TypeError,
-        f"{MAIN} is an async function, not str 'main'; write `async def main(world)`, and "
+        f"{MAIN} must be an async function, not str 'main'; write `async def main(world)`, and "
         "simulate(main)",
     ),
     "a host with an argument": (
@@ -294,40 +296,50 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a host without a program": (
         {"hosts": {"server": None}},
         TypeError,
-        f"simulate(hosts): the program of host 'server' is an async function, not None; {UNCALLED}",
+        "simulate(hosts): the program of host 'server' must be an async function, not None; "
+        f"{UNCALLED}",
     ),
     "a host without a name": (
         {"hosts": {1: takes_nothing}},
         TypeError,
-        "each name in hosts is the name of a host, not int 1",
+        "each name in hosts must be the name of a host, not int 1",
     ),
     "seeds=10": (
         {"seeds": 10},
         TypeError,
-        "seeds is several ints, such as range(1000), not int 10; write range(10)",
+        "seeds must be several ints, such as range(1000), not int 10; write range(10)",
     ),
-    "seeds=0": ({"seeds": 0}, TypeError, "seeds is several ints, such as range(1000), not int 0"),
+    "seeds=0": (
+        {"seeds": 0},
+        TypeError,
+        "seeds must be several ints, such as range(1000), not int 0",
+    ),
     "seeds='0:10'": (
         {"seeds": "0:10"},
         TypeError,
-        "seeds is several ints, such as range(1000), not str '0:10'",
+        "seeds must be several ints, such as range(1000), not str '0:10'",
     ),
     "seeds=[1.5]": (
         {"seeds": [1.5]},
         TypeError,
-        "each of seeds is an int from 0 to 2^64 - 1, not float 1.5; round it, as with int()",
+        "each of seeds must be an int from 0 to 2^64 - 1, not float 1.5; round it, for "
+        "example with int()",
     ),
     "seeds=[]": ({"seeds": []}, ValueError, "seeds is empty: give some, as range(1000)"),
-    "seed='1'": ({"seed": "1"}, TypeError, "seed is an int from 0 to 2^64 - 1, not str '1'"),
+    "seed='1'": ({"seed": "1"}, TypeError, "seed must be an int from 0 to 2^64 - 1, not str '1'"),
     "stop='no'": (
         {"seeds": range(2), "stop": "no"},
         TypeError,
-        "stop is True or False, not str 'no'",
+        "stop must be True or False, not str 'no'",
     ),
     "stop without seeds": ({"stop": False}, TypeError, ONE_SEED),
     "stop with a seed": ({"seed": 1, "stop": False}, TypeError, ONE_SEED),
-    "devices=True": ({"devices": True}, TypeError, "devices is an int from 1 to 4, not bool True"),
-    "limit='1h'": ({"limit": "1h"}, TypeError, "limit is a number of seconds, not str '1h'"),
+    "devices=True": (
+        {"devices": True},
+        TypeError,
+        "devices must be an int from 1 to 4, not bool True",
+    ),
+    "limit='1h'": ({"limit": "1h"}, TypeError, "limit must be a number of seconds, not str '1h'"),
 }
 
 
@@ -355,7 +367,9 @@ def test_wrong_programs_are_refused() -> None:
     async def main(world: testing.World) -> None:
         with pytest.raises(TypeError, match=r"of host 'client' .* coroutine .*: run\(count, 20\)"):
             await world.host("client").run(called)
-        with pytest.raises(TypeError, match="<lambda> of host 'client' returns is a coroutine"):
+        with pytest.raises(
+            TypeError, match="<lambda> of host 'client' returns must be a coroutine"
+        ):
             world.host("client").serve(returns_none)
         with pytest.raises(TypeError) as raised:
             world.host("client").serve(takes_nothing, 64, "x")
@@ -368,7 +382,7 @@ def test_wrong_programs_are_refused() -> None:
         world.host("client").boot()
 
     testing.simulate(main, seed=1)
-    with pytest.raises(TypeError, match="<lambda> of host 'server' returns is a coroutine"):
+    with pytest.raises(TypeError, match="<lambda> of host 'server' returns must be a coroutine"):
         testing.simulate(main, seed=1, hosts={"server": returns_none})
 
 
@@ -395,11 +409,11 @@ def test_a_partition_of_nobody_is_an_error() -> None:
             for network in -1, 1:
                 with pytest.raises(ValueError, match="network"):
                     call("server", network=network)
-            with pytest.raises(TypeError, match="network is an int"):
+            with pytest.raises(TypeError, match="network must be an int"):
                 call("server", network="embedded1")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="no host 'serve'"):
             world.link("server", "serve", loss=1)
-        with pytest.raises(TypeError, match="each name is the name of a host, not list"):
+        with pytest.raises(TypeError, match="each name must be the name of a host, not list"):
             world.partition(["server"])  # type: ignore[arg-type]
         assert [*world.hosts] == ["main", "server"]
         with pytest.raises(ValueError, match="name one"):
@@ -456,7 +470,7 @@ def test_localhost_is_the_host_itself() -> None:
         for name in "localhost", "":
             with pytest.raises(ValueError, match="is no name for a host"):
                 world.host(name)
-        with pytest.raises(TypeError, match="the name of a host is text, not int 3"):
+        with pytest.raises(TypeError, match="the name of a host must be text, not int 3"):
             world.host(3)  # type: ignore[arg-type]
 
     testing.simulate(main, seed=1)

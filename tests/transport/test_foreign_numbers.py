@@ -56,8 +56,10 @@ USES: dict[str, Use] = {
     "add": lambda conn, remote, value: conn.fetch_and_add(remote, value),
     "length": lambda conn, _, value: conn.register_dmabuf(0, value),
     "a number of seconds": lambda conn, _, value: conn.request_region(8, lease=value),
-    "lease is a number of seconds": lambda _, remote, value: remote.renew(value),
-    "access is of Rights": lambda conn, _, value: conn.request_region(8, access=value),
+    "lease must be a number of seconds": lambda _, remote, value: remote.renew(value),
+    "access must be a member of Rights": lambda conn, _, value: conn.request_region(
+        8, access=value
+    ),
 }
 
 

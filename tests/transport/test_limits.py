@@ -193,8 +193,9 @@ async def test_a_receiver_is_told_the_size_and_its_own_limit(factory: Connection
                 await client.send(bytes(10_001))
         error = await ends(server.recv(), ConnectionBrokenError)
         assert str(error).endswith(
-            "MessageTooLongError ended the connection in the peer's program: its message has 10001 "
-            "bytes, and this side takes at most 10000 (Config.max_message here)"
+            "the peer's program ended the connection with MessageTooLongError: it sent a "
+            "message of 10001 "
+            "bytes, and this side accepts at most 10000 (Config.max_message here)"
         )
 
 
@@ -202,7 +203,7 @@ async def test_a_receiver_is_told_the_size_and_its_own_limit(factory: Connection
 @pytest.mark.any_device
 def test_a_goodbye_with_other_numbers_names_no_limit(text: str) -> None:
     goodbye = protocol.Goodbye(0, protocol.GoodbyeCode.FAILED, f"MessageTooLongError {text}")
-    assert protocol.failure(goodbye, 100).endswith("what it sent may be incomplete")
+    assert protocol.failure(goodbye, 100).endswith("the data that it sent may be incomplete")
 
 
 @one_loop

@@ -55,7 +55,7 @@ async def test_a_message_is_sent_from_where_it_lies(factory: ConnectionFactory) 
 @pytest.mark.parametrize("imm", [-1, 1 << 32])
 async def test_immediate_data_that_does_not_fit(factory: ConnectionFactory, imm: int) -> None:
     async with factory.pair() as (client, server):
-        with pytest.raises(ValueError, match="imm is an int from 0 to 4294967295"):
+        with pytest.raises(ValueError, match="imm must be an int from 0 to 4294967295"):
             await client.send(b"x", imm=imm)
         await check_alive(client, server)
 

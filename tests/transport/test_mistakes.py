@@ -91,9 +91,10 @@ NOT_REMOTE = (
 NO_MEMORY = "… has no memory to use: neither the buffer protocol nor DLPack; "
 NOT_LOCAL = f"an …{NO_MEMORY}it is the peer's memory: read or write it (Connection.read, write)"
 TEXT = f"a str{NO_MEMORY}encode it: text.encode()"
-NO_PORT = "port is an int from 0 to 65535, not "
+NO_PORT = "port must be an int from 0 to 65535, not "
 NO_FACTORY = (
-    "protocol_factory is a function that returns a protocol, as a class of asyncio.Protocol, not "
+    "protocol_factory must be a function that returns a protocol, as a class of "
+    "asyncio.Protocol, not "
 )
 OTHER_CM = '…; is an aiordma listener running there, with via="cm" and not "tcp"?'
 OTHER_TCP = '…; is an aiordma listener running there, with via="tcp" and not "cm"?'
@@ -161,12 +162,12 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "no host": (
         lambda s: aiordma.connect(None, 5, device=s.factory.device),  # type: ignore[arg-type]
         TypeError,
-        "host is a str, as '192.0.2.1' or 'server.example', not None",
+        "host must be a str, as '192.0.2.1' or 'server.example', not None",
     ),
     "source without a port": (
         connects("cm", source="127.0.0.1"),
         TypeError,
-        "source is a local (host, port), as ('192.0.2.1', 0), not str '127.0.0.1'",
+        "source must be a local (host, port), as ('192.0.2.1', 0), not str '127.0.0.1'",
     ),
     "port in use": (
         lambda s: s.at(aiordma.listen, s.ports["cm"]),
@@ -182,12 +183,12 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "limit of a stream": (
         connects("cm", "stream", limit=0),
         WRONG,
-        "limit is an int from 1 to 2^64 - 1, not 0",
+        "limit must be an int from 1 to 2^64 - 1, not 0",
     ),
     "limit of a server": (
         lambda s: s.serve(aiordma.start_stream_server, noop, limit="5"),
         WRONG,
-        "limit is an int from 1 to 2^64 - 1, not str '5'",
+        "limit must be an int from 1 to 2^64 - 1, not str '5'",
     ),
     "factory of a client": (lambda s: s.attach(5), TypeError, f"{NO_FACTORY}int 5"),
     "factory of a server": (
@@ -198,12 +199,12 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "factory of no protocol": (
         lambda s: s.attach(object),
         TypeError,
-        "what the factory returns is a protocol of asyncio, not object …",
+        "what the factory returns must be a protocol of asyncio, not object …",
     ),
     "handler of streams, none": (
         lambda s: s.serve(aiordma.start_stream_server, None),
         TypeError,
-        "the handler is a function of a reader and a writer, not None",
+        "the handler must be a function of a reader and a writer, not None",
     ),
     "handler of a connection": (
         lambda s: s.serve(aiordma.start_stream_server, answer_alone),
@@ -214,12 +215,12 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "start_serving as text": (
         lambda s: s.serve(aiordma.create_server, asyncio.Protocol, start_serving="no"),
         TypeError,
-        "start_serving is True or False, not str 'no'",
+        "start_serving must be True or False, not str 'no'",
     ),
     "host of a certificate": (
         connects("stream cm", "stream", ssl=True, server_hostname=5),
         TypeError,
-        "server_hostname is a str, the name in the server's certificate, not int 5",
+        "server_hostname must be a str, the name in the server's certificate, not int 5",
     ),
     "sendfile, bytes": (
         lambda s: s.sendfile(io.BytesIO(b"x")),
@@ -229,12 +230,12 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "sendfile, offset": (
         lambda s: s.sendfile(None, "0"),
         TypeError,
-        "offset is an int from 0 to 2^64 - 1, not str '0'",
+        "offset must be an int from 0 to 2^64 - 1, not str '0'",
     ),
     "sendfile, count": (
         lambda s: s.sendfile(None, 0, 0),
         ValueError,
-        "count is an int from 1 to 2^64 - 1, not 0",
+        "count must be an int from 1 to 2^64 - 1, not 0",
     ),
     # ---- another kind of peer ----
     "tcp at a listener of cm": (

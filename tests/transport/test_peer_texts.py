@@ -48,7 +48,10 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     ("code", "shown"),
     [
         (protocol.GoodbyeCode.SHUTDOWN, SHOWN),
-        (protocol.GoodbyeCode.FAILED, "an exception ended the connection"),  # it is no type's name
+        (
+            protocol.GoodbyeCode.FAILED,
+            "ended the connection with an exception",
+        ),  # it is no type's name
     ],
 )
 async def test_a_goodbye(

@@ -224,11 +224,11 @@ async def test_serializers_that_fail(factory: ConnectionFactory, of: str) -> Non
 MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     "a list of functions": (
         lambda conn, _: rpc.serve(conn, [failing]),  # type: ignore[arg-type]
-        "functions is a mapping of names to coroutine functions, as {'add': add}, not list [",
+        "functions must be a mapping of names to coroutine functions, as {'add': add}, not list [",
     ),
     "a name that is none": (
         lambda conn, _: rpc.serve(conn, {5: failing}),  # type: ignore[dict-item]
-        "the name of a function is a str, not int 5",
+        "the name of a function must be a str, not int 5",
     ),
     "a name that is too long": (
         lambda conn, _: rpc.serve(conn, {"x" * 256: failing}),
@@ -236,23 +236,23 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "no function": (
         lambda conn, _: rpc.serve(conn, {"add": 5}),  # type: ignore[dict-item]
-        "add is a coroutine function of one argument, not int 5",
+        "add must be a coroutine function of one argument, not int 5",
     ),
     "no dumps": (
         lambda conn, _: rpc.serve(conn, {}, dumps=5),  # type: ignore[arg-type]
-        "dumps is a function of one value, as pickle.dumps, not int 5",
+        "dumps must be a function of one value, as pickle.dumps, not int 5",
     ),
     "no calls": (
         lambda conn, _: rpc.Client(conn, max_calls=0),
-        "max_calls is an int from 1 to 2^64 - 1, not 0",
+        "max_calls must be an int from 1 to 2^64 - 1, not 0",
     ),
     "no connection": (
         lambda _, client: rpc.Client(client),  # type: ignore[arg-type]
-        "conn is an aiordma.Connection, as of connect() or accept(), not Client <",
+        "conn must be an aiordma.Connection, as of connect() or accept(), not Client <",
     ),
     "a name of another type": (
         lambda _, client: client.call(b"add"),  # type: ignore[arg-type]
-        "the name of a function is a str, not bytes b'add'",
+        "the name of a function must be a str, not bytes b'add'",
     ),
     "two arguments": (
         lambda _, client: client.call("add", 1, 2),  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "a time as text": (
         lambda _, client: client.call("add", timeout="5"),  # type: ignore[arg-type]
-        "timeout is a number of seconds, not str '5'",
+        "timeout must be a number of seconds, not str '5'",
     ),
     "a number as a key": (
         lambda _, client: client.call("add", [{"a": {1: 2}}]),

@@ -168,7 +168,7 @@ async def test_close_without_grace(factory: ConnectionFactory) -> None:
         assert [message async for message in idle] == []
         assert bytes(await busy.recv()) == b"half"
         error = await ends(busy.recv(), ConnectionBrokenError)
-        assert "the server was shut down before its handler had ended" in str(error)
+        assert "the server was shut down before its handler had finished" in str(error)
 
 
 @one_loop
@@ -266,7 +266,7 @@ async def test_handler_that_fails(
             await bad.send(b"fail")
             assert bytes(await bad.recv()) == b"half an answer"
             error = await ends(bad.recv(), ConnectionBrokenError)
-            assert f"{name} ended the connection in the peer's program" in str(error)
+            assert f"the peer's program ended the connection with {name}" in str(error)
             assert "secret" not in str(error)
             told_once(error)
         told = [context["exception"] for context in reported]
@@ -322,7 +322,7 @@ asyncio.run(main())
     async with await factory.connect(int(await process.stdout.readline())) as client:
         await client.send(b"x")
         error = await ends(client.recv(), ConnectionBrokenError)
-    assert "SystemExit ended the connection" in str(error)
+    assert "ended the connection with SystemExit" in str(error)
     assert await process.wait() == 3
 
 

@@ -164,7 +164,7 @@ async def test_quota(factory: ConnectionFactory) -> None:
             await client.request_region(quota + 1)
         assert caught.value.code == ErrorCode.QUOTA
         for size in (0, -1, 1 << 64):
-            with pytest.raises(ValueError, match="size is an int from 1 to"):
+            with pytest.raises(ValueError, match="size must be an int from 1 to"):
                 await client.request_region(size)
         first = await client.request_region(quota // 2)
         second = await client.request_region(quota // 2)

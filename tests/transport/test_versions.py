@@ -22,12 +22,13 @@ pytestmark = [one_loop, pytest.mark.any_device]
 OLDER = {
     "version 1": (
         4,
-        "hello: the peer speaks version 1, this side version 2; run the same release of aiordma on "
+        "hello: the peer uses version 1, this side version 2; run the same release of aiordma on "
         "both",
     ),
     "a key proved late": (
         5,
-        "hello: the peer wants what this side does not know (flags 0x01); run the same release of "
+        "hello: the peer requires features unknown to this side (flags 0x01); run the same "
+        "release of "
         "aiordma on both",
     ),
 }

@@ -180,7 +180,7 @@ def test_the_step_that_the_device_refuses(
 def test_connecting_takes_a_new_queue_pair(qp: verbs.QueuePair) -> None:
     mine = qp.endpoint()
     for name, most in (("retry_cnt", 7), ("rnr_retry", 7), ("hop_limit", 255), ("sl", 15)):
-        with pytest.raises(ValueError, match=f"{name} is an int from 0 to {most}, not 256"):
+        with pytest.raises(ValueError, match=f"{name} must be an int from 0 to {most}, not 256"):
             qp.connect(mine, mine, **{name: 256})  # type: ignore[arg-type]
     for call, name in ((qp.connect, "timeout"), (qp.destination, "sl")):
         wrong = rf"{call.__name__}\(\) got an unexpected keyword argument '{name}s'; .*\b{name}\b"

@@ -266,7 +266,7 @@ def test_moderation_beyond_the_device(
     for count, period in ((1 << 16, 0.0), (0, 1.0), (-1, 0.0)):
         with pytest.raises(ValueError, match=f"moderation by {count} .*{context.name} takes up to"):
             cq.modify(cq_count=count, cq_period=period)
-    with pytest.raises(ValueError, match="cq_period is a finite number of seconds, 0 or more"):
+    with pytest.raises(ValueError, match="cq_period must be a finite number of seconds, 0 or more"):
         cq.modify(cq_count=0, cq_period=-0.5)
 
 

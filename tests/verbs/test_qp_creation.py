@@ -99,7 +99,7 @@ def test_options_reach_the_structure() -> None:
 
 def test_numbers_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
     with pytest.raises(
-        ValueError, match=r"capabilities.max_send_wr is an int from 0 to \d+, not -1"
+        ValueError, match=r"capabilities.max_send_wr must be an int from 0 to \d+, not -1"
     ):
         pd.create_qp(cq, capabilities=QPCapabilities(max_send_wr=-1))
     with pytest.raises(ValueError, match="max_tso_header=65536"):
@@ -116,5 +116,5 @@ def test_raw_packets(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> N
 
 
 def test_rate_limits_out_of_range(qp: verbs.QueuePair) -> None:
-    with pytest.raises(ValueError, match=r"RateLimit\.rate_limit is"):
+    with pytest.raises(ValueError, match=r"RateLimit\.rate_limit must be"):
         qp.modify_rate_limit(RateLimit(-1))

@@ -32,9 +32,9 @@ class Security(_Security):
         **kwargs: Any,
     ) -> None:
         if not isinstance(auth, bytes):
-            raise TypeError(f"auth is a key of type bytes, not {type(auth).__name__}")
+            raise TypeError(f"auth must be a key of type bytes, not {type(auth).__name__}")
         if len(auth) < 16:
-            raise ValueError(f"auth has {len(auth)} bytes; a key has at least 16 random ones")
+            raise ValueError(f"auth has {len(auth)} bytes; a key needs at least 16 random bytes")
         if require_encryption is None and encrypt:
             require_encryption = True
         super().__init__(require_encryption, **kwargs)

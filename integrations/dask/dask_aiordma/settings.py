@@ -118,8 +118,9 @@ def _key_of_file(path: str | None) -> bytes | None:
         raise ValueError(f"distributed.comm.rdma.auth-file: {path}: {error.strerror}") from error
     if len(key) < 16:
         raise ValueError(
-            f"distributed.comm.rdma.auth-file: {path} has {len(key)} bytes; a key has at least 16 "
-            "random ones"
+            f"distributed.comm.rdma.auth-file: {path} has {len(key)} bytes; a key needs at "
+            "least 16 "
+            "random bytes"
         )
     return key
 
