@@ -1,4 +1,4 @@
-"""The parts of a connection, one job each; `aiordma.transport` is the face of them all."""
+"""The parts of a connection. `aiordma.transport` is their public interface."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The accepting side of a listener, for every way of connecting: admission, handshakes, limits."""
+"""The accepting side of a listener for all connection methods: admission, handshakes, limits."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ logger = logging.getLogger("aiordma.acceptor")
 
 
 class ConnectionLimitError(RDMAError):
-    """A peer is turned away: the text is the reason that its user reads."""
+    """A peer was rejected because of a limit. The text is the reason that its user sees."""
 
 
 def refusal_text(error: BaseException) -> str:
-    """The text that the peer's user reads of a handshake that this side gave up."""
+    """Return the text that the peer's user sees when this side gives up a handshake."""
     text = cause_text(error)
     # A verb that fails here is no verdict on the peer.
     return f"the listener's machine failed: {text}" if isinstance(error, VerbsError) else text
@@ -54,7 +54,7 @@ def packed_refusal(error: BaseException) -> bytes:
 
 
 class ConnectionLimits:
-    """Counts the connections of one listener, and attempts, in all and of each host."""
+    """Counters for the connections and attempts of one listener, in total and per host."""
 
     def __init__(self, config: Config) -> None:
         self._most = config.max_connections
@@ -62,7 +62,7 @@ class ConnectionLimits:
         self._taken: Counter[str] = Counter()
 
     def check(self, host: str) -> None:
-        """ConnectionLimitError if there may be no more of this host."""
+        """Raise ConnectionLimitError if this host may not have another connection."""
         if self._most is not None and self._taken.total() >= self._most:
             raise ConnectionLimitError(
                 f"the listener has as many connections as it takes ({self._most}), by its "
@@ -85,34 +85,38 @@ class ConnectionLimits:
 
 
 class Request(Protocol):
-    """A peer that wants a connection, in one of the ways of connecting."""
+    """A peer that requests a connection with one of the connection methods."""
 
     via: Way
 
     @property
     def peer_address(self) -> Address | None:
-        """None: it is gone, and no longer known."""
+        """The address of the peer, or None if it has disconnected and its address is unknown."""
 
     def has_ticket(self, acceptor: Acceptor) -> bool:
-        """True if the handshake may begin; always for a request whose `handshake` takes the ticket.
+        """Return whether the handshake may begin.
 
-        False: the peer has been told to come again with a ticket, and the request is over.
-        ProtocolError or AuthenticationError for a peer that is not let in.
+        If False, the peer has been asked to come back with a ticket, and this request is done. It
+        is always True for a request whose `handshake` checks the ticket.
+
+        Raises:
+            ProtocolError: If the peer violates the protocol.
+            AuthenticationError: If the peer does not have the key.
         """
         return True
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
-        """Does the whole handshake; `Acceptor.take_place` comes before its connection is made."""
+        """Run the whole handshake, calling `Acceptor.take_place` before creating the connection."""
 
     def give_up(self, error: BaseException) -> None:
-        """Tells the peer the reason if that is possible, and gives everything back.
+        """Tell the peer the reason if possible, and release everything.
 
-        After a handshake that failed, or instead of one.  Never raises.
+        This is called after a failed handshake, or instead of a handshake. It never raises.
         """
 
 
 class Place:
-    """A peer's place among the connections; its connection refers to it, and to no Handshake."""
+    """A peer's place among the connections. The connection refers to it, but not to a Handshake."""
 
     def __init__(self, host: str, limits: ConnectionLimits) -> None:
         self._host = host
@@ -120,13 +124,13 @@ class Place:
         self._taken = self._ended = False
 
     def take(self) -> None:
-        """Until `free`; ConnectionLimitError if all are taken."""
+        """Take the place until `free`. Raises ConnectionLimitError if all are taken."""
         if not self._taken and not self._ended:
             self._limits.take(self._host)
             self._taken = True
 
     def free(self) -> None:
-        """The connection has ended, or is not to be."""
+        """Free the place, because the connection has ended or will not be created."""
         self._ended = True
         if self._taken:
             self._taken = False
@@ -135,7 +139,7 @@ class Place:
 
 @dataclass(eq=False)
 class Handshake:
-    """A handshake that is under way."""
+    """A handshake in progress."""
 
     request: Request
     peer: str | None  # it may not be known any more when it fails
@@ -148,10 +152,10 @@ class Handshake:
 
 
 class Acceptor:
-    """The part that the listeners of all ways of connecting share.
+    """The part that the listeners of all connection methods share.
 
-    They call `admit` for each peer; `deliver` takes the connections that `on_request` does not
-    refuse.  They call `fail` when no more peers can come, because the device has failed.
+    A listener calls `admit` for each peer. `deliver` gets the connections that `on_request`
+    accepts. If the device has failed and no more peers can arrive, the listener calls `fail`.
     """
 
     def __init__(
@@ -175,7 +179,7 @@ class Acceptor:
         self._failures = FailureLimit(self._loop.time())
         key = security.auth
         self.tickets: TicketOffice | None = new_ticket_office(key) if key is not None else None
-        """For requests that do not even hold a socket; None without a key."""
+        """Checks tickets before a request even gets a socket; None without a key."""
         most = places(config.max_handshakes)
         self._strangers: FairShare[Handshake] = FairShare(most)
         self._in_band: FairShare[Handshake] = FairShare(most, proved=True)
@@ -184,12 +188,16 @@ class Acceptor:
     def admit(
         self, request: Request, *, in_band: bool = False, time: TimeShare | None = None
     ) -> None:
-        """Begins the handshake, outside the caller; it uses time of the share.  The caller charges
-        the share for the time of this call.
+        """Start the handshake in a task.
 
-        If there are as many as may be, another one is dropped for it.  `in_band`: it comes over a
-        connection of this listener.  Such requests have places of their own, so that they and
-        strangers keep each other from nothing; one that finds none uses a socket.
+        If the maximum number of handshakes is in progress, one of them is dropped.
+
+        Args:
+            request: The request of the peer.
+            in_band: Whether it arrived over a connection of this listener. These requests have
+                their own places, so that they and unknown peers cannot block each other. If no
+                place is free, the peer uses a socket.
+            time: The share of time that the handshake uses. The caller charges it for this call.
         """
         share = self._in_band if in_band else self._strangers
         address = request.peer_address
@@ -222,16 +230,21 @@ class Acceptor:
         task.add_done_callback(self._handshakes.pop)
 
     def takes_rails(self, peer: Hello) -> bool:
-        """Whether the connection is to have several rails."""
+        """Return whether the connection will have several rails."""
         return peer.rails and most_rails(self.config, self.devices) > 1
 
     @property
     def handshakes(self) -> int:
-        """The number of those under way."""
+        """The number of handshakes in progress."""
         return len(self._handshakes)
 
     def _check_open(self, host: str, *, in_band: bool) -> None:
-        """Raise ConnectionClosedError; BusyError for a host that failed too often without a key."""
+        """Raise if the listener is closed, or if the host failed too often to prove the key.
+
+        Raises:
+            ConnectionClosedError: If the listener is closed.
+            BusyError: If too many handshakes of the host failed.
+        """
         if self.closed:
             raise ConnectionClosedError("the listener is closed")
         if in_band or self.security.auth is None:
@@ -250,7 +263,7 @@ class Acceptor:
         request.give_up(error)
 
     def _evict(self, handshake: Handshake, error: RDMAError) -> None:
-        """Ends a handshake now; its place among the connections is free at once."""
+        """End a handshake now, and free its place among the connections immediately."""
         handshake.dropped = error
         handshake.share.remove(handshake)
         handshake.place.free()
@@ -260,7 +273,7 @@ class Acceptor:
         handshake.task.cancel()
 
     async def _serve(self, handshake: Handshake) -> bool:
-        """Runs a handshake; True if its connection was admitted."""
+        """Run a handshake. Returns whether its connection was admitted."""
         handshake.begun = True
         request = handshake.request
         limit = self._loop.time() + self.config.handshake_timeout
@@ -293,9 +306,9 @@ class Acceptor:
             handshake.task = None  # which keeps the error that cancels it, whose frames have this
 
     async def _admits(self, connection: Connection, handshake: Handshake, limit: float) -> bool:
-        """True if there is a place for the connection, and the application takes it.
+        """Return whether there is a place for the connection and the application accepts it.
 
-        A peer that fails now has no way to be told why.
+        If the peer fails at this point, it cannot be told why.
         """
         on_request, via = self._on_request, handshake.request.via
         try:
@@ -309,16 +322,21 @@ class Acceptor:
             return False
 
     def _count_failure(self, host: str, error: BaseException) -> None:
-        """A wrong proof.  A peer that has hung up or stayed silent has tried no key."""
+        """Count a wrong proof. A peer that disconnects or stays silent has not tried a key."""
         if self.security.auth is not None and isinstance(error, AuthenticationError):
             self._failures.failed(host, self._loop.time())
 
     def take_place(self) -> Callable[[], None]:
-        """For the running handshake, before it makes its connection; what it returns frees the
-        place at the connection's end.
+        """Take a place for the running handshake, before it creates its connection.
 
-        ConnectionLimitError if there are too many connections.  With a key, the peer has a place
-        among them once it has proved the key (`proved`): a stranger takes none.
+        With a key, the peer only gets the place when it has proved the key (`proved`), so that
+        unknown peers take no places.
+
+        Returns:
+            A function that frees the place when the connection ends.
+
+        Raises:
+            ConnectionLimitError: If there are too many connections.
         """
         handshake = self._running()
         if self.security.auth is None:
@@ -328,9 +346,10 @@ class Acceptor:
         return handshake.place.free
 
     def proved(self) -> None:
-        """For a running handshake that can still tell its peer that all places are taken.
+        """Take the place for a peer that has proved the key and can still be told of a refusal.
 
-        ConnectionLimitError if they are.
+        Raises:
+            ConnectionLimitError: If there are too many connections.
         """
         self._running().place.take()
 
@@ -338,7 +357,7 @@ class Acceptor:
         return self._handshakes[cast("asyncio.Task[object]", asyncio.current_task())]
 
     def cancel(self) -> None:
-        """Admits no more peers; gives up the handshakes, in the loop's next iterations."""
+        """Stop admitting peers, and cancel all handshakes. They end in the next loop iterations."""
         self.closed = True
         for task, handshake in list(self._handshakes.items()):
             if not handshake.begun:
@@ -347,6 +366,6 @@ class Acceptor:
             task.cancel()
 
     async def close(self) -> None:
-        """As `cancel`, and waits until they are."""
+        """Stop as `cancel` does, and wait until the handshakes have ended."""
         self.cancel()
         await asyncio.gather(*self._handshakes, return_exceptions=True)

@@ -1,19 +1,20 @@
-"""Admission control of a listener: the peers that get a place, lose one, or are turned away.
+"""Admission control of a listener: which peers get a place, lose it, or are rejected.
 
-Three rules, and their numbers, for peers that have proved nothing yet:
+Three rules apply to peers that have not proved anything yet:
 
-- Silence (`SilentSockets`): an accepted socket whose peer has to send something, its first bytes
-  or a ticket for a challenge, costs a descriptor and a timer: no task, no transport, no queue pair,
-  and no place among the handshakes.
-- Host share (`FairShare`): sockets that are silent, and handshakes, have bounded places.  A new
-  peer is let in, and when there is no place, another one is evicted for it, of a network that has
-  more than its share if there is one.  The embedded device has the rule in C
+- Silence (`SilentSockets`): The peer of an accepted socket has to send something: its first bytes,
+  or a ticket for a challenge. Until then, the socket only uses a descriptor and a timer, but no
+  task, no transport, no queue pair, and no place among the handshakes.
+- Fair share (`FairShare`): The number of silent sockets and the number of handshakes are limited. A
+  new peer is always admitted. If no place is free, another peer is evicted, from a network that has
+  more than its share if there is one. The embedded device implements the same rule in C
   (softdev/src/engine/fair_share.c).
-- Failures (`FailureLimit`): handshakes that fail for want of the key are limited, of each host and
-  in all, by buckets of tokens.  A failure takes a token, time brings them back, and a proof fills
-  its host's bucket.  A host without a token is turned away until there is one.  When the common
-  bucket is empty, so is every host that has failed lately, while others are still let in: a peer
-  keeps out nothing but itself and its own host, and an attacker gets one try from each address.
+- Failures (`FailureLimit`): Token buckets limit the handshakes that fail for lack of the key, per
+  host and in total. A failure takes a token, and tokens are refilled over time. A proof of the key
+  fills the bucket of its host. A host without tokens is rejected until it has one. If the common
+  bucket is empty, all hosts that have failed recently are rejected, but other hosts are still
+  admitted. A peer can therefore only lock out its own host, and an attacker gets one try from each
+  address.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..config import Config
 T = TypeVar("T", bound=Hashable)
 
 Networks = tuple[str, ...]
-"""Nested networks of an address, the largest first; the last one is what counts as one host."""
+"""Nested networks of an address, the largest first. The last one counts as one host."""
 
 # The numbers are chosen by judgement.
 
@@ -61,14 +62,16 @@ TOTAL_RATE = 32.0
 MAX_HOSTS = 4096
 
 IPV6_PREFIXES = (48, 56, 64)
-"""Bits: what a provider assigns to one customer (RFC 6177), and the network of a host, which has
-all the other bits (RFC 4291)."""
+"""Prefix lengths: two that providers assign to a customer (RFC 6177), and that of a host.
+
+A host has all the remaining bits (RFC 4291).
+"""
 
 
 def networks_of(host: str) -> Networks:
-    """The /48, /56 and /64 of an IPv6 address; the /24 of an IPv4 address, and itself.
+    """Return the /48, /56 and /64 of an IPv6 address, or the /24 and the address itself for IPv4.
 
-    A link-local or loopback address of IPv6 is alone: its network is the same for all of them.
+    Each link-local or loopback IPv6 address stands alone, because they all have the same network.
     """
     numeric = host.partition("%")[0]
     if "." in numeric:
@@ -84,7 +87,7 @@ def networks_of(host: str) -> Networks:
 
 
 def places(wanted: int) -> int:
-    """As many as wanted, if the process may have descriptors for them."""
+    """Return the number of places: `wanted`, if the process may have enough descriptors."""
     try:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     except OSError:  # a seccomp filter denies the call
@@ -95,28 +98,30 @@ def places(wanted: int) -> int:
 
 
 def setting(limit: int) -> str:
-    """The setting that decides on a limit of `places`, for errors."""
+    """Return the setting that determines a limit of `places`, for errors."""
     return f"{limit}: Config.max_handshakes there, or an eighth of its descriptors"
 
 
 class NoRoomError(Exception):
-    """Every place is taken by a peer that does not go for this one."""
+    """Every place is taken by a peer that must not be evicted for the new one."""
 
 
 class FairShare(Generic[T]):
-    """Peers in the order of their age, at most `limit` of them, and which one goes for a new one.
+    """At most `limit` peers, in order of age, and the rule of which one is evicted for a new peer.
 
-    That is one of the fullest network, if it has more than its share, and within it of the fullest
-    smaller network that has more than a share, and so on; else any one.  It is drawn by lot: the
-    oldest one would be that of an honest client as soon as `limit` others come within the time of
-    its handshake.  Peers that have proved themselves (`proved`) go only for a peer of another
-    network, and only if their own has more than its share.
+    If a network has more than its share, the evicted peer is from the fullest such network. Within
+    it, the rule is applied again to smaller networks. Otherwise it may be any peer. The choice is
+    random: if the oldest peer were evicted, an honest client would lose its place as soon as
+    `limit` others arrive during its handshake.
+
+    Peers that have proved themselves (`proved`) are only evicted for a peer of another network, and
+    only if their own network has more than its share.
     """
 
     def __init__(
         self, limit: int, *, proved: bool = False, draw: Callable[[int], int] = random.randrange
     ) -> None:
-        """`draw` returns a random number that is less than its argument."""
+        """Create an empty table. `draw` returns a random number less than its argument."""
         self.limit = limit
         self._proved = proved
         self._draw = draw
@@ -130,13 +135,14 @@ class FairShare(Generic[T]):
         return len(self._networks_of)
 
     def __iter__(self) -> Iterator[T]:
-        """Oldest first."""
+        """Iterate over the peers, the oldest first."""
         return iter(self._networks_of)
 
     def make_room(self, networks: Networks) -> T | None:
-        """Removes and returns the peer to be evicted if the table is full, else None.
+        """Remove and return the peer to evict if the table is full. Call this before `add`.
 
-        To be called before `add`.  NoRoomError if none goes for a peer of these networks.
+        Raises:
+            NoRoomError: If no peer may be evicted for one of these networks.
         """
         if len(self) < self.limit:
             return None
@@ -159,7 +165,7 @@ class FairShare(Generic[T]):
         return goes
 
     def add(self, peer: T, networks: Networks) -> None:
-        """After `make_room`."""
+        """Add a peer, after `make_room`."""
         self._networks_of[peer] = networks
         for depth in range(len(networks) + 1):
             network = networks[:depth]
@@ -169,7 +175,7 @@ class FairShare(Generic[T]):
                 self._full[network] = None
 
     def remove(self, peer: T) -> None:
-        """Does nothing for a peer that has gone already."""
+        """Remove a peer, if it is still in the table."""
         networks = self._networks_of.pop(peer, None)
         if networks is None:
             return
@@ -184,7 +190,7 @@ class FairShare(Generic[T]):
 
 
 def _speaks(accepted: socket.socket) -> bool:
-    """Whether there is something to read: bytes, the end or an error."""
+    """Return whether there is something to read: bytes, the end of the stream, or an error."""
     try:
         accepted.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -195,7 +201,7 @@ def _speaks(accepted: socket.socket) -> bool:
 
 
 class _SilentSocket:
-    """An accepted socket on which nothing has come yet."""
+    """An accepted socket on which nothing has arrived yet."""
 
     def __init__(
         self, sockets: SilentSockets, accepted: socket.socket, when_readable: Callable[[], None]
@@ -223,7 +229,7 @@ class _SilentSocket:
 
 
 class SilentSockets:
-    """Passes sockets on when bytes are there; closes those that stay silent."""
+    """Accepted sockets that wait for their first bytes. Those that stay silent are closed."""
 
     def __init__(self, config: Config) -> None:
         self.timeout = config.handshake_timeout / SHARE_OF_TIMEOUT
@@ -232,9 +238,9 @@ class SilentSockets:
     def add(
         self, accepted: socket.socket, address: Address, when_readable: Callable[[], None]
     ) -> None:
-        """Takes over an accepted socket until `when_readable` is called.
+        """Take over an accepted socket until `when_readable` is called.
 
-        If there is no room, another one is closed for it.
+        If there is no room, another socket is closed.
         """
         if _speaks(accepted):
             when_readable()
@@ -246,7 +252,7 @@ class SilentSockets:
         self._waiting.add(_SilentSocket(self, accepted, when_readable), networks)
 
     def drop_oldest(self) -> bool:
-        """Closes the oldest one, for its descriptor; False if there is none."""
+        """Close the oldest socket to free its descriptor. Returns False if there is none."""
         oldest = next(iter(self._waiting), None)
         if oldest is not None:
             oldest.close()
@@ -262,33 +268,33 @@ class SilentSockets:
 
 @dataclass
 class Bucket:
-    """Tokens, which come back with time; it owes at most a burst of them."""
+    """A token bucket. It can owe at most `burst` tokens."""
 
     burst: int
     rate: float
     full_at: float
-    """The time at which all tokens are back, by the event loop."""
+    """The loop time at which the bucket is full again."""
     reported: bool = False
-    """Whether the log says already that the bucket is empty."""
+    """Whether it was already logged that the bucket is empty."""
 
     def take(self, now: float) -> None:
         self.full_at = max(self.full_at, now) + 1 / self.rate
         self.full_at = min(self.full_at, now + 2 * self.burst / self.rate)
 
     def wait(self, now: float) -> float:
-        """Seconds until there is a token."""
+        """Return the number of seconds until a token is available."""
         return max(0.0, self.full_at - now - (self.burst - 1) / self.rate)
 
 
 class FailureLimit:
-    """The failed handshakes of one listener.  `now` is a time of the event loop, in seconds."""
+    """The failed handshakes of one listener. `now` is a loop time in seconds."""
 
     def __init__(self, now: float) -> None:
         self._hosts: OrderedDict[str, Bucket] = OrderedDict()  # that have failed lately
         self._total = Bucket(TOTAL_BURST, TOTAL_RATE, now)
 
     def wait(self, host: str, now: float) -> float:
-        """Seconds for which peers of this host are turned away; 0: they are let in."""
+        """Return for how many seconds peers of this host are rejected; 0 if they are admitted."""
         bucket = self._hosts.get(host)
         if bucket is None:
             return 0.0
@@ -308,11 +314,11 @@ class FailureLimit:
         self._total.take(now)
 
     def succeeded(self, host: str) -> None:
-        """A peer of this host has the key: what others of it have failed in is forgotten."""
+        """Forget the failures of a host after one of its peers has proved the key."""
         self._hosts.pop(host, None)
 
     def first_report(self, host: str) -> bool:
-        """Whether to log that this host is turned away: once, until it is let in again."""
+        """Return whether to log that this host is rejected: once until it is admitted again."""
         bucket = self._hosts.get(host)
         if bucket is None or bucket.reported:
             return False

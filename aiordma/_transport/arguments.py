@@ -1,6 +1,6 @@
-"""Arguments of a wrong type, refused with a text that says what belongs there.
+"""Checks for arguments of a wrong type, with errors that describe the correct type.
 
-Types say the same before the program runs; this is for programs that no type checker reads.
+They are for programs that are not checked by a type checker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def check_host(host: object, name: str = "host") -> None:
-    """TypeError unless a host is a str, AddressError for one that the resolver would cut."""
+    """Raise TypeError unless a host is a str, or AddressError if the resolver would truncate it."""
     try:
         text(name, host, "a str, as '192.0.2.1' or 'server.example'")
     except ValueError as error:
@@ -26,7 +26,7 @@ def check_host(host: object, name: str = "host") -> None:
 
 
 def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of several devices; TypeError or ValueError for what cannot be one connection's."""
+    """Return the names of several devices. Raises TypeError or ValueError if they are invalid."""
     for name in names:
         instance("device", name, str, "names of devices, as ['mlx5_0', 'mlx5_1']")
         if not name:
@@ -72,7 +72,12 @@ NOT_BY_CM = {
 
 
 def check_options(via: str, config: Config) -> None:
-    """TypeError for no Config, ValueError for options that this way of connecting cannot apply."""
+    """Raise if `config` is not a Config or has options that the connection method cannot apply.
+
+    Raises:
+        TypeError: If `config` is not a Config.
+        ValueError: If the connection method does not support an option.
+    """
     check_config(config)
     if via != "cm":
         return
@@ -84,7 +89,7 @@ def check_options(via: str, config: Config) -> None:
 
 
 def remote_memory(memory: object, wanted: type[T]) -> T:
-    """The memory, if it is the peer's; else TypeError."""
+    """Return `memory` if it is memory of the peer. Raises TypeError otherwise."""
     if isinstance(memory, wanted):
         return memory
     what = "memory of this side" if isinstance(memory, LocalMemory) else type(memory).__name__

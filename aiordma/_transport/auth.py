@@ -1,5 +1,7 @@
-"""The security requirements of a connection, and their check in the handshake: a key, encryption,
-TLS on the TCP bootstrap, messages or a stream."""
+"""The security requirements of a connection, and their check in the handshake.
+
+They are the key, encryption, TLS for the TCP bootstrap, and whether messages or a stream are used.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """`auth` is the pre-shared key, `tls` the context of the TCP bootstrap; None: without.
+    """The security requirements of one side.
 
-    `encrypt`: True, or "messages", which allows operations on memory in clear.
+    `auth` is the pre-shared key, and `tls` the context for the TCP bootstrap; both may be None.
+    `encrypt` is True, False, or "messages", which allows unencrypted operations on memory.
     """
 
     auth: bytes | None = None
     tls: ssl.SSLContext | None = None
     hostname: str | None = None
-    """The name in the certificate that the connecting side expects."""
+    """The name that the connecting side expects in the certificate."""
     encrypt: Encrypt = False
     stream: bool = False
     """Whether both sides are byte streams (aiordma.streams)."""
     inspects: bool = False
-    """Whether the application of this side, a listener, inspects requests (inspection.py)."""
+    """Whether this side is a listener whose application inspects requests (inspection.py)."""
 
     def __post_init__(self) -> None:
         if self.auth is not None:
@@ -71,14 +74,19 @@ class Security:
 
     @property
     def memory_in_clear(self) -> bool:
-        """Whether a connection that encrypts allows operations on memory."""
+        """Whether an encrypted connection allows operations on memory."""
         return self.encrypt == "messages"
 
     def agree(self, peer: Hello, address: Address | None = None) -> None:
-        """AuthenticationError when only one of the two sides was given a key, or encrypts.
+        """Check that both sides have the same requirements.
 
-        ProtocolError when one sends messages and the other a byte stream.  `address` is the peer's,
-        for the error.
+        Args:
+            peer: The hello of the peer.
+            address: The address of the peer, for errors.
+
+        Raises:
+            AuthenticationError: If only one side has a key, or `encrypt` differs.
+            ProtocolError: If one side uses messages and the other one a byte stream.
         """
         if peer.stream != self.stream:
             raise ProtocolError(
@@ -113,7 +121,7 @@ NO_SECURITY = Security()
 
 
 def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
-    """A client's ticket for its offer; ProtocolError for what is no challenge."""
+    """Return a client's ticket for its offer. Raises ProtocolError if the challenge is invalid."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
     asked = admission.Challenge.unpack(challenge)
@@ -121,18 +129,19 @@ def new_ticket(key: bytes, challenge: bytes, offer: bytes) -> bytes:
 
 
 def new_ticket_office(key: bytes) -> TicketOffice:
-    """A listener's, or one for a single socket."""
+    """Create a ticket office for a listener or for a single socket."""
     from .._core import admission  # noqa: PLC0415 - it loads OpenSSL
 
     return admission.TicketOffice(key, os.urandom)
 
 
 class KeyProof:
-    """One side's part of the proof that both have the key, which ends the handshake.
+    """One side's part of the proof that both sides have the key, the end of the handshake.
 
-    Until then the peer may send nothing else.  `send` takes a control message; `done` ends when
-    the peer has proved it.  With an `exchange`, the nonces are its public keys.  A client may
-    `begin` before it knows the connection; what the peer answers is taken after `bind`.
+    Until it is complete, the peer may send nothing else. `send` takes a control message. `done`
+    completes when the peer has proved the key. With an `exchange`, the nonces are its public keys.
+    A client may call `begin` before the connection is known; responses of the peer are processed
+    after `bind`.
     """
 
     def __init__(
@@ -156,7 +165,10 @@ class KeyProof:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def bind(self, hellos: tuple[Hello, Hello], qp_nums: tuple[int, int]) -> None:
-        """To the connection: `hellos` and `qp_nums` are those of this side and of the peer."""
+        """Bind the proof to the connection.
+
+        `hellos` and `qp_nums` are those of this side and of the peer.
+        """
         here, there = (0, 1) if self._client else (1, 0)
         self._transcript = self._core.transcript(
             hellos[here], hellos[there], qp_nums[here], qp_nums[there]
@@ -182,7 +194,12 @@ class KeyProof:
             raise AuthenticationError("the peer does not have the key given as auth=")
 
     def control(self, message: protocol.Message) -> None:
-        """Takes a message of the peer; AuthenticationError or ProtocolError if it is wrong."""
+        """Process a message of the peer.
+
+        Raises:
+            AuthenticationError: If the proof is wrong.
+            ProtocolError: If the message is not valid at this point.
+        """
         match message:
             case protocol.AuthHello() if not self._client and self._peer_nonce is None:
                 self._take_nonce(message.nonce)

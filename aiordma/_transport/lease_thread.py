@@ -1,12 +1,12 @@
-"""The end of leases on time: one daemon thread of the process, as long as a lease has an end.
+"""A daemon thread that ends leases on time. It exists only while a lease has a deadline.
 
-The owner's event loop may be computing when a lease ends, so the key is withdrawn by this thread,
-which needs only the GIL.  What belongs to the loop follows in the loop.  After `Deadline.cancel`
-has returned, the action has been done, or never will be.
+The owner's event loop may be busy when a lease ends, so this thread, which needs only the GIL, ends
+the key. Everything that belongs to the loop follows in the loop. When `Deadline.cancel` has
+returned, the action has completed or will never run.
 
-No lock is held here, since the collector can run a destructor at any step, in any thread, and that
-may wait for another thread which needs the lock.  What threads share is changed by single steps of
-the interpreter.
+No lock is held here, because the garbage collector can run a finalizer at any point in any thread.
+The finalizer may wait for another thread that needs the lock. Shared data is only changed by single
+steps of the interpreter.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from ..errors import RDMAError
 logger = logging.getLogger("aiordma.connection")
 
 LONGEST = 4294967
-"""Seconds of a lease at most: as milliseconds they have 32 bits in messages."""
+"""The longest lease in seconds. In messages, it is a number of milliseconds with 32 bits."""
 
 Lease = float | Literal["default"] | None
-"""Seconds, None: without an end, or "default": `Config.lease`."""
+"""A lease in seconds, None for no time limit, or "default" for `Config.lease`."""
 
 
 def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
-    """The lease as a float, whatever number it is; "default" is `default`."""
+    """Return the lease as a float, or None for no time limit.
+
+    Any kind of number is accepted. "default" stands for the value `default`.
+    """
     if isinstance(lease, str) and lease == "default":
         lease = default
     if lease is None:
@@ -49,12 +52,12 @@ def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
 
 
 def milliseconds(lease: float | None) -> int:
-    """As in a token and in messages; 0: without an end."""
+    """Return a lease as it appears in tokens and messages, where 0 means no time limit."""
     return 0 if lease is None else max(1, round(lease * 1000))
 
 
 class Deadline:
-    """An action that is due at a time, once."""
+    """An action that runs once, at a given time."""
 
     __slots__ = ("_action", "_forks", "_over", "_threads", "when")
 
@@ -71,7 +74,7 @@ class Deadline:
         return bool(self._action)
 
     def cancel(self) -> None:
-        """Waits for an action that is under way.  Idempotent."""
+        """Cancel the action, or wait until it has completed. A second call has no effect."""
         try:
             self._action.pop()
         except IndexError:
@@ -84,7 +87,7 @@ class Deadline:
                 thread.cancelled()
 
     def _runs_here(self) -> bool:
-        """True if the caller is a thread of this deadline: a destructor, within the action."""
+        """Return whether this runs in a thread of the deadline: a finalizer within the action."""
         here = threading.get_ident()
         return any(thread.ident == here for thread in self._threads)
 
@@ -102,7 +105,7 @@ class Deadline:
 
 
 class _LeaseThread(ServiceThread):
-    """Runs deadlines, until it has none.  It alone uses the heap."""
+    """A thread that runs deadlines until none is left. Only this thread uses the heap."""
 
     def __init__(self) -> None:
         super().__init__(self._main, "aiordma leases")
@@ -117,20 +120,20 @@ class _LeaseThread(ServiceThread):
         self._looks_at = -math.inf  # when it looks by itself: as it begins
         self._search_after = 1  # so many are cancelled
         self.ending = False
-        """It takes no more deadlines than it has."""
+        """Whether the thread is about to end and may not see further deadlines."""
 
     # Another thread changes something, then looks whether this one has to be told; this one says
     # when it looks next, then looks whether something has changed.
 
     def add(self, deadline: Deadline) -> None:
-        """If it is `ending` afterwards, it may not have seen it."""
+        """Add a deadline. If the thread is `ending` afterwards, it may not have seen it."""
         deadline._threads.append(self)
         self._new.append(deadline)
         if deadline.when < self._looks_at:
             self._wake()
 
     def cancelled(self) -> None:
-        """One more is: when half of them are, they go; without any the thread ends."""
+        """Count a cancelled deadline, and wake the thread to drop them if they are half of all."""
         self._cancelled.append(None)
         if len(self._cancelled) >= self._search_after:
             self._wake()
@@ -177,10 +180,13 @@ _thread: _LeaseThread | None = None
 
 
 def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
-    """Calls `action` at that time of the clock, if that is the machine's in the thread.  It must be
-    quick, and thread-safe.
+    """Call `action` in the lease thread at the time `when`.
 
-    RDMAError when there can be no thread: then it is never called.
+    With a clock in virtual time, its loop calls `action` instead. The action must be quick and
+    thread-safe.
+
+    Raises:
+        RDMAError: If no thread can be started. The action is never called then.
     """
     global _thread  # noqa: PLW0603 - one for the process
     deadline = Deadline(when, action)

@@ -1,6 +1,6 @@
-"""The regions of one connection: this side's that the peer may use, and the peer's.
+"""The regions of one connection: those that this side shares, and those of the peer.
 
-Sends nothing, and awaits nothing.
+Nothing here sends or awaits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from .._datapath.rail import SendQueue
 
 MOST_ENDED = 4096
-"""Numbers that are kept of the peer's regions that have ended: twice the runs of such ids.  An
-honest peer makes no more runs than it has regions that have not ended."""
+"""The maximum number of entries about ended regions of the peer: two per run of consecutive ids.
+
+An honest peer never has more runs than regions that have not ended.
+"""
 
 
 class Regions:
-    """The regions that both sides know, with the rails by which they can be used."""
+    """The regions that both sides know, and the rails over which they can be used."""
 
     def __init__(self, pool: MemoryPool, config: Config, lead: SendQueue) -> None:
         self.pool: MemoryPool = pool  # of the lead's device
@@ -39,15 +41,15 @@ class Regions:
         self._config = config
         self._granter = self._peer = 0
         self._ended: list[int] = []
-        """The peer's regions that have ended: ids from an even place up to the next place."""
+        """The ids of the peer's ended regions, as the bounds of runs: even entries start a run."""
         self.shares: dict[int, Share] = {}
         self.lent_bytes: int = 0  # what was handed over and not yet received included
         self.used: WeakValueDictionary[int, RemoteRegion] = WeakValueDictionary()
         self.keyless: dict[int, Callable[[], object]] = {}
-        """By region: hands out one whose key for the lead is still to come."""
+        """Regions that wait for the key for the lead, each with the function that delivers it."""
 
     def begin(self, granter: int, peer: int) -> None:
-        """The peer is known: the upper bits of the ids that this side grants, and that it does."""
+        """Set the upper bits of region ids: those that this side grants, and those of the peer."""
         self._granter, self._peer = granter, peer
         self._ids = itertools.count(granter << NUMBER_BITS)
 
@@ -62,12 +64,12 @@ class Regions:
             self.lent_bytes += len(share.buffer)
 
     def granted(self, share: Share) -> None:
-        """The peer knows the region when it gets what is sent after this."""
+        """Note that the peer knows the region by the time it gets a later message."""
         share.told = True
         share._open_rails()  # those that came up meanwhile
 
     def renumber(self, share: Share) -> None:
-        """Gives it another id, since its token has another key: that before has ended."""
+        """Give the share a new id for a token with a new key. The old token has ended."""
         self.forget(share)
         share.region_id = self.next_id()
         self.add(share)
@@ -78,14 +80,16 @@ class Regions:
             self.lent_bytes -= len(share.buffer)
 
     def lease_for(self, lease_ms: int) -> float | None:
-        """Seconds of what the peer has asked for (0: without an end), within `Config.max_lease`."""
+        """Return the requested lease (0: no limit) in seconds, limited by `Config.max_lease`."""
         asked = lease_ms / 1000 if lease_ms else None
         most = lease_seconds(self._config.max_lease)
         return most if asked is None or (most is not None and asked > most) else asked
 
     def check_quota(self, length: int, handed_over: int) -> None:
-        """QuotaError if the peer may not have so many bytes more, with so many regions that came
-        back and were not received."""
+        """Raise QuotaError if the peer may not borrow `length` more bytes.
+
+        `handed_over` is the number of regions that were handed over but not received yet.
+        """
         lent = self.lent_bytes
         quota = self._config.lend_quota
         if lent + length > quota:
@@ -107,7 +111,7 @@ class Regions:
     # ---- the peer's memory ---------------------------------------------------------------
 
     def check(self, token: RegionToken) -> None:
-        """Raises for a token whose key the peer's device would refuse, as far as is known here."""
+        """Raise for a token whose key the peer's device would refuse, if this side can tell."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
         if granter == self._granter != self._peer:
             raise ValueError(f"{region} is this side's own: its token is for the peer to open")
@@ -122,7 +126,7 @@ class Regions:
             )
 
     def end(self, region_id: int) -> None:
-        """The peer's region has ended, and its token is good no more."""
+        """Note that a region of the peer has ended, so that its token is rejected."""
         ended = self._ended
         if region_id >> NUMBER_BITS != self._peer or bisect_right(ended, region_id) % 2:
             return
@@ -136,8 +140,10 @@ class Regions:
             del ended[:2]
 
     def use(self, region: RemoteRegion, *, granted: bool = True) -> RemoteRegion:
-        """Keeps the region, whose owner can end it and change its lease from now on; if the owner
-        has `granted` it here, it tells of keys for other rails as well."""
+        """Keep track of a region, so that its owner can end it and change its lease.
+
+        If the owner has `granted` it here, the owner also sends keys for other rails.
+        """
         if granted:
             region._keys = {}
         self.used[region.token.region_id] = region
@@ -146,7 +152,10 @@ class Regions:
     def use_with_keys(
         self, region: RemoteRegion, keys: Keys, take: Callable[[RemoteRegion], object]
     ) -> None:
-        """Hands it out when its key for the lead is known: else a RegionKey follows."""
+        """Pass the region to `take` when its key for the lead is known.
+
+        The key may arrive later in a RegionKey.
+        """
         region_id = region.token.region_id
         self.use(region)
         self.keyless[region_id] = partial(take, region)
@@ -172,7 +181,7 @@ class Regions:
             self._hand_out(region_id)
 
     def taken_back(self, region_id: int) -> None:
-        """The owner has ended the region."""
+        """End a region on behalf of its owner."""
         self.end(region_id)
         region = self.used.pop(region_id, None)
         if region is not None:
@@ -182,14 +191,14 @@ class Regions:
     # ---- rails ---------------------------------------------------------------------------
 
     def add_rail(self, rail: SendQueue, pool: MemoryPool) -> None:
-        """A further rail is up: what the peer knows it can use by that one as well."""
+        """Make all regions that the peer knows available over a further rail."""
         self.rails[rail] = pool
         for share in list(self.shares.values()):
             if share.told:
                 share._open_rails()
 
     def remove_rail(self, rail: SendQueue) -> None:
-        """The rail is gone, and its queue pair goes after this."""
+        """Remove a rail whose queue pair is about to be destroyed."""
         self.rails.pop(rail, None)
         for share in list(self.shares.values()):
             share._remove_rail(rail)
@@ -198,7 +207,7 @@ class Regions:
                 region._keys.pop(rail.number, None)
 
     def move(self, lead: SendQueue) -> None:
-        """That rail, which is up, is the lead now, and what works by it alone goes on."""
+        """Make a rail that is up the lead, and continue what works only over the lead."""
         before, self.lead, self.pool = self.lead, lead, self.rails.pop(lead)
         for share in list(self.shares.values()):
             share._remove_rail(before)  # of one that was made since that broke

@@ -1,18 +1,19 @@
-"""The key of a share, which the queue pair of its connection alone takes.
+"""The key of a share, which is only valid on the queue pair of its connection.
 
-It is that of a memory window of type 2, bound on the connection's send queue.  Where there can be
-no such window it is the key of a memory region, which every queue pair of the protection domain
-takes: any connection of the loop whose peer knows it.
+It is the key of a type 2 memory window that is bound on the connection's send queue. If the device
+cannot create such a window, it is the key of a memory region. That key is valid on every queue pair
+of the protection domain, so any connection of the loop whose peer knows it can use it.
 
-Some facts, and what they mean here:
+The design follows from these facts:
 
-- Freeing a window ends its key at once, in the middle of an operation of the peer.
-- A bind takes its turn in the send queue, and one that finds no window fails and ends the
-  connection.  So a window whose bind is still under way is invalidated right behind the bind, and
-  freed after that.  The peer is told of a share only after its bind (`ready`).
-- Only the loop takes the completion of a bind.  While it computes, a bind that seems to be under
-  way has very likely been done, so at the end of a lease the window is freed all the same, after a
-  pause (`GRACE`) in which a loop that runs would have closed it as above.
+- Freeing a window ends its key immediately, even during an operation of the peer.
+- A bind is processed in order with other work of the send queue. If it finds that its window is
+  gone, it fails and ends the connection. A window whose bind is in progress is therefore
+  invalidated right after the bind and then freed. The peer is told of a share only after its bind
+  (`ready`).
+- Only the loop processes the completion of a bind. While the loop is busy, a bind that seems to be
+  in progress has most likely completed. At the end of a lease, the window is therefore freed
+  anyway, after a pause (`GRACE`) in which a running loop would have closed it as above.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from ..mr_pool import LocalMemory, MemoryPool
 WITHOUT_WINDOWS = frozenset({errno.EFAULT, errno.EINVAL})
 
 GRACE = 0.01
-"""Seconds after the end of a lease in which the loop may close a key whose bind is under way."""
+"""The number of seconds after a lease in which the loop may close a key with a bind in progress."""
 
 LOCAL_INV = int(verbs.WROpcode.LOCAL_INV)
 
 
 def access_flags(rights: Rights) -> verbs.AccessFlags:
-    """Registration flags for remote `rights`; remote writing needs local writing too."""
+    """Return the registration flags for `rights`. Remote writing also requires local writing."""
     flags = verbs.AccessFlags(int(rights))
     if rights & (Rights.WRITE | Rights.ATOMIC):
         flags |= verbs.AccessFlags.LOCAL_WRITE
@@ -51,7 +52,7 @@ def access_flags(rights: Rights) -> verbs.AccessFlags:
 
 
 class ShareKey:
-    """The key of a memory region: for devices without windows."""
+    """The key of a memory region, for devices without windows."""
 
     def __init__(self, mr: verbs.MemoryRegion) -> None:
         self._mr = mr
@@ -59,30 +60,30 @@ class ShareKey:
         self.address = mr.addr
         self.length = mr.length
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the key works; with the error if it never will."""
+        """Done when the key works, or failed if it never will."""
         self._on_ready: Callable[[], None] | None = None
         self.withdraw_news: Callable[[], None] = lambda: None
-        """Takes back what the peer is told of the key, if it has not been told yet."""
+        """Withdraws the message that tells the peer of the key, if it has not been sent yet."""
         self._begin()
 
     def _begin(self) -> None:
         self.ready.set_result(None)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
-        """Calls it when the key works, or the share has ended before."""
+        """Call `callback` when the key works or the share has ended."""
         if self.ready.done():
             callback()
         else:
             self._on_ready = callback
 
     def replace(self, key: ShareKey) -> None:
-        """That one has its place, and calls what was to be called."""
+        """Let `key` take the place of this one, including its callback."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
             key.on_ready(on_ready)
 
     def give_up(self) -> None:
-        """The share has ended: calls what was to be called when the key works."""
+        """Call the callback of `on_ready`, because the share has ended."""
         on_ready, self._on_ready = self._on_ready, None
         if on_ready is not None:
             on_ready()
@@ -93,16 +94,19 @@ class ShareKey:
         return self._mr.closed
 
     def end_now(self) -> bool:
-        """Ends the key; False if its bind is under way.  In any thread, but not beside `close`."""
+        """End the key. Returns False if its bind is in progress.
+
+        This may run in any thread, but not concurrently with `close`.
+        """
         self._mr.close()
         return True
 
     def end_under_way(self) -> None:
-        """Ends the key also then: if the device has not done the bind, the connection ends."""
+        """End the key even if its bind is in progress, which then ends the connection."""
         self._mr.close()
 
     def close(self) -> None:
-        """Ends the key; a second call does nothing."""
+        """End the key. A second call has no effect."""
         self._mr.close()
 
 
@@ -133,7 +137,7 @@ class WindowKey(ShareKey):
         return self._closing or self._expired or self._mr.closed
 
     def over(self, work: WorkRequest) -> None:
-        """The device has let go of the request."""
+        """Note that the device has finished with a request."""
         self._under_way.discard(work)
         if work is self._bind:
             self._bind = None
@@ -142,7 +146,7 @@ class WindowKey(ShareKey):
             self._free()
 
     def failed(self, error: BaseException) -> None:
-        """The connection has ended, for this reason."""
+        """Note that the connection has ended with `error`."""
         self._bind = None
         self._end_wait(error)
         if self._closing:
@@ -183,7 +187,7 @@ class WindowKey(ShareKey):
 
 
 class OfKey:
-    """Callbacks of a bind or invalidate request: completed, failed, dropped."""
+    """The callbacks of a bind or invalidate request: completed, failed, released."""
 
     key: WindowKey
 
@@ -198,7 +202,7 @@ class OfKey:
 
 
 class Bind(OfKey, BindRequest):
-    """Opens the window."""
+    """A request that binds the window."""
 
     def __init__(self, key: WindowKey, window: Window, mr: verbs.MemoryRegion, access: int) -> None:
         super().__init__(OperationKind.BIND, window, mr, mr.addr, mr.length, access)
@@ -206,7 +210,7 @@ class Bind(OfKey, BindRequest):
 
 
 class Invalidation(OfKey, WorkRequest):
-    """Closes the window behind a bind that is still under way."""
+    """A request that invalidates the window right after a bind that is still in progress."""
 
     def __init__(self, key: WindowKey, rkey: int) -> None:
         super().__init__(OperationKind.INVALIDATE, LOCAL_INV, 0, 0, 0, imm=rkey)
@@ -214,7 +218,7 @@ class Invalidation(OfKey, WorkRequest):
 
 
 def make_key(pool: MemoryPool, queue: SendQueue, memory: LocalMemory, rights: Rights) -> ShareKey:
-    """Opens memory of this side to the peer."""
+    """Create a key for memory of this side."""
     flags = access_flags(rights)
     if pool.has_windows:
         local = flags & verbs.AccessFlags.LOCAL_WRITE

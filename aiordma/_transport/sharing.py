@@ -1,21 +1,22 @@
-"""Memory that the other side may use: shared, lent, handed over, taken back.
+"""Memory that the other side may use: sharing, lending, handing over and revoking.
 
-Some facts, and what they mean here:
+The design follows from these facts:
 
-- A remote key is a bearer token over all that it covers.  So every share has one of its own, over
-  exactly the bytes that are shared, with exactly the rights that were named, and for the queue pair
-  of this connection alone (`share_keys`).
-- Only the end of the key ends the access; a message that asks the peer to stop does not.  So a
-  lease ends here, on this side's monotonic clock, whatever the peer does or says, and whatever this
-  event loop does (`lease_thread.py`).
-- The user of a region counts the lease on its own clock, from a moment that is before the owner's:
-  from its request, or from the arrival of the grant, whose delivery the owner awaits before it
-  begins to count.  So neither needs the other's clock, and the user stops first, unless its event
-  loop saw the grant late, or had it a second time: one that was acknowledged and then lost with the
-  lead.  The owner tells it of the end, too (RegionEnd).
-- A peer can ask for anything any number of times.  What it borrows and what it shows is counted
-  against `Config.lend_quota` and `Config.max_regions` before anything is allocated, and memory is
-  zeroed before it is lent, since it may hold what another connection left there.
+- Whoever has a remote key can access everything that it covers. Each share therefore has its own
+  key, for exactly the shared bytes, with exactly the given rights, and only for the queue pair of
+  this connection (`share_keys`).
+- Access ends only when the key ends. A message that asks the peer to stop is not enough. A lease
+  therefore ends here, by this side's monotonic clock, regardless of the peer and of this event loop
+  (`lease_thread.py`).
+- The user of a region counts the lease by its own clock, from a moment before the owner's: from its
+  request, or from the arrival of the grant. The owner starts to count when the delivery of the
+  grant is confirmed. The clocks need not agree, and the user stops first. There are two exceptions:
+  if the user's event loop saw the grant late, or if it received the grant twice, because the first
+  one was acknowledged and then lost with the lead. The owner also tells the user when the lease
+  ends (RegionEnd).
+- A peer can send any request any number of times. Memory that it borrows or shares is counted
+  against `Config.lend_quota` and `Config.max_regions` before anything is allocated. Memory is
+  zeroed before it is lent, because it may contain data of another connection.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ A = TypeVar("A")
 logger = logging.getLogger("aiordma.connection")
 
 LIMITS = frozenset({protocol.ErrorCode.QUOTA, protocol.ErrorCode.ACCESS})
-"""Refusals by a setting of this side, whose user may want to change it."""
+"""Refusals that are due to a setting of this side, which its user may want to change."""
 
 ZEROS = bytes(1 << 16)
 
@@ -73,7 +74,7 @@ def zero(view: memoryview) -> None:
 
 
 class ArrivalQueue(deque[A]):
-    """Arrivals from the peer that were not taken yet, and the tasks that wait for them."""
+    """Arrivals from the peer that were not received yet, and the tasks that wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class ArrivalQueue(deque[A]):
 
 
 class Request(NamedTuple):
-    """A request that the peer was sent."""
+    """A request that was sent to the peer."""
 
     answered: asyncio.Future[Any]
     since: float
@@ -93,11 +94,11 @@ class Request(NamedTuple):
 
 
 class Sharing:
-    """Both directions of shared memory on one connection."""
+    """Shared memory of one connection, in both directions."""
 
     def __init__(self, driver: Driver, config: Config, messages: Session, owner: Owner) -> None:
         self.owner = owner
-        """Of the connection, and so of the regions that its peer shares."""
+        """The owner of the connection, and of all regions that its peer shares."""
         self.clock: Clock = driver.clock
         self.regions: Regions = Regions(driver.pool, config, messages.lead)
         self._config = config
@@ -115,7 +116,7 @@ class Sharing:
         self._ended: BaseException | None = None
 
     def check_allowed(self) -> None:
-        """UnencryptedError where all is encrypted: without a region there is no operation."""
+        """Raise UnencryptedError if the connection encrypts everything."""
         if self._sealed:
             raise UnencryptedError
 
@@ -124,7 +125,10 @@ class Sharing:
     def open_up(
         self, memory: LocalMemory, rights: Rights, lease: float | None, *, begins: bool = True
     ) -> Share:
-        """The peer may use it, if it gets to know the token; `begins`: the lease begins now."""
+        """Create a share that the peer can use once it has the token.
+
+        `begins` starts the lease immediately.
+        """
         self.check_allowed()
         if not isinstance(memory, LocalMemory):
             raise TypeError(
@@ -139,7 +143,7 @@ class Sharing:
         return share
 
     def from_token(self, token: RegionToken) -> RemoteRegion:
-        """The token has come by another way."""
+        """Return the region for a token that the program received itself."""
         self.check_allowed()
         self.regions.check(token)
         known = self.regions.used.get(token.region_id)
@@ -169,24 +173,26 @@ class Sharing:
         return share
 
     def moved(self, lead: SendQueue) -> None:
-        """That rail, which is up, is the lead now."""
+        """Move all regions to a rail that has become the lead."""
         self.regions.move(lead)
         self._switches.wake_all()
 
     async def switched(self) -> None:
-        """Waits until another rail is the lead; raises the end of the connection."""
+        """Wait until another rail is the lead. Raises the connection's error if it ends."""
         if self._ended is None:
             await self._switches.wait()
         self.check_end()
 
     def check_end(self) -> None:
-        """Raises the end of the connection, if it has ended."""
+        """Raise the connection's error if it has ended."""
         if self._ended is not None:
             raise self._waiter_error(self._ended)
 
     def notify(self, message: protocol.Message) -> Callable[[], None]:
-        """Tells the peer, as soon as it can be told, unless the connection has ended.  Returns what
-        withdraws the message, if it waits."""
+        """Send a message as soon as possible, unless the connection has ended.
+
+        Returns a function that withdraws the message if it has not been sent yet.
+        """
         if self.ended:
             return lambda: None
         told = self.tell(message)
@@ -194,13 +200,13 @@ class Sharing:
         return partial(self._controls.withdraw, told)
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        """Calls it in the loop, from any thread; not at all when the loop has been closed."""
+        """Call a function in the loop unless it is closed. Thread-safe."""
         if self._forks == fork.generation():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback, *args)
 
     def _lend(self, request: protocol.RegionRequest) -> None:
-        """Answers the peer's request for memory, one way or the other."""
+        """Grant or refuse the peer's request for memory."""
         code = protocol.ErrorCode
         if missing := request.access & ~self._config.max_rights:
             text = f"{missing!r} is not lent (Config.max_rights of the owner)"
@@ -243,7 +249,7 @@ class Sharing:
         self._controls.send(protocol.Error(request_id, code, text))
 
     def _extend(self, request: protocol.RegionRenew) -> None:
-        """Answers the peer's request for a longer lease."""
+        """Grant or refuse the peer's request for a longer lease."""
         share = self.regions.shares.get(request.region_id)
         lease = self.regions.lease_for(request.lease_ms)
         request_id, code = request.request_id, protocol.ErrorCode
@@ -275,8 +281,12 @@ class Sharing:
         make: Callable[[int], protocol.Message],
         unwanted: Callable[[Any], None] = lambda _: None,
     ) -> Any:
-        """The answer to a request, which `make` gets the number of; `unwanted` gets it when the
-        task was cancelled as it came."""
+        """Send a request and return the response.
+
+        Args:
+            make: Creates the request, given its request id.
+            unwanted: Called with the response if the task was cancelled when it arrived.
+        """
         while len(self._requests) >= protocol.MAX_UNANSWERED and self._ended is None:
             await self._requesters.wait()
         request_id = self._controls.new_request_id()
@@ -302,13 +312,13 @@ class Sharing:
             del future  # the frames of its error have this one
 
     def _answered(self, request_id: int) -> Request | None:
-        """The request that is over now, if there was one; there is room for another."""
+        """Remove a request that is complete, if it exists, and make room for another."""
         request = self._requests.pop(request_id, None)
         self._requesters.wake()
         return request
 
     def give_back(self, region_id: int) -> None:
-        """The owner may have the region back, which is not used here any more."""
+        """Return a region that is no longer used here to its owner."""
         self.regions.end(region_id)
         self.notify(protocol.RegionRelease(0, region_id))
 
@@ -325,7 +335,7 @@ class Sharing:
         return arrivals.popleft()
 
     def tell(self, message: protocol.Message) -> asyncio.Future[None]:
-        """Sends a control message; its future is that the peer's device has it."""
+        """Send a control message. The future is done when the peer's device has it."""
         self.check_end()
         future: asyncio.Future[None] = self._loop.create_future()
         self._controls.send(message, future)
@@ -423,7 +433,7 @@ class Sharing:
     # ---- the end -------------------------------------------------------------------------
 
     def end(self, error: BaseException) -> None:
-        """Every key stops working, every waiter fails."""
+        """Invalidate all keys and fail all waiters."""
         if self._ended is not None:
             return
         self._ended = error
@@ -451,16 +461,16 @@ class Sharing:
 
     @property
     def ended(self) -> bool:
-        """Whether the connection has ended, or is the parent process's after a fork."""
+        """Whether the connection has ended, or belongs to the parent process after a fork."""
         return self._ended is not None or self._forks != fork.generation()
 
     @property
     def shared(self) -> int:
-        """The number of regions that the peer may use now."""
+        """The number of regions that the peer may use."""
         return len(self.regions.shares)
 
     def figures(self) -> dict[str, int]:
-        """The amount of memory that each side may use of the other's. Any thread may ask."""
+        """Return how much memory each side may use of the other's. Thread-safe."""
         return {
             "shared_regions": self.shared,
             "lent_bytes": self.regions.lent_bytes,
