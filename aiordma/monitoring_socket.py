@@ -68,7 +68,7 @@ def directory(setting: str) -> Path:
     """
     if setting != "1":
         if not os.path.isabs(setting):
-            raise ValueError("it can be 1 or the absolute path of a directory")
+            raise ValueError("AIORDMA_MONITOR must be 1 or the absolute path of a directory")
         return private(Path(setting))
     failures: list[OSError] = []
     for path in usual():
@@ -83,7 +83,7 @@ def private(path: Path) -> Path:
     """Return the directory, creating it if it is missing. Raises the exceptions of `directory`."""
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
-            f"the path {path} has {size} bytes, which for a directory of sockets may be at most "
+            f"the path {path} has {size} bytes, but a directory of sockets can have at most "
             f"{MOST_PATH}: choose a shorter one"
         )
     with suppress(FileExistsError):
@@ -175,16 +175,16 @@ class _Server:
             try:
                 peer, _ = self._listener.accept()
             except (OSError, MemoryError) as error:
-                logger.warning("cannot answer `aiordma top`: %r", error)
+                logger.warning("cannot respond to `aiordma top`: %r", error)
                 pause.wait(PAUSE)
                 continue
             try:
                 with peer:
                     answer(peer)
             except OSError as error:
-                logger.debug("`aiordma top` has gone: %s", error)
+                logger.debug("`aiordma top` disconnected: %s", error)
             except BaseException:  # errors of one peer must not affect others
-                logger.exception("no snapshot for `aiordma top`")
+                logger.exception("failed to respond to `aiordma top`")
 
 
 def set_port(state: str, device: str) -> str:
@@ -198,7 +198,7 @@ def set_port(state: str, device: str) -> str:
     except ValueError as error:
         return str(error)
     code = softdev.raise_on(name, event)
-    return f"{device} is no embedded device of this process that is in use" if code else ""
+    return f"{device}: no such embedded device is open in this process" if code else ""
 
 
 def answer(peer: socket.socket) -> None:
@@ -206,7 +206,7 @@ def answer(peer: socket.socket) -> None:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
-        logger.warning("user %d asked for the state of this process, and got nothing", uid)
+        logger.warning("rejected a monitoring request of user %d", uid)
         return
     peer.settimeout(ANSWER_TIMEOUT)
     asked, *names = peer.recv(MOST_ASKED).decode(errors="replace").split(" ", 2)
@@ -230,7 +230,7 @@ def start() -> None:
         _server = _Server(directory(setting))
     except (OSError, ValueError, RuntimeError) as error:
         logger.warning(
-            "%s is %r: this process is not shown to `aiordma top`: %s", VARIABLE, setting, error
+            "%s is %r, but `aiordma top` cannot show this process: %s", VARIABLE, setting, error
         )
 
 
@@ -271,8 +271,8 @@ def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
             parts.append(part)
             size += len(part)
             if size > MOST_BYTES:
-                raise OSError(f"{path} answers with more than {MOST_BYTES} bytes")
+                raise OSError(f"the response from {path} exceeds {MOST_BYTES} bytes")
             if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError(f"{path} has not answered wholly in {seconds:g} s")
+                raise TimeoutError(f"no complete response from {path} within {seconds:g} s")
             asking.settimeout(left)
     return b"".join(parts)

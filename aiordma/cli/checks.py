@@ -20,15 +20,15 @@ MEMLOCK_LEAST = 16 * MIB
 MEMLOCK_GOOD = 1024 * MIB
 
 RAISE_MEMLOCK = (
-    "raise it: `* - memlock unlimited` in /etc/security/limits.conf and a new login, "
-    "LimitMEMLOCK=infinity for a systemd service, --ulimit memlock=-1 for a container"
+    "raise it: add `* - memlock unlimited` to /etc/security/limits.conf and log in again, set "
+    "LimitMEMLOCK=infinity for a systemd service, or use --ulimit memlock=-1 for a container"
 )
-CHECK_INTERFACE = "check the cable, and `ip link set ... up` of its interface"
-CHECK_SUBNET_MANAGER = "check the cable, and that a subnet manager (opensm) runs on the network"
-GIVE_ADDRESS = "give its network interface an IP address"
+CHECK_INTERFACE = "check the cable, and bring up its interface with `ip link set ... up`"
+CHECK_SUBNET_MANAGER = "check the cable, and that a subnet manager (opensm) is running"
+GIVE_ADDRESS = "assign an IP address to its network interface"
 REPORT = (
-    "correct the environment variable or allow the system call that this may name; else please "
-    "report this: it should work on every Linux machine with a loopback interface"
+    "if this names an environment variable or a system call, correct or allow it; otherwise please "
+    "report this, because embedded0 should work on every Linux machine with a loopback interface"
 )
 
 
@@ -92,10 +92,10 @@ def library(facts: Facts) -> Iterator[Told]:
         yield (
             WARNING,
             f"libibverbs and librdmacm are too old for {', '.join(facts.missing_calls)}",
-            "nothing, unless you need these calls; otherwise upgrade rdma-core",
+            "upgrade rdma-core if you need these functions",
         )
     else:
-        yield OK, "libibverbs and librdmacm have every call"
+        yield OK, "libibverbs and librdmacm have all functions"
 
 
 @check("kernel")
@@ -105,7 +105,7 @@ def kernel(facts: Facts) -> Iterator[Told]:
         yield (
             PROBLEM,
             f"the kernel ({facts.kernel}) has no RDMA device; modules loaded: {loaded}",
-            "load the card's module (such as mlx5_ib or irdma), or make a software device: "
+            "load the card's module (such as mlx5_ib or irdma), or create a software device: "
             "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
         )
         return
@@ -120,8 +120,8 @@ def kernel(facts: Facts) -> Iterator[Told]:
         if not has:
             yield (
                 PROBLEM,
-                f"the module {module} is not loaded: {purpose}",
-                f"modprobe {module}, and its name in /etc/modules-load.d/rdma.conf",
+                f"the module {module} is not loaded, so {purpose}",
+                f"run `modprobe {module}`, and add it to /etc/modules-load.d/rdma.conf",
             )
 
 
@@ -135,10 +135,10 @@ def providers(facts: Facts) -> Iterator[Told]:
     for name in unknown:
         yield (
             WARNING if known else PROBLEM,
-            f"libibverbs does not list {name} of the kernel; its providers: {there}",
-            "install the providers (Debian, Ubuntu: ibverbs-providers), of the same version as "
+            f"libibverbs does not list the kernel's {name}; its providers: {there}",
+            "install the providers (Debian, Ubuntu: ibverbs-providers) in the same version as "
             "libibverbs"
-            + (f"; show it the device's node ({facts.container})" if facts.container else ""),
+            + (f"; give it the device's node ({facts.container})" if facts.container else ""),
         )
     if not unknown:
         yield OK, f"libibverbs lists {', '.join(sorted(known))}"
@@ -151,7 +151,7 @@ def permissions(facts: Facts) -> Iterator[Told]:
     give = (
         f"start the container ({facts.container}) with --device /dev/infiniband"
         if facts.container
-        else "udev makes them from rdma-core's rules: udevadm trigger, or install rdma-core"
+        else "run `udevadm trigger`, or install rdma-core, which has the udev rules"
     )
     present = [node.path.rpartition("/")[2] for node in facts.nodes]
     for beginning, needed in (("uverbs", facts.has_uverbs), ("rdma_cm", facts.has_rdma_cm)):
@@ -166,19 +166,19 @@ def permissions(facts: Facts) -> Iterator[Told]:
         if not node.usable:
             yield (
                 PROBLEM,
-                f"this user may not read and write {node.path} ({node.rights})",
-                "rdma-core's udev rules give every user access (mode 0666): install rdma-core, or "
-                "chmod 666 it",
+                f"this user has no read and write access to {node.path} ({node.rights})",
+                "install rdma-core, whose udev rules give all users access (mode 0666), or change "
+                "the mode with chmod",
             )
     if relevant and all(node.usable for node in relevant):
         paths = ", ".join(node.path for node in relevant)
-        yield OK, f"this user may use {paths}"
+        yield OK, f"this user can use {paths}"
 
 
 @check("memlock")
 def memlock(facts: Facts) -> Iterator[Told]:
     if facts.ignores_memlock:
-        yield OK, "this process has CAP_IPC_LOCK: no limit applies"
+        yield OK, "this process has CAP_IPC_LOCK, so it can lock any amount of memory"
         return
     if facts.memlock == resource.RLIM_INFINITY:
         yield OK, "the limit on locked memory is unlimited"
@@ -188,11 +188,11 @@ def memlock(facts: Facts) -> Iterator[Told]:
         yield OK, text
         return
     below = facts.memlock_hard == resource.RLIM_INFINITY or facts.memlock_hard > facts.memlock
-    itself = "`ulimit -l hard` gives this user more; or " if below else ""
+    itself = "run `ulimit -l hard` in the shell, or " if below else ""
     too_little = facts.memlock < MEMLOCK_LEAST
     yield (
         PROBLEM if too_little else WARNING,
-        text + (", less than one program needs" if too_little else ", which large messages exceed"),
+        text + (", not enough for a program" if too_little else ", not enough for large messages"),
         itself + RAISE_MEMLOCK,
     )
 
@@ -240,18 +240,18 @@ def fork(facts: Facts) -> Iterator[Told]:
     if facts.fork is None:
         yield (
             WARNING,
-            "this libibverbs does not report whether fork() is safe after memory was registered",
+            "this libibverbs does not report whether fork() is safe with registered memory",
             "set RDMAV_FORK_SAFE=1 for programs that fork, or upgrade rdma-core",
         )
     elif facts.fork is verbs.ForkStatus.DISABLED and facts.devices:
         yield (
             WARNING,
-            "the kernel does not copy registered pages at fork(): a write after it may "
+            "the kernel does not copy registered pages at fork(), so a later write may "
             "detach them from the device",
             "set RDMAV_FORK_SAFE=1 for programs that fork, or use Linux 5.12 or newer",
         )
     elif facts.devices:
-        yield OK, "fork() leaves registered memory where it is"
+        yield OK, "fork() is safe with registered memory"
 
 
 @check("container")
@@ -260,8 +260,8 @@ def container(facts: Facts) -> Iterator[Told]:
         yield (
             WARNING,
             f"this is a container ({facts.container}), which may hide the host's devices",
-            "run aiordma doctor on the host too; start the container with "
-            "--device /dev/infiniband --ulimit memlock=-1, with --network host for RoCE",
+            "run aiordma doctor on the host, too; start the container with --device "
+            "/dev/infiniband and --ulimit memlock=-1, and with --network host for RoCE",
         )
 
 
@@ -271,12 +271,12 @@ def embedded(facts: Facts) -> Iterator[Told]:
         yield PROBLEM, f"embedded0 does not work: {problem}", REPORT
         return
     if beyond := [entry for port in facts.embedded.ports for entry in port.usable_gids]:
-        yield OK, f"embedded0 works, and other machines reach it at {beyond[0].gid.ip}"
+        yield OK, f"embedded0 works, and other machines can reach it at {beyond[0].gid.ip}"
     else:
         yield (
             WARNING,
-            "embedded0 works, but only within this machine: it has no address beyond loopback",
-            "give the machine an IP address if other machines shall reach it",
+            "embedded0 works, but only within this machine, because it only has loopback addresses",
+            "assign an IP address to the machine if other machines need to reach it",
         )
 
 
@@ -289,23 +289,23 @@ def peers(facts: Facts) -> Iterator[Told]:
     if wire := {"tcp": "TCP", "roce": "RoCE v2"}.get(found.links):
         yield (
             OK,
-            f"embedded0 uses {wire} within this machine too, because of "
+            f"embedded0 uses {wire} even within this machine, because of "
             f"AIORDMA_EMBEDDED_LINKS={found.links}",
         )
     elif found.share_problem:
         yield (
             WARNING,
-            f"processes cannot share memory ({found.share_problem}): embedded0 uses TCP",
+            f"processes cannot share memory ({found.share_problem}), so embedded0 uses TCP",
             "raise the limit, or allow memfd_create in the container's seccomp filter",
         )
     elif found.copy_problem or found.pidfd_problem:
         told = "; ".join(filter(None, (found.copy_problem, found.pidfd_problem)))
         yield (
             WARNING,
-            "embedded0 uses shared memory between the processes of this user, but not all of its "
-            f"functions: {told}",
-            "nothing, unless long messages within this machine must be fast; "
-            "kernel.yama.ptrace_scope and the container's seccomp filter control it",
+            "embedded0 uses shared memory between processes of this user, but some functions are "
+            f"not available: {told}",
+            "if long messages within this machine must be fast, check "
+            "kernel.yama.ptrace_scope and the container's seccomp filter",
         )
     else:
         yield (
@@ -320,7 +320,7 @@ def choice(facts: Facts) -> Iterator[Told]:
     if not facts.chosen:
         yield (
             WARNING,
-            f"programs that name no device fail: {facts.chosen_why}",
+            f"programs that do not name a device fail: {facts.chosen_why}",
             f"change {by}" if by else "see the findings above",
         )
     elif facts.named not in ("", "system"):
@@ -328,18 +328,18 @@ def choice(facts: Facts) -> Iterator[Told]:
     elif facts.is_fallback:
         yield (
             WARNING,
-            f"programs that name no device use {facts.chosen}, which is software: "
+            f"programs that do not name a device use {facts.chosen}, which is software: "
             f"{facts.chosen_why}",
-            "AIORDMA_DEVICE=system makes that an error, AIORDMA_DEVICE=embedded0 the choice",
+            "set AIORDMA_DEVICE=system to make this fail, or AIORDMA_DEVICE=embedded0 to allow it",
         )
     else:
-        yield OK, f"programs that name no device use {facts.chosen}: {facts.chosen_why}"
+        yield OK, f"programs that do not name a device use {facts.chosen}: {facts.chosen_why}"
 
 
 @check("environment")
 def environment(facts: Facts) -> Iterator[Told]:
     for text in facts.unknown_variables:
-        yield WARNING, text, "correct the name, or unset it: it has no effect"
+        yield WARNING, text, "correct the name or unset the variable, because it has no effect"
 
 
 def embedded_problem(device: DeviceInfo) -> str:
@@ -353,10 +353,10 @@ def embedded_problem(device: DeviceInfo) -> str:
 class Conclusion(Enum):
     """The result of `aiordma doctor`: its exit status and its last line."""
 
-    READY = 0, "RDMA devices of this machine can be used."
+    READY = 0, "The RDMA devices of this machine can be used."
     SOFTWARE = 0, "Only the embedded device can be used, and programs use it."
-    NO_CARD = 1, "Only the embedded device can be used, and programs look for another one."
-    NOTHING = 3, "Neither a device of the system nor the embedded device can be used."  # 2: click
+    NO_CARD = 1, "Only the embedded device can be used, but programs look for another one."
+    NOTHING = 3, "Neither a system device nor the embedded device can be used."  # 2: click
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status

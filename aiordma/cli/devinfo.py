@@ -21,15 +21,15 @@ STATES = {verbs.PortState.ACTIVE: "green", verbs.PortState.DOWN: "red"}
 
 
 @click.command()
-@click.option("-v", "--verbose", is_flag=True, help="Show every attribute of the device and ports.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every attribute.")
+@click.option("-v", "--verbose", is_flag=True, help="Show all attributes of devices and ports.")
+@click.option("--json", "as_json", is_flag=True, help="Print all attributes as JSON.")
 @click.argument("device", required=False)
 def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
-    """Show the RDMA devices of this machine, or DEVICE alone.
+    """Show the RDMA devices of this machine, or only DEVICE.
 
-    Those of the system's libraries and the embedded one, each with its ports (state, link, MTU,
-    speed) and their GIDs (index, type, address, network interface). The exit status is 1 when
-    there is no such device, or one of those shown could not be asked.
+    The list contains the system's devices and the embedded device. For each device, it shows the
+    ports (state, link, MTU, speed) and their GIDs (index, type, address, network interface). The
+    exit status is 1 if DEVICE does not exist or a device could not be queried.
     """
     try:
         devices = [verbs.find_device(device)] if device else verbs.devices()
@@ -46,10 +46,10 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
     else:
         console = Console()
         if missing is not None:
-            told = f"No devices of the system: {escape(str(missing))}\n"
+            told = f"No system devices: {escape(str(missing))}\n"
             console.print(told, style="yellow", highlight=False)
         elif not device and all(each.library.name == "embedded" for each in devices):
-            console.print("The system has no RDMA device; aiordma doctor says more.\n")
+            console.print("The system has no RDMA device. Run aiordma doctor to see why.\n")
         for each, info in found:
             show_device(console, each, info, verbose)
     if any(info.problem for _, info in found):
@@ -189,7 +189,7 @@ def gids_table(ports: tuple[PortInfo, ...]) -> Table | None:
                 str(entry.gid),
                 entry.gid_type.name.replace("ROCE_V", "RoCE v"),
                 escape(entry.ndev),
-                "[green]is taken by default[/]" if entry == port.chosen else entry.problem(),
+                "[green]default[/]" if entry == port.chosen else entry.problem(),
             )
     return made if made.row_count else None
 

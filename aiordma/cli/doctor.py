@@ -24,12 +24,14 @@ COLOURS = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bol
 def doctor(as_json: bool) -> None:
     """Check whether this machine can use RDMA.
 
-    It checks libraries, kernel, providers, permissions, the limit on locked memory, ports, GIDs,
-    fork(), containers and the embedded device, which device programs use, and says what to change.
+    The checks cover libraries, the kernel, providers, permissions, the limit on locked memory,
+    ports, GIDs, fork(), containers, the embedded device, and the device that programs use. Each
+    problem and warning comes with advice.
 
-    The exit status is 0 when the device that programs use works: an RDMA device of the system, or
-    the embedded device. It is 1 when only the embedded device works and programs look for another
-    one (AIORDMA_DEVICE=system asks for a card), and 3 when none works. Warnings do not change it.
+    The exit status is 0 if the device that programs use works, whether it is a system device or
+    the embedded device. It is 1 if only the embedded device works but programs look for another
+    one (AIORDMA_DEVICE=system requires a card), and 3 if no device works. Warnings do not affect
+    the exit status.
     """
     facts = Facts.collect()
     findings = examine(facts)
@@ -52,7 +54,7 @@ def doctor(as_json: bool) -> None:
 
 
 def show(console: Console, findings: list[Finding], conclusion: Conclusion) -> None:
-    rows = table("verdict", "check", "what was found, and what to do")
+    rows = table("verdict", "check", "finding and advice")
     for finding in findings:
         told = escape(finding.text)
         if finding.advice:

@@ -41,11 +41,11 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command()
 @connection_options
 @click.option("--sizes", type=parse_sizes, metavar="SIZE,...", default=DEFAULT_SIZES,
-    help="Message sizes, as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].")  # fmt: skip
+    help="Message sizes, such as 1,64,4KiB,1M [default: powers of 4 from 1 to 16M].")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1),
-    help="Messages of each size [default: up to 1000 within a second, at least 3].")  # fmt: skip
+    help="Messages per size [default: up to 1000 within a second, but at least 3].")  # fmt: skip
 @click.option("--timeout", "time_limit", metavar="SECONDS", default=30.0, show_default=True,
-    type=FiniteRange(min=0, min_open=True), help="Longest round trip.")  # fmt: skip
+    type=FiniteRange(min=0, min_open=True), help="Maximum duration of a round trip.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.argument("file", required=False, type=FILE)
 def echo(
@@ -61,9 +61,9 @@ def echo(
 ) -> None:
     """Echo messages over RDMA and verify every byte.
 
-    The command starts client and server as two processes. Messages have random contents, or the
-    contents of FILE: in pieces of each size, and as a whole. The exit status is 1 when a message
-    came back different, or an operation failed.
+    Client and server run in two processes. The messages have random contents. If you pass FILE,
+    its contents are sent instead, in pieces of each size and as a whole. The exit status is 1 if
+    an echo differs from the message, or an operation failed.
     """
     check_sizes(sizes)
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
@@ -125,7 +125,7 @@ async def echo_all(
     ) as progress:
         bar = progress.add_task("", total=len(rows))
         for plan in rows:
-            progress.update(bar, description=f"echo of {size_text(plan.size)}")
+            progress.update(bar, description=f"echoing {size_text(plan.size)}")
             try:
                 results.append(await measure(conn, plan, count, time_limit))
             except TimeoutError as error:

@@ -22,7 +22,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-NO_MEMORY = "there is not enough memory for messages of that size: choose smaller ones"
+NO_MEMORY = "not enough memory for messages of this size: choose a smaller size"
 MOST_BYTES = 1 << 62  # as for Config.max_message
 SIZE = re.compile(r"([0-9]{1,30})\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
 QP_NUM = re.compile(r"0x[0-9a-f]{1,6}|[0-9]{1,8}", re.IGNORECASE)
@@ -58,7 +58,7 @@ def check_sizes(sizes: Iterable[int]) -> None:
 
 def parse_qp_num(text: str) -> int:
     if QP_NUM.fullmatch(text) is None:
-        raise click.BadParameter(f"{text!r} is no queue pair: write its number as 17 or 0x11")
+        raise click.BadParameter(f"{text!r} is not a queue pair number: write it as 17 or 0x11")
     return int(text, 16 if text[:2] in ("0x", "0X") else 10)
 
 
@@ -98,17 +98,17 @@ def transport_options(command: Command) -> Command:
         click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio",
             show_default=True, help="Event loop."),
         click.option("--via", type=click.Choice(["cm", "tcp"]), default="cm", show_default=True,
-            help="How to connect: through the RDMA connection manager, or with a TCP bootstrap."),
+            help="Connect with the RDMA connection manager (cm) or a TCP bootstrap (tcp)."),
         click.option("--device", metavar="NAME,...", envvar="AIORDMA_DEVICE", show_envvar=True,
-            help="RDMA device, several with commas, or all [default: one with an active port, else "
-            "the embedded one]."),
+            help="RDMA device, several separated by commas, or all [default: one with an active "
+            "port, or the embedded device]."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
 def connection_options(command: Command) -> Command:
-    told = "Address to listen on [default: the device's own]."
+    told = "Address to listen on [default: an address of the device]."
     return transport_options(click.option("--host", metavar="ADDRESS", help=told)(command))
 
 
@@ -132,7 +132,7 @@ def own_address(device: verbs.Device) -> str:
     if entry.gid_type is verbs.GIDType.IB:
         raise click.UsageError(
             f"{device.name} is an InfiniBand device, whose GIDs are not IP addresses: "
-            "give the address of its IPoIB interface with --host"
+            "pass the address of its IPoIB interface with --host"
         )
     ip = entry.gid.ip
     return f"{ip}%{entry.ndev}" if ip.version == 6 and ip.is_link_local else str(ip)

@@ -80,18 +80,18 @@ class PerfGroup(Group):
 
 
 @click.group(cls=PerfGroup)
-@click.option("--local", is_flag=True, help="The same as the command local.")
+@click.option("--local", is_flag=True, help="Same as the command local.")
 def perf(local: bool) -> None:
     """Measure latency, bandwidth or rate between two processes.
 
-    `aiordma perf --local send lat` starts both of them on this machine; `server` and `client` are
-    for two machines.
+    `aiordma perf --local send lat` starts both processes on this machine. To measure between two
+    machines, use `server` and `client`.
     """
 
 
 POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="US",
     default=round(DEFAULT.polling * 1e6), show_default=True,
-    help="Time of busy polling before a process sleeps, in us; 0: none.")  # fmt: skip
+    help="Time of busy polling before a process sleeps, in us; 0 turns it off.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,35 +120,35 @@ def measurement_options(command: Command) -> Command:
         POLLING,
         click.option("--plot", "targets", metavar="FILE", multiple=True,
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Draw into this file, .png or .svg; repeatable."),
+            help="Plot into this .png or .svg file; repeatable."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option("--verify-all", is_flag=True,
-            help="Compare every message, not only the first and the last."),
+            help="Verify the contents of every message, not only of the first and the last."),
         click.option("--gpu", is_flag=True,
-            help="Write from and read into memory of this side's GPU."),
-        click.option("--cpu", is_flag=True, help="Show the use of the CPU by both processes."),
-        click.option("--imm", is_flag=True, help="With immediate data: send and write."),
+            help="Use GPU memory on the client's side (write and read only)."),
+        click.option("--cpu", is_flag=True, help="Show the CPU usage of both processes."),
+        click.option("--imm", is_flag=True, help="Use immediate data (send and write only)."),
         click.option("--bidirectional", is_flag=True,
-            help="The server answers each send or write with one: bw and rate."),
+            help="Let the server respond to each send or write with another (bw and rate only)."),
         click.option("--qp", type=click.Choice(QP_TYPES),
-            help="Plain queue pairs of this type instead of aiordma's connections."),
+            help="Use plain queue pairs of this type instead of aiordma's connections."),
         click.option("--inline", type=int, default=0,
-            help="With --qp: send up to so many bytes inline."),
+            help="With --qp: maximum number of bytes to send inline."),
         click.option("--moderation", type=int, default=1,
-            help="With --qp: operations for each completion [default: 1]."),
+            help="With --qp: operations per completion [default: 1]."),
         click.option("--batch", type=int, default=1, help="Operations per doorbell [default: 1]."),
         click.option("--connections", type=int, default=1, help="Connections [default: 1]."),
         click.option("--depth", type=int,
-            help="Operations outstanding on each connection [default: 64; for lat and stream 1]."),
+            help="Outstanding operations per connection [default: 64; 1 for lat and stream]."),
         click.option("--warm-up", type=int,
-            help="Operations before the timed ones [default: up to 200, fewer of large ones]."),
+            help="Operations before the timed ones [default: up to 200, fewer for large sizes]."),
         click.option("--duration", type=float, metavar="SECONDS", default=1.0,
-            help="Seconds for each size [default: 1]."),
+            help="Seconds per size [default: 1]."),
         click.option("--iterations", type=int,
-            help="Operations of each size, instead of a duration."),
-        click.option("--all", "every", is_flag=True, help="Powers of two from 2 B to 8 MiB."),
+            help="Operations per size, instead of a duration."),
+        click.option("--all", "every", is_flag=True, help="All powers of two from 2 B to 8 MiB."),
         click.option("--sizes", type=parse_sizes, metavar="SIZE,...",
-            help="Sizes in bytes, as 64,4KiB,1M [default: 64; for bw 64K; of atomic 8]."),
+            help="Sizes in bytes, such as 64,4KiB,1M [default: 64; 64K for bw; 8 for atomic]."),
         click.argument("metric", type=click.Choice(METRICS)),
         click.argument("operation", type=click.Choice(OPERATIONS)),
     ):  # fmt: skip
@@ -166,7 +166,7 @@ def settings_of(
     **rest: Any,
 ) -> Settings:
     if every and sizes:
-        raise click.UsageError("--all and --sizes exclude each other")
+        raise click.UsageError("--all and --sizes cannot be combined")
     chosen = tuple(sizes or default_sizes(operation, metric, qp or "", every))
     try:
         return Settings(
@@ -183,7 +183,7 @@ def settings_of(
 
 RECEIVES = click.option("--receives", type=click.IntRange(1, 0xFFFF),
     default=DEFAULT.data_receives, show_default=True,
-    help="Messages that may be in flight to the server on each connection.")  # fmt: skip
+    help="Maximum number of messages in flight to the server per connection.")  # fmt: skip
 
 
 @perf.command()
@@ -352,9 +352,9 @@ def client(server_host: str, port: int, **given: Any) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--output", "target", metavar="FILE", required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The picture to write, .png or .svg.")  # fmt: skip
+    help="The .png or .svg file to write.")  # fmt: skip
 def plot_files(files: tuple[Path, ...], target: Path) -> None:
-    """Draw several runs, printed with --json, in one picture."""
+    """Plot several runs, saved with --json, in one figure."""
     records = []
     for file in files:
         try:
@@ -367,17 +367,17 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
         draw(records, target)
     except (KeyError, TypeError, ValueError) as error:
         raise click.ClickException(
-            f"a file has not all that aiordma perf --json prints: {error!r}"
+            f"a file lacks data that aiordma perf --json prints: {error!r}"
         ) from error
 
 
 @perf.command()
 @click.option("--port", type=click.IntRange(0, 0xFFFF), default=DEFAULT_PORT, show_default=True,
-    help="Port to listen on; 0 picks one.")  # fmt: skip
+    help="Port to listen on; 0 selects a free one.")  # fmt: skip
 @click.option("--max-size", type=SizeType(), default="1G", show_default=True,
-    help="Largest operation, in bytes, as 64M.")  # fmt: skip
+    help="Maximum size of an operation in bytes, such as 64M.")  # fmt: skip
 @click.option("--max-memory", type=SizeType(), default="2G", show_default=True,
-    help="Largest total of all connections' operations.")  # fmt: skip
+    help="Maximum total size of the operations of all connections.")  # fmt: skip
 @click.option("--max-connections", type=click.IntRange(1, 0xFFFF), default=1024, show_default=True)
 @click.option("--child", is_flag=True, hidden=True)
 @RECEIVES
@@ -396,10 +396,10 @@ def server(
     host: str | None,
     loop: str,
 ) -> None:
-    """Serve measurements, one client after another, until Ctrl-C.
+    """Serve measurements to one client after another, until Ctrl-C.
 
-    Without --host it listens on every address.  There is no authentication: any host that reaches
-    the port can use it.
+    Without --host, the server listens on all addresses. It has no authentication, so any host that
+    can reach the port can use it.
     """
     limits = Limits(size=max_size, memory=max_memory, connections=max_connections)
     config = Config(data_receives=receives, polling=polling / 1e6)

@@ -49,10 +49,10 @@ class PlotError(Exception):
 def check_target(target: Path) -> None:
     """Raise PlotError if `target` cannot be written as a plot. Called before measuring."""
     if target.suffix.lower() not in FORMATS:
-        raise PlotError(f"{target} has an unknown format: end its name in {' or '.join(FORMATS)}")
+        raise PlotError(f"{target} has an unknown format: use a name with {' or '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
         raise PlotError(
-            "drawing needs matplotlib, which is not installed: pip install 'aiordma[plot]'"
+            "plotting requires matplotlib, which is not installed: pip install 'aiordma[plot]'"
         )
 
 
@@ -67,10 +67,10 @@ def plot(records: Sequence[Record], target: Path) -> None:
     metrics = {record["metric"] for record in records}
     if len(metrics) != 1:
         raise PlotError(
-            f"a picture has one metric, not {' and '.join(sorted(metrics))}: draw one each"
+            f"cannot plot {' and '.join(sorted(metrics))} in one figure: make one for each metric"
         )
     if not any(record["results"] for record in records):
-        raise PlotError("no run has a measurement that can be drawn")
+        raise PlotError("no run has results to plot")
     from matplotlib import rc_context  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -151,7 +151,7 @@ def names(records: Sequence[Record]) -> list[str]:
 
 
 def polling_text(us: float) -> str:
-    return f"polling {us:g} µs" if us else "sleeping"
+    return f"polling {us:g} µs" if us else "no polling"
 
 
 # ---- by size ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def latencies(axes: Axes, record: Record, name: str, colour: str, marker: str) -
         color=colour,
         alpha=0.14,
         linewidth=0,
-        label=f"{name}least to p99",
+        label=f"{name}min to p99",
     )
     line: dict[str, Any] = {"color": colour, "marker": marker}
     median = of("latency_us", "median")
@@ -239,7 +239,7 @@ def distributions(axes: Axes, records: Sequence[Record]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel(LABELS["lat"], color=INK)
-    axes.set_ylabel("part of all operations that took as long or longer", color=INK)
+    axes.set_ylabel("share of operations that took at least this long", color=INK)
     plain_numbers(axes.xaxis)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda part, _: f"{100 * part:,.10g} %"))
     least = 1.0

@@ -37,7 +37,7 @@ def show(console: Console, record: dict[str, Any], cpu: bool = False) -> None:
         if row["mismatch"]:
             console.print(f"[bold red]{size_text(row['size'])}: {row['mismatch']}[/]")
     if record["interrupted"]:
-        console.print("[yellow]interrupted: what had been measured by then[/]")
+        console.print("[yellow]interrupted: the results are those up to then[/]")
 
 
 def latencies(record: dict[str, Any]) -> Table:
@@ -46,7 +46,7 @@ def latencies(record: dict[str, Any]) -> Table:
         *headings,
         numbers=headings[:-1],
         caption=f"Times in us. Latency: {record['latency_is']}. Completion: "
-        f"{record['completion_is']}. Python's garbage collection is off meanwhile.",
+        f"{record['completion_is']}. Python's garbage collection is off during the measurement.",
     )
     for column in rows.columns[-3:-1]:
         column.style = "cyan"
@@ -65,14 +65,14 @@ def latencies(record: dict[str, Any]) -> Table:
 
 
 def throughputs(record: dict[str, Any]) -> Table:
-    headings = ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s", "least MB/s", "peak MB/s")
+    headings = ("size", "count", "seconds", "MB/s", "Gb/s", "Mmsg/s", "min MB/s", "max MB/s")
     rows = table(
         *headings,
         "verified",
         numbers=headings,
-        caption="1 MB = 2^20 bytes, as perftest; 1 Gb = 10^9 bits; payload alone. "
-        "Least and peak: of quarters of a second. "
-        "Python's garbage collection is off meanwhile.",
+        caption="1 MB = 2^20 bytes, as in perftest. 1 Gb = 10^9 bits. Only the payload counts. "
+        "min and max are the slowest and fastest quarter of a second. "
+        "Python's garbage collection is off during the measurement.",
     )
     for row in record["results"]:
         spread = row["slices"]

@@ -16,10 +16,10 @@ from .top import TIMEOUT
 @click.argument("device")
 @click.argument("state", type=click.Choice(["down", "up"]))
 def port(pid: int, device: str, state: str) -> None:
-    """Break or mend the port of an embedded device of a process.
+    """Take the port of an embedded device in another process down or up.
 
-    To see what a program does when a device breaks. PID is a process of this user that had
-    AIORDMA_MONITOR=1 in its environment; `aiordma top` lists them.
+    Use this to see how a program handles the failure of a device. PID is a process of this user
+    that was started with AIORDMA_MONITOR=1 in its environment. `aiordma top` lists these processes.
     """
     try:
         where = directories(os.environ.get(VARIABLE) or "1")
@@ -30,6 +30,6 @@ def port(pid: int, device: str, state: str) -> None:
     except ConnectionRefusedError:
         raise click.ClickException(f"process {pid} has ended") from None
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"process {pid} cannot be asked: {error}") from None
+        raise click.ClickException(f"cannot reach process {pid}: {error}") from None
     if failure:
         raise click.ClickException(failure)

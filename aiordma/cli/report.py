@@ -13,9 +13,9 @@ from .round_trips import Result
 from .tables import size_text, table, time_text, verdict
 
 CAPTION = (
-    "One message at a time. Round trip: from the call of send until the echo has been received. "
-    "Throughput: the bytes of both directions by the time of all round trips, 1 GB = 10^9 bytes. "
-    "Comparing is not timed."
+    "One message at a time. A round trip lasts from the call of send until the echo has been "
+    "received. Throughput is the number of bytes in both directions divided by the total time of "
+    "the round trips. 1 GB = 10^9 bytes. Comparing is not timed."
 )
 TIMES = ("min", "median", "p99")
 

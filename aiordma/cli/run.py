@@ -44,14 +44,14 @@ class UnusedError(click.ClickException):
     "--failure-traces",
     metavar="FOLDER",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Trace each process; keep the traces in a folder of FOLDER if PROGRAM fails.",
+    help="Trace each process, and keep the traces in a new folder in FOLDER if PROGRAM fails.",
 )
 @click.option(
     "--must-use",
     is_flag=True,
-    help="Fail with exit status 125 if PROGRAM ends with 0 and no process opened the device, "
-    "or a fault of AIORDMA_EMBEDDED_FAULTS never happened. Do not run PROGRAM if a variable "
-    "AIORDMA_* is unknown.",
+    help="Exit with status 125 if PROGRAM succeeds although no process opened the device, or "
+    "although a fault of AIORDMA_EMBEDDED_FAULTS never happened. Do not run PROGRAM if an "
+    "AIORDMA_* variable is unknown.",
 )
 @click.argument("program")
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
@@ -60,17 +60,17 @@ def run(
 ) -> NoReturn:
     """Run a verbs program on the embedded device.
 
-    PROGRAM is any unmodified program for libibverbs and librdmacm. LD_PRELOAD, to which the
-    embedded device is appended, makes the dynamic linker resolve the calls of both libraries to
-    the embedded device, also in programs that PROGRAM starts; LD_LIBRARY_PATH, where its folder
-    comes first, does so for programs that open these libraries with dlopen(). The only device is
-    embedded0: in /sys/class/infiniband and /dev/infiniband PROGRAM finds this one, and in PATH an
-    rdma(8) that shows it.
+    PROGRAM is any unmodified program that uses libibverbs and librdmacm. The embedded device is
+    appended to LD_PRELOAD, so the dynamic linker resolves the calls of both libraries to it, also
+    in programs that PROGRAM starts. Its folder is prepended to LD_LIBRARY_PATH for programs that
+    open these libraries with dlopen(). The only device is embedded0. PROGRAM finds it in
+    /sys/class/infiniband and /dev/infiniband, and an rdma(8) that shows it in PATH.
 
-    PROGRAM replaces this process, so exit status and signals are its own; with an option this
-    process waits for it instead, forwards signals to it and ends as it does. Exit status 127: there
-    is no such program. 126: it cannot be started, or the dynamic linker ignores LD_PRELOAD for it
-    (static, set-user-ID, for another architecture).
+    PROGRAM replaces this process, so the exit status and the handling of signals are those of
+    PROGRAM. With an option, this process waits for PROGRAM instead, forwards signals to it, and
+    exits the way it does. The exit status is 127 if PROGRAM does not exist. It is 126 if PROGRAM
+    cannot be started, or if the dynamic linker ignores LD_PRELOAD for it (static, set-user-ID, or
+    for another architecture).
     """
     check_environment(must_use)
     programs = f"{library().parent / 'bin'}:{os.environ.get('PATH', os.defpath)}"
@@ -101,7 +101,7 @@ def check_environment(must_use: bool) -> None:
     """Report unknown AIORDMA_* variables. With ``must_use``, raise UnusedError instead."""
     for text in unknown_variables(os.environ).values():
         if must_use:
-            raise UnusedError(f"{text}; --must-use does not run a program with it")
+            raise UnusedError(f"{text}; --must-use does not allow unknown variables")
         print(f"aiordma: {text}", file=sys.stderr)
 
 
@@ -115,8 +115,8 @@ def library() -> Path:
         raise CannotRunError(f"{path.parent} has no {path.name}: reinstall aiordma")
     if any(character in str(path) for character in ":; "):
         raise CannotRunError(
-            f"LD_PRELOAD cannot name {path}: spaces, colons and semicolons separate paths there; "
-            "install aiordma elsewhere"
+            f"LD_PRELOAD cannot contain {path}, because spaces, colons and semicolons separate "
+            "paths: install aiordma in another folder"
         )
     return path
 
@@ -129,8 +129,8 @@ def preloaded(present: str) -> str:
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
             raise CannotRunError(
-                f"LD_PRELOAD has {word}, which uses the kernel's TCP where there are no rsockets, "
-                "as on the embedded device: without RDMA, and without a word; remove it there"
+                f"LD_PRELOAD contains {word}, which would silently use the kernel's TCP, because "
+                "the embedded device has no rsockets: remove it"
             )
     return f"{present}:{library()}" if present else str(library())
 
@@ -156,7 +156,7 @@ def find(program: str, programs: str | None = None) -> str:
         reason = "is a folder" if Path(program).is_dir() else "is not executable"
         raise CannotRunError(f"{program} {reason}")
     where = "" if os.sep in program else " in PATH"
-    raise NotFoundError(f"no program {program}{where}")
+    raise NotFoundError(f"program {program} not found{where}")
 
 
 # ---- checks whether the dynamic linker will preload ---------------------------------------------
@@ -198,7 +198,7 @@ def check(path: str) -> None:
     if reason := privileged(path):
         raise CannotRunError(
             f"{path} {reason}, so the dynamic linker ignores LD_PRELOAD for it; "
-            "run a copy without that right"
+            "run a copy without this privilege"
         )
     elf = ELF.read(path)
     if elf is None:  # a script, whose interpreter is an ordinary program
@@ -210,7 +210,7 @@ def check(path: str) -> None:
     ours = ELF.read(str(library()))
     if ours is not None and ours.machine != elf.machine:
         raise CannotRunError(
-            f"{path} is for another architecture than {library()}, so it cannot be preloaded"
+            f"{path} is for another architecture than {library()}, which cannot be preloaded"
         )
 
 
@@ -275,7 +275,7 @@ def run_watched(
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
     """Return why a successful program did not test the device as it must, or an empty text."""
     if not traces.exists():
-        return f"{path} removed {traces}, which tells whether it opened embedded0: keep that"
+        return f"{path} removed {traces}, which shows whether it opened embedded0: keep this folder"
     if not any(traces.iterdir()):
         return f"{path} ended with 0 and never opened embedded0"
     if not (plan := environment.get(FAULTS)):
@@ -297,7 +297,7 @@ def new_folder(parent: Path | None, program: str) -> Path:
     try:
         folder = (parent or Path(tempfile.gettempdir())).absolute()
         if "%p" in str(folder):
-            raise click.BadParameter(f"{folder}: %p is not possible", param_hint=hint)
+            raise click.BadParameter(f"{folder} must not contain %p", param_hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=program.replace("%", "_") + ".", dir=folder))
     except OSError as error:

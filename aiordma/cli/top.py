@@ -32,13 +32,13 @@ TIMEOUT = 5.0
 AT_ONCE = 256
 
 NONE = (
-    f"{{}} shows its state here ({{}}): start it with {VARIABLE}={{}} "
+    f"{{}} can be monitored here ({{}}): start it with {VARIABLE}={{}} "
     "in its environment, as this user"
 )
 
 OTHER = (
-    f"process {{}} has aiordma {{}}, whose state aiordma {__version__} cannot show in a table: "
-    "--json prints it"
+    f"process {{}} uses aiordma {{}}, whose state aiordma {__version__} cannot show in a table: "
+    "use --json"
 )
 
 # Columns to drop on a narrow terminal, in this order.
@@ -65,26 +65,26 @@ Row = dict[str, object]
 
 @click.command()
 @click.argument("pid", type=int, required=False)
-@click.option("--once", is_flag=True, help="Print once and exit.")
-@click.option("--json", "as_json", is_flag=True, help="Print the snapshots once, as JSON.")
+@click.option("--once", is_flag=True, help="Print the tables once and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print the snapshots as JSON once and exit.")
 @click.option("--interval", default=2.0, type=FiniteRange(0.1, 3600), show_default=True,
     help="Seconds between updates.")  # fmt: skip
 @click.option("--limit", default=30, type=click.IntRange(0), show_default=True,
-    help="Connections that are shown, the busiest first; 0: all.")  # fmt: skip
+    help="Maximum number of connections, busiest first; 0 shows all.")  # fmt: skip
 def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int) -> None:
-    """Show what the processes of this user that use aiordma do: traffic, connections, memory.
+    """Show traffic, connections and memory of this user's processes that use aiordma.
 
     PID selects one process. A process is shown if AIORDMA_MONITOR=1 was in its environment when it
-    imported aiordma. Ctrl-C ends the table.
+    imported aiordma. Press Ctrl-C to exit.
 
-    The exit status is 1 when there is no such process.
+    The exit status is 1 if there is no such process.
     """
     try:
         setting = os.environ.get(VARIABLE, "")
         setting = "1" if setting in {"", "0"} else setting
         where = directories(setting)
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{VARIABLE} is {setting!r}: {error}") from None
+        raise click.ClickException(f"cannot use {VARIABLE}={setting!r}: {error}") from None
     answers, notes = collect(where, pid)
     shown, unknown = readable(answers)
     if not (answers if as_json else shown):
@@ -143,7 +143,7 @@ def collect(where: Sequence[Path], pid: int | None) -> tuple[dict[str, object], 
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)  # it was killed
         except (OSError, ValueError, RecursionError) as error:
-            notes.append(f"process {number(path.stem)} does not answer: {error}")
+            notes.append(f"process {number(path.stem)} does not respond: {error}")
     return answers, notes
 
 
@@ -222,7 +222,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
     if rows := [row for _, _, rails in busiest for row in rails]:
         made.append(table(rows, RAIL_EXTRAS, width))
     if more := len(connections) - len(busiest):
-        made.append(Text(f"{more} more: --limit 0 shows all"))
+        made.append(Text(f"{more} more: use --limit 0 to show all"))
     return Group(*made)
 
 

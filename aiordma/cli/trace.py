@@ -22,20 +22,20 @@ STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--qp", "qps", type=parse_qp_num, metavar="NUMBER", multiple=True,
-    help="Only this queue pair, also as 0x11; repeatable.")  # fmt: skip
+    help="Show only this queue pair, written as 17 or 0x11; repeatable.")  # fmt: skip
 @click.option("--status", "statuses", metavar="STATUS", multiple=True,
-    type=click.Choice(STATUSES, case_sensitive=False), help="Only requests with this status, as in "
-    "WR_FLUSH_ERR, or FAILED for all but success; repeatable.")  # fmt: skip
+    type=click.Choice(STATUSES, case_sensitive=False), help="Show only requests with this status, "
+    "such as WR_FLUSH_ERR, or FAILED for any error; repeatable.")  # fmt: skip
 @click.option("--chrome", "target", metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path), help="Write them into this file, in the "
-    "Chrome trace event format (for Perfetto), instead of printing them.")  # fmt: skip
+    type=click.Path(dir_okay=False, path_type=Path), help="Write this file in the Chrome "
+    "trace event format, for Perfetto, instead of printing.")  # fmt: skip
 def trace(
     files: tuple[Path, ...], qps: tuple[int, ...], statuses: tuple[str, ...], target: Path | None
 ) -> None:
-    """List work requests, their status, and what happened to queue pairs, by time.
+    """List work requests with their status, and events of queue pairs, by time.
 
     Each FILE was written by a process that ran with AIORDMA_TRACE=FILE on the embedded device.
-    The traces of several processes share one time axis, which begins with the first record.
+    The traces of several processes share one time axis, which starts at the first record.
     """
     try:
         traces = load(files, qps, statuses)
@@ -44,7 +44,7 @@ def trace(
     except (aiordma.RDMAError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if target is not None:
-        click.echo(f"The trace is in {target}, for https://ui.perfetto.dev or chrome://tracing")
+        click.echo(f"Wrote {target}: open it in https://ui.perfetto.dev or chrome://tracing")
         return
     for line in listing(traces):
         click.echo(line)
@@ -54,7 +54,7 @@ def write(target: Path, text: str, files: tuple[Path, ...]) -> None:
     """Write a file that only its owner can read, because a trace contains keys and addresses."""
     if any(target.exists() and target.samefile(path) for path in files):
         raise click.BadParameter(
-            f"{target} is one of the traces; name another file", param_hint="--chrome"
+            f"{target} is one of the traces: choose another file", param_hint="--chrome"
         )
     with open_private(target) as file:
         file.write(text)

@@ -79,7 +79,7 @@ def load(
     known = {number for number in shown if number is not None}
     if missing := sorted(set(qps) - known):
         there = ", ".join(map(str, sorted(known))) or "none"
-        text = f"no queue pair {missing[0]} in the traces; there are: {there}"
+        text = f"no queue pair {missing[0]} in the traces, only: {there}"
         raise click.BadParameter(text, param_hint="--qp")
 
     def is_shown(it: Request | Incident) -> bool:
@@ -131,8 +131,8 @@ def ending(run: Run) -> str:
     if run.end is not None:
         return f"ended early: {plain(run.end.error)}" if run.end.error else "complete"
     if run.torn:
-        return "the last line is torn: the process was killed"
-    return "without an end: the process was killed, or is still at work"
+        return "the last line is truncated: the process was killed"
+    return "incomplete: the process was killed or is still running"
 
 
 def request_text(request: Request) -> str:

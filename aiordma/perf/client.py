@@ -327,7 +327,7 @@ async def watched(run: Run, work: Coroutine[Any, Any, None]) -> None:
     try:
         while not (await asyncio.wait({working}, timeout=LOST_AFTER))[0]:
             if run.done == before:
-                raise TimeoutError(f"message {run.done} or its answer was lost")
+                raise TimeoutError(f"message {run.done} or its response was lost")
             before = run.done
         await working
     finally:
@@ -341,6 +341,6 @@ async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:
         raise RefusedError(f"the perf server refuses the measurement: {told.text}")
     if not isinstance(told, kind):
         raise ProtocolError(
-            f"the perf server answered with {type(told).__name__} instead of {kind.__name__}"
+            f"the perf server sent {type(told).__name__} instead of {kind.__name__}"
         )
     return told

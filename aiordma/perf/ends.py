@@ -180,7 +180,7 @@ class Run:
         """Check and count a response."""
         wrong = end.check(arrived, self.done, self.verify_all or not self.done)
         if wrong and not self.mismatch:
-            self.mismatch = f"answer {self.done}: {wrong}"
+            self.mismatch = f"response {self.done}: {wrong}"
         self.done += 1
 
 
@@ -209,7 +209,7 @@ class Tally:
         number = None if end.lossy else self.count
         wrong = end.check(arrived, number, self._verify_all or not self.count)
         if wrong and not self.mismatch:
-            self.mismatch = f"number {self.count}: {wrong}"
+            self.mismatch = f"operation {self.count}: {wrong}"
         self.count += 1
         if self.count == self._awaited:
             self._there.set()

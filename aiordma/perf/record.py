@@ -12,10 +12,10 @@ from .statistics import Summary, Throughput
 
 FORMAT, VERSION = "aiordma-perf", 1
 
-HALF = "half of a round trip between the two programs, as perftest has it"
-FULL = "from the call until the await has ended, as perftest has it"
+HALF = "half of a round trip between the two programs, as in perftest"
+FULL = "from the call until the await returns, as in perftest"
 LATENCY = {"send": HALF, "write": HALF, "stream": HALF, "read": FULL, "atomic": FULL}
-COMPLETION = "from the call until the await has ended, one at a time, not answered by the peer"
+COMPLETION = "from the call until the await returns, one at a time, without responses of the peer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -280,10 +280,10 @@ class PerfServer:
             )
         if begin.way != "flood" and session.opened.operation in ("read", "atomic"):
             raise ProtocolError(
-                "only send, write and stream can be answered, but the client wants answers"
+                "the client requested responses, which only send, write and stream support"
             )
         if begin.size < 1 and session.opened.operation != "send":
-            raise ProtocolError("the client began a part of size 0, which only messages can have")
+            raise ProtocolError("the client began a part of size 0, which only send supports")
         if begin.size * count > limits.memory:
             raise Refusal(
                 f"{count} times {begin.size} bytes exceed the server's limit of "
@@ -378,6 +378,6 @@ async def receive(conn: aiordma.Connection) -> wire.Wire:
     with await conn.recv() as message:
         if len(message) > MAX_CONTROL:
             raise ProtocolError(
-                f"the client sent a control message of {len(message)} bytes, over {MAX_CONTROL}"
+                f"the client sent a control message of {len(message)} bytes, above {MAX_CONTROL}"
             )
         return wire.unpack(bytes(message))

@@ -91,11 +91,11 @@ class Settings:
         if self.bidirectional and (
             self.metric == "lat" or self.operation not in ("send", "write") or self.batch > 1
         ):
-            raise ValueError("bidirectional is for bw and rate of send and write, without batch")
+            raise ValueError("bidirectional requires bw or rate of send or write, without batch")
         if self.batch > 1 and self.operation in ("send", "stream"):
-            raise ValueError("a batch has reads, writes and atomics: it cannot hold messages")
+            raise ValueError("a batch cannot contain messages, only reads, writes and atomics")
         if self.imm and self.operation not in ("send", "write"):
-            raise ValueError("immediate data needs the operation send or write")
+            raise ValueError("immediate data requires the operation send or write")
         if self.imm and self.batch > 1:
             raise ValueError("a batch cannot have immediate data")
         if self.metric == "lat" and (self.depth > 1 or self.batch > 1):
@@ -103,34 +103,34 @@ class Settings:
                 "lat measures one operation at a time: depth and batch are for bw and rate"
             )
         if self.operation == "stream" and self.depth > 1:
-            raise ValueError("a stream has no depth: its buffer limits how much is outstanding")
+            raise ValueError("a stream has no depth: its buffer limits the outstanding data")
         if self.verify_all and self.operation not in ("send", "stream"):
             raise ValueError(
-                "verify-all is for send and stream: writes, reads and atomics are verified anyway"
+                "verify-all is for send and stream: other operations are always verified"
             )
         if self.gpu and self.operation not in ("write", "read"):
-            raise ValueError("memory of a GPU needs the operation write or read")
+            raise ValueError("GPU memory requires the operation write or read")
         if self.batch > self.depth:
             raise ValueError(f"batch {self.batch} must not exceed depth {self.depth}")
 
     def _check_queue_pair(self) -> None:
         if not self.qp:
             if self.inline or self.moderation > 1:
-                raise ValueError("inline and moderation are for plain queue pairs: choose a qp")
+                raise ValueError("inline and moderation require plain queue pairs: choose a qp")
             return
         offered = {"rc": ("send", "write", "read"), "uc": ("send", "write"), "ud": ("send",)}
         if self.operation not in offered.get(self.qp, ()):
             raise ValueError(
-                "a qp is rc (for send, write and read), uc (for send and write) or ud (for send)"
+                "qp must be rc (for send, write and read), uc (for send and write) or ud (for send)"
             )
         if self.batch > 1 or self.gpu:
-            raise ValueError("batch and memory of a GPU are for aiordma's connections: without qp")
+            raise ValueError("batch and GPU memory require aiordma's connections: omit qp")
         if self.inline and self.operation == "read":
             raise ValueError("a read cannot be inline")
         if self.moderation > self.depth:
             raise ValueError(f"moderation {self.moderation} must not exceed depth {self.depth}")
         if self.moderation > 1 and self.bidirectional:
-            raise ValueError("bidirectional waits for each operation: moderation must be 1")
+            raise ValueError("bidirectional waits for each operation, so moderation must be 1")
 
     def _check_sizes(self) -> None:
         if not self.sizes:
@@ -138,7 +138,7 @@ class Settings:
         if self.operation == "atomic" and self.sizes != (ATOMIC,):
             raise ValueError(f"the size of an atomic operation is {ATOMIC} bytes")
         if self.operation != "send" and min(self.sizes) < 1:
-            raise ValueError("only messages can be empty: the size must be at least 1")
+            raise ValueError("the size must be at least 1, because only messages can be empty")
         if min(self.sizes) < 0:
             raise ValueError("a size cannot be negative")
 

@@ -203,7 +203,7 @@ def unpack(data: bytes) -> Wire:
         )
     wanted = {field.name for field in fields(kind)}
     if set(given) != wanted:
-        raise ProtocolError(f"the peer's message {name} has other fields than {sorted(wanted)}")
+        raise ProtocolError(f"the peer's message {name} does not have the fields {sorted(wanted)}")
     for field, content in given.items():
         if not FIELDS[field](content):
             raise ProtocolError(f"the peer's message {name} has an invalid {field}")

@@ -99,7 +99,7 @@ def test_tables(device: verbs.Device, context: verbs.Context) -> None:
         found = row(text, "1", str(entry.gid_index))
         assert found[2:6] == [str(entry.gid), "RoCE", "v2", entry.ndev]
     chosen = context.choose_gid()
-    assert "taken" in row(text, "1", str(chosen.gid_index))
+    assert "default" in row(text, "1", str(chosen.gid_index))
     assert "max_qp" not in text
 
 
@@ -132,7 +132,7 @@ def test_a_missing_library_is_told_and_not_fatal(monkeypatch: pytest.MonkeyPatch
     done = devinfo()
     assert done.exit_code == 0
     text = " ".join(done.output.split())
-    assert f"No devices of the system: {error}" in text
+    assert f"No system devices: {error}" in text
     assert "embedded0 (embedded library)" in text
     assert json.loads(devinfo("--json").output)["system_library_problem"] == str(error)
 
@@ -144,7 +144,7 @@ def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None
     done = devinfo()
     assert done.exit_code == 1
     assert "no device 'gone0'" in done.output
-    assert "taken by default" in done.output
+    assert " default" in done.output
     first, second = json.loads(devinfo("--json").output)["devices"]
     assert "no device 'gone0'" in first["problem"]
     assert "ports" not in first

@@ -65,7 +65,7 @@ def test_unknown_variables_are_reported_once() -> None:
         "verdict": "warning",
         "text": "unknown environment variable AIORDMA_EMBEDDED_FAULT: did you mean "
         "AIORDMA_EMBEDDED_FAULTS?",
-        "advice": "correct the name, or unset it: it has no effect",
+        "advice": "correct the name or unset the variable, because it has no effect",
     }
 
 

@@ -92,7 +92,7 @@ def test_queue_pairs_and_the_use_of_the_cpu(device_name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["local", "send", "lat", "--all", "--sizes", "4"], "--all and --sizes exclude each other"),
+        (["local", "send", "lat", "--all", "--sizes", "4"], "--all and --sizes cannot be combined"),
         (["local", "send", "lat", "--depth", "2"], "one operation at a time"),
         (["local", "send", "swim"], "'swim' is not one of 'lat', 'bw', 'rate'"),
         (["local", "jump", "lat"], "'jump' is not one of"),

@@ -68,7 +68,7 @@ def texts(picture: Path) -> list[str]:
             {
                 *("send: latency", "mlx5_0, via cm, uvloop loop", "alpha: 2 x CPU; beta: 4 x CPU"),
                 *("latency in µs", "size", "0 B", "64 B", "4 KiB"),
-                *("least to p99", "median", "completion, median"),
+                *("min to p99", "median", "completion, median"),
             },
             set(),
         ),
@@ -127,12 +127,12 @@ def test_the_axes_are_logarithmic_and_hold_what_was_measured() -> None:
 
 def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [measured("send", "lat", 64), measured("send", "bw", 64)]
-    with pytest.raises(PlotError, match="one metric, not bw and lat: draw one each"):
+    with pytest.raises(PlotError, match="cannot plot bw and lat in one figure"):
         plot(runs, tmp_path / "x.png")
-    with pytest.raises(PlotError, match="no run has a measurement"):
+    with pytest.raises(PlotError, match="no run has results"):
         plot([{**runs[0], "results": []}], tmp_path / "x.png")
     with pytest.raises(
-        PlotError, match=r"x\.pdf has an unknown format: end its name in \.png or \.svg"
+        PlotError, match=r"x\.pdf has an unknown format: use a name with \.png or \.svg"
     ):
         plot(runs[:1], tmp_path / "x.pdf")
     monkeypatch.setattr(perf_plot, "find_spec", lambda name: None)
@@ -164,7 +164,7 @@ def test_drawing_several_files(tmp_path: Path) -> None:
         ("[1]", "its format is not"),
         ("nonsense", "is not the output of aiordma perf --json: Expecting value"),
         ('{"format": "aiordma-perf", "version": 2}', "its version is 2, not 1"),
-        ('{"format": "aiordma-perf", "version": 1}', "has not all that aiordma perf --json prints"),
+        ('{"format": "aiordma-perf", "version": 1}', "lacks data that aiordma perf --json prints"),
     ],
 )
 def test_a_file_of_something_else(tmp_path: Path, content: str, text: str) -> None:

@@ -110,7 +110,7 @@ def test_what_is_shown(program: Process, device_name: str) -> None:
     table = top("--once").output
     assert re.search(rf"^ *{program.pid} +2 +1 +14 +6\.8 KiB +6\.8 KiB ", table, re.M)
     assert len(re.findall(rf"^ *{program.pid} .* open .* 6\.8 KiB", table, re.M)) == 2
-    assert "1 more: --limit 0" in top("--once", "--limit", "1").output
+    assert "1 more: use --limit 0" in top("--once", "--limit", "1").output
     enter(program)
     expect(program, "stuck")  # its loop: a thread answers
     assert told()[0]["traffic"]["messages_sent"] == 7
@@ -139,7 +139,7 @@ def test_a_port_is_taken_down_and_up(sockets: Path) -> None:
             enter(process)
             expect(process, shown)
         for name in "embedded9", "", "embedded0 up", "embedded0 ":
-            no_device = f"Error: {name} is no embedded device of this process that is in use\n"
+            no_device = f"Error: {name}: no such embedded device is open in this process\n"
             assert port(process.pid, name, "up") == no_device
         assert port(1, "embedded0", "up").startswith("Error: no process 1 with AIORDMA_MONITOR=1")
         process.kill()
@@ -263,9 +263,9 @@ def test_the_end_of_a_process(sockets: Path, device_name: str) -> None:
     assert list(sockets.iterdir()) == []
     done = top("--once")
     assert done.exit_code == 1
-    assert "no process shows" in done.output
+    assert "no process can be monitored" in done.output
     assert f"start it with {VARIABLE}={os.environ[VARIABLE]} in" in done.output
-    assert "no process 1 shows" in top("--once", "1").output
+    assert "no process 1 can be monitored" in top("--once", "1").output
 
 
 @pytest.mark.any_device
@@ -273,7 +273,7 @@ def test_a_process_that_does_not_answer_has_not_ended(
     program: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"1-1": told()[0]}
-    looks = iter([(found, []), (found, []), ({}, ["process 1 does not answer"]), ({}, [])])
+    looks = iter([(found, []), (found, []), ({}, ["process 1 does not respond"]), ({}, [])])
     monkeypatch.setattr("aiordma.cli.top.collect", lambda where, pid: next(looks))
     assert top("--interval", "0.1").exit_code == 0
     assert not list(looks)
@@ -385,7 +385,7 @@ def test_a_process_with_another_version(
             assert re.search(r"^ *7 +0 ", done.stdout, re.M)
             assert done.stderr == ""
         else:
-            assert f"process 7 has {named}, " in done.stderr
+            assert f"process 7 uses {named}, " in done.stderr
             assert done.stderr.count("\n") == 1
         assert told("7") == [other]
         alone = top("--once", "7")
@@ -412,8 +412,8 @@ def test_processes_are_asked_at_the_same_time(
     monkeypatch.setattr(sys.modules[moved.__module__], "ask", silent)
     done = top("--once")
     assert done.exit_code == 1
-    assert len(re.findall(r"process [12] does not answer: .* is silent for 5 s", done.stderr)) == 2
-    assert "process 0 does not answer: " in done.stderr
+    assert len(re.findall(r"process [12] does not respond: .* is silent for 5 s", done.stderr)) == 2
+    assert "process 0 does not respond: " in done.stderr
 
 
 @pytest.mark.any_device
@@ -465,7 +465,7 @@ def test_another_user_gets_nothing(
         answer(there)
         there.close()
         assert here.recv(1) == b""
-    assert f"user {os.getuid()} asked" in caplog.text
+    assert f"request of user {os.getuid()}\n" in caplog.text
 
 
 @pytest.mark.any_device
@@ -483,7 +483,7 @@ def test_answers_that_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(monitoring_socket, "MOST_BYTES", 1 << 20)
     path = tmp_path / "1.sock"
     endless = answering(path, parts=repeat(bytes(1 << 16)))
-    with endless, pytest.raises(OSError, match="more than 1048576 bytes"):
+    with endless, pytest.raises(OSError, match="exceeds 1048576 bytes"):
         ask(path, 100)
     path.unlink()
     monkeypatch.setattr(monitoring_socket, "time", SimpleNamespace(monotonic=count().__next__))
@@ -552,9 +552,10 @@ def test_a_program_runs_where_it_cannot_be_shown(sockets: Path, device_name: str
         _, errors = process.communicate("\n", timeout=100)
     assert process.returncode == 0
     assert errors == (
-        f"{VARIABLE} is '{sockets}': this process is not shown to `aiordma top`: "
+        f"{VARIABLE} is '{sockets}', but `aiordma top` cannot show this process: "
         f"{sockets} is not a directory\n"
     )
     assert (
-        top("--once").output == f"Error: {VARIABLE} is '{sockets}': {sockets} is not a directory\n"
+        top("--once").output
+        == f"Error: cannot use {VARIABLE}='{sockets}': {sockets} is not a directory\n"
     )

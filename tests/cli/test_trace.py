@@ -69,7 +69,7 @@ def test_the_listing(files: list[Path]) -> None:
     assert lines[0] == "process 7 on here, embedded0: program"
     assert lines[1].startswith(f"  {files[0]}, from ")
     assert lines[1].endswith(f": {len(trace.read(files[0])[0].records) + 1} lines, complete")
-    assert lines[3].endswith(": 2 lines, the last line is torn: the process was killed")
+    assert lines[3].endswith(": 2 lines, the last line is truncated: the process was killed")
     assert lines[4].split() == ["ms", "process", "queue", "pair"]
     assert lines[5].split()[0] == "0.0000"
     refused = "wr_id=99 errno=12 error=<N> reason=FULL opcode=SEND"
@@ -120,9 +120,9 @@ def test_a_selection(
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--qp", "99", "no queue pair 99 in the traces; there are: 3, 4"),
-        ("--qp", "0x63", "no queue pair 99 in the traces; there are: 3, 4"),
-        *(("--qp", text, "is no queue pair") for text in ("-1", "1_0", "\u0663", "x", "")),
+        ("--qp", "99", "no queue pair 99 in the traces, only: 3, 4"),
+        ("--qp", "0x63", "no queue pair 99 in the traces, only: 3, 4"),
+        *(("--qp", text, "is not a queue pair") for text in ("-1", "1_0", "\u0663", "x", "")),
         ("--status", "failde", "'failde' is not one of 'failed', 'success', "),
     ],
 )
@@ -157,8 +157,8 @@ def test_how_a_trace_ended(tmp_path: Path, files: list[Path]) -> None:
     files[1].write_bytes(torn)
     text = aiordma_trace(tmp_path / "full", tmp_path / "open", files[1]).output
     assert "2 lines, ended early: No space left on device" in text
-    assert "1 lines, without an end: the process was killed, or is still at work" in text
-    assert "the last line is torn" in text
+    assert "1 lines, incomplete: the process was killed or is still running" in text
+    assert "the last line is truncated" in text
 
 
 # ---- the Chrome trace format --------------------------------------------------------------------
@@ -254,8 +254,8 @@ def test_the_file_in_the_chrome_format(files: list[Path], tmp_path: Path) -> Non
     target = tmp_path / "run.json"
     done = aiordma_trace(*files, "--chrome", target)
     assert done.exit_code == 0
-    where = "for https://ui.perfetto.dev or chrome://tracing"
-    assert done.output == f"The trace is in {target}, {where}\n"
+    where = "open it in https://ui.perfetto.dev or chrome://tracing"
+    assert done.output == f"Wrote {target}: {where}\n"
     assert target.stat().st_mode & 0o777 == 0o600
     events = json.loads(target.read_text())["traceEvents"]
     assert events == in_chrome_format(load(files))
@@ -471,7 +471,7 @@ def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
     [
         ("none/run.json", 1, "No such file or directory"),
         (".", 2, "is a directory"),
-        ("first", 2, "is one of the traces; name another file"),
+        ("first", 2, "is one of the traces: choose another file"),
         ("link", 1, "is a symbolic link: name the file itself"),
         ("linked", 1, "has other names (2 hard links): name another file"),
         ("open", 1, "is open to others (066): chmod 600 "),

@@ -49,7 +49,7 @@ def test_trace(tmp_path: Path) -> None:
     printed = run_section("trace", tmp_path)
     assert len(re.findall(r"^process \d+ on ", printed, re.MULTILINE)) == 4
     assert re.search(r"^ +\S+ +\d+ +\d+  SEND wr_id=\S+ bytes=\d+ ", printed, re.MULTILINE)
-    assert re.search(r"^The trace is in /\S+/run\.json, for https://ui", printed, re.MULTILINE)
+    assert re.search(r"^Wrote /\S+/run\.json: open it in https://ui", printed, re.MULTILINE)
 
 
 def test_every_command_has_its_section() -> None:

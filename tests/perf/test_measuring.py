@@ -155,7 +155,7 @@ async def test_completions_are_as_few_as_asked(
 
 @one_loop
 async def test_a_datagram_of_several_packets(device_name: str, host: str) -> None:
-    with pytest.raises(LimitError, match="a datagram is one packet, of at most "):
+    with pytest.raises(LimitError, match="a datagram has at most "):
         await measured(device_name, host, replace(settings("send", "lat", 4097), qp="ud"))
 
 
@@ -193,7 +193,7 @@ async def test_an_answer_that_is_lost(
     monkeypatch.setattr("aiordma.perf.server.QueuePair", Silent)
     monkeypatch.setattr("aiordma.perf.client.LOST_AFTER", 0.05)
     for asked in (settings("send", "lat"), replace(settings("send", "bw"), bidirectional=True)):
-        with pytest.raises(TimeoutError, match="message 0 or its answer was lost"):
+        with pytest.raises(TimeoutError, match="message 0 or its response was lost"):
             await measured(device_name, host, replace(asked, qp="ud"))
 
 

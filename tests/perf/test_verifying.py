@@ -78,7 +78,7 @@ async def test_one_message_in_the_middle(
     assert [result and result.mismatch for result in first_and_last] == [""]
     count = 0
     every_one = await measured(device_name, host, replace(asked, verify_all=True))
-    assert [result and result.mismatch for result in every_one] == ["number 4: it differs"]
+    assert [result and result.mismatch for result in every_one] == ["operation 4: it differs"]
 
 
 @one_loop
@@ -113,7 +113,7 @@ async def test_immediate_data_that_is_another(
     asked = replace(settings(operation, metric), imm=True, warm_up=0)
     (result,) = await measured(device_name, host, asked)
     assert result is not None
-    assert result.mismatch == "number 0: immediate data 1 instead of 0"
+    assert result.mismatch == "operation 0: immediate data 1 instead of 0"
 
 
 # ---- clients that are none ----------------------------------------------------------------------
@@ -143,7 +143,7 @@ async def opened(
         (True, wire.pack(wire.Finish([1])), "began a part with Finish"),
         (True, wire.pack(BEGIN), "token"),
         (True, wire.pack(replace(BEGIN, tokens=[])), "0 tokens for 1 connections"),
-        (True, wire.pack(replace(BEGIN, size=0)), "which only messages can have"),
+        (True, wire.pack(replace(BEGIN, size=0)), "which only send supports"),
     ],
 )
 async def test_the_server_goes_on_after_a_client_that_is_none(
