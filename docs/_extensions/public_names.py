@@ -20,6 +20,8 @@ from docutils.parsers.rst import directives
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.ext.napoleon import Config as NapoleonConfig
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import OptionSpec
 
@@ -49,6 +51,8 @@ _SPELLED = {
     "Progress": "Callable[[int], object]",
     "IPAddress": "ipaddress.IPv4Address | ipaddress.IPv6Address",
 }
+# A field that napoleon makes from a Google section, such as `:raises ValueError: If ...`.
+_FIELD = re.compile(r":(?P<kind>\w+)(?: (?P<name>[^:]+))?:(?= |$)")
 # Code in backticks, or an exception's name without them.
 _NAMED = re.compile(
     r"(?::\w+:)?(?<!`)(?P<quote>`{1,2})(?P<short>~?)(?P<code>[^`\n]+)(?P=quote)(?!`)(?!_)"
@@ -205,10 +209,37 @@ def _written(doc: str, module: str) -> list[str]:
         shown = text.rpartition(".")[2] if match["short"] else text
         return f"\\ :py:{'obj' if match['code'] else 'exc'}:`{shown} <{target}>`"
 
-    return [
-        line if line.startswith("    ") else _NAMED.sub(named, line)
-        for line in doc.expandtabs().splitlines()
-    ]
+    def linked(line: str) -> str:
+        if line.startswith("    "):
+            return line
+        if not (field := _FIELD.match(line)):
+            return _NAMED.sub(named, line)
+        name = field["name"]
+        if field["kind"] == "raises" and name in targets:  # Sphinx makes it a link
+            name = f"~{targets[name]}"
+        text = _NAMED.sub(named, line[field.end() :])
+        return f":{field['kind']}{' ' + name if name else ''}:{text}"
+
+    return [linked(line) for line in doc.expandtabs().splitlines()]
+
+
+_GOOGLE: Any = NapoleonConfig(napoleon_use_rtype=False)  # stands in for the whole configuration
+
+
+def _with_fields(doc: str) -> str:
+    """Convert the Google sections of a docstring to fields, with each field on one line.
+
+    The docstrings of attributes are converted like those of methods: napoleon would read the text
+    before a colon in the first line of an attribute as its type.
+    """
+    text = str(GoogleDocstring(doc, _GOOGLE, what="method"))
+    joined: list[str] = []
+    for line in text.splitlines():
+        if joined and _FIELD.match(joined[-1]) and line.startswith(" ") and line.strip():
+            joined[-1] += f" {line.strip()}"
+        else:
+            joined.append(line)
+    return "\n".join(joined)
 
 
 def process_docstring(
@@ -218,7 +249,7 @@ def process_docstring(
     doc = "\n".join(lines)
     if what == "data":
         doc = next(value_doc(name) for name in NAMES if f"{name.module}.{name.name}" == path)
-    lines[:] = [*_written(doc, module), ""]
+    lines[:] = [*_written(_with_fields(doc), module), ""]
 
 
 def process_signature(
