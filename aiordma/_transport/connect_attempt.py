@@ -1,4 +1,4 @@
-"""A connection until its handshake is done, or has failed: common to all ways of connecting."""
+"""A connection until its handshake has succeeded or failed, for all connection methods."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ E = TypeVar("E", bound=RailEndpoint)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A peer to connect to, and how."""
+    """A peer to connect to, and the options for that."""
 
     devices: tuple[verbs.Device, ...]
     only: tuple[str, ...] | None
-    """Their names, if no other ones may be used."""
+    """The names of the devices, if no others may be used."""
     address: Address
     source: Address | None
     config: Config
@@ -38,14 +38,14 @@ class Target:
 
     @property
     def rails(self) -> bool:
-        """Whether the connection is to have several rails."""
+        """Whether the connection will have several rails."""
         return min(len(self.devices), most_rails(self.config, self.devices)) > 1
 
 
 class ConnectAttempt(Generic[E]):
-    """Owns what the connection is made of, and has its steps in their order.
+    """The owner of the parts of a new connection, with the steps to create it, in order.
 
-    An attempt that fails is given up: by the end of its `with`, or by `give_up`.
+    The end of a `with` block, or `give_up`, releases the parts of a failed attempt.
     """
 
     def __init__(self, link: Link | None = None) -> None:
@@ -54,8 +54,12 @@ class ConnectAttempt(Generic[E]):
         self._connection: Connection | None = None
 
     def take_over(self, endpoint: E, *, in_band: bool = False, rails: bool = False) -> E:
-        """Makes the hello, too.  `in_band`: this side accepts further connections in-band; `rails`:
-        the connection may have further rails.
+        """Take over the endpoint, and create this side's hello.
+
+        Args:
+            endpoint: The endpoint.
+            in_band: Whether this side accepts further connections in-band.
+            rails: Whether the connection may have further rails.
         """
         self._endpoint = endpoint
         self.hello: Hello = make_hello(
@@ -83,15 +87,15 @@ class ConnectAttempt(Generic[E]):
         return self._connection
 
     def make(self, on_closed: Callable[[], None] | None = None) -> None:
-        """Makes the connection: all of it that can be made before the peer is known.
+        """Create the connection, except for the parts that depend on the peer.
 
-        Calls `on_closed` when the connection has ended, or the attempt has failed.
+        `on_closed` is called when the connection has ended or the attempt has failed.
         """
         self._connection = Connection(self.endpoint, self.hello)
         self._connection._on_closed = on_closed
 
     def post_receives(self) -> None:
-        """Before the peer may send."""
+        """Post the receives. This must happen before the peer may send."""
         self.connection._messages.post_receives()
 
     @cached_property
@@ -99,15 +103,16 @@ class ConnectAttempt(Generic[E]):
         return ControlChannel(self.connection)
 
     def begin_proof(self, link: TCPLink, *, client: bool) -> KeyProof:
-        """Begins to prove the key on the socket; the peer's queue pair need not be known yet."""
+        """Start to prove the key on the socket. The peer's queue pair need not be known yet."""
         proof = self.connection._handshake.make_proof(link.send_control, client=client)
         proof.begin()
         return proof
 
     async def prove(self, link: TCPLink, proof: KeyProof, peer: Hello, peer_qp_num: int) -> None:
-        """Has both sides prove the key on the socket, before their queue pairs are connected.
+        """Exchange the proofs of the key on the socket, before the queue pairs are connected.
 
-        AuthenticationError if one of them has not the same.
+        Raises:
+            AuthenticationError: If the keys of the two sides differ.
         """
         self.connection._handshake.bind_proof(peer, peer_qp_num)
         try:
@@ -128,9 +133,12 @@ class ConnectAttempt(Generic[E]):
     async def start(
         self, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> Connection:
-        """The link is up: returns the connection, once both sides have proved a key.
+        """Return the connection when both sides have proved the key. The link must be up.
 
-        `devices` are those that its rails may use, if it is to have several.
+        Args:
+            peer: The hello of the peer.
+            devices: The devices for the rails, if the connection will have several.
+            client: Whether this is the connecting side.
         """
         connection = self.connection
         self.link.established(weakly(connection._disconnected))
@@ -138,7 +146,7 @@ class ConnectAttempt(Generic[E]):
         return connection
 
     def give_up(self, error: BaseException) -> None:
-        """The handshake failed: gives all of it back."""
+        """Release everything after a failed handshake."""
         # The connection keeps the error, and the frames of the error keep this.
         link, self.link = self.link, NoLink()
         endpoint, self._endpoint = self._endpoint, None
@@ -161,7 +169,7 @@ class ConnectAttempt(Generic[E]):
 
 
 def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:
-    """The error for a handshake that was not over in time."""
+    """Return the error for a handshake that has timed out."""
     ours = f"is it an aiordma listener ({ON_LOOPBACK}), with a like device and via={via!r}?"
     why = shortage_hint() or ours
     return UnreachableError(

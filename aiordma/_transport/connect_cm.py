@@ -1,13 +1,14 @@
-"""Connecting through the connection manager, never blocking.
+"""Non-blocking connections through the RDMA connection manager (rdma_cm(7)).
 
-Active side: resolve the address, resolve the route, make the queue pair, post the receives,
-connect with our hello as private data; the reply's private data is the peer's hello.  Passive
-side: the request's private data is the peer's hello; make the queue pair, post the receives,
-accept with ours.  (rdma_cm(7))
+The active side resolves the address and the route, creates the queue pair, posts the receives, and
+connects with its hello as private data. The private data of the reply is the peer's hello. On the
+passive side, the private data of the request is the peer's hello. It creates the queue pair, posts
+the receives, and accepts with its own hello.
 
-With a key, the listener makes nothing for a request without a ticket (admission.py).  So the active
-side first connects without a queue pair, is rejected with a challenge and the listener's hello as
-private data, and connects again, with a new id, since a rejected one is of no more use.
+With a key, the listener creates nothing for a request without a ticket (admission.py). The active
+side therefore first connects without a queue pair. The listener rejects this request, with a
+challenge and its hello as private data. The active side then connects again. It needs a new id for
+that, because a rejected id cannot be reused.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ TRIES = 3
 
 
 class CMLink(IdEvents):
-    """The connection-manager id of a connection, from its making to its end."""
+    """The connection-manager id of a connection, from its creation to its end."""
 
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
-        """Takes over one use of `events`, and `id`."""
+        """Take over one reference to `events`, and `id`."""
         self._on_end: Callable[[str], None] | None = None
         self._local: Address | None = None
         self._peer: Address | None = None
@@ -86,10 +87,10 @@ class CMLink(IdEvents):
         return explained(error)
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """The handshake is done; from now on `on_end` is called on a disconnect, at most once.
+        """Finish the handshake. On a later disconnect, `on_end` is called once.
 
-        A disconnect that is here already comes after what the connection does with the frames
-        before it: the peer may have sent everything, and closed, in the meantime.
+        If a disconnect has already arrived, it is reported after the connection has processed
+        earlier frames, because the peer may have sent everything and closed by then.
         """
         self._connected = True
         self._local = self.id.local_address
@@ -104,7 +105,7 @@ class CMLink(IdEvents):
 
 
 class ChallengedError(ConnectionManagerError):
-    """The listener wants a ticket."""
+    """The listener requires a ticket."""
 
     def __init__(self, challenge: bytes, listener: Hello) -> None:
         super().__init__("the listener wants one ticket after the other", event="REJECTED")
@@ -113,7 +114,7 @@ class ChallengedError(ConnectionManagerError):
 
 
 def explained(error: ConnectionManagerError | None) -> RDMAError | None:
-    """The error with the reason that a listener of aiordma has given, or with what to look at."""
+    """Return the error with the listener's reason, or with a hint on what to check."""
     data = error.private_data if isinstance(error, RejectedError) else b""
     if data.startswith(CHALLENGE_MAGIC):
         return ChallengedError(data[:CHALLENGE_SIZE], Hello.unpack(data[CHALLENGE_SIZE:]))
@@ -131,7 +132,10 @@ def explained(error: ConnectionManagerError | None) -> RDMAError | None:
 def parameters(
     endpoint: RailEndpoint, hello: Hello, peer: Hello | None = None, ticket: bytes = b""
 ) -> cm.ConnectionParameters:
-    """The parameters to ask for; in a reply, no more than what the peer can serve and wants."""
+    """Return the connection parameters to request.
+
+    In a reply, they do not exceed what the peer can serve and has requested.
+    """
     responder, initiator = endpoint.max_dest_rd_atomic, endpoint.max_rd_atomic
     if peer is not None:
         responder = min(responder, peer.max_rd_atomic)
@@ -145,7 +149,7 @@ def parameters(
 
 
 def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> RailEndpoint:
-    """The queue pair of a resolved id."""
+    """Create the queue pair of a resolved id."""
     assert id.context is not None
     driver = Driver.for_context(id.context, config.pool_limit, config.polling, config.huge_pages)
     endpoint = RailEndpoint(driver, config, security)
@@ -160,7 +164,7 @@ def make_endpoint(id: cm.ConnectionId, config: Config, security: Security) -> Ra
 
 
 async def connect(to: Target) -> Connection:
-    """Connects to one numeric address.  The caller bounds the time."""
+    """Connect to a numeric address. The caller limits the time."""
     challenge = b""
     for left in reversed(range(TRIES)):
         link = await _resolve(to)
@@ -177,7 +181,7 @@ async def connect(to: Target) -> Connection:
 
 
 async def _resolve(to: Target) -> CMLink:
-    """An id with a route to the address."""
+    """Return an id with a route to the address."""
     link = CMLink(*make_id(to.devices[0].library, cm.PortSpace.TCP))
     id, config = link.id, to.config
     try:
@@ -195,7 +199,7 @@ async def _resolve(to: Target) -> CMLink:
 
 
 async def _ask(link: CMLink, to: Target) -> Never:
-    """Raises ChallengedError, or what the listener has against it.  Takes over `link`."""
+    """Ask for a challenge, raised as ChallengedError, or raise the refusal. Takes over `link`."""
     try:
         hello = make_hello(to.config, to.security)
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
@@ -207,7 +211,7 @@ async def _ask(link: CMLink, to: Target) -> Never:
 
 
 async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
-    """Takes over `link`."""
+    """Connect with an optional challenge. Takes over `link`."""
     id, security = link.id, to.security
     with ConnectAttempt[RailEndpoint](link) as attempt:
         attempt.take_over(make_endpoint(id, to.config, security), rails=to.rails)
@@ -225,7 +229,7 @@ async def _connect(link: CMLink, to: Target, challenge: bytes) -> Connection:
 
 
 def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Address) -> None:
-    """The device is one of those that were named, and its port can carry the connection."""
+    """Raise unless the device is one of those allowed and its port can carry the connection."""
     check_name(id, only, address)
     assert id.context is not None
     with route_errors():  # the connection manager itself does not mind a port that is down
@@ -233,7 +237,7 @@ def check_device(id: cm.ConnectionId, only: Collection[str] | None, address: Add
 
 
 class CMListener:
-    """Listens on one address of the connection manager."""
+    """A listener on one address, through the connection manager."""
 
     def __init__(
         self, only: Collection[str] | None, address: Address, backlog: int, acceptor: Acceptor
@@ -268,7 +272,7 @@ class CMListener:
             logger.warning("listener on %s: %s", host_port(self.address), event.type.name)
 
     def release(self) -> None:
-        """Listens no more; all there is to do when the loop has been closed."""
+        """Stop listening. After the loop has been closed, nothing else is necessary."""
         try:
             if self._id is not None:
                 self._events.detach(self._id)
@@ -278,7 +282,7 @@ class CMListener:
 
 
 class CMRequest(Request):
-    """A connect request of the connection manager."""
+    """A connection request of the connection manager."""
 
     via: Way = "cm"
 

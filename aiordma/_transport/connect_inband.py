@@ -1,4 +1,6 @@
-"""Opening further connections in-band: over one that exists, instead of a socket of their own.
+"""In-band connections, which are opened over an existing connection instead of a socket.
+
+The messages are::
 
     connecting side -> listener   ConnectRequest (endpoint, hello)   the listener makes its queue
     listener -> connecting side   ConnectReply (endpoint, hello)     pair and connects it, then
@@ -6,19 +8,19 @@
     on the new queue pair         ReadyToUse                         the connecting side has
                                                                      connected its own
 
-Control messages on an existing queue pair, instead of a socket and its wake-ups.  ReadyToUse, or
-the first message of the key proof, comes on the new queue pair itself: its arrival shows that the
-listener may send there.
+Control messages on an existing queue pair replace a socket and its wake-ups. ReadyToUse, or the
+first message of the key proof, arrives on the new queue pair itself. It shows that the listener may
+send there.
 
-Some facts, and what they mean here:
+The design follows from these facts:
 
-- A side that cannot send a request at once, or gets no reply in time, falls back to a socket: the
-  existing connection costs it nothing.  So nothing waits here for credits, and only the connection
-  limit is a refusal: the socket would give the same.
-- The listener may have been closed meanwhile and another one be at its port: its reply
-  is CANCELLED, and the socket reaches the one that listens now.
-- A request that has been sent cannot be taken back.  One that is given up keeps its number until
-  the reply, and then the peer is told that its connection has ended.
+- If a side cannot send a request immediately, or gets no reply in time, it falls back to a socket.
+  Nothing here waits for credits. Only the connection limit is a refusal, because a socket would be
+  refused as well.
+- The listener may have been closed, and another one may use its port. The reply is then CANCELLED,
+  and a socket reaches the current listener.
+- A request that has been sent cannot be withdrawn. If it is given up, it keeps its number until the
+  reply arrives, and the peer is then told that its connection has ended.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ TRIES = 4
 
 
 class PeerKey(NamedTuple):
-    """The key of a group: the same for all its connections."""
+    """The properties that all connections of a group have in common."""
 
     devices: tuple[str, ...]
     address: Address
@@ -88,11 +90,11 @@ fork.reset_in_child(_groups.clear)
 
 
 class FallbackToSocket(RDMAError):
-    """A request came to nothing, for no fault of this side: a socket is to be used."""
+    """A request failed through no fault of this side, so a socket must be used."""
 
 
 class PendingConnect:
-    """One request under way; `reply` ends with what becomes of it."""
+    """A request in progress. `reply` gets its outcome."""
 
     def __init__(self, group: ConnectionGroup) -> None:
         self._group = group
@@ -160,7 +162,7 @@ class Initiator:
     def request(
         self, group: ConnectionGroup, endpoint: AddressedEndpoint, hello: Hello
     ) -> PendingConnect:
-        """FallbackToSocket when it cannot be sent now."""
+        """Send a request. Raises FallbackToSocket if it cannot be sent now."""
         request_id = self._channel.controls.new_request_id()
         pending = self._pending[request_id] = PendingConnect(group)
         request = protocol.ConnectRequest(
@@ -193,13 +195,13 @@ class Initiator:
 
 
 def _initiate_over(member: GroupMember, channel: ControlChannel) -> None:
-    """Further connections may be opened over this one; both sides have proved a key by now."""
+    """Allow further connections over this one, on which both sides have proved the key."""
     member.attach(channel)
     channel.handle(Initiator(channel))
 
 
 def add_group(to: Target, member: GroupMember, channel: ControlChannel) -> None:
-    """The first of a group: further connections to this peer are opened over it from now on."""
+    """Open further connections to this peer over the first connection of the group."""
     _initiate_over(member, channel)
     groups = _groups.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
     key = PeerKey.of(to)
@@ -217,7 +219,7 @@ def _able_initiator(group: ConnectionGroup) -> Initiator | None:
 
 
 async def connect(to: Target) -> Connection | None:
-    """Connects over an existing connection.  None: a socket is to be used."""
+    """Connect over an existing connection, or return None if a socket must be used."""
     groups = _groups.get(asyncio.get_running_loop())
     group = groups.get(PeerKey.of(to)) if groups else None
     initiator = _able_initiator(group) if group is not None and group.usable else None
@@ -265,7 +267,7 @@ async def _connect(group: ConnectionGroup, initiator: Initiator, to: Target) -> 
 
 
 class Responder:
-    """Admits what is requested over one connection of a listener."""
+    """The listener's side of in-band requests over one connection."""
 
     def __init__(
         self,
@@ -291,7 +293,7 @@ class Responder:
         return True
 
     def end(self) -> None:
-        """Connections whose request was answered are opened all the same."""
+        """End the responder. Connections with a reply are still opened."""
 
     def _requested(self, request: protocol.ConnectRequest) -> None:
         if not request.number or request.number in self.group:
@@ -309,12 +311,12 @@ REFUSALS: dict[type[BaseException], protocol.ErrorCode] = {
 
 
 class InbandRequest(Request):
-    """A connect request that came over an existing connection."""
+    """A request that arrived over an existing connection."""
 
     via: Way = "in-band"
 
     def __init__(self, responder: Responder, request: protocol.ConnectRequest) -> None:
-        """ProtocolError for what is no endpoint or hello."""
+        """Parse the request. Raises ProtocolError if the endpoint or hello is invalid."""
         self._responder = responder
         self._request = request
         self._remote = Endpoint.unpack(request.endpoint)
@@ -370,7 +372,7 @@ class InbandRequest(Request):
 
 
 async def first_arrival(channel: ControlChannel, member: GroupMember) -> None:
-    """Returns when the peer has sent something on the new queue pair, as it does when ready."""
+    """Wait until the peer has sent something on the new queue pair, which means it is ready."""
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     channel.owner.on_early = partial(settle, arrived)
     member.established(lambda reason: settle(arrived, None, ConnectionBrokenError(reason)))

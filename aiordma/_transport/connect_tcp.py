@@ -1,14 +1,16 @@
-"""Connecting without the connection manager: endpoints exchanged over a TCP socket (bootstrap).
+"""Connections without the connection manager: endpoints are exchanged over a TCP socket.
+
+This is the TCP bootstrap::
 
     client -> server   magic, endpoint, hello         the server makes its queue pair
     server -> client   magic, endpoint, hello         and connects it, then replies
     client -> server   READY                          the client has connected its own
 
-A server that has too many connections replies REFUSED and the reason instead.
+A server that has too many connections replies with REFUSED and the reason instead.
 
-With a key, the server makes nothing before the client has shown that it has it, and nothing is
-connected before both sides have proved it: to connect a queue pair makes the embedded device
-connect to an address of the peer's choice.
+With a key, the server creates nothing until the client has shown that it has the key, and nothing
+is connected until both sides have proved it. Otherwise a peer could make the embedded device
+connect to any address::
 
     client -> server   magic, endpoint, hello
     server -> client   magic, challenge, hello        of this socket alone (admission.py)
@@ -19,12 +21,12 @@ connect to an address of the peer's choice.
     client -> server   READY                          the client has connected its queue pair
     server -> client   READY                          the server has connected its own
 
-A challenge is as long as an endpoint, so that a client reads the same for a server with and without
-a key, and learns from its hello which it is.
+A challenge has the length of an endpoint. The client therefore reads the same number of bytes from
+a server with and without a key, and the hello tells which of them it is.
 
-Fixed layouts of fixed length, so nothing that a stranger sends makes this side allocate; other
-bytes than the magic end the bootstrap.  The socket stays open: its end, without a goodbye on the
-connection itself, is how the death of the peer is noticed at once.
+All layouts have a fixed length, so an unknown peer cannot make this side allocate memory. If the
+magic is wrong, the bootstrap ends. The socket stays open, because its end without a goodbye on the
+connection shows immediately that the peer has died.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ ACCEPTS = 64
 
 
 async def read_message(link: TCPLink) -> tuple[bytes, Hello]:
-    """An endpoint or a challenge, and a hello."""
+    """Read an endpoint or a challenge, and a hello."""
     data = await link.read(MESSAGE_SIZE, MAGIC)
     return data[:ENDPOINT_SIZE], Hello.unpack(data[ENDPOINT_SIZE:])
 
@@ -92,7 +94,7 @@ def unpack_offer(data: bytes) -> tuple[Endpoint, Hello]:
 
 
 async def connect(to: Target) -> Connection:
-    """Connects to one numeric address.  The caller bounds the time."""
+    """Connect to a numeric address. The caller limits the time."""
     config, security = to.config, to.security
     if config.in_band and security.tls is None:
         connected = await connect_inband.connect(to)
@@ -128,10 +130,10 @@ async def connect(to: Target) -> Connection:
 
 
 def listening_socket(address: Address) -> socket.socket:
-    """A listening socket; "::" takes IPv4 as well, on the same port, which asyncio's does not.
+    """Create a listening socket. Unlike in asyncio, "::" accepts IPv4 on the same port, too.
 
-    The kernel's queue is as long as it may be: what does not fit is lost, and its peer tries again
-    only a second later.  Silent sockets are few because of SilentSockets, not for want of room.
+    The kernel's queue has its maximum length. If it overflows, a peer only tries again after a
+    second. The number of silent sockets is limited by SilentSockets, not by this queue.
     """
     host, port = address
     if host == "::" and not socket.has_dualstack_ipv6():
@@ -153,7 +155,7 @@ def listening_socket(address: Address) -> socket.socket:
 
 
 class TCPListener:
-    """Listens on one address for the TCP bootstrap."""
+    """A listener on one address for the TCP bootstrap."""
 
     def __init__(self, address: Address, acceptor: Acceptor) -> None:
         self._acceptor = acceptor
@@ -169,7 +171,7 @@ class TCPListener:
         self._pause: asyncio.TimerHandle | None = None
 
     def _accept(self) -> None:
-        """Accepts the peers that are there; called while there are some."""
+        """Accept all waiting peers. Called while the socket is readable."""
         for _ in range(ACCEPTS):
             try:
                 accepted, address = self._socket.accept()
@@ -201,7 +203,7 @@ class TCPListener:
         self._watch = Watch(self._socket.fileno(), self._accept)
 
     def release(self) -> None:
-        """Listens no more; all there is to do when the loop has been closed."""
+        """Stop listening. After the loop has been closed, nothing else is necessary."""
         if self._pause is not None:
             self._pause.cancel()
         self._watch.close()
@@ -212,7 +214,7 @@ class TCPListener:
 
 
 class TCPRequest(Request):
-    """An accepted socket."""
+    """A request on an accepted socket."""
 
     via: Way = "tcp"
 
@@ -234,10 +236,10 @@ class TCPRequest(Request):
         return self._address
 
     def challenge(self, acceptor: Acceptor) -> tuple[socket.socket, Address] | None:
-        """The socket and its address, if it is to wait for a ticket, for which it was challenged.
+        """Challenge the peer, and return the socket and its address if it must wait for a ticket.
 
-        That is so where the first bytes are a whole offer that fits.  The handshake sees to the
-        rest, at its cost: to what does not fit, comes in parts, or is encrypted.
+        This is only done if the first bytes are a complete and valid offer. The handshake handles
+        everything else, such as an offer that is invalid, arrives in parts, or is encrypted.
         """
         security = acceptor.security
         if security.auth is None or security.tls is not None:
@@ -264,7 +266,7 @@ class TCPRequest(Request):
         return MAGIC + self._tickets.challenge.pack() + hello.pack()
 
     def _check_tls(self, accepted: socket.socket) -> None:
-        """Raise ProtocolError, which the peer is told, if it begins the bootstrap without TLS."""
+        """Raise ProtocolError if the peer starts the bootstrap without TLS, and tell the peer."""
         with suppress(OSError):
             self._is_ours = accepted.recv(len(MAGIC), socket.MSG_PEEK) == MAGIC
             if self._is_ours:
@@ -338,7 +340,7 @@ class TCPRequest(Request):
             self._socket.close()
 
     def _tell(self, refusal: bytes) -> None:
-        """If the peer can still be told."""
+        """Send a refusal if the peer can still be told."""
         with suppress(RDMAError, OSError):
             if self._tcp is not None:
                 self._tcp.write(refusal)

@@ -1,10 +1,10 @@
-"""Connections that share the socket of one TCP bootstrap: the first one, and those that were
-opened over it or over one another (connect_inband.py).
+"""Connections that share the socket of one TCP bootstrap (connect_inband.py).
 
-The socket's end is how the death of the peer is noticed at once, so it stays open for as long as
-any of them lives, and ends all of them.  A connection that ends while others go on cannot tell its
-peer by the socket's end: then its number is sent on the socket.  The connecting side assigns the
-numbers; the first one's is 0.
+These are the first connection, and those that were opened over it or over one another. The end of
+the socket shows immediately that the peer has died. It therefore stays open while any of the
+connections is open, and its end ends all of them. A connection that ends before the others cannot
+use the end of the socket to tell its peer. Its number is sent on the socket instead. The connecting
+side assigns the numbers, and the first connection is number 0.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .tcp_link import TCPLink
 
 
 class GroupMember:
-    """One connection's share of the socket: its link."""
+    """One connection's share of the socket, which is its link."""
 
     def __init__(self, group: ConnectionGroup, number: int) -> None:
         self.group = group
         self.number = number
         self.channel: ControlChannel | None = None
-        """The control channel of its connection, once that is made."""
+        """The control channel of the connection, once it has been created."""
         self._on_end: Callable[[str], object] | None = None
         self._end_reason: str | None = None
 
@@ -41,16 +41,16 @@ class GroupMember:
         self.channel = channel
 
     def established(self, on_end: Callable[[str], object]) -> None:
-        """Calls it when the peer's end is gone, at most once, and soon if it is gone now.
+        """Call `on_end` once when the peer's side has ended, or soon if it has ended already.
 
-        Not at once: the connection is about to look at the frames that came before that end.
+        It is not called immediately, because the connection will first process earlier frames.
         """
         self._on_end = on_end
         if self._end_reason is not None:
             asyncio.get_running_loop().call_soon(self.end, self._end_reason)
 
     def end(self, reason: str) -> None:
-        """The peer's end is gone."""
+        """Report that the peer's side has ended."""
         self._end_reason = reason
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
@@ -75,9 +75,9 @@ class ConnectionGroup:
         self.local_address = link.local_address
         self.peer_address = link.peer_address
         self.peer_accepts = True
-        """Whether the peer accepts further connections, as far as it has told."""
+        """Whether the peer accepts further connections, unless it has reported otherwise."""
         self.overdue = 0
-        """Requests that were given up here and have not been answered yet."""
+        """The number of requests that this side gave up and that have no response yet."""
         link.established(self._on_link_end, self._on_peer_ended)
 
     def __iter__(self) -> Iterator[GroupMember]:
@@ -88,20 +88,20 @@ class ConnectionGroup:
 
     @property
     def alive(self) -> bool:
-        """Whether further connections may be opened over it, if not now."""
+        """Whether further connections can be opened over the group, now or later."""
         return self.peer_accepts and self._end_reason is None and bool(self._members)
 
     @property
     def usable(self) -> bool:
-        """Whether further connections should be opened over it now."""
+        """Whether further connections should be opened over the group now."""
         return self.alive and not self.overdue
 
     def new(self) -> GroupMember:
-        """A member for a connection that this side opens."""
+        """Return a new member for a connection that this side opens."""
         return self.join(next(self._numbers))
 
     def join(self, number: int) -> GroupMember:
-        """A member for a connection to which the peer has given this number."""
+        """Return a new member for a connection with a number assigned by the peer."""
         member = self._members[number] = GroupMember(self, number)
         if self._end_reason is not None:
             member.end(self._end_reason)
@@ -119,7 +119,10 @@ class ConnectionGroup:
             member.end(reason)
 
     def leave(self, member: GroupMember, *, peer_knows: bool) -> None:
-        """Closes the socket after the last one, else sends the number unless the peer knows."""
+        """Remove a member. The last one closes the socket.
+
+        For others, the number is sent to the peer unless `peer_knows`.
+        """
         if self._members.get(member.number) is not member:
             return
         del self._members[member.number]

@@ -1,8 +1,8 @@
-"""The part of `cryptography` that encrypted connections use: the extra `aiordma[encrypt]`.
+"""The part of `cryptography` that encrypted connections use (the extra `aiordma[encrypt]`).
 
-A `Sealing` (_datapath) seals frames and long messages with the ciphers from here; the keys come of
-the handshake (auth.py) by the rules of _core/authentication.py.  Only imported where a connection
-encrypts.
+A `Sealing` (_datapath) encrypts frames and long messages with the ciphers from here. The handshake
+(auth.py) derives the keys by the rules of _core/authentication.py. This module is only imported if
+a connection encrypts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def new_sealing(*, memory_in_clear: bool) -> Sealing:
 
 
 class TrafficKeys:
-    """The keys of one direction, one after another."""
+    """The sequence of keys for one direction."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def resume_cipher(self) -> AESGCM:
-        """That of the Resume frames, before `next_cipher`."""
+        """Return the cipher for Resume frames. Call this before `next_cipher`."""
         return AESGCM(resume_key(self._secret))
 
     def next_cipher(self) -> AESGCM:
@@ -58,7 +58,7 @@ class TrafficKeys:
 
 
 class KeyExchange:
-    """This side's key pair, of one connection; `agree` has `sealing` use what comes of it."""
+    """This side's key pair for one connection. `agree` starts `sealing` with the derived keys."""
 
     def __init__(self, sealing: Sealing) -> None:
         self._sealing = sealing
@@ -66,7 +66,12 @@ class KeyExchange:
         self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, key: bytes, peer_public: bytes, connection: bytes, *, client: bool) -> None:
-        """AuthenticationError for a public key that makes a secret which is known to all."""
+        """Derive the keys.
+
+        Raises:
+            AuthenticationError: If the peer's public key leads to a shared secret that everyone
+                knows.
+        """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError:

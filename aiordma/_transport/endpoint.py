@@ -1,8 +1,8 @@
-"""This side's end of a connection: its queue pair, and what that needs.
+"""This side's end of a connection: its queue pair and the objects that it requires.
 
-A queue pair is no use alone: it needs a protection domain, completion entries and posted receives
-before the peer can send, and all of it must go again in the verbs' order, also when the handshake
-fails half way.
+A queue pair requires a protection domain, completion queue entries, and receives posted before the
+peer can send. All of this must be released in the order that verbs prescribe, even if the handshake
+fails half-way.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def make_hello(
     max_rd_atomic: int = 0,
     max_dest_rd_atomic: int = 0,
 ) -> Hello:
-    """The hello of this side; without the numbers of its device, before it has an endpoint.
+    """Create this side's hello. Without an endpoint, the numbers of the device are missing.
 
-    So it knows no device yet, and the peer learns in time whether both sides have a key.
+    It can therefore be sent before the device is known, and the peer learns in time whether this
+    side has a key.
     """
     return _hello(
         eager_size=config.eager_size,
@@ -82,7 +83,7 @@ def make_hello(
 
 
 def most_rails(config: Config, devices: tuple[verbs.Device, ...]) -> int:
-    """The rails that a connection may have, of a side that was given these devices."""
+    """Return the maximum number of rails of a connection on a side with these devices."""
     return config.max_rails or len(devices)
 
 
@@ -93,7 +94,10 @@ _ROUTE_ERRORS = NO_ROUTE | {errno.ENETDOWN}
 
 @contextmanager
 def route_errors() -> Iterator[None]:
-    """Has such an error raised as RouteError, which names port and state, or GIDs and index."""
+    """Convert verbs errors about the route into RouteError.
+
+    The text names the port and its state, or the GIDs and the index.
+    """
     try:
         yield
     except VerbsError as error:
@@ -104,7 +108,7 @@ def route_errors() -> Iterator[None]:
 
 @cache  # once for each device and level
 def tell_of_windows(name: str, level: int) -> None:
-    """Logs what a device lacks for keys that are good for one connection."""
+    """Log that a device cannot restrict keys to one connection."""
     logger.log(
         level,
         "%s has no memory windows of type 2: a key of memory works on every connection of its "
@@ -114,22 +118,22 @@ def tell_of_windows(name: str, level: int) -> None:
 
 
 class ForeignAddressError(ProtocolError):
-    """The peer's endpoint has an address that is not the peer's."""
+    """The address in the peer's endpoint is not the peer's address."""
 
 
 class RailEndpoint:
-    """This side's end of a rail: driver, completion entries and queue pair.
+    """This side's end of a rail: driver, completion queue entries and queue pair.
 
-    `close` gives back what there is.
+    `close` releases whatever exists.
     """
 
     has_link = True
-    """Whether the connection's link is of this queue pair, and ends with it."""
+    """Whether the connection's link belongs to this queue pair and ends with it."""
 
     def __init__(
         self, driver: Driver, config: Config, security: Security, more_receives: int = 0
     ) -> None:
-        """Takes over one use of `driver`; `more_receives` than the config says."""
+        """Take over one reference to `driver`. `more_receives` are added to those of the config."""
         if not driver.pool.has_windows:
             level = logging.INFO if security.auth is None else logging.WARNING
             tell_of_windows(driver.context.name, level)
@@ -156,7 +160,10 @@ class RailEndpoint:
     def create_qp(
         self, make: Callable[[verbs.CompletionQueue, verbs.QPCapabilities], verbs.QueuePair]
     ) -> verbs.QueuePair:
-        """`make` makes it with `reserved=True`: its completions have their room already."""
+        """Create the queue pair with `make`.
+
+        `make` passes `reserved=True`, because room for its completions is already reserved.
+        """
         self.qp = make(self.cq, self.capabilities)
         self.driver.context.library.end_with_peer(self.qp.pointer)
         granted = self.qp.capabilities
@@ -167,20 +174,20 @@ class RailEndpoint:
         return self.qp
 
     def make_queue(self, owner: Owner) -> SendQueue:
-        """The rail itself, which is to be closed before this."""
+        """Create the rail. It must be closed before this endpoint."""
         assert self.qp is not None
         return SendQueue(self.driver, self.qp, owner)
 
     def withhold_rights(self) -> None:
-        """A peer that has not proved the key reaches no memory, whatever key of memory it knows.
+        """Disable remote access on a connected queue pair until the peer has proved the key.
 
-        For a queue pair that is connected already.
+        Until then, the peer cannot access any memory, even with a valid key of a region.
         """
         if self.security.auth is not None:
             self._set_rights(NO_RIGHTS)
 
     def grant_rights(self) -> None:
-        """The peer has proved the key."""
+        """Enable remote access on the queue pair after the peer has proved the key."""
         self._set_rights(REMOTE_RIGHTS)
 
     def _set_rights(self, rights: verbs.AccessFlags) -> None:
@@ -192,7 +199,7 @@ class RailEndpoint:
             logger.debug("rights of %r: %s", self.qp, error)
 
     def close(self) -> None:
-        """Destroys what is left, in the verbs' order."""
+        """Destroy whatever exists, in the order that verbs prescribe."""
         try:
             if self.qp is not None:
                 self.qp.close()  # refused, it keeps its entries: it may complete more
@@ -208,9 +215,10 @@ def host_part(address: Address | None) -> str:
 def local_gid(
     context: verbs.Context, config: Config, address: Address | None, to: verbs.GID | None = None
 ) -> verbs.GIDEntry:
-    """The entry of `Config.gid_index`; that of `address`; or the best one, to reach `to`.
+    """Return the GID entry of `Config.gid_index` or `address`, or the best one to reach `to`.
 
-    VerbsError (ENODATA) for an index without an entry.
+    Raises:
+        VerbsError: If the index has no entry (ENODATA).
     """
     host = host_part(address)
     try:
@@ -223,7 +231,7 @@ def local_gid(
 
 
 def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Address | None) -> Driver:
-    """The driver of the device that has this address, or of the first one that can be opened."""
+    """Return the driver of the device with this address, or of the first that can be opened."""
     settings = config.pool_limit, config.polling, config.huge_pages
     host = host_part(address)
     for device in devices if host and len(devices) > 1 else ():
@@ -242,7 +250,7 @@ def driver_at(devices: tuple[verbs.Device, ...], config: Config, address: Addres
 
 
 class AddressedEndpoint(RailEndpoint):
-    """One whose address the peer is told without the connection manager: `endpoint`."""
+    """An endpoint for use without the connection manager. The peer gets `endpoint`."""
 
     has_link = False
 
@@ -256,9 +264,10 @@ class AddressedEndpoint(RailEndpoint):
         *,
         more_receives: int = 0,
     ) -> None:
-        """On the device that has `address`, or the first one.
+        """Create the queue pair on the device that has `address`, or on the first device.
 
-        Uses the GID of `Config.gid_index`, of `address`, or the best one to reach `to`."""
+        The GID is that of `Config.gid_index` or `address`, or the best one to reach `to`.
+        """
         driver = driver_at(devices, config, address)
         super().__init__(driver, config, security, more_receives)
         context = driver.context
@@ -283,16 +292,22 @@ class AddressedEndpoint(RailEndpoint):
             raise
 
     def packed(self, hello: Hello) -> bytes:
-        """The endpoint and the hello, as the peer gets them."""
+        """Return the endpoint and the hello as sent to the peer."""
         return self.endpoint.pack() + hello.pack()
 
     def connect(self, remote: Endpoint, address: Address | None, *, proved: bool = False) -> None:
-        """Brings the queue pair up; the peer must not send before it has been told.
+        """Connect the queue pair. The peer must not send until it has been told.
 
-        `address` is the peer's; None: it is not known, and the endpoint is trusted.
-        ForeignAddressError if the endpoint has another one.  `proved`: it has proved the key.
-        HandshakeBrokenError when the peer's queue pair has gone meanwhile: a device that is
-        connected to the peer's process notices, and puts this one into ERR.
+        Args:
+            remote: The endpoint of the peer.
+            address: The address of the peer. None means that it is unknown, and the endpoint is
+                trusted.
+            proved: Whether the peer has proved the key.
+
+        Raises:
+            ForeignAddressError: If the endpoint has another address.
+            HandshakeBrokenError: If the peer's queue pair no longer exists. A device that is
+                connected to the peer's process detects this and moves this queue pair to ERR.
         """
         assert self.qp is not None
         if remote == self.endpoint:
@@ -323,10 +338,10 @@ class AddressedEndpoint(RailEndpoint):
             raise HandshakeBrokenError("the peer's queue pair ended in the handshake") from error
 
     def _check_address(self, remote: Endpoint, address: Address) -> None:
-        """A device that connects to the peer's address must not be sent elsewhere by the peer.
+        """Ensure that the peer cannot make a device connect to an address other than the peer's.
 
-        A card connects to nothing: it sends packets when there is something to send.  Its addresses
-        may be those of another network than the bootstrap's, so there is nothing to compare.
+        A card does not connect, but only sends packets when there is something to send. Its
+        addresses may belong to another network than the bootstrap's, so they cannot be compared.
         """
         host = host_part(address)
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw

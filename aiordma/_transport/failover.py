@@ -1,15 +1,18 @@
-"""The failover of a connection whose lead breaks: another rail becomes the lead.
+"""The failover of a connection: if the lead breaks, another rail becomes the lead.
 
-    stop    the queue pair is stopped and destroyed; what has arrived by then is final
-    resume  the next lead gets the receives of the one before, and then this side's Resume, which
-            says how many frames have been handled
-    repeat  the peer's Resume on the lead says which frames are to be posted again
-    follow  the lead is given up, for the peer has left it; so does `leave`, for it is silent
+The steps are::
 
-The next lead is the rail by which the peer's latest Resume has come, else the one that came up
-first.  A side without such a rail waits for the peer's Resume as long as packets are sent again.
-Until there is a lead again rails only break, and they have come up in the same order at both sides,
-so both come to the same one, or the connection ends.
+    stop    stop and destroy the queue pair; what has arrived by then is final
+    resume  give the next lead the receives of the one before, and then send this side's Resume,
+            which says how many frames have been handled
+    repeat  post again the frames that are missing according to the peer's Resume on the lead
+    follow  give up the lead because the peer has left it
+    leave   give up the lead because the peer is silent
+
+The next lead is the rail over which the peer's latest Resume has arrived, or else the rail that
+came up first. If a side has no such rail, it waits for the peer's Resume for as long as packets are
+retransmitted. Until there is a lead again, rails can only break, and they came up in the same order
+on both sides. Both sides therefore choose the same rail, or the connection ends.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ LEAST_WAIT = 1.0  # seconds, for the peer's Resume
 
 
 class FailoverState(Enum):
-    """State of a failover, with what it means."""
+    """A state of a failover, with its meaning."""
 
     SETTLED = "the lead carries the frames of both sides"
     BROKEN = "the lead has broken, and the next one is to be chosen"
@@ -76,32 +79,32 @@ TRANSITIONS: Mapping[tuple[FailoverState, FailoverEvent], Next] = MappingProxyTy
         **{(state, _E.ENDED): (_S.OVER, "") for state in _S},
     }
 )
-"""The next state, and the step that is taken in it.  What is missing changes nothing."""
+"""The next state, and the step on entering it. Other combinations have no effect."""
 
 LIMITED = (_S.WAITING, _S.MOVED)
-"""What ends in these by itself is OVERDUE."""
+"""The states with a time limit, after which OVERDUE occurs."""
 
 
 @dataclass(eq=False)
 class Failover:
-    """Chooses the lead of one connection.  It does not know the connection."""
+    """The choice of the lead of one connection, independent of the connection itself."""
 
     rails: Rails
     moved: Callable[[Rail], object]
-    """A rail is the lead now."""
+    """Called when a rail has become the lead."""
     lost: Callable[[BaseException], object]
-    """No rail is left."""
+    """Called when no rail is left."""
     state: FailoverState = _S.SETTLED
     leads: int = 0
-    """The number of changes of the lead here, and so the number of this side's latest Resume."""
+    """The number of lead changes on this side, which is the number of its latest Resume."""
     latest: int = 0
-    """The number of the peer's latest Resume,"""
+    """The number of the peer's latest Resume."""
     resume: tuple[int, int] | None = None
-    """and what it says, until it is acted on: the rail, and the frames that the peer has."""
+    """The peer's latest Resume, until it is processed: its rail and the peer's number of frames."""
     broken: SendQueue | None = None
     """The latest lead that broke."""
     _limit: asyncio.Handle | None = None
-    """The timer of such a state, or one that has run or is cancelled."""
+    """The timer for a state with a time limit. It may have fired or been cancelled."""
 
     def _take(self, event: FailoverEvent, *what: Rail) -> None:
         following, step = TRANSITIONS.get((self.state, event), (self.state, ""))
@@ -118,7 +121,7 @@ class Failover:
             getattr(self, f"_{step}")(*what)
 
     def may_go_on(self, elsewhere: bool) -> bool:
-        """Whether there may be another lead, `elsewhere` on another device."""
+        """Return whether there may be another lead, on another device if `elsewhere`."""
         lead = self.rails.lead
         return any(
             self._alive(rail) and not (elsewhere and rail.device == lead.device)
@@ -131,7 +134,10 @@ class Failover:
         return rail.state in ALIVE and rail.queue is not None and not rail.queue.failed
 
     def go_on(self, lead: SendQueue) -> None:
-        """The lead has broken; again does nothing.  Not from within a drain."""
+        """Choose another lead after `lead` has broken. A second call for it has no effect.
+
+        Do not call this from within a drain.
+        """
         if self.broken is not lead:
             self.broken = lead
             self._take(_E.BROKE)
@@ -149,7 +155,7 @@ class Failover:
             self._take(_E.NONE_YET if alive else _E.NONE)
 
     def resumed(self, queue: SendQueue, number: int, frames: int) -> None:
-        """The peer's Resume has come by that rail; in a drain."""
+        """Process a Resume of the peer that arrived over `queue`. Called from within a drain."""
         if number <= self.latest:
             return  # the peer has left that rail: a later one came by a faster rail
         self.latest, self.resume = number, (queue.number, frames)
@@ -158,11 +164,11 @@ class Failover:
             self._take(_E.RESUMED if by_lead else _E.RESUMED_ELSEWHERE)
 
     def rose(self) -> None:
-        """A rail has come up while there is no lead."""
+        """Report that a rail has come up while there is no lead."""
         self._take(_E.ROSE)
 
     def stop(self) -> None:
-        """The connection has ended."""
+        """Stop the failover, because the connection has ended."""
         self._take(_E.ENDED)
 
     # ---- steps ---------------------------------------------------------------------------
@@ -195,7 +201,7 @@ class Failover:
 
     @property
     def _cause(self) -> BaseException:
-        """Why the lead broke."""
+        """The reason why the lead broke."""
         assert self.broken is not None
         assert self.broken.error is not None
         return self.broken.error

@@ -1,4 +1,4 @@
-"""The parts of a connection that its handshake alone needs."""
+"""The parts of a connection that only its handshake needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Inspection:
-    """The wait of a handshake's last step (inspection.py): for data, or for the acceptance."""
+    """The message that the last step of a handshake waits for (inspection.py)."""
 
     def __init__(self, *, client: bool) -> None:
         self._awaited = protocol.ConnectAccepted if client else protocol.ConnectData
@@ -26,19 +26,19 @@ class Inspection:
         self._error: Callable[[], BaseException] | None = None
 
     def control(self, message: protocol.Message) -> None:
-        """ProtocolError for the other message, or for a second one."""
+        """Take the message. Raises ProtocolError if it is a wrong message or the second one."""
         if self._came.done() or not isinstance(message, self._awaited):
             raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
         self._came.set_result(message)
 
     def end(self, error: Callable[[], BaseException]) -> None:
-        """Has `message` raise an error: a new one, whose frames may have the connection."""
+        """Make `message` raise a new error, because its frames may refer to the connection."""
         if not self._came.done():
             self._error = error
             self._came.set_result(None)
 
     async def message(self) -> protocol.Message:
-        """Raises what the connection has ended with."""
+        """Wait for the message. Raises the error of the connection if it ends first."""
         message = await self._came
         if message is None:
             assert self._error is not None
@@ -47,11 +47,11 @@ class Inspection:
 
 
 class HandshakeParts:
-    """Both hellos, and the steps of a handshake that prove the key and ask the application."""
+    """Both hellos, and the handshake steps that prove the key and consult the application."""
 
     def __init__(self, security: Security, hello: Hello, qp_num: int) -> None:
         self.hello = hello
-        """This side's."""
+        """The hello of this side."""
         self.peer: Hello | None = None
         self.proof: KeyProof | None = None
         self.exchange: KeyExchange | None = None
@@ -60,7 +60,7 @@ class HandshakeParts:
         self._qp_num = qp_num
 
     def new_sealing(self) -> Sealing:
-        """The encryption of the connection; the proof of the key agrees on its keys."""
+        """Return the encryption of the connection. The proof of the key provides its keys."""
         from . import encryption  # noqa: PLC0415 - it needs a package
 
         sealing = encryption.new_sealing(memory_in_clear=self._security.memory_in_clear)
@@ -68,7 +68,7 @@ class HandshakeParts:
         return sealing
 
     def make_proof(self, send: Callable[[protocol.Message], None], *, client: bool) -> KeyProof:
-        """This side's part of the proof of the key; `send` takes its messages to the peer."""
+        """Create this side's part of the proof of the key, which sends its messages with `send`."""
         key = self._security.auth
         assert key is not None
         self.proof = KeyProof(key, send, client=client, exchange=self.exchange)
@@ -79,7 +79,7 @@ class HandshakeParts:
         self.proof.bind((self.hello, peer), (self._qp_num, peer_qp_num))
 
     def end(self, error: Callable[[], BaseException]) -> None:
-        """The connection has ended: each waiter for the peer here gets an error of its own."""
+        """Fail all waiters with an error each, because the connection has ended."""
         if self.proof is not None and not self.proof.done.done():
             self.proof.done.set_exception(error())
             self.proof.done.exception()  # retrieved, also if it is not awaited yet

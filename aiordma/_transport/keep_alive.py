@@ -1,9 +1,9 @@
-"""Finding a peer that has fallen silent: its machine, its network or its process has failed.
+"""Detection of a silent peer, whose machine, network or process has failed.
 
-A connection that nothing is sent on cannot know.  So when nothing has completed for a while, an
-RDMA write of no bytes is posted: it needs no memory and no key (IBTA 9.4.3, C9-88), and the peer's
-*device* answers it.  A program that computes for minutes is not silent in this sense; one that was
-stopped, together with its embedded device, is.
+A connection that sends nothing cannot notice this. If nothing has completed for a while, an RDMA
+write of zero bytes is posted. It needs no memory and no key (IBTA 9.4.3, C9-88), and the peer's
+device responds to it. A program that is busy computing for minutes therefore does not count as
+silent. A program that was stopped together with its embedded device does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import ConnectionBrokenError
 
 
 class Probe(WorkRequest):
-    """A write of nothing; that it completes is all that counts."""
+    """A write of zero bytes, which only shows whether it completes."""
 
     __slots__ = ("answered",)
 
@@ -32,14 +32,17 @@ class Probe(WorkRequest):
         self.answered()
 
     def failed(self, error: BaseException) -> None:
-        """The queue pair has failed, which all waiters are told."""
+        """Do nothing, because all waiters are told when the queue pair fails."""
 
     def release(self) -> None:
-        """There is no memory."""
+        """Do nothing, because a probe has no memory."""
 
 
 class KeepAlive:
-    """Asks after `interval` seconds without a completion; the rail breaks after `timeout` more."""
+    """A timer that probes the peer after `interval` seconds without a completion.
+
+    If there is no completion within `timeout` more seconds, the rail breaks.
+    """
 
     def __init__(
         self, queue: SendQueue, timers: CoarseTimers, interval: float, timeout: float
@@ -52,7 +55,7 @@ class KeepAlive:
         self._timer = timers.call_later(interval, self._look)
 
     def _look(self) -> None:
-        """Has anything completed since the last time?"""
+        """Check whether anything has completed since the last check."""
         queue = self._queue
         if queue.completions != self._heard:
             self._heard = queue.completions
@@ -80,12 +83,12 @@ class KeepAlive:
             )
 
     def stop(self) -> None:
-        """The connection has ended."""
+        """Stop probing, because the connection has ended."""
         self._timer.cancel()
 
 
 def keep_alive_of(queue: SendQueue, timers: CoarseTimers, config: Config) -> KeepAlive | None:
-    """The one that `Config.keep_alive` asks for, from now on."""
+    """Start a keep-alive timer if `Config.keep_alive` is set."""
     if config.keep_alive is None:
         return None
     return KeepAlive(queue, timers, config.keep_alive, config.keep_alive_timeout)

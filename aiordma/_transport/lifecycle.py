@@ -1,8 +1,8 @@
-"""The lifecycle of a connection: its parts, its states, and the error that it ends with.
+"""The lifecycle of a connection: its parts, its states, and the error with which it ends.
 
-`_core/connection_states.py` says which event leads from which state to which; here is what is done
-about it.  When the connection ends every waiter fails, with one error as the cause; messages that
-had arrived can still be received; the resources go in the loop's next iteration.
+`_core/connection_states.py` defines the transitions, and this module implements them. When the
+connection ends, all waiters fail with the same error as the cause. Messages that had arrived can
+still be received. The resources are released in the next iteration of the loop.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ FAILURES = frozenset({LifecycleEvent.BROKEN, LifecycleEvent.ABORTED})
 
 
 class Link(Protocol):
-    """The way by which the two sides are connected, and the peer is told of the end."""
+    """The link that connects the two sides and tells the peer of the end."""
 
     @property
     def local_address(self) -> Address | None: ...
@@ -74,35 +74,36 @@ class Link(Protocol):
     def peer_address(self) -> Address | None: ...
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """The handshake is done; calls `on_end` with the reason when the peer is gone, once."""
+        """Finish the handshake. `on_end` is called once with the reason when the peer has ended."""
 
     def close(self) -> None:
-        """Disconnects, before the queue pair is destroyed.  Never raises, never blocks."""
+        """Disconnect, before the queue pair is destroyed. Never raises and never blocks."""
 
     def release(self) -> None:
-        """Gives the rest back, after the queue pair is destroyed."""
+        """Release the rest, after the queue pair has been destroyed."""
 
 
 class NoLink:
-    """The link of a connection that has no socket or id: it never had one, and knows no address, or
-    has left it with its first rail.
+    """The link of a connection without a socket or connection-manager id.
+
+    Either it never had one and knows no address, or it lost it together with its first rail.
     """
 
     def __init__(self, local: Address | None = None, peer: Address | None = None) -> None:
         self.local_address, self.peer_address = local, peer
 
     def established(self, on_end: Callable[[str], None]) -> None:
-        """The end is found by the connection itself."""
+        """Do nothing, because the connection itself detects the end."""
 
     def close(self) -> None:
-        """The peer is told by the goodbye alone."""
+        """Do nothing, because only the goodbye tells the peer."""
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing, because there is nothing to release."""
 
 
 def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
-    """Return the error that the goodbye ends this side with, whose limit is `max_message`."""
+    """Return the error for the peer's goodbye on this side, whose limit is `max_message`."""
     codes, text = protocol.GoodbyeCode, goodbye.text
     match goodbye.code:
         case codes.NORMAL:
@@ -120,17 +121,24 @@ def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
 
 
 class InbandHandler(Protocol):
-    """Handles the control messages that open further connections (connect_inband.py)."""
+    """A handler for the control messages that open further connections (connect_inband.py)."""
 
     def control(self, message: protocol.Message) -> bool:
-        """False for a message that is about something else.  ProtocolError for a wrong one."""
+        """Process a message. Returns False for other messages.
+
+        Raises:
+            ProtocolError: If the message is invalid.
+        """
 
     def end(self) -> None:
-        """The connection has ended.  Never raises."""
+        """Report that the connection has ended. Never raises."""
 
 
 class ControlChannel:
-    """A connection as connecting in-band sees it.  It does not keep the connection alive."""
+    """The interface of a connection for in-band connecting.
+
+    It does not keep the connection alive.
+    """
 
     def __init__(self, connection: ConnectionLifecycle) -> None:
         self._connection = weakref.ref(connection)
@@ -143,7 +151,7 @@ class ControlChannel:
         return connection._inband if connection is not None else None
 
     def handle(self, handler: InbandHandler) -> None:
-        """Has `handler` take the control messages that open further connections."""
+        """Let `handler` process the control messages that open further connections."""
         connection = self._connection()
         if connection is not None:
             connection._inband = handler
@@ -155,7 +163,7 @@ class ControlChannel:
 
     @property
     def peer_closed(self) -> bool:
-        """Whether it has ended by the peer's goodbye."""
+        """Whether the connection has ended with the peer's goodbye."""
         connection = self._connection()
         return connection is not None and connection._peer_close_error is not None
 
@@ -164,16 +172,16 @@ class ControlChannel:
         return self._messages.ended
 
     def send(self, message: protocol.Message) -> None:
-        """As soon as there is a credit, unless the connection has ended."""
+        """Send a message as soon as there is a credit, unless the connection has ended."""
         if not self._messages.ended:
             self.controls.send(message)
 
 
 class ConnectionLifecycle(shutdown.EndsWhenDropped):
-    """The parts of a connection and its state, from the handshake to the last resource."""
+    """The parts and the state of a connection, from the handshake until all is released."""
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:
-        """Takes over `endpoint`, which has its queue pair; `hello` is this side's."""
+        """Take over `endpoint`, which has a queue pair. `hello` is that of this side."""
         config = endpoint.config
         self._endpoint = endpoint
         assert endpoint.qp is not None
@@ -209,9 +217,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._loop_shutdown.add(self)
 
     def _advance(self, event: LifecycleEvent, error: BaseException | None = None) -> bool:
-        """Takes the transition of an event; False if it is ignored in this state.
+        """Make the transition for an event. Returns False if the event is ignored in this state.
 
-        `error` is that of an event that may end the connection.
+        `error` is the error of an event that may end the connection.
         """
         if event not in FAILURES:
             self._hear()
@@ -235,9 +243,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
     async def _start(
         self, link: Link, peer: Hello, devices: tuple[verbs.Device, ...], *, client: bool
     ) -> None:
-        """The link is up: opens the connection, once both sides have proved a key if there is one.
+        """Open the connection when both sides have proved the key, if any. The link must be up.
 
-        Raises when one side cannot, and when the queue pair has failed meanwhile.
+        Raises if a side cannot prove the key, or if the queue pair has failed.
         """
         self._hear()
         self._check_end()
@@ -293,11 +301,11 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._hear()  # before it counts as proved
 
     def _report_end(self) -> None:
-        """Tells counts and hooks, if its user has it."""
+        """Report the end to counters and hooks, if the user has got the connection."""
         raise NotImplementedError
 
     def _give_up(self, link: Link, error: BaseException) -> None:
-        """The handshake failed: everything is given back, `link` with it."""
+        """Release everything, including `link`, after a failed handshake."""
         self._link = link
         if self._state is ConnectionState.CLOSED:  # the queue pair failed before it had a link
             link.release()
@@ -317,7 +325,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     @property
     def _is_ending(self) -> bool:
-        """Whether it has ended, or the peer has said goodbye."""
+        """Whether the connection has ended or the peer has said goodbye."""
         return (self._queue.failed and not self._queue.suspended) or self._state in LIMITED
 
     def _take_control(self, message: protocol.Message) -> None:
@@ -356,11 +364,11 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._sharing.control(message)
 
     def _peer_goodbye(self, error: RDMAError) -> None:
-        """The peer has closed the connection; `error` is what that means here.
+        """Process the peer's goodbye. `error` is what it means on this side.
 
-        Nothing orders the completions of sends and of receives: the completion of a send that the
-        peer has taken may come after this.  Those that have not come until the disconnect, which
-        follows a goodbye, or within `close_timeout`, are lost.
+        The completions of sends and receives are not ordered, so a send that the peer has received
+        may complete after this. Sends that do not complete before the disconnect, which follows a
+        goodbye, or within `close_timeout`, are lost.
         """
         if not self._advance(LifecycleEvent.PEER_GOODBYE):
             return
@@ -369,7 +377,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._queue.leave(error)
 
     def _blame(self, error: ProtocolError | AuthenticationError) -> None:
-        """Sends a goodbye with the reason, and ends without waiting for its delivery."""
+        """Send a goodbye with the reason, and end without waiting for its delivery."""
         code = protocol.GoodbyeCode.PROTOCOL_ERROR
         if isinstance(error, IntegrityError) and self._messages.awaiting_auth:
             # Frames that are sealed with another key come from a peer that has another one.
@@ -383,9 +391,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         self._end(error.with_traceback(None))  # whose frames have this connection
 
     def _disconnected(self, reason: str) -> None:
-        """The other side is gone, or has left the first rail, with which its link ends.
+        """Handle the end of the link: the peer has ended, or has left the first rail.
 
-        Polls first: its goodbye may lie in the completion queue.
+        This polls first, because the peer's goodbye may be in the completion queue.
         """
         if self._close_cause is None:
             self._endpoint.driver.poll()
@@ -398,12 +406,12 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._end(error)
 
     def _hear(self) -> None:
-        """Ends the connection if its queue pair has failed, unless it has ended."""
+        """End the connection if its queue pair has failed, unless it has ended already."""
         if self._queue.failed and not self._queue.suspended and self._queue.error is not None:
             self._end(self._queue.error)
 
     def _hear_rails(self) -> None:
-        """As `_hear`, and of the other queue pairs; not from within a drain."""
+        """Do as `_hear`, and stop failed rails. Do not call this from within a drain."""
         self._hear()
         if self._rails is not None and self._close_cause is None:
             self._rails.hear()
@@ -411,7 +419,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 self._go_on()
 
     def _go_on(self) -> None:
-        """The lead has broken; another rail is to take over."""
+        """Let another rail take over after the lead has broken."""
         link, leaves = self._link, self._endpoint.has_link
         assert link is not None
         if leaves:
@@ -428,7 +436,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
                 link.release()
 
     def _moved(self, rail: Rail) -> None:
-        """The rail is the lead from now on."""
+        """Use a rail that has become the lead."""
         assert rail.queue is not None
         assert rail.endpoint is not None
         self._queue = rail.queue
@@ -437,9 +445,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._keep_alive.stop()  # the rail has one
 
     def _end(self, error: BaseException) -> None:
-        """Ends the connection for this reason, unless it has ended.
+        """End the connection with this error, unless it has ended already.
 
-        If its queue pair has failed, that came first, and is the reason.
+        If its queue pair has failed before, that failure is the reason.
         """
         if self._queue.failed and not self._queue.suspended:
             error = self._queue.error or error
@@ -449,9 +457,9 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
             self._loop.call_soon(self._tear_down)
 
     def _finish(self, *, at_once: bool = False) -> None:
-        """Ends a connection that is being closed by either side, unless it has ended.
+        """End a connection that either side is closing, unless it has ended already.
 
-        `at_once` gives the resources back now: from a task, outside a drain.
+        With `at_once`, the resources are released now, which is only allowed outside of a drain.
         """
         if self._state in (ConnectionState.DRAINING, ConnectionState.GOODBYE_SENT):
             # The peer has not said goodbye, so there may be messages that have arrived by now.
@@ -530,7 +538,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     @finalizer
     def __del__(self) -> None:
-        """Ends an open connection that was dropped as `abort` does.  In any thread, at any time."""
+        """Abort a connection that was dropped while open. Runs in any thread, at any time."""
         super().__del__()
         ended = getattr(self, "_close_cause", None) is not None
         if ended and self._loop.is_closed() and not self._affinity.is_after_fork:
@@ -538,7 +546,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
 
 class ConnectionOwner:
-    """The connection as its parts know it, while it is there: `Owner` of protocols.pyi."""
+    """The interface of a connection for its parts: `Owner` of protocols.pyi."""
 
     __slots__ = ("_connection", "local", "on_early", "peer", "qp_num")
 
@@ -548,7 +556,7 @@ class ConnectionOwner:
         self.local: Address | None = None
         self.peer: Address | None = None
         self.qp_num = 0
-        """The number of the first queue pair, which identifies the connection while it lasts."""
+        """The number of the first queue pair, which identifies the connection in logs."""
 
     @property
     def peer_name(self) -> str:
@@ -591,8 +599,9 @@ class ConnectionOwner:
             connection._affinity.check(connection)
 
     def error_for(self, root: BaseException, operation: str = "") -> BaseException:
-        """A fresh exception for one waiter of a connection that has ended; `operation` is what it
-        waited for, if that is known.
+        """Return a new exception for one waiter of a connection that has ended.
+
+        `operation` describes what it was waiting for, if that is known.
         """
         before = f"{operation}: " if operation else ""
         if isinstance(root, ConnectionClosedError):

@@ -1,4 +1,4 @@
-"""The listening ports of a listener: one for each address of its name, with the same number."""
+"""The listening ports of a listener: one for each address, with the same port number."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV})
 
 
 class Port(Protocol):
-    """A listener on one address, for one way of connecting."""
+    """A listener on one address with one connection method."""
 
     address: Address
 
     def release(self) -> None:
-        """Listens no more; all there is to do when the loop has been closed."""
+        """Stop listening. After the loop has been closed, nothing else is necessary."""
 
 
 P = TypeVar("P", bound=Port)
 
 
 def open_ports(make: Callable[[Address], P], addresses: Sequence[Address]) -> list[P]:
-    """Listens on every address; those that are not of this machine are left out, unless all are.
+    """Listen on all addresses that belong to this machine. Raises if there is none.
 
-    Where port 0 is asked for, the first address chooses the number, and another one if that number
-    is in use at the other addresses.
+    For port 0, the first address chooses the port number. If it is in use at another address, a
+    different number is tried.
     """
     distinct = list(dict.fromkeys(addresses))
     for left in reversed(range(TRIES)):
@@ -78,7 +78,7 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
 
 
 def is_here(host: str) -> bool:
-    """Whether an address is one of this machine: a port of it can be had."""
+    """Return whether an address belongs to this machine, which is so if a port can be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -89,9 +89,9 @@ def is_here(host: str) -> bool:
 
 
 def _taken(host: str, port: int) -> AddressError:
-    """In place of EADDRNOTAVAIL, by which the connection manager means this as well.
+    """Return the error for a port in use, for which the connection manager gave EADDRNOTAVAIL.
 
-    So it tells a port that is taken where one of the two listens on all addresses.
+    It does so if one of the two listeners listens on all addresses.
     """
     text = f"cannot bind to {host_port((host, port))}: the port is in use"
     return AddressError(text, status=-errno.EADDRINUSE)

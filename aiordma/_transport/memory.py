@@ -1,4 +1,4 @@
-"""One connection's access to the memory pool, and the user's own memory in its operations."""
+"""One connection's access to the memory pool, and user memory in its operations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STAGING_LIMIT = 64 << 10
 
 
 class Moved(Exception):
-    """Memory comes from another pool now: ask that."""
+    """Memory now comes from another pool, which must be asked instead."""
 
 
 class Memory:
-    """Blocks and buffers of the pool, and registrations of the user's own memory."""
+    """Blocks and buffers of the pool, and registrations of user memory."""
 
     staging_limit = STAGING_LIMIT
 
@@ -51,9 +51,10 @@ class Memory:
         return self.pool.pd
 
     async def block(self, size: int, *, internal: bool = True) -> Block:
-        """Waits for a block; the connection's error when that ends first.
+        """Wait for a block. If the connection ends first, its error is raised.
 
-        QuotaError at once for what the pool can never hold.
+        Raises:
+            QuotaError: If the pool can never provide this size. This is raised immediately.
         """
         while True:
             if self._ended is not None:
@@ -67,13 +68,14 @@ class Memory:
             return block
 
     async def lease(self, size: int, *, internal: bool) -> Buffer:
-        """As `block`, for as many bytes as they are."""
+        """Wait for a buffer of `size` bytes, as `block` does."""
         return Buffer(await self.block(size, internal=internal), size)
 
     def register(self, data: object, view: memoryview) -> Region | KeptMemory:
-        """The user's `data`, whose bytes are `view`, for one operation: to be closed after it.
+        """Register user memory for one operation. Close the result afterwards.
 
-        It releases the view, so the frames of an error pin nothing.
+        `view` shows the bytes of `data`. It is released, so that the frames of an error pin
+        nothing.
         """
         with view:  # what is registered has a view of its own
             kept = self.registrations.find(data)
@@ -82,15 +84,15 @@ class Memory:
     def block_source(
         self, on_memory: Callable[[], None], *, internal: bool, exempt: bool = False
     ) -> OrderedBlockSource:
-        """Blocks for needs that keep their order: messages to send or to fetch, receives."""
+        """Create a source of blocks for requests served in order: sends, fetches or receives."""
         source = OrderedBlockSource(self.pool, on_memory, internal=internal, exempt=exempt)
         self._sources.append(source)
         return source
 
     def move(self, driver: Driver) -> None:
-        """Memory comes from that driver, of the lead, from now on.
+        """Take memory from the driver of the new lead.
 
-        It is held until `close`: blocks of its pool outlive its time as the lead.
+        The driver is held until `close`, because blocks of its pool may be in use longer.
         """
         driver.hold()
         self._drivers.append(driver)
@@ -102,7 +104,7 @@ class Memory:
             settle(waiter, None, Moved())
 
     def end(self, error: BaseException) -> None:
-        """The connection is over: its waiters for memory get `error` instead."""
+        """Fail all waiters for memory with `error`, because the connection has ended."""
         self._ended = error
         for source in self._sources:
             source.close()
@@ -110,16 +112,16 @@ class Memory:
             settle(waiter, None, self._waiter_error(error))
 
     def close(self) -> None:
-        """No block is in use any more."""
+        """Release the pools when no block is in use any more."""
         with ExitStack() as steps:  # all of them, also if one fails
             while self._drivers:
                 steps.callback(self._drivers.pop().release)
 
 
 class UserMemory:
-    """Memory that is registered for the time of an operation, or copied through the pool.
+    """User memory that is registered, or copied through the pool, for one operation.
 
-    `async with` waits for memory of the pool, `with` raises QuotaError.
+    `async with` waits for memory from the pool. `with` raises QuotaError instead.
     """
 
     def __init__(self, memory: Memory, data: AnyMemory, *, target: bool) -> None:
@@ -162,7 +164,7 @@ class UserMemory:
         return self._local
 
     def land(self) -> None:
-        """Brings what was read to where it is wanted."""
+        """Copy the bytes that were read to their destination, if necessary."""
         if isinstance(self._local, Buffer):
             self._view[:] = self._local.view
 

@@ -1,7 +1,7 @@
-"""The rails of a connection that was given several devices: a queue pair on each of them.
+"""The rails of a connection with several devices: one queue pair on each of them.
 
-The lead, rail 0, is the queue pair of the handshake, and all frames travel on it.  Further rails
-are added to the open connection, each by control messages on the lead:
+The lead, rail 0, is the queue pair of the handshake, and all frames travel on it. Further rails are
+added to the open connection with control messages on the lead::
 
     connecting side -> other side   RailOffer     it has made a queue pair
     other side -> connecting side   RailAnswer    its partner, connected; or Error
@@ -9,10 +9,10 @@ are added to the open connection, each by control messages on the lead:
                                     its own; the acknowledgement shows that both work
     connecting side -> other side   RailReady
 
-A rail that breaks is stopped, and the peer told by RailDown, which it answers by the same.  That
-costs the connection nothing; where the lead breaks another rail becomes it (failover.py).  The
-connecting side then offers another rail on that device: at once when its port becomes active, else
-after a while.
+A rail that breaks is stopped, and the peer is told with RailDown, to which it responds with the
+same message. The connection continues. If the lead breaks, another rail takes its place
+(failover.py). The connecting side then offers another rail on that device, immediately if its port
+becomes active, otherwise after a delay.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 
 
 class RailState(Enum):
-    """State of a rail, with what it means."""
+    """A state of a rail, with its meaning."""
 
     OFFERED = "its queue pair exists, and the peer's answer is awaited"
     CONNECTING = "both queue pairs are connected, and the first write by it is awaited"
@@ -86,7 +86,7 @@ class RailState(Enum):
 
     @property
     def shown(self) -> Shown:
-        """The state as users see it."""
+        """The state as shown to users."""
         if self is RailState.UP:
             return "up"
         return "connecting" if self in (RailState.OFFERED, RailState.CONNECTING) else "down"
@@ -120,7 +120,7 @@ TRANSITIONS: Mapping[tuple[RailState, RailEvent], RailState] = MappingProxyType(
         (_S.STOPPED, _E.TOLD_DOWN): _S.DOWN,
     }
 )
-"""The next state.  What is missing, a peer must not bring about."""
+"""The next state. The peer must not cause any other transition."""
 
 AWAITED: Mapping[RailState, str] = MappingProxyType(
     {
@@ -129,8 +129,11 @@ AWAITED: Mapping[RailState, str] = MappingProxyType(
         _S.STOPPED: "said that it has stopped this rail",
     }
 )
-"""By state, the step that the peer must take within a limit.  After it the rail breaks; one that is
-STOPPED has nothing any more, and ends the connection if writes wait for that word."""
+"""The step that the peer must complete within a time limit, by state.
+
+After the limit, the rail breaks. A STOPPED rail cannot break, but ends the connection if writes
+wait for the peer's message.
+"""
 
 
 _UNKNOWN = protocol.RailCause.UNKNOWN
@@ -157,51 +160,57 @@ def cause_of(error: BaseException) -> protocol.RailCause:
 
 @dataclass(eq=False, slots=True)
 class Rail:
-    """One queue pair of a connection."""
+    """A queue pair of a connection."""
 
     device: str
     state: RailState
     since: float
     number: int = -1
-    """-1: it was not even offered, and is down."""
+    """The number of the rail, or -1 if it was never offered and is down."""
     endpoint: AddressedEndpoint | None = None
-    """None: it is down, or that of the handshake, which the connection has."""
+    """The endpoint, or None if the rail is down.
+
+    It is also None for the rail of the handshake, whose endpoint belongs to the connection.
+    """
     queue: SendQueue | None = None
-    """None: it is down."""
+    """The send queue, or None if the rail is down."""
     offer_id: int = 0
-    """The request id of the offer of this side."""
+    """The request id of this side's offer."""
     error: BaseException | None = None
     error_at: float = 0.0
     broke_at: float = 0.0
-    """The time of the first error since it was up."""
+    """The time of the first error since the rail was last up."""
     bytes_received: int = 0
     bytes_sent: int = 0
-    """While it was the lead, of one that was."""
+    """The bytes sent while the rail was the lead, if it was."""
     closed_transfers: Transfers = NO_TRANSFERS
-    """Of the queue pairs on this device that are closed."""
+    """The transfers of closed queue pairs on this device."""
     keep_alive: KeepAlive | None = None
-    """Since it was up, if the connection has one."""
+    """The keep-alive timer since the rail came up, if the connection uses one."""
     left_by_peer: bool = False
-    """It was the lead, and the peer has left it: the cause comes with the peer's RailDown."""
+    """Whether the peer has left this rail as the lead. The peer's RailDown brings the cause."""
     ready_comes: bool = False
-    """It was up by the peer's Resume before the peer's RailReady has come."""
+    """Whether the peer's Resume made this rail UP before its RailReady has arrived."""
     limit: asyncio.Handle | None = None
-    """The timer for what the peer is to do (AWAITED)."""
+    """The timer for the peer's next step (AWAITED)."""
 
     @property
     def all_received(self) -> int:
-        """All bytes of messages that this rail received. Thread-safe."""
+        """The number of bytes of all messages received over this rail. Thread-safe."""
         queue = self.queue
         return self.bytes_received + (queue.bytes_read if queue is not None else 0)
 
     @property
     def transfers(self) -> Transfers:
-        """All bytes of one-sided operations on this device. Thread-safe."""
+        """The bytes of all one-sided operations on this device. Thread-safe."""
         closed, queue = self.closed_transfers, self.queue
         return closed if queue is None else closed.plus(queue)
 
     def release(self) -> None:
-        """Destroys the queue pair, not from within a drain; again does nothing."""
+        """Destroy the queue pair. A second call has no effect.
+
+        Do not call this from within a drain.
+        """
         if self.keep_alive is not None:
             self.keep_alive.stop()
         queue, self.queue = self.queue, None
@@ -216,9 +225,10 @@ class Rail:
 
 
 class Berth:
-    """A device of the connecting side that is to have a rail: calls `offer` when one is due.
+    """A device of the connecting side that should have a rail. Calls `offer` to offer one.
 
-    `later` is that of the loop.  The device stays open, and so tells of its port.
+    `later` schedules a call in the loop. The device stays open so that it reports changes of its
+    port.
     """
 
     def __init__(
@@ -232,24 +242,24 @@ class Berth:
         self._later = later
         self._delay = FIRST_DELAY
         self._proved_at = math.inf
-        """From then on the rail that is up counts as one that works."""
+        """The time from which the current rail counts as working."""
         self._timer: asyncio.Handle | None = None
-        """While there is no rail, and none under way."""
+        """The timer for the next attempt while there is no rail."""
         self._driver: Driver | None = None
         self._token: object = None
 
     def watch(self, config: Config) -> None:
-        """Opens the device, if it is not; raises what that raises."""
+        """Open the device if it is not open. Raises if that fails."""
         if self._driver is None:
             self._driver = driver_at((self.device,), config, None)
             self._token = self._driver.subscribe(self._event)
 
     def up(self, now: float) -> None:
-        """A rail on this device is up; after LONGEST_DELAY it counts as proven."""
+        """Report that a rail on this device is up. It counts as working after LONGEST_DELAY."""
         self._proved_at = now + LONGEST_DELAY
 
     def empty(self, now: float) -> None:
-        """The rail on this device is gone, or could not be made."""
+        """Report that the rail on this device has ended or could not be created."""
         if now >= self._proved_at:
             self._delay = FIRST_DELAY
         self._proved_at = math.inf
@@ -277,7 +287,7 @@ class Berth:
             driver.release()
 
     def close(self) -> None:
-        """No rail is offered any more."""
+        """Stop offering rails."""
         if self._timer is not None:
             self._timer.cancel()
         self._leave()
@@ -285,9 +295,9 @@ class Berth:
 
 @dataclass(eq=False)
 class Rails:
-    """The rails of a connection, what both sides have.  `control` takes what the peer says of them.
+    """The rails of a connection, common to both sides. `control` processes the peer's messages.
 
-    It does not know the connection, which ends it by `end` and then `close`.
+    It does not know the connection, which calls `end` and then `close` when it ends.
     """
 
     owner: Owner
@@ -301,17 +311,17 @@ class Rails:
     clock: Callable[[], float] = field(init=False)
     rails: list[Rail] = field(default_factory=list)
     latest: int = 0
-    """The number of the latest rail that was offered."""
+    """The number of the latest rail offered."""
     most: int = field(init=False)
-    """Rails at a time, the lead among them."""
+    """The maximum number of rails at a time, including the lead."""
     lead: Rail = field(init=False)
-    """First that of the handshake, rail 0."""
+    """The lead. Initially, it is the rail of the handshake, rail 0."""
     left: Rail = field(init=False)
     """The latest lead that broke."""
     handlers: ClassVar[dict[type, str]] = {protocol.RailDown: "told_down"}
-    """What takes a message of the peer."""
+    """The handler for each message of the peer."""
     step_limit = "handshake_timeout"
-    """The member of Config that says how long the peer may take to bring up a rail."""
+    """The field of Config that limits the time for the peer's steps to bring up a rail."""
 
     def __post_init__(self) -> None:
         self.most = most_rails(self.config, self.devices)
@@ -331,7 +341,7 @@ class Rails:
             self.messages.controls.send(message)
 
     def _advance(self, rail: Rail, event: RailEvent) -> None:
-        """ProtocolError for what cannot be, which is the peer's fault."""
+        """Make the transition for an event. Raises ProtocolError for an invalid one of the peer."""
         following = TRANSITIONS.get((rail.state, event))
         if following is None:
             raise ProtocolError(
@@ -355,7 +365,7 @@ class Rails:
         logger.log(level, "%s to %s on %s %s", name, self.owner.name, rail.device, what)
 
     def _trouble(self, rail: Rail, what: str, error: BaseException) -> None:
-        """A warning, but for what follows on that: attempts, until a rail is up again."""
+        """Log an error as a warning, or as info if the rail has not been up since the last one."""
         known = rail.error is not None and rail.state is not _S.UP
         self._log(rail, f"{what}: {cause_text(error)}", logging.INFO if known else logging.WARNING)
         rail.error_at = self.clock()
@@ -366,7 +376,7 @@ class Rails:
             observation.rail_broke(rail.device)
 
     def _limit(self, rail: Rail) -> None:
-        """It has come into its state, for no longer than the peer may take."""
+        """Start the timer for the peer's step in the new state."""
         if rail.limit is not None:
             rail.limit.cancel()
         if rail.state in AWAITED:
@@ -395,7 +405,10 @@ class Rails:
         rail.keep_alive = keep_alive_of(rail.queue, rail.endpoint.driver.timers, self.config)
 
     def _new(self, rail: Rail) -> None:
-        """Takes it in, in place of one that is over on the same device: error and bytes stay."""
+        """Add a rail.
+
+        It replaces one that is down on the same device, and keeps its error and counts.
+        """
         for i, it in enumerate(self.rails):
             if it.device == rail.device and it.state is _S.DOWN:
                 rail.error, rail.error_at, rail.broke_at = it.error, it.error_at, it.broke_at
@@ -426,7 +439,11 @@ class Rails:
         endpoint.connect(remote, None if proved else self.peer, proved=proved)
 
     def control(self, message: protocol.Message) -> bool:
-        """False for a message about something else.  ProtocolError for a wrong one."""
+        """Process a message. Returns False for other messages.
+
+        Raises:
+            ProtocolError: If the message is invalid.
+        """
         handler = self.handlers.get(type(message))
         return handler is not None and getattr(self, f"_{handler}")(message) is not False
 
@@ -437,7 +454,7 @@ class Rails:
         raise ProtocolError(f"the peer speaks of rail {number}, which is none of this connection")
 
     def hear(self) -> None:
-        """A queue pair has failed: stops the rails whose that is.  Not from within a drain."""
+        """Stop all rails whose queue pair has failed. Do not call this from within a drain."""
         for rail in self.rails:
             queue = rail.queue
             if queue is None or not queue.failed or queue.suspended or rail.state.shown == "down":
@@ -457,7 +474,10 @@ class Rails:
         self._tell(protocol.RailDown(cause, rail.number))
 
     def lead_broke(self) -> None:
-        """The lead has broken, and another rail is to take over.  Not from within a drain."""
+        """Stop the lead, which has broken, before another rail takes over.
+
+        Do not call this from within a drain.
+        """
         lead = self.lead
         assert lead.queue is not None
         assert lead.queue.error is not None
@@ -466,13 +486,13 @@ class Rails:
         self._broke(lead, lead.queue.error)
 
     def probe(self) -> None:
-        """Has those that are up show whether they have broken as well: the peer may be gone."""
+        """Probe all rails that are up, because the peer may have failed."""
         for rail in self.rails:
             if rail.state is _S.UP and rail.queue is not None and rail.queue.free:
                 rail.queue.post_checked(Probe(lambda: None))
 
     def lead_on(self, rail: Rail) -> None:
-        """The rail is the lead from now on."""
+        """Make `rail` the lead."""
         if rail.state is _S.CONNECTING:  # the peer has found that it works
             self._advance(rail, _E.READY)
             rail.ready_comes = True
@@ -482,7 +502,7 @@ class Rails:
             self._limit(it)  # the peer could say nothing meanwhile
 
     def lead_moved(self, again: int) -> None:
-        """The peer goes on by the lead as well; so many frames and requests are posted again."""
+        """Log that the peer uses the new lead, and the number of items posted again."""
         took = 1e3 * (self.clock() - self.left.broke_at)
         what = f"is the lead in place of {self.left.device}, {took:.3g} ms after that broke; "
         self._log(self.lead, f"{what}{again} frames and requests go again", logging.WARNING)
@@ -503,17 +523,17 @@ class Rails:
         self._loop.call_soon(self._gone, rail, tells)
 
     def _gone(self, rail: Rail, tells: bool) -> None:
-        """It is over at both sides."""
+        """Release a rail that has ended on both sides."""
         self._release(rail)
         self.messages.outbox.stripes.over(rail.number)
         if tells:
             self._tell(protocol.RailDown(_UNKNOWN, rail.number))
 
     def _release(self, rail: Rail) -> None:
-        """Gives it back, not from within a drain.
+        """Release a rail. Do not call this from within a drain.
 
-        The peer's READs end with the queue pair: of a window that ends before they would fail for
-        lack of access, which breaks a connection.
+        The queue pair goes to ERR before its windows are closed. Otherwise a READ of the peer would
+        fail with an access error, which breaks the connection.
         """
         if (queue := rail.queue) is not None:
             assert rail.error is not None
@@ -525,7 +545,7 @@ class Rails:
         rail.release()
 
     def end(self, error: BaseException) -> None:
-        """The connection has ended, and with it the rails: nothing more is posted."""
+        """Stop all rails, because the connection has ended. Nothing more is posted."""
         for rail in self.rails:
             if rail.state.shown != "down":
                 rail.since, rail.error = self.clock(), error
@@ -536,20 +556,23 @@ class Rails:
                 rail.queue.fail(error)
 
     def close_queues(self) -> None:
-        """Destroys the queue pairs; what messages have of their devices is closed after this."""
+        """Destroy the queue pairs, before the resources that messages have on their devices."""
         with ExitStack() as steps:
             for rail in self.rails:
                 if rail.queue is not None:
                     steps.callback(rail.queue.close)
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Release everything."""
         with ExitStack() as steps:
             for rail in self.rails:
                 steps.callback(rail.release)
 
     def _of_lead(self) -> tuple[int, int]:
-        """Bytes of messages that the lead has carried: all but those of others."""
+        """Return the bytes of messages that the lead has sent and received.
+
+        They are all bytes except those of other rails.
+        """
         counts = self.messages.outbox.counts
         others = [it for it in self.rails if it is not self.lead]
         sent = counts.bytes_sent - sum(rail.bytes_sent for rail in others)
@@ -558,7 +581,7 @@ class Rails:
         return sent, max(0, received)
 
     def status(self) -> list[RailStatus]:
-        """Any thread may ask."""
+        """Return the status of all rails. Thread-safe."""
         lead, of_lead = self.lead, self._of_lead()
         return [
             RailStatus(
@@ -574,7 +597,7 @@ class Rails:
         ]
 
     def begin(self) -> None:
-        """The connection is open, and its user gets it."""
+        """Start working when the user gets the open connection."""
 
 
 @dataclass(eq=False)
@@ -585,12 +608,12 @@ class OfferingRails(Rails):
     handlers = Rails.handlers | {protocol.RailAnswer: "answered", protocol.Error: "refused"}
 
     berths: dict[str, Berth] = field(default_factory=dict)
-    """By the name of the device."""
+    """The devices that should have a rail, by name."""
     crowded: list[Berth] = field(default_factory=list)
-    """Of these, those that the peer has no room for, until another rail is over."""
+    """Those for which the peer has no room until another rail has ended."""
 
     def begin(self) -> None:
-        """Offers a rail for each further device."""
+        """Offer a rail for each further device."""
         others = [device for device in self.devices if device.name != self.lead.device]
         for device in others[: self.most - 1]:
             self._offer(self._berth(device))
@@ -605,7 +628,7 @@ class OfferingRails(Rails):
             berth.up(self.clock())
 
     def lead_broke(self) -> None:
-        """The device is to have a rail from now on."""
+        """Stop the lead, and offer rails on its device from now on."""
         for device in self.devices:
             if device.name == self.lead.device and device.name not in self.berths:
                 with suppress(RDMAError, OSError):  # it is tried again
@@ -694,7 +717,7 @@ class OfferingRails(Rails):
 
 @dataclass(eq=False)
 class AnsweringRails(Rails):
-    """The rails of the other side."""
+    """The rails of the accepting side."""
 
     handlers = Rails.handlers | {protocol.RailOffer: "offered", protocol.RailReady: "ready"}
     offers: Bucket = field(default_factory=lambda: Bucket(OFFER_BURST, OFFER_RATE, 0))
@@ -748,11 +771,12 @@ class AnsweringRails(Rails):
                 self._broke(rail, failure)
 
     def _partner(self, remote: Endpoint, used: set[str]) -> AddressedEndpoint:
-        """A queue pair that is connected to the peer's: on a device that the connection does not
-        use, if one has a route; else on one that it uses.
+        """Create a queue pair that is connected to the peer's.
 
-        Not while another one's port is down, or had a rail: the peer asks again, and a rail that
-        shares a device would stay there.  Raises the error of the first device.
+        A device that the connection does not use yet is preferred, if it has a route. A device in
+        use is not taken while the port of another device is down or another device had a rail. The
+        peer offers a rail again later, and a rail on a shared device would stay there. If all
+        devices fail, the error of the first one is raised.
         """
         to = verbs.GID(remote.gid) if remote.is_global else None
         had_rail = {rail.device for rail in self.rails}

@@ -1,8 +1,8 @@
-"""The socket of the TCP bootstrap, plain or with TLS, from its making to its end.
+"""The socket of the TCP bootstrap, plain or with TLS, from its creation to its end.
 
-It is a protocol of asyncio's and no stream: two messages of fixed length are read from it, and
-then its end, and the numbers of connections that have ended where several share it
-(connection_group.py), which needs neither buffers nor a task that waits.
+It is an asyncio protocol and not a stream. Two messages of fixed length are read from it, then its
+end, and the numbers of ended connections if several share it (connection_group.py). This requires
+neither buffers nor a waiting task.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MOST_AHEAD = 4096
 
 
 def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Address | None:
-    """Host and port; IPv4 as such, also on a socket that takes both.  None: already reset."""
+    """Return (host, port), with IPv4 in its own form, or None if the socket was reset."""
     if not name:
         return None
     host = name[0]
@@ -75,7 +75,7 @@ def address_of(name: tuple[str, int] | tuple[str, int, int, int] | None) -> Addr
 
 
 def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
-    """For `bind` and `connect`, which want the interface of a link-local address apart."""
+    """Return the address for `bind` and `connect`, with the interface in a separate field."""
     host, _, interface = address[0].partition("%")
     if not interface:
         return address
@@ -83,13 +83,13 @@ def socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]
 
 
 class TCPLink(asyncio.Protocol):
-    """The socket of a connection, from its making to its end."""
+    """The socket of a connection, from its creation to its end."""
 
     local_address: Address | None = None
     peer_address: Address | None = None
 
     def __init__(self, connected: socket.socket) -> None:
-        """Takes over a socket, of which asyncio makes a transport."""
+        """Take over a socket, for which asyncio creates a transport."""
         self._loop = asyncio.get_running_loop()
         self._socket = connected
         self._transport: asyncio.Transport | None = None
@@ -136,7 +136,11 @@ class TCPLink(asyncio.Protocol):
     # ---- the bootstrap -------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Little enough for the socket to take at once.  HandshakeBrokenError when it has ended."""
+        """Send data that is short enough for the socket buffer.
+
+        Raises:
+            HandshakeBrokenError: If the socket has ended.
+        """
         if self._error is not None:
             raise self._broken_off(self._error) from self._error
         assert self._transport is not None
@@ -145,7 +149,7 @@ class TCPLink(asyncio.Protocol):
         self._transport.write(data)
 
     async def read(self, size: int, magic: bytes) -> bytes:
-        """Reads `size` bytes that begin with `magic`; refuses others as soon as it sees them."""
+        """Read `size` bytes that begin with `magic`. Other data is rejected immediately."""
         start = await self._read(len(magic))
         if start == magic:
             return await self._read(size - len(magic))
@@ -154,14 +158,16 @@ class TCPLink(asyncio.Protocol):
         raise self._not_bootstrap(start)
 
     def send_control(self, message: protocol.Message) -> None:
-        """Sends a control message in the bootstrap, unless that has ended: what is there to be read
-        may say why."""
+        """Send a control message in the bootstrap, unless the socket has ended.
+
+        No error is raised then, because the data that can still be read may contain the reason.
+        """
         data = protocol.encode(message)
         if self._error is None and not self._lost:
             self.write(_CONTROL.pack(CONTROL, len(data)) + data)
 
     async def read_control(self) -> protocol.Message:
-        """The next message is a control message, or a refusal, which is raised."""
+        """Read the next message, a control message or a refusal. A refusal is raised."""
         start = await self._read(_CONTROL.size)
         if start == REFUSED:
             raise refusal(await self._read(REFUSAL_SIZE))
@@ -205,9 +211,10 @@ class TCPLink(asyncio.Protocol):
     def established(
         self, on_end: Callable[[str], None], on_ended: Callable[[int], None] | None = None
     ) -> None:
-        """The bootstrap is done; from now on `on_end` is called at the socket's end, at most once.
+        """Finish the bootstrap. At the socket's end, `on_end` is called once.
 
-        `on_ended` is called with each number of the peer's `send_ended`; None: it may send nothing.
+        `on_ended` is called with each number from the peer's `send_ended`. None means that the peer
+        may not send any.
         """
         self._on_end = on_end
         self._on_ended = on_ended
@@ -215,7 +222,7 @@ class TCPLink(asyncio.Protocol):
             self._loop.call_soon(self._take_ended)
 
     def send_ended(self, numbers: list[int]) -> None:
-        """Sends the peer the numbers.  The socket of a peer that does not read is aborted."""
+        """Send numbers to the peer. If the peer does not read, the socket is aborted."""
         if self._transport is None or self._transport.is_closing() or self._loop.is_closed():
             return
         self._transport.write(b"".join(_ENDED.pack(ENDED, number) for number in numbers))
@@ -223,7 +230,7 @@ class TCPLink(asyncio.Protocol):
             self._transport.abort()
 
     def _take_ended(self) -> None:
-        """Takes the numbers that have come, and ends with the socket or for other bytes."""
+        """Process the numbers that have arrived. Other data ends the socket."""
         while self._on_ended is not None and len(self._came) >= _ENDED.size:
             magic, number = _ENDED.unpack_from(self._came)
             if magic != ENDED:
@@ -258,7 +265,7 @@ class TCPLink(asyncio.Protocol):
 
 
 def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
-    """The error for a listener's refusal."""
+    """Return the error for a listener's refusal."""
     why = unpack_refusal(data)
     if why is None:
         return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
@@ -269,8 +276,10 @@ def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
 
 
 async def connected_socket(address: Address, source: Address | None) -> socket.socket:
-    """Connects a TCP socket without the loop's `create_connection`, which may itself be over RDMA,
-    and resolves even numeric addresses in another thread (uvloop)."""
+    """Connect a TCP socket without the loop's `create_connection`.
+
+    That may itself use RDMA, and in uvloop it resolves even numeric addresses in another thread.
+    """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     connecting = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -294,7 +303,7 @@ async def connected_socket(address: Address, source: Address | None) -> socket.s
 
 
 async def open_link(address: Address, source: Address | None, security: Security) -> TCPLink:
-    """The socket, or the exception of the connection manager that means the same."""
+    """Connect the socket. Errors are raised as the equivalent connection-manager exception."""
     try:
         connected = await connected_socket(address, source)
     except ConnectionRefusedError as error:
@@ -333,7 +342,7 @@ async def open_link(address: Address, source: Address | None, security: Security
 
 
 async def accepted_link(accepted: socket.socket, security: Security) -> TCPLink:
-    """The other side of `open_link`."""
+    """Create the link for an accepted socket."""
     loop = asyncio.get_running_loop()
     link = TCPLink(accepted)
     try:
