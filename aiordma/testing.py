@@ -38,6 +38,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from . import verbs
 from ._core.arguments import instance, integer, real, refusal, seconds
+from ._core.finalizers import finalizer
 from ._loop.virtual_loop import StalledError
 from ._simulation import process
 from ._simulation.faults import Fault, FaultPlan, Link
@@ -172,9 +173,10 @@ class _Block(_GeneratorContextManager[T]):
         self._used = True
         return super().__call__(function)
 
-    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+    @finalizer
+    def __del__(self) -> None:
         if not self._used:
-            _warn(self._text, RuntimeWarning, stacklevel=2)
+            warnings.warn(self._text, RuntimeWarning, stacklevel=3)
 
 
 def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextManager[T]]:

@@ -41,6 +41,7 @@ FINALIZERS: dict[str, Callable[..., None]] = {
     "_Use": registration_cache._Use._retire,
     "Registration": mr_pool.Registration._retire,
     "DmabufRegistration": dmabuf.DmabufRegistration._retire,
+    "_Block": testing._Block.__del__,
 }
 
 

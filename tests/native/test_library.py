@@ -107,7 +107,12 @@ for what in device.open, lambda: cm.EventChannel(device.library):
             "no trace can be written there; name a regular",
         ),
         ("TRACE", "/", "Is a directory", "no trace can be written there; name a regular"),
-        ("TRACE", "/dev/full", "Invalid argument", "no trace can be written there; name a regular"),
+        (
+            "TRACE",
+            "/dev/full",
+            "Invalid argument",
+            "because it is not a regular file; name another",
+        ),
         (
             "TRACE",
             "x" * 4096,
