@@ -96,7 +96,7 @@ def figures(comparison: Comparison, data: Data) -> Iterator[str]:
             found = f"{figure:{',.0f' if figure.typical >= 1000 else '.3g'}}"
             if who != comparison.ours:
                 ours = seconds(data, work, comparison.ours)
-                found += f", x {relative(comparison, work, ours, entry['seconds']).typical:.2f}"
+                found += f", x{relative(comparison, work, ours, entry['seconds']).typical:.2f}"
         cells[work, who] = found
     works, names = map(set, zip(*cells, strict=True))
     if len(works) <= len(names):
