@@ -1,6 +1,6 @@
-"""A plug-in for pytest, for the tests of RDMA software: faults by a marker, programs by a fixture.
+r"""A pytest plug-in for testing RDMA software: faults with a marker, programs with a fixture.
 
-It is there wherever aiordma is installed, and imports nothing until a test uses it::
+It is available wherever aiordma is installed, and imports nothing until a test uses it::
 
     @pytest.mark.rdma(loss=0.01, seed=7)
     async def test_transfer(): ...  # aiordma or pyverbs in this process, with 1 % loss
@@ -19,7 +19,8 @@ It is there wherever aiordma is installed, and imports nothing until a test uses
     def test_on_simulated_hosts():
         aiordma.testing.simulate(main, faults=PLAN)
 
-softdev/docs/ci-without-hardware.md has more, and docs/testing.md of simulations.
+softdev/docs/ci-without-hardware.md describes the plug-in, and docs/testing.md describes
+simulations.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _VARIABLE = "AIORDMA_EMBEDDED_FAULTS"
 _SEEDS = "AIORDMA_SIMULATION_SEEDS"
 _USES: pytest.StashKey[int] = pytest.StashKey()
 _LINES = 200
-"""Of the trace of a failed test, in its report."""
+"""The number of trace lines in the report of a failed test."""
 
 
 def _range_of(seeds: str) -> str:
-    """Return the option --rdma-seeds in the form of AIORDMA_SIMULATION_SEEDS."""
+    """Convert the option --rdma-seeds to the form of AIORDMA_SIMULATION_SEEDS."""
     first, colon, end = seeds.partition(":")
     with suppress(ValueError):
         if not seeds or (0 <= int(first) < int(end) if colon else int(seeds) > 0):
@@ -88,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _seeds_of(item: pytest.Item, marker: pytest.Mark) -> str:
-    """Return the seeds of a test; fail it if its marker is wrong."""
+    """Return the seeds of a test, or fail the test if its marker is invalid."""
     counts = [*marker.args, *marker.kwargs.values()] or [20]
     wrong = ""
     if len(counts) > 1 or marker.kwargs.keys() - {"count"}:
@@ -106,13 +107,13 @@ def _text_of(marker: pytest.Mark) -> str:
 
 
 def _seed_uses() -> int:
-    """Return how many simulations have had the seeds of the variable."""
+    """Return the number of simulations that have used the seeds of the variable."""
     seeds = sys.modules.get("aiordma._simulation.seeds")
     return int(seeds.uses) if seeds else 0
 
 
 class _Usage:
-    """Fails a run with --rdma-seeds in which no test has the marker."""
+    """A plug-in that fails a run with --rdma-seeds in which no test has the marker."""
 
     def __init__(self) -> None:
         self._has_marker = False
@@ -137,7 +138,7 @@ class _Usage:
 # Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
 # markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """The device and the faults of a marked test; a nearer marker's keywords replace others."""
+    """Set the device and the faults of a marked test; the closest marker's keywords win."""
     if marker := item.get_closest_marker("rdma_seeds"):
         seeds = _seeds_of(item, marker)
         stack = item.stash.setdefault(_STACK, ExitStack())
@@ -177,7 +178,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Fail a test that has passed without its seeds or its faults."""
+    """Fail a test that has passed without using its seeds or its faults."""
     if item.stash.get(_USES, None) == _seed_uses():
         marker = item.get_closest_marker("rdma_seeds")
         assert marker
@@ -223,10 +224,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
 
 
 class Programs:
-    """Starts programs on the embedded device, as `aiordma run` does: the fixture `rdma_programs`.
+    """Programs on the embedded device, started as by `aiordma run`; the fixture `rdma_programs`.
 
-    The faults of the test's marker are theirs too.  If the test fails, its report has the end of
-    their trace.
+    The faults of the test's marker also apply to the programs. If the test fails, its report
+    contains the end of their trace.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -234,10 +235,10 @@ class Programs:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
-        """Starts a program, whose standard output is a pipe of text unless `options` say otherwise.
+        """Start a program. Its standard output is a pipe of text, unless `options` change that.
 
-        They are those of `subprocess.Popen`.  When the test ends, it is terminated, and killed if
-        that does not end it within 5 seconds.
+        `options` are those of `subprocess.Popen`. When the test ends, the program is terminated,
+        and killed if it does not end within 5 seconds.
         """
         from .verbs._device.environment import report_unknown_variables  # noqa: PLC0415 - as above
 
@@ -255,7 +256,7 @@ class Programs:
     def run(
         self, *command: str | Path, timeout: float = 60, check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end: options of `start`, errors and result of `subprocess.run`."""
+        """Run a program to its end; options as in `start`, result as in `subprocess.run`."""
         __tracebackhide__ = True
         process = self.start(*command, **{"stderr": subprocess.PIPE, **options})
         try:
@@ -270,9 +271,9 @@ class Programs:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def trace(self, lines: int | None = None) -> str:
-        """Returns the `aiordma trace` listing of the programs so far: all of it, or the last lines.
+        """Return the `aiordma trace` listing of the programs so far: all of it, or the last lines.
 
-        An injected fault is in it as ``fault=LOSS``.
+        Injected faults appear in it, for example as ``fault=LOSS``.
         """
         files = sorted(map(str, self._folder.glob("*.jsonl")))
         if not files:
@@ -292,7 +293,7 @@ class Programs:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Does not read to the end: processes that it has started may have its pipes still."""
+    """Kill a program without reading its pipes, because its child processes may hold them open."""
     process.kill()
     process.wait()
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):

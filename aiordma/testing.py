@@ -1,10 +1,10 @@
 """Tools for testing your own program.
 
-- :func:`simulate` runs whole programs on simulated hosts, in virtual time. A seed decides the order
-  of events and the faults, and repeats a failure.
+- :func:`simulate` runs whole programs on simulated hosts, in virtual time. A seed determines the
+  order of events and the faults, and repeats a failure.
 - :class:`History` records the operations of programs and checks that they are linearizable.
 - :func:`faults` injects faults into the embedded device of this process.
-- :func:`connected_pair` makes two connections, :func:`check_leaks` finds leaked resources.
+- :func:`connected_pair` creates two connections, and :func:`check_leaks` finds leaked resources.
 
 ::
 
@@ -15,7 +15,7 @@
         assert injected.counts().lost
 
 Simulation and fault injection need the embedded device; everything else works on any device.
-docs/testing.md has examples of whole tests.
+docs/testing.md has complete tests as examples.
 """
 
 from __future__ import annotations
@@ -80,23 +80,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 When = float | str
-"""When a fault is injected: a probability from 0 to 1, or occurrences, counted from 1.
+"""When a fault is injected: a probability from 0 to 1, or occurrences counted from 1.
 
-"@3" is the third one, "@3-5" the third to the fifth, "@3-" the third and all later ones; "0.5@3-"
-each of these with a probability. Frames of connections, and requests that need a receive, are
-counted per connection, everything else per process.
+"@3" is the third occurrence, "@3-5" the third to the fifth, and "@3-" the third and all later ones.
+"0.5@3-" injects each of these with a probability of 0.5. Frames of connections, and requests that
+need a receive, are counted per connection. Everything else is counted per process.
 """
 
 
 class _Kind(NamedTuple):
-    """How to find out whether a kind of faults happened, or could have."""
+    """How to detect whether a kind of fault happened or had an opportunity to happen."""
 
     counted: str
-    """The member of FaultCounts that counts it."""
+    """The member of FaultCounts that counts the faults."""
     fault: str
-    """Its name in a trace; empty if traces do not have it."""
+    """The name of the fault in a trace; empty if it is not traced."""
     chance: str
-    """The type of a trace's line without which nothing came that it could strike."""
+    """The type of trace record without which the fault had no opportunity to happen."""
 
 
 _KINDS = {
@@ -116,15 +116,15 @@ _KINDS = {
 def _never_happened(
     plan: str, traces: Path | None, counts: FaultCounts | None = None, chances: int = 0
 ) -> str:
-    """Return the parts of a plan that should have happened and have not.
+    """Return the parts of a plan that should have happened but did not.
 
-    A part with a probability should have if nothing came that it could strike.
+    A part with a probability is included only if it had no opportunity to happen.
 
     Args:
         plan: The faults, in the syntax of AIORDMA_EMBEDDED_FAULTS.
         traces: A folder with a trace of each other process that opened the device.
         counts: The faults in this process.
-        chances: How many events of this process a fault with a probability could have struck.
+        chances: The number of events in this process that a fault with a probability could affect.
     """
     traced: set[str] = set()
     for path in traces.iterdir() if traces else ():
@@ -147,12 +147,12 @@ def _never_happened(
 
 
 def _has_fault(names: Iterable[str]) -> bool:
-    """Whether any of these parts of a plan is a kind of faults, or unknown and so refused later."""
+    """Return whether any part is a kind of fault. Unknown parts count, and are rejected later."""
     return bool({*names} - {"seed", "frames", "cut_after", "qp", "cq", "device"})
 
 
 class _Block(_GeneratorContextManager[T]):
-    """A context manager that warns if it is never entered, since it then has no effect."""
+    """A context manager that warns if it is never entered and therefore has no effect."""
 
     _used = True
     _text = ""
@@ -180,7 +180,7 @@ class _Block(_GeneratorContextManager[T]):
 
 
 def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextManager[T]]:
-    """Make a context manager, as contextlib does, that is not forgotten silently."""
+    """Create a context manager, as contextlib does, that warns if it is never entered."""
 
     @wraps(function)
     def make(*args: P.args, **options: P.kwargs) -> _GeneratorContextManager[T]:
@@ -193,7 +193,7 @@ class Faults:
     """Active fault injection, from :func:`faults`."""
 
     def __init__(self, plan: str, seed: int, device: verbs.Device) -> None:
-        """For this package."""
+        """Initialize the object; only this package calls this."""
         self.plan = plan
         """The faults, in the syntax of the environment variable AIORDMA_EMBEDDED_FAULTS."""
         self.seed = seed
@@ -202,20 +202,20 @@ class Faults:
         self._chances = device._fault_chances()
         self._after: FaultCounts | None = None
         self._only_here = True
-        """Not in the programs that a test starts."""
+        """Whether the faults are in this process only, not in programs that a test starts."""
 
     def __repr__(self) -> str:
         return f"<Faults {self.plan}: {self.counts()}>"
 
     def counts(self) -> FaultCounts:
-        """The number of faults injected so far; after the block, the total.
+        """Return the number of faults injected so far, or in total after the block.
 
-        Assert on it where a fault has a probability, by which it need not happen.
+        Assert on it if a fault has a probability, because such a fault may not have happened.
         """
         return (self._after or self._device.fault_counts()) - self._before
 
     def _never_happened(self, traces: Path | None = None) -> str:
-        """Which faults have not, also by the traces of other programs."""
+        """Return the faults that happened neither here nor in the traces of other programs."""
         chances = self._device._fault_chances() - self._chances
         return _never_happened(self.plan, traces, self.counts(), chances)
 
@@ -242,37 +242,40 @@ def faults(
 ) -> Iterator[Faults]:
     """Inject faults into the embedded device of this process, inside a ``with`` block.
 
-    With the same ``seed`` the k-th incoming frame of the n-th connection has the same fault.
-    Without a seed a random one is chosen. An exception that leaves the block gets a note with the
-    faults and their counts, so that the failure can be repeated.
+    With the same ``seed``, the k-th incoming frame of the n-th connection has the same fault.
+    Without a seed, a random one is chosen. An exception that leaves the block gets a note with the
+    faults and their counts, so that you can repeat the failure.
 
-    - ``loss``, ``duplicate``: incoming frames and datagrams are dropped, or processed twice;
-      ``frames`` selects those of reliable connections. Reliable connections retransmit as
-      InfiniBand specifies, and fail with RETRY_EXC_ERR when the retries are used up; messages of UC
+    - ``loss``, ``duplicate``: incoming frames and datagrams are dropped, or processed twice.
+      ``frames`` selects the frames of reliable connections. Reliable connections retransmit as
+      InfiniBand specifies, and fail with RETRY_EXC_ERR when the retries are used up. Messages of UC
       and UD queue pairs are lost.
-    - ``delay``, ``jitter``: incoming frames are delayed by so many seconds, plus a random time of
-      up to ``jitter``; the order within a connection stays. Delay alone makes nothing fail.
-    - ``rate``: the device receives at most so many bytes per second.
-    - ``cut``: connections break, each when it has received ``cut_after`` bytes. Existing ones are
-      counted first, then new ones in the order in which they are established.
-    - ``rnr``: a request that needs a receive gets an RNR NAK; it is retried as often as rnr_retry
-      says.
-    - ``overrun``: a completion overruns its completion queue, which puts the queue into error.
-    - ``register``: a registration of memory fails with ENOMEM.
-    - ``handshake``: an incoming message of the connection manager is dropped: the first one of a
-      connection arrives at the listener, the next two at the caller. They are not sent again.
+    - ``delay``, ``jitter``: incoming frames are delayed by ``delay`` seconds, plus a random time of
+      up to ``jitter`` seconds. The order within a connection is preserved. A delay alone does not
+      cause failures.
+    - ``rate``: the device receives at most this number of bytes per second.
+    - ``cut``: connections break, each after it has received ``cut_after`` bytes. Existing
+      connections are counted first, then new ones in the order in which they are established.
+    - ``rnr``: a request that needs a receive gets an RNR NAK. It is retried up to the queue pair's
+      rnr_retry.
+    - ``overrun``: a completion overruns its completion queue, which puts the queue into the error
+      state.
+    - ``register``: a memory registration fails with ENOMEM.
+    - ``handshake``: an incoming message of the connection manager is dropped. The first message of
+      a connection arrives at the listener, the next two at the caller. They are not retransmitted.
 
     ``qp`` and ``cq`` limit connections, requests and datagrams to one queue pair, and overruns to
-    one completion queue; ``device`` limits all to one of several embedded devices. The faults
-    replace those of the environment variable AIORDMA_EMBEDDED_FAULTS for good. A peer in another
-    process has faults of its own, or none.
+    one completion queue. ``device`` limits all faults to one of several embedded devices. The
+    faults replace those of the environment variable AIORDMA_EMBEDDED_FAULTS permanently. They do
+    not affect a peer in another process.
 
-    Raises AssertionError at the end of a block in which one of them never happened, or in which
-    nothing came that one with a probability could strike: such a test shows nothing.
-
-    Raises ValueError for an invalid value, BusyError inside another such block or a simulation,
-    since the faults are those of the process, and UnsupportedError when ``device`` (or
-    AIORDMA_DEVICE, or the default device) is not the embedded one.
+    Raises:
+        AssertionError: At the end of the block, if a fault never happened, or if a fault with a
+            probability had no opportunity to happen. The test then proves nothing about it.
+        ValueError: If an argument is invalid.
+        BusyError: Inside another such block or a simulation, because faults belong to the process.
+        UnsupportedError: If ``device`` (or AIORDMA_DEVICE, or the default device) is not an
+            embedded device.
     """
     if process.injected is not None:
         raise BusyError(
@@ -324,14 +327,14 @@ WHEN = "a probability or text such as '@3'"
 
 
 def _text(name: str, value: object, wanted: str) -> str:
-    """Return text that is not empty: an empty part of a plan would be left out silently."""
+    """Return text that is not empty; an empty part of a plan would be ignored silently."""
     if text := instance(name, value, str, wanted):
         return text
     raise ValueError(refusal(name, wanted, value))
 
 
 def _when(name: str, when: When) -> str:
-    """The value as text, without an exponent, which the syntax does not allow."""
+    """Return the value as text, without an exponent, which the syntax does not allow."""
     if isinstance(when, str):
         return _text(name, when, WHEN)
     number = real(name, when, WHEN)
@@ -361,11 +364,14 @@ def _cq(cq: verbs.CompletionQueue | int | None) -> str:
 async def connected_pair(
     *, device: str | None = None, via: Literal["cm", "tcp"] = "cm", config: Config | None = None
 ) -> AsyncIterator[tuple[Connection, Connection]]:
-    """Two connections in this process that are connected to each other.
+    """Create two connections in this process that are connected to each other.
 
-    The first one called connect, the second one was accepted; both are closed at the end of the
-    block. ``device`` is as in :func:`aiordma.connect`; its own address is used. Raises what
-    :func:`aiordma.listen` and :func:`aiordma.connect` raise.
+    ``device`` is as in :func:`aiordma.connect`, and the pair uses its address. The exceptions are
+    those of :func:`aiordma.listen` and :func:`aiordma.connect`.
+
+    Yields:
+        The connection that called connect, and the one that was accepted. Both are closed at the
+        end of the block.
     """
     config = Config() if config is None else config
     chosen = verbs.find_device(name_or_variable(device))
@@ -380,10 +386,10 @@ async def connected_pair(
 
 @dataclass(frozen=True)
 class Held:
-    """The resources of this process: open files, threads, objects of the device by class.
+    """The resources of this process: open files, threads, and device objects by class.
 
-    A file is identified by its number and inode, a thread by its id and start time, so that a
-    reused number does not hide a leak.
+    A file is identified by its descriptor and inode, and a thread by its id and start time, so that
+    a reused number does not hide a leak.
     """
 
     files: dict[tuple[int, int, int, str], str]
@@ -392,11 +398,11 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """The resources at this moment."""
+        """Return the current resources."""
         return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
-        """A description of what ``after`` has and this does not; empty without growth."""
+        """Describe the resources that ``after`` has in addition; empty if there are none."""
         files = sorted(after.files.items(), key=lambda item: item[0][0])
         lines = [f"file {key[0]}: {target}" for key, target in files if key not in self.files]
         threads = sorted(after.threads.items())
@@ -409,7 +415,7 @@ class Held:
 
 
 def _open_files() -> dict[tuple[int, int, int, str], str]:
-    """The targets of open files by number, device, inode and, for anonymous inodes, kind."""
+    """Return the targets of open files by descriptor, device, inode and, if anonymous, kind."""
     files = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -423,11 +429,11 @@ def _open_files() -> dict[tuple[int, int, int, str], str]:
 
 
 def _threads() -> dict[tuple[int, int], str]:
-    """The names of this process's threads by id and start time, in ticks since boot.
+    """Return the names of this process's threads by id and start time, in ticks since boot.
 
-    The kernel may list a thread for a moment after it was joined, and a thread that ends while the
-    kernel lists them hides those that started after it: the threads are listed until two lists
-    agree.
+    The kernel may list a thread for a moment after it was joined. A thread that ends while the
+    kernel creates the list can hide threads that started after it. Therefore the threads are listed
+    until two lists agree.
     """
     threads = _list_threads()
     while (again := _list_threads()) != threads:
@@ -439,7 +445,7 @@ PF_IO_WORKER = 0x10  # among the flags of a thread, proc(5); the kernel's includ
 
 
 def _list_threads() -> dict[tuple[int, int], str]:
-    """As :func:`_threads`, listed once, without io_uring's: the kernel ends those when it likes."""
+    """List the threads once, without those of io_uring, which the kernel ends at any time."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
     for name in os.listdir("/proc/self/task"):
@@ -456,13 +462,14 @@ def _list_threads() -> dict[tuple[int, int], str]:
 
 @_block
 def check_leaks(*, timeout: float = 5) -> Iterator[None]:
-    """Raise AssertionError when the block leaks files, threads or objects of the device.
+    """Raise AssertionError if the block leaks files, threads or device objects.
 
     The error lists them. Resources that are about to end, such as a joined thread that the kernel
-    still lists, have up to ``timeout`` seconds; without leaks the check does not wait. An exception
-    of the block takes precedence. Put the check around a whole test, including its event loop: it
-    blocks its thread, and resources that a loop or a library keeps after their first use count as
-    leaks.
+    still lists, have up to ``timeout`` seconds. The check does not wait if nothing was leaked. An
+    exception raised in the block takes precedence.
+
+    Put the check around a whole test, including its event loop, because the check blocks the
+    thread. Resources that a loop or a library keeps after the first use count as leaks.
     """
     patience = seconds("timeout", timeout)
     before = Held.now()

@@ -8,8 +8,8 @@
         for request in trace.requests(run):
             print(request.operation, request.status, request.took)
 
-Without a change to the program, ``AIORDMA_TRACE=run.jsonl`` in the environment traces all of its
-run. ``aiordma trace`` shows such files, and ``docs/trace.md`` describes their format.
+To trace a whole run without changing the program, set ``AIORDMA_TRACE=run.jsonl`` in the
+environment. ``aiordma trace`` shows these files, and ``docs/trace.md`` describes their format.
 """
 
 from __future__ import annotations
@@ -85,17 +85,17 @@ __all__ = [
 
 
 def start(path: str | os.PathLike[str]) -> Path:
-    """Start to trace this process's use of the embedded device; return the name of the file.
+    """Start tracing this process's use of the embedded device, and return the name of the file.
 
-    ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file; while
-    another process writes to it, the file is ``path`` with ``.`` and the process id. Only its owner
-    can read it, since it contains keys and addresses. A file that is there already must belong to
+    ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file. While
+    another process writes to it, the file is ``path`` followed by ``.`` and the process id. Only
+    its owner can read it, because it contains keys and addresses. An existing file must belong to
     this user, must not be accessible to others, and must have no other name.
 
     Raises:
-        BusyError: This process is being traced already.
-        OSError: The file cannot be written: EFBIG and ENOSPC without room for it, ESPIPE if it is
-            not a regular file, EPERM if it belongs to another user or is accessible to others,
+        BusyError: If this process is already being traced.
+        OSError: If the file cannot be written: EFBIG or ENOSPC if there is no space, ESPIPE if it
+            is not a regular file, EPERM if it belongs to another user or is accessible to others,
             ELOOP if it is a symbolic link, EMLINK if it has other hard links.
     """
     used = ffi.new("char[]", 4097)
@@ -109,13 +109,19 @@ def start(path: str | os.PathLike[str]) -> Path:
 
 
 def stop() -> None:
-    """End the trace, also one that the environment started; without a trace nothing happens."""
+    """Stop tracing, even if the environment started the trace. Without a trace, do nothing."""
     softdev.trace_stop()
 
 
 @contextmanager
 def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """:func:`start` and, when the block is left, :func:`stop`. Raises what :func:`start` raises."""
+    """Trace the block: :func:`start`, then :func:`stop` at its end.
+
+    The exceptions are those of :func:`start`.
+
+    Yields:
+        The name of the file.
+    """
     used = start(path)
     try:
         yield used
@@ -124,8 +130,10 @@ def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
-    """The runs in a file, in their order. A process may still write it, or have been killed.
+    """Return the runs in a file, in order. A process may still be writing it, or have been killed.
 
-    Raises OSError when the file cannot be read, TraceFormatError with the line when it is no trace.
+    Raises:
+        OSError: If the file cannot be read.
+        TraceFormatError: If it is not a trace; the message contains the line number.
     """
     return parse_runs(Path(path).read_bytes(), os.fspath(path))

@@ -1,4 +1,4 @@
-"""The faults of a simulation: the ways of datagrams, and plans of what breaks when."""
+"""The faults of a simulation: links that lose or delay datagrams, and plans of faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {
 
 
 def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: float = 0) -> None:
-    """Each of these fields is 0, or a number from `least` to `most`."""
+    """Check that each of these fields is 0, or a number from `least` to `most`."""
     for name in names.split():
         value = real(name, getattr(record, name))
         if value and not least <= value <= most:
@@ -35,24 +35,24 @@ def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: flo
 
 @dataclass(frozen=True)
 class Link:
-    """The way of datagrams from one host to another: seconds, and probabilities of each datagram.
+    """The link from one host to another: times in seconds, and probabilities per datagram.
 
-    What travels by TCP is delayed alone, since TCP sees to the rest.
+    Data sent over TCP is only delayed, because TCP handles lost, duplicate and reordered packets.
     """
 
     latency: float = 5e-6
-    """The time under way."""
+    """The time that a datagram takes, in seconds."""
     jitter: float = 5e-6
-    """Up to so much more."""
+    """The maximum of a random time that is added to the latency, in seconds."""
     rate: float = 12.5e9
-    """Bytes per second."""
+    """The bandwidth in bytes per second."""
     loss: float = 0.0
     duplicate: float = 0.0
-    """It comes twice."""
+    """The probability that a datagram arrives twice."""
     reorder: float = 0.0
-    """It is late, and others overtake it."""
+    """The probability that a datagram is late, so that others overtake it."""
     late: float = 1e-3
-    """By so much at most."""
+    """The maximum delay of a late datagram, in seconds."""
 
     def __post_init__(self) -> None:
         _check(self, "latency jitter late", MOST)
@@ -65,10 +65,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a plan: its kind, the host, and from when to when, in seconds of the simulation.
+    """A fault of a plan: its kind, its host, and its begin and end in seconds of the simulation.
 
-    The kinds are "partition", "cable", "pause" and "kill"; `network` is that of a cable.  Its text
-    is a line of a timeline.
+    The kinds are "partition", "cable", "pause" and "kill". `network` is the network of a cable.
+    `str()` returns the line of the timeline.
     """
 
     kind: str
@@ -93,34 +93,35 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """Faults that come by themselves, as the seed draws them.
+    """A plan of random faults, drawn from the seed.
 
-    `partitions`, `cables`, `pauses` and `kills` are how many begin in a second of the simulation,
-    on average; each is of one of the `hosts`, and lasts up to `duration` seconds.  None begins
-    after `until` seconds, and none ends what a program has cut off, paused or killed.
+    `partitions`, `cables`, `pauses` and `kills` are average numbers of faults per second of the
+    simulation. Each fault affects one of the `hosts` and lasts up to `duration` seconds. No fault
+    begins after `until` seconds. The end of a fault does not undo a partition, pause or kill of the
+    program.
     """
 
     link: Link = Link()
-    """Of every two hosts, from the beginning on."""
+    """The link between every two hosts, from the beginning."""
     partitions: float = 0.0
-    """The host is cut off from all others."""
+    """The rate of partitions, which cut the host off from all others."""
     cables: float = 0.0
-    """The host is cut off on one of its networks."""
+    """The rate of cable faults, which cut the host off on one of its networks."""
     pauses: float = 0.0
-    """The host stands still."""
+    """The rate of pauses, in which the host stands still."""
     kills: float = 0.0
-    """The host is killed, and boots again."""
+    """The rate of kills, after which the host boots again."""
     duration: float = 1.0
     until: float = math.inf
     hosts: Collection[str] = ()
-    """Those that have faults: as () all but "main", a client's too.
+    """The names of the hosts that have faults; if empty, all except "main", including clients.
 
-    A name that never boots is an error.
+    A host that never boots is an error.
     """
     at_least: int = 0
-    """AssertionError when fewer faults than this have begun at the end: the run shows nothing."""
+    """The number of faults that must have begun, or the simulation ends with AssertionError."""
     exactly: Collection[Fault] | None = None
-    """These faults, such as the `World.faults` of another run, and none that the seed draws."""
+    """The faults to replay instead of drawing them, such as the `World.faults` of another run."""
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
@@ -146,12 +147,12 @@ class FaultPlan:
 
     @property
     def _rates(self) -> list[float]:
-        """Of each kind of faults; empty: there are none."""
+        """The rate of each kind of fault; empty if the plan draws none."""
         rates = [getattr(self, rate) for rate, _ in KINDS.values()]
         return rates if any(rates) else []
 
     def _counts(self, faults: Iterable[Fault], now: float) -> str:
-        """How many of each kind there were, and about how many the rates let expect."""
+        """Describe the number of faults of each kind, and the number that the rates predict."""
         begun = Counter(fault.kind for fault in faults)
         if self.exactly is not None:
             return f"{begun.total()} of the {len(self.exactly)} given"
@@ -166,9 +167,10 @@ Begin = tuple[float, Callable[[list[str]], Fault | None]]
 
 
 def begins(plan: FaultPlan, seed: int, networks: int) -> Iterator[Begin]:
-    """When each fault begins, and which it is, by the names of the hosts that are alive then.
+    """Yield when each fault begins, and a function that returns it, given the hosts alive then.
 
-    They are drawn by a source of their own: given as `exactly`, the same ones are the same run.
+    The faults have their own random source, so that replaying them with `exactly` gives the same
+    run.
     """
     for fault in sorted(plan.exactly or (), key=lambda fault: fault.begin):
         yield fault.begin, lambda alive, it=fault: it if it.host in alive else None  # type: ignore[misc]

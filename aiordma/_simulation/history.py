@@ -1,7 +1,7 @@
-"""What programs did and saw, and whether that can be: `aiordma.testing.History`.
+"""Histories of operations, and their consistency check: `aiordma.testing.History`.
 
-Whether operations on a register have an order is found by the search of Wing and Gong (1993) with
-Lowe's memory of what has failed (2017), for each key alone.
+The check looks for an order of the operations on each key with the search of Wing and Gong (1993),
+extended by Lowe's cache of failed states (2017).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sockets import here
 
 
 class Mark(Enum):
-    """Contents of a register and results that are not values of a program."""
+    """Register contents and results that are not values of a program."""
 
     UNKNOWN = "unknown"
     UNFIT = "the operation contradicts the content before it"
@@ -47,7 +47,7 @@ REGISTER: dict[str, Callable[..., Hashable]] = {
 
 
 RETURNING = REGISTER.keys() - {"write"}
-"""The operations with a result."""
+"""The kinds of operations that have a result."""
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ RETURNING = REGISTER.keys() - {"write"}
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A bool or a float, which Python takes for the integer of the same value."""
+    """A bool or a float, which Python would consider equal to an integer."""
 
     kind: str
     value: float
@@ -78,10 +78,11 @@ HINTS: dict[type, str] = {
 
 
 def _value(name: str, value: Any) -> Hashable:
-    """Return a hashable value as Python's own: scalars of numpy and memoryviews are converted.
+    """Return a hashable value; numpy scalars and memoryviews are converted to Python's own types.
 
-    Raises TypeError for an unhashable value, and for other buffers than bytes, which compare by
-    identity or may change.
+    Raises:
+        TypeError: If the value is not hashable, or is a buffer other than bytes, which compares by
+            identity or may change.
     """
     if type(value).__module__ == "numpy" and not getattr(value, "shape", True):
         value = value.item()
@@ -108,14 +109,14 @@ def _is_buffer(value: Any) -> bool:
 
 
 class Operation:
-    """One operation of a :class:`History`: the call that its ``with`` block encloses.
+    """An operation of a :class:`History`: the call inside its ``with`` block.
 
-    An operation whose block is left by an exception, or never, as on a host that is killed, may
-    have been done once, at any later time, or not at all.
+    If an exception leaves the block, or the block never ends because its host is killed, the
+    operation may have taken effect once, at any later time, or not at all.
     """
 
     def __init__(self, history: History, kind: str, of: tuple[str, Any], **values: Any) -> None:
-        """For this package."""
+        """Initialize the operation; only this package calls this."""
         self._history, self._kind = history, kind
         self._of = _value(*of)
         self._values = tuple(_value(name, value) for name, value in values.items())
@@ -138,9 +139,9 @@ class Operation:
 
     @property
     def result(self) -> Any:
-        """The content that a read or an atomic operation returned; set it within the block.
+        """The value that a read or an atomic operation returned; set it within the block.
 
-        None before it is set. A write needs none.
+        It is None until it is set. A write does not need a result.
         """
         return None if self._result is UNKNOWN else self._result
 
@@ -157,7 +158,7 @@ class Operation:
             self._result = _value("op.result", value)
 
     def refused(self) -> None:
-        """Exclude the operation: it has not been done, and never will be."""
+        """Exclude the operation: it has not taken effect and never will."""
         self._refused = True
 
     def __enter__(self) -> Self:
@@ -184,19 +185,19 @@ class Operation:
 
 
 class History:
-    """A record of the operations of programs, whose consistency :meth:`check` tests.
+    """A record of operations that programs performed, which :meth:`check` tests for consistency.
 
-    It serves all hosts of a simulation, or the tasks and threads of one process. Operations are
-    compared in the order of their calls.
+    Use one history for all hosts of a simulation, or for the tasks and threads of one process.
+    Operations are ordered by when they are recorded.
 
-    A key is a register: any hashable value, which reads, writes and atomic operations share. A
-    register holds any hashable value, such as bytes. ``fetch_and_add`` takes and returns unsigned
-    integers of 64 bits. Python takes 1, 1.0 and True for equal; here they are three different
-    values, and three different keys.
+    A key identifies a register, which reads, writes and atomic operations share. Keys and values
+    can be any hashable values, such as bytes. ``fetch_and_add`` takes and returns unsigned 64-bit
+    integers. Python considers 1, 1.0 and True equal, but here they are three different values and
+    three different keys.
 
     Args:
-        initial: The content of every key before its first write, such as b"" or None. Begin with
-            a write to give one key another content.
+        initial: The value of every key before its first write, such as b"" or None. To give a
+            single key another value, begin with a write.
     """
 
     def __init__(self, *, initial: Hashable = 0) -> None:
@@ -206,7 +207,7 @@ class History:
         self._since = time.monotonic()
 
     def _place(self) -> tuple[str, float]:
-        """Who calls, and when, for a reader."""
+        """Return the host, task or thread that is calling, and the time, for error messages."""
         machine, loop = here(), asyncio._get_running_loop()
         if machine is not None:
             return machine.host.name, machine.world.now
@@ -223,17 +224,18 @@ class History:
         return Operation(self, "write", ("key", key), value=value)
 
     def compare_and_swap(self, key: Hashable, expected: Hashable, desired: Hashable) -> Operation:
-        """Return an exchange of `expected` for `desired`; set `result` to the content before it."""
+        """Return a swap of `expected` for `desired`; set `result` to the previous value."""
         return Operation(self, "compare_and_swap", ("key", key), expected=expected, desired=desired)
 
     def fetch_and_add(self, key: Hashable, add: int) -> Operation:
-        """Return an addition modulo 2^64; set `result` to the number before it."""
+        """Return an addition modulo 2^64; set `result` to the previous value."""
         return Operation(self, "fetch_and_add", ("key", key), add=integer("add", add))
 
     def send(self, channel: Hashable, message: Hashable) -> Operation:
-        """Return a send of the message. It must arrive once if the block ends, else at most once.
+        """Return a send of the message, which must arrive exactly once if its block ends normally.
 
-        Messages whose blocks end must arrive in the order in which the blocks began.
+        Otherwise it may arrive at most once. Messages whose blocks end normally must arrive in the
+        order in which the blocks began.
         """
         return Operation(self, "send", ("channel", channel), message=message)
 
@@ -243,30 +245,33 @@ class History:
             pass
 
     def access(self, lease: Hashable) -> Operation:
-        """Return an access to leased memory. It must fail if it begins after the lease's end."""
+        """Return an access to leased memory, which must fail if it begins after the lease's end."""
         return Operation(self, "access", ("lease", lease))
 
     def lease_ended(self, lease: Hashable) -> None:
-        """Record that the lease has ended. Its name is not used again."""
+        """Record that the lease has ended. Its name must not be used again."""
         with Operation(self, "lease_ended", ("lease", lease)):
             pass
 
     def check(self, *, steps: int = 20_000) -> None:
         """Check that the operations are consistent.
 
-        - Linearizability: the operations on a key have an order in which each has its result. An
-          operation that ended before another one began comes first in it.
-        - Every message arrived once, in order, and had been sent; see :meth:`send`.
+        - Linearizability: the operations on a key have an order in which each of them returns its
+          result. If one operation ended before another began, it comes first in this order.
+        - Every message that arrived had been sent, and messages arrived once and in order; see
+          :meth:`send`.
         - No access that began after the end of its lease succeeded.
 
         Args:
-            steps: How many steps, beyond one for each operation, the search may take for a key.
+            steps: The maximum number of steps of the search for each key, in addition to one per
+                operation.
 
         Raises:
-            AssertionError: The operations are not consistent, and the text has the fewest that show
-                it; or the history has none, so that it shows nothing.
-            RuntimeError: The steps did not suffice, because many writes are at the same time or
-                have no end; or an operation was used without ``with``.
+            AssertionError: If the operations are not consistent; the message lists the fewest
+                operations that show this. Also if the history has no operations, because the test
+                then proves nothing.
+            RuntimeError: If the steps did not suffice, because many writes are concurrent or have
+                no end, or if an operation was used without ``with``.
         """
         integer("steps", steps, 1)
         for it in self._operations:
@@ -299,11 +304,11 @@ def _text(what: str, operations: Iterable[Operation]) -> str:
 
 
 Place = tuple[int, Any]
-"""Of a search: which operations are done, as bits, and what is in the register."""
+"""A state of the search: the completed operations as a bit mask, and the register's content."""
 
 
 class Span(NamedTuple):
-    """An operation on a register, as far as it is known. Values are as `_distinct` returns them."""
+    """The known part of an operation on a register. Values are as `_distinct` returns them."""
 
     begin: int
     end: float
@@ -332,7 +337,7 @@ class Span(NamedTuple):
 
 
 def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
-    """Whether the operations, in the order of their beginnings, can be done one after another."""
+    """Return whether a valid order exists for the operations, which are sorted by their begin."""
     ended = sum(1 << at for at, span in enumerate(spans) if span.end < inf)
     tried: dict[Place, list[int]] = {}
     stack = [(0, begins_as)]
@@ -356,7 +361,10 @@ def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
 
 
 def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
-    """What could be done next, the most likely last; what changes nothing is done at once."""
+    """Return the possible next states, the most likely one last.
+
+    If an operation leaves the state unchanged, completing it is the only choice.
+    """
     must: list[Place] = []
     may: dict[Hashable, Place] = {}  # of those that are alike the first one
     seen: list[Hashable] = []
@@ -388,7 +396,7 @@ def _choices(spans: list[Span], done: int, state: Hashable) -> list[Place]:
 
 
 def _leads_to(content: Hashable, value: Hashable, adds: int) -> bool:
-    """Whether a register with this content may get the value, by up to `adds` that is added."""
+    """Return whether adding at most `adds` to the register's content can produce the value."""
     if type(content) is int and type(value) is int:
         return (value - content) & U64_MAX <= adds
     return content == value
@@ -404,7 +412,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
         return [it if it.end <= end else it.without_end() for it in spans if it.begin < end]
 
     def since(begin: int) -> list[Span]:
-        """What was under way then may have been done before."""
+        """Return the operations from `begin` on, and those in progress at that time."""
         return [it if it.begin >= begin else it.without_end() for it in part if it.end > begin]
 
     def is_bad(some: list[Span], state: Hashable) -> bool:
@@ -431,7 +439,7 @@ def _check_register(operations: list[Operation], steps: int) -> str:
 
 def _check_channel(operations: list[Operation], _: int) -> str:
     due: list[Operation] = []
-    """Sends that have ended, or will end, and whose messages have not come."""
+    """Sends that have ended, or will end, and whose messages have not arrived."""
     loose: list[Operation] = []
     for at, it in enumerate(operations):
         if it._kind == "send":
@@ -460,7 +468,10 @@ def _check_lease(operations: list[Operation], _: int) -> str:
 
 
 Check = Callable[[list[Operation], int], str]
-"""The operations of one name, and how many steps there may be: what is wrong, or nothing."""
+"""A function that checks the operations on one name and returns an error message, or "".
+
+It also gets the maximum number of steps.
+"""
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(REGISTER, _check_register),
     **dict.fromkeys(("send", "received"), _check_channel),

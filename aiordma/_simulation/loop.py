@@ -27,7 +27,7 @@ MOST_AWAITS = 100
 
 
 class Future(asyncio.Future[Any]):
-    """Futures and tasks have numbers for hashes: sets of them have the same order in each run."""
+    """A future whose hash is a number, so that sets of futures have the same order in every run."""
 
     number: int
 
@@ -47,7 +47,7 @@ class Task(asyncio.Task[Any]):
 
 
 class HostLoop(VirtualLoop):
-    """Makes one turn at a time, which the scheduler calls."""
+    """An event loop that runs one iteration at a time when the scheduler calls it."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
@@ -81,7 +81,7 @@ class HostLoop(VirtualLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, function: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """In this thread: there are no others in a simulation."""
+        """Run the function in this thread, because a simulation has no others."""
         if not isinstance(executor, ThreadPoolExecutor | None):
             refuse("executor but threads", "None runs the function in the loop's thread")
         future: asyncio.Future[T] = self.create_future()
@@ -111,14 +111,14 @@ class HostLoop(VirtualLoop):
         return super()._add_reader(fd, *args)  # type: ignore[misc]
 
     async def _sendfile_native(self, _: Any, file: Any, offset: int, *__: Any) -> NoReturn:
-        """The kernel would send past the simulation, so asyncio reads the file itself."""
+        """Make asyncio read the file itself, because the kernel would bypass the simulation."""
         file.seek(offset)
         raise asyncio.SendfileNotAvailableError
 
     _sock_sendfile_native = _sendfile_native
 
     def add_signal_handler(self, sig: int, callback: Any, *_: Any) -> None:  # type: ignore[override]
-        """No signal comes to a simulated host."""
+        """Store the handler without calling it; a simulated host never receives a signal."""
         self._signal_handlers[sig] = callback  # type: ignore[attr-defined]
 
     def remove_signal_handler(self, sig: int) -> bool:
@@ -127,18 +127,18 @@ class HostLoop(VirtualLoop):
     # ---- for the scheduler ---------------------------------------------------------------
 
     def due(self) -> int:
-        """When it has something to do, in nanoseconds, without a look at its descriptors."""
+        """Return the time of the next callback in nanoseconds, without checking descriptors."""
         if self._ready:  # type: ignore[attr-defined]
             return 0
         timers = self._scheduled  # type: ignore[attr-defined]
         return math.ceil(timers[0].when() * 1e9) if timers else NEVER
 
     def has_input(self) -> bool:
-        """Whether a descriptor is ready: what comes for the device alone wakes no loop."""
+        """Return whether a descriptor is ready. Packets for the device do not wake the loop."""
         return bool(self._epoll.poll(0, 1))
 
     def turn(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(
             firstiter=self._asyncgen_firstiter_hook,  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ class HostLoop(VirtualLoop):
             sys.set_asyncgen_hooks(*hooks)
 
     async def end(self) -> None:
-        """As `asyncio.run` ends."""
+        """Cancel all tasks and wait for them, as `asyncio.run` does."""
         tasks = asyncio.all_tasks(self) - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -163,7 +163,7 @@ class HostLoop(VirtualLoop):
         await self.shutdown_asyncgens()
 
     def abandon(self) -> None:
-        """Ends what is left, now: a traceback may hold it for longer."""
+        """Close the remaining coroutines and the loop now; a traceback could keep them alive."""
         around = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         for task in asyncio.all_tasks(self):

@@ -34,14 +34,14 @@ SERVE: set[tuple[object, str]] = {
 def check_program(
     program: object, args: tuple[Any, ...], where: str, arguments: str, hint: str
 ) -> None:
-    """Raise TypeError for what is not a function, or does not take these arguments.
+    """Raise TypeError if `program` is not a function, or does not accept these arguments.
 
     Args:
-        program: A function that a user gave.
+        program: A function that a user passed.
         args: Its arguments.
-        where: The beginning of the error's text, such as "the program of host 'main'".
+        where: The beginning of the error message, such as "the program of host 'main'".
         arguments: The arguments in words.
-        hint: How to give a program with its arguments.
+        hint: How to pass a program with its arguments.
     """
     if not callable(program):
         if asyncio.iscoroutine(program):
@@ -53,7 +53,7 @@ def check_program(
 
 
 class Machine:
-    """Its loop and its device, and the world as its loop sees it."""
+    """The event loop and the device of a host during one boot, and the `World` of that loop."""
 
     def __init__(self, host: Host) -> None:
         self.world: World = host.world
@@ -62,15 +62,15 @@ class Machine:
         self.number: int = softdev.sim_boot(host.number)
         self.alive = True
         self.boots_again = False
-        """It was killed by the plan alone."""
+        """Whether the plan has killed the host and will boot it again."""
         self.pauses: set[object] = set()
-        """Whose, as long as they last."""
+        """The origins of the current pauses: faults, or the host itself for `Host.pause`."""
         self.bound: list[Socket] = []
-        """Sockets that have a port."""
+        """The sockets that have a port."""
         self.awaited: dict[asyncio.Future[Any], None] = {}
-        """Futures of other hosts that wait for programs of this one."""
+        """Futures of other hosts that wait for programs of this host."""
         self.services: set[asyncio.Task[Any]] = set()
-        """The programs of `Host.serve` that run."""
+        """The running programs of `Host.serve`."""
         self.program = softdev.sim_program(self.number)
         self._programs: dict[asyncio.Task[Any], None] = {}  # asyncio does not keep them
         self.loop = HostLoop(self)
@@ -86,7 +86,7 @@ class Machine:
         raise AttributeError
 
     def step(self, until: float | None) -> bool:
-        """Nothing happens within an iteration of the loop."""
+        """Do nothing; virtual time never advances during an iteration of the loop."""
         return False
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -111,9 +111,10 @@ class Machine:
         return task
 
     def is_idle(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a service, or a task that a program started, waits for a server's clients.
+        """Return whether a service, or a task that a program started, is waiting for clients.
 
-        Programs of `Host.run` and the main one are never idle: they wait in vain.
+        The main program and the programs of `Host.run` are never idle, because their result is
+        awaited.
         """
         if task in self._programs and task not in self.services:
             return False
@@ -124,7 +125,7 @@ class Machine:
         return ACCEPT in where or not SERVE.isdisjoint(where[-1:])
 
     def due(self) -> int:
-        """When its loop makes its next turn, as far as is known."""
+        """Return the time of the loop's next iteration, as far as it is known."""
         if not self.alive or self.pauses:
             return NEVER
         program = self.program
@@ -132,7 +133,7 @@ class Machine:
         return max(due, program.busy_until)
 
     def turn(self) -> None:
-        """Lets the loop make a turn, which takes its time."""
+        """Run an iteration of the loop, and keep the host busy for a random time afterwards."""
         softdev.sim_enter(self.number)
         softdev.sim_note(self.number)
         program = self.program
@@ -158,7 +159,7 @@ class Machine:
         softdev.sim_set_state(self.number, state if self.alive else softdev.SIM_DEAD)
 
     def close(self) -> None:
-        """Gives back what it has, without a word to its peers."""
+        """Release all resources without notifying the peers."""
         softdev.sim_enter(self.number)
         self.kill()
         self.loop.abandon()

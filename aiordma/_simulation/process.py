@@ -1,4 +1,4 @@
-"""The clock, the chance and the system of this process, while it simulates hosts."""
+"""The clock, the random numbers and the system calls of this process during a simulation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ from .sockets import Socket, getaddrinfo, here, refuse
 SECOND = 1_000_000_000
 EPOCH = 1_800_000_000  # of the wall clock, as of the devices' (sim.c)
 MOST_LOOKS = 1_000_000
-"""At a clock that stands still: what looks at it more often waits for a time."""
+"""How often programs may read the clock at one virtual time.
+
+A program that reads it more often is waiting for a time that will not come.
+"""
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
 THREADS = "threads", "asyncio.to_thread runs a function in the thread of all hosts"
@@ -50,20 +53,20 @@ NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
 
 
 chance: random.Random | None = None
-"""The source of programs' random numbers, while a simulation is on."""
+"""The source of random numbers for programs during a simulation."""
 thread: int | None = None
-"""The thread of the simulation: the others have the machine's clock and chance."""
+"""The thread of the simulation. Other threads use the machine's clock and random numbers."""
 looked_at, looks = 0, 0
-"""The time, and how often programs have looked at the clock since it is that."""
+"""A virtual time, and how often programs have read the clock at that time."""
 injected: str | None = None
-"""The plan of the block of `testing.faults` that is open."""
+"""The plan of the active `testing.faults` block."""
 
 
 # ---- the clock and chance ------------------------------------------------------------------------
 
 
 def monotonic_ns() -> int:
-    """A look changes nothing, or a line of a log would make another run."""
+    """Return the virtual time. Reading it changes nothing, or a log record would change the run."""
     global looked_at, looks  # noqa: PLW0603 - one for the process
     if looked_at != (now := softdev.sim_now()):
         looked_at, looks = now, 0
@@ -100,7 +103,7 @@ def urandom(size: int, flags: int = 0) -> bytes:
 
 
 def set_handler(number: int, handler: Any, real: Callable[..., Any] = signal.signal) -> Any:
-    """Of SIGINT it is the process's, and a debugger's."""
+    """Set the handler of SIGINT, which the process and debuggers use, and refuse other signals."""
     return real(number, handler) if number == signal.SIGINT else refuse(*SIGNALS)
 
 
@@ -110,14 +113,14 @@ def seed_generator(
     version: int = 2,
     seed: Callable[..., None] = random.Random.seed,
 ) -> None:
-    """Without a seed, of the simulation's chance."""
+    """Seed a generator; without a seed, take one from the simulation's random source."""
     seed(generator, urandom(32) if a is None else a, version)
 
 
 # ---- what is replaced ----------------------------------------------------------------------------
 
 Row = tuple[Any, str, Any]
-"""An object, the name of an attribute of it, and what takes its place."""
+"""An object, the name of one of its attributes, and the replacement of that attribute."""
 
 CLOCKS: dict[str, Callable[[], int]] = {
     "time": wall_ns,
@@ -148,7 +151,10 @@ EVENTS = {
 
 @cache
 def watch_events() -> None:
-    """For good: Python cannot stop it."""
+    """Install the audit hook that rejects operations leaving the simulation.
+
+    Audit hooks cannot be removed, so it stays for the life of the process.
+    """
 
     def hook(event: str, _: object) -> None:
         if event in EVENTS and thread == get_ident():
@@ -162,7 +168,10 @@ def refusal(what: str, instead: str) -> Callable[..., Any]:
 
 
 def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
-    """A function of `time` that is of now without an argument behind those `before` it."""
+    """Replace a function of `time` that uses the current time if that argument is missing.
+
+    The argument is the one after `before` others.
+    """
     real = getattr(time, name)
 
     def call(*args: Any) -> Any:
@@ -173,9 +182,9 @@ def of_now(name: str, before: int, now: Callable[[], Any]) -> Row:
 
 
 def while_on(simulated: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
-    """The simulated function in the thread of a simulation, and the real one otherwise.
+    """Return a function that calls `simulated` in a simulation's thread, and `real` otherwise.
 
-    A module that is first imported in a simulation, and takes the name, has this one for good.
+    A module that is first imported in a simulation and copies the name keeps this function.
     """
 
     def call(*args: Any, **options: Any) -> Any:
@@ -229,7 +238,7 @@ WAIT_FOR_THREADS = {"threading", "queue"}
 
 
 def taken() -> list[Row]:
-    """The names of modules that took what is replaced before (`from time import time`)."""
+    """Return the modules' copies of replaced names (`from time import time`)."""
     return [
         (module, name, TAKEN[id(value)])
         for called, module in list(sys.modules.items())
@@ -244,7 +253,7 @@ def taken() -> list[Row]:
 def record_of_host(
     begun: int, make: Callable[..., logging.LogRecord]
 ) -> Callable[..., logging.LogRecord]:
-    """Of a log, which has the host and the seconds of the simulation too."""
+    """Return a factory of log records with the host and the seconds of the simulation."""
 
     def with_host(*args: Any, **options: Any) -> logging.LogRecord:
         record, machine = make(*args, **options), here()
@@ -257,9 +266,10 @@ def record_of_host(
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Records of logs have `simulated_host` and `simulated_time`, and go where the variable says.
+    """Add `simulated_host` and `simulated_time` to log records.
 
-    That is a file, or standard error: "-".
+    If the variable AIORDMA_SIMULATION_LOG is set, also write the records to that file, or to
+    standard error for "-".
     """
     before, root = logging.getLogRecordFactory(), logging.getLogger()
     level = root.level
@@ -282,7 +292,7 @@ def logged() -> Iterator[None]:
 
 @contextmanager
 def simulated(seed: int, devices: int) -> Iterator[None]:
-    """The simulation answers programs, and this package, in place of the machine."""
+    """Replace the machine's clock, random numbers, network and devices by the simulation's."""
     global chance, thread  # noqa: PLW0603 - one for the process
     watch_events()
     generators: list[tuple[Any, Any, Any]] = [(random.seed, random.setstate, random.getstate())]

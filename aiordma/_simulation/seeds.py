@@ -1,4 +1,4 @@
-"""Runs of a simulation with one seed after the other, in several processes."""
+"""Runs of a simulation with many seeds, in several processes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ MOST_RUNS = 200
 BAR = 30
 
 Attempt = Callable[[int], BaseException | None]
-"""A run with a seed, and what it raised."""
+"""A function that runs one seed and returns its exception, or None."""
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """How many seeds `simulate` has run, and the first line of the error of each that failed."""
+    """The number of seeds that `simulate` has run, and the first line of each error by seed."""
 
     ran: int
     failed: dict[int, str]
 
 
 uses = 0
-"""How many simulations of this process have had the seeds of the variable."""
+"""The number of simulations in this process that have used the seeds of the variable."""
 
 
 def given_seeds() -> range | None:
-    """Return the seeds of AIORDMA_SIMULATION_SEEDS: "61", or "0:1000" for those from 0 to 999."""
+    """Return the seeds of AIORDMA_SIMULATION_SEEDS: "61", or "0:1000" for 0 to 999."""
     global uses  # noqa: PLW0603 - one for the process
     if not (text := os.environ.get(VARIABLE)):
         return None
@@ -53,7 +53,7 @@ def given_seeds() -> range | None:
 
 
 def command() -> str:
-    """That which runs this program, or the test that it is in; empty in an interactive Python."""
+    """Return the command that runs this program or test; empty in an interactive Python."""
     if test := os.environ.get("PYTEST_CURRENT_TEST"):
         return shlex.join(["pytest", test.rpartition(" (")[0]])
     name, *arguments = sys.orig_argv
@@ -61,7 +61,7 @@ def command() -> str:
 
 
 def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
-    """Each seed once; with `stop` until one fails."""
+    """Run each seed once; with `stop`, only until one fails."""
     ran, failed = 0, dict[int, str]()
     with _progress(len(seeds)) as show, _results(attempt, seeds) as results:
         try:
@@ -79,14 +79,14 @@ def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
 
 
 _forked: Attempt | None = None
-"""That of the processes, which inherit it."""
+"""The function that the forked processes inherit and call."""
 
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def _end_with_parent() -> None:
-    """Killed, it would leave its processes to wait for ever."""
+    """Have the kernel kill this process if its parent dies; it would wait forever otherwise."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
@@ -101,7 +101,7 @@ def _first_line(error: BaseException | None) -> str:
 
 @contextmanager
 def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tuple[int, str]]]:
-    """Each seed, and the first line of what it raised."""
+    """Yield an iterator over the seeds, each with the first line of its error."""
     global _forked  # noqa: PLW0603 - what is forked has this alone
     if (count := min(len(os.sched_getaffinity(0)), len(seeds))) < 2:
         yield ((seed, _first_line(attempt(seed))) for seed in seeds)
@@ -124,7 +124,7 @@ def _results(attempt: Attempt, seeds: Collection[int]) -> Iterator[Iterator[tupl
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
-    """A bar on a terminal."""
+    """Yield a function that shows a progress bar if standard error is a terminal."""
 
     def show(ran: int, failed: int) -> None:
         bar = "#" * (BAR * ran // count)
@@ -138,7 +138,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], Any]]:
 
 
 def enough(fails: Callable[[list[Fault]], bool], faults: list[Fault]) -> list[Fault]:
-    """The faults that are left when each was left out without which the run fails too."""
+    """Leave out faults one by one as long as the run still fails, and return the remaining ones."""
     kept = faults
     for fault in faults[::-1][:MOST_RUNS]:
         fewer = [one for one in kept if one is not fault]

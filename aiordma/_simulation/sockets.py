@@ -1,11 +1,12 @@
-"""TCP between simulated hosts: `socket.socket`, as programs, asyncio and the bootstrap find it.
+"""TCP between simulated hosts: the `socket.socket` of programs, asyncio and the bootstrap.
 
-Each socket is one of the kernel, of a pair whose other end the simulation has: what arrives is
-written there.  What is sent arrives by a timer of the receiving host's loop, so it waits for a host
-that is paused.  Behind a cut it is tried again.  What is sent to a host that was killed resets the
-connection when that has booted.  A socket takes no more bytes while `WINDOW` of them have not
-arrived, and none before it is connected: then the kernel's buffer of it is full, and the loop waits
-until it can be written again.
+Each socket is one end of a socket pair, whose other end belongs to the simulation. Received data is
+written to that end. Data arrives with a timer of the receiving host's loop, so it waits if the host
+is paused. Data behind a cut is retried. If the receiving host was killed, the connection is reset
+when it has booted again.
+
+A socket accepts no more data while `WINDOW` bytes have not arrived, and none before it is
+connected. The socket's kernel buffer is then full, and the loop waits until it is writable again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ real_getaddrinfo = socket.getaddrinfo
 
 
 class NotSimulatedError(RDMAError, NotImplementedError):
-    """The program of a simulated host asks for something outside the simulation."""
+    """A program on a simulated host used something that is not simulated."""
 
 
 def refuse(what: str, instead: str) -> NoReturn:
@@ -49,14 +50,14 @@ def refuse(what: str, instead: str) -> NoReturn:
 
 
 def here() -> Machine | None:
-    """The machine whose program runs."""
+    """Return the machine whose program is running."""
     return getattr(asyncio._get_running_loop(), "machine", None)
 
 
 def getaddrinfo(
     host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
 ) -> list[Any]:
-    """Knows the names of hosts, and looks up no others."""
+    """Resolve the names of simulated hosts, and no others."""
     if isinstance(port, int):
         check_port("getaddrinfo", port)
     if not flags & socket.AI_NUMERICHOST:
@@ -101,28 +102,28 @@ def named(family: int, address: Address) -> Any:
 
 
 def numeric(where: str, address: Any, sock: Socket) -> Address:
-    """IPv4 as such, also for a socket that takes both."""
+    """Return the numeric address and the port; an IPv4-mapped IPv6 address becomes IPv4."""
     host, port = address[:2]
     [*_, (*_, (found, *_))] = getaddrinfo(host or sock._local[0], 0, sock.family, SOCK_STREAM)
     return found.removeprefix("::ffff:"), check_port(where, port)
 
 
 def is_at(bound: Socket, host: str) -> bool:
-    """True if the socket gets connections to that address of its host."""
+    """Return whether a bound socket gets connections to this address of its host."""
     own = bound._local[0]
     takes_both = not bound._options.get((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
     return own in (host, any_like(host)) or (own == "::" and takes_both)
 
 
 def exclude(one: Socket, two: Socket) -> bool:
-    """True if not both can be bound."""
+    """Return whether the two sockets cannot both be bound."""
     (here, port), (there, other) = one._local, two._local
     meet = port == other and (is_at(one, there) or is_at(two, here))
     return meet and not all(it._options.get((SOL_SOCKET, SO_REUSEPORT)) for it in (one, two))
 
 
 def ask(asking: Socket, there: Host, until: float) -> None:
-    """Again and again, as TCP does."""
+    """Send a connection request, and repeat it every second, as TCP does."""
     machine = asking._machine
     asking._asking = machine.loop.call_later(1, ask, asking, there, until)
     if machine.now >= until:
@@ -133,7 +134,7 @@ def ask(asking: Socket, there: Host, until: float) -> None:
 
 
 def asked(asking: Socket, there: Machine) -> None:
-    """Answers the connection request that has arrived there; a full backlog drops it."""
+    """Answer a connection request that has arrived, or drop it if the backlog is full."""
     if asking._asking is None or asking._other is not None or asking._peer is None:
         return
     host, port = asking._peer
@@ -161,15 +162,15 @@ def asked(asking: Socket, there: Machine) -> None:
 
 class _Kind(type):
     def __instancecheck__(cls, it: object) -> bool:
-        """For others `socket.socket` is still the class of all sockets."""
+        """Treat every real socket as an instance, because programs test for `socket.socket`."""
         return isinstance(it, RealSocket)
 
 
 class Socket(RealSocket, metaclass=_Kind):
-    """A TCP socket of a simulated host.  The kernel's rules, for sockets that do not block."""
+    """A TCP socket of a simulated host. It follows the kernel's rules for non-blocking sockets."""
 
     def __new__(cls, family: int = -1, type: int = -1, proto: int = -1, fileno: Any = None) -> Any:
-        """A real one for a descriptor that there is, and where no simulated host runs."""
+        """Create a real socket for an existing descriptor, or if no simulated host is running."""
         if fileno is not None or here() is None:
             return RealSocket(family, type, proto, fileno)
         kind = SOCK_STREAM if type == -1 else type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -200,7 +201,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._asking: asyncio.TimerHandle | None = None  # a listener, until there is an answer
         self._error = 0
         self.hint = ""
-        """Why nothing listens where this has tried to connect to."""
+        """Why nothing listens at the address that this socket tried to connect to."""
         self._network = 0
         self._other: Socket | None = None
         self._last = 0.0
@@ -247,7 +248,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._take_port(host, port)
 
     def _take_port(self, host: str, port: int) -> None:
-        """Without a port, one that is free."""
+        """Bind to the port, or to a free one if it is 0."""
         machine, before = self._machine, self._local
         while True:
             self._local = host, port or machine.random.randint(*PORTS)
@@ -279,7 +280,7 @@ class Socket(RealSocket, metaclass=_Kind):
             raise failure(code)
 
     def connect_ex(self, address: Any) -> int:
-        """As with Linux, a silent host is asked for some time."""
+        """Start connecting. A silent host is tried for as long as Linux does."""
         check_blocking(self)
         if self._asking is not None or self._other is not None:
             return errno.EISCONN if self._asking is None else errno.EALREADY
@@ -333,7 +334,7 @@ class Socket(RealSocket, metaclass=_Kind):
         return self.send(b"".join(buffers))
 
     def _fill(self) -> None:
-        """It cannot be written."""
+        """Fill the kernel's buffer, so that the socket is not writable."""
         with suppress(OSError):  # it is full, or its end has come
             super().send(FULL)
 
@@ -343,7 +344,7 @@ class Socket(RealSocket, metaclass=_Kind):
                 pass
 
     def _arrived(self, count: int) -> None:
-        """So many bytes that this end has sent."""
+        """Make room for more data: the peer has received `count` bytes."""
         if not self._room:
             self._empty()
         self._room += count
@@ -363,7 +364,7 @@ class Socket(RealSocket, metaclass=_Kind):
     dup = detach
 
     def close(self) -> None:
-        """Closes the socket.  Data that was not read resets the connection."""
+        """Close the socket. Unread data resets the connection."""
         if self.fileno() >= 0:
             unread: object = self._asking
             with suppress(OSError):
@@ -381,7 +382,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._has_ended = True
 
     def _end(self) -> None:
-        """Nothing comes from the network any more."""
+        """Stop receiving from the network."""
         if self._asking is not None:
             self._asking.cancel()
         if self in self._machine.bound:
@@ -395,7 +396,7 @@ class Socket(RealSocket, metaclass=_Kind):
         self._end()
 
     def _transmit(self, data: bytes | None) -> None:
-        """To this end; nothing is the end, None a reset."""
+        """Send data to this end. Empty data ends the stream, and None resets the connection."""
         machine, other = self._machine, self._other
         assert other is not None
         if not machine.alive:
@@ -407,7 +408,7 @@ class Socket(RealSocket, metaclass=_Kind):
         machine.loop.call_at(self._last, self._take)
 
     def _retry(self, after: float) -> None:
-        """Until the dead host has booted, and does not know the connection, or for minutes."""
+        """Reset the connection when the dead host has booted again, or after minutes of retries."""
         assert self._other is not None
         if self._inner.fileno() < 0:  # it has been closed here
             return
@@ -452,6 +453,6 @@ class Socket(RealSocket, metaclass=_Kind):
 
 
 def check_simulated(sock: Any) -> None:
-    """A pair of the kernel's is within this process."""
+    """Refuse real sockets, except Unix sockets such as socket pairs of this process."""
     if type(sock) is not Socket and sock.family != socket.AF_UNIX:
         refuse("sockets of the machine", "make it in the program of the host")

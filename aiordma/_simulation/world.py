@@ -1,4 +1,4 @@
-"""The world of a simulation: its hosts, the network, the scheduler, and what goes wrong."""
+"""The world of a simulation: its hosts, the network, the scheduler and the faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STOPS = KeyboardInterrupt, SystemExit
 logger = logging.getLogger("aiordma.simulation")
 
 _simulates = threading.Lock()
-"""Held by the thread whose simulation the process is in; none waits for it."""
+"""The lock of the thread that runs a simulation in this process; no thread waits for it."""
 
 
 class KilledError(RuntimeError):
@@ -58,11 +58,11 @@ class KilledError(RuntimeError):
 
 
 class TimeLimitError(AssertionError):
-    """The simulation has not ended in time."""
+    """The simulation exceeded its time limit."""
 
 
 class Host:
-    """A host of a simulation: `World.host`."""
+    """A host of a simulation, from `World.host`."""
 
     def __init__(self, world: World, name: str, number: int) -> None:
         self.world = world
@@ -70,7 +70,7 @@ class Host:
         self.number = number
         self._addresses = [f"10.{network}.0.{number + 1}" for network in world._networks]
         self.address: str = self._addresses[0]
-        """Its IP address; `name` stands for it on every host."""
+        """The IP address. On every host, `name` resolves to it."""
         self._slowness = 1.0
         self._services: list[tuple[Program[Any], tuple[Any, ...]]] = []
         self._machine = Machine(self)
@@ -80,12 +80,12 @@ class Host:
 
     @property
     def alive(self) -> bool:
-        """It is not killed."""
+        """Whether the host has booted and has not been killed."""
         return self._machine.alive
 
     @property
     def slowness(self) -> float:
-        """Its programs take so many times as long as others', from now on."""
+        """The factor by which the host's programs take longer. A new value applies immediately."""
         return self._slowness
 
     @slowness.setter
@@ -95,7 +95,7 @@ class Host:
         self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
-        """Runs a program on the host now, beside others, and whenever it boots again.
+        """Start a program on the host now, and again whenever the host boots.
 
         An error of the program ends the simulation.
         """
@@ -110,9 +110,12 @@ class Host:
         task.add_done_callback(self.world._on_service_end)
 
     async def run(self, program: Program[T], *args: Any) -> T:
-        """Runs a program on the host, and returns or raises in the caller's loop what it does.
+        """Run a program on the host and return its result, or raise its exception.
 
-        KilledError when the host is killed meanwhile, or is dead.  Cancelling cancels the program.
+        Cancelling the call cancels the program.
+
+        Raises:
+            KilledError: If the host is dead, or is killed while the program runs.
         """
         machine, here = self._machine, asyncio.get_running_loop()
         if not machine.alive:
@@ -130,7 +133,7 @@ class Host:
         return task.result()
 
     def kill(self) -> None:
-        """Ends the host at once: nothing of it runs any more, and no peer is told."""
+        """Kill the host immediately. All its programs stop, and its peers are not notified."""
         if self.name == MAIN:
             raise ValueError("the host of the main program is not to be killed")
         self._machine.boots_again = False
@@ -145,7 +148,7 @@ class Host:
             done.get_loop().call_soon(settle, done, None, KilledError(f"{self!r} was killed"))
 
     def boot(self) -> None:
-        """Starts a killed host again, with its address, and what `serve` was given."""
+        """Boot a killed host again, with the same address and the programs given to `serve`."""
         if self.alive:
             raise RuntimeError(f"{self!r} is running")
         self.world._note(f"{self.name} boots")
@@ -158,12 +161,12 @@ class Host:
             self._start_service(*service)
 
     def pause(self) -> None:
-        """The host stands still until `resume`; what comes for it waits."""
+        """Pause the host until `resume`. Packets and connections to it wait."""
         self.world._note(f"{self.name} is paused")
         self._machine.pause(self)
 
     def resume(self) -> None:
-        """After `pause`."""
+        """Continue the host after `pause`."""
         self.world._note(f"{self.name} goes on")
         self._machine.resume(self)
 
@@ -173,13 +176,13 @@ def _on(network: int | None) -> str:
 
 
 class World:
-    """A simulation, as its main program sees it."""
+    """A simulation, as seen by its main program."""
 
     def __init__(self, seed: int, plan: FaultPlan, devices: int) -> None:
         self.seed = seed
         self._networks = range(devices)
         self.random: random.Random = random.Random(seed)
-        """Of the seed, for what a test draws itself."""
+        """A random generator that is seeded with the seed, for the test's own use."""
         self.hosts: dict[str, Host] = {}
         self._old_machines: list[Machine] = []
         self._turns = 0
@@ -188,13 +191,13 @@ class World:
         self._links: dict[tuple[str, str], Link] = {}
         self._cut: set[tuple[int, str, str]] = set()
         self._apart: set[tuple[int, str]] = set()
-        """Hosts that are cut off also from those that are yet to boot."""
+        """Networks and hosts that the program has cut off, also from hosts that boot later."""
         self._planned: Counter[tuple[int, str]] = Counter()
-        """Cuts of the plan: networks, and hosts that are cut off there from all others."""
+        """The number of active cuts of the plan by network and host, each from all other hosts."""
         self._begins = begins(plan, seed, devices)
         self._due_fault = next(self._begins, None)
         self._ends: list[tuple[float, int, Fault, Callable[[], object]]] = []
-        """What ends faults that have begun: a heap, by time."""
+        """The faults in progress and the functions that end them, as a heap sorted by time."""
         self._timeline: list[tuple[float, Fault | str]] = []
         self._failure: BaseException | None = None
         self._entered = -1
@@ -205,16 +208,16 @@ class World:
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """The number of seconds since the simulation began."""
         return (softdev.sim_now() - self._begun) / 1e9
 
     @property
     def trace(self) -> str:
-        """A hash of all that has happened."""
+        """A hash of everything that has happened."""
         return f"{softdev.sim_trace():016x}"
 
     def host(self, name: str) -> Host:
-        """The host of that name, which boots when it is first asked for."""
+        """Return the host with that name, and boot it on first use."""
         if instance("the name of a host", name, str, "text") not in self.hosts:
             if name in ("", "localhost"):
                 why = "each host is that to itself" if name else "it is empty"
@@ -231,7 +234,7 @@ class World:
         return self.hosts[name]
 
     def _host_at(self, address: str, here: Host) -> tuple[Host, int] | None:
-        """That `here` reaches by the address, and on which network."""
+        """Return the host that `here` reaches at the address, and the number of the network."""
         if is_loopback(address):
             return here, 0
         for host in self.hosts.values():
@@ -242,7 +245,7 @@ class World:
     # ---- the network ---------------------------------------------------------------------
 
     def link(self, one: str, other: str, **changes: float) -> None:
-        """Changes the ways between two hosts, from now on: see `Link`."""
+        """Change fields of the `Link` between two hosts, in both directions, from now on."""
         self._check_hosts((one, other))
         if one == other:
             raise ValueError(f"what {one!r} sends to itself passes no link: name two hosts")
@@ -251,9 +254,9 @@ class World:
             self._set_way(self.hosts[names[0]], self.hosts[names[1]])
 
     def partition(self, *names: str, network: int | None = None) -> None:
-        """Cuts these hosts off from all others, until `heal`; on that network alone, if given.
+        """Cut these hosts off from all others until `heal`, on all networks or on the given one.
 
-        On network 1 the hosts have their devices "embedded1".
+        The devices "embedded1" of the hosts are on network 1.
         """
         if not names:
             raise ValueError("a partition cuts off hosts: name one")
@@ -269,9 +272,10 @@ class World:
         self._set_ways()
 
     def heal(self, *names: str, network: int | None = None) -> None:
-        """Ends partitions of these hosts, without names of all; on that network, if given.
+        """End partitions that the program created: of these hosts, or of all if none is named.
 
-        Those of a `FaultPlan` end by themselves.
+        Without `network`, they end on all networks. The partitions of a `FaultPlan` end by
+        themselves.
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
@@ -301,7 +305,7 @@ class World:
         return (planned > 0 and one is not other) or (network, one.name, other.name) in self._cut
 
     def _latency(self, one: Host, other: Host) -> float:
-        """Of one segment of TCP, as it is drawn."""
+        """Draw the latency of one TCP segment."""
         link = self._way(one, other)
         return link.latency + self.random.uniform(0, link.jitter)
 
@@ -330,7 +334,7 @@ class World:
         return self._numbers
 
     def _elsewhere(self, make: Callable[[], T]) -> T:
-        """Calls something that enters another machine than the one whose turn it is."""
+        """Call a function that enters another machine, and then return to the current machine."""
         try:
             return make()
         finally:
@@ -341,7 +345,7 @@ class World:
             self._failure = self._failure or task.exception()
 
     def _run(self, done: Callable[[], bool], limit: float) -> None:
-        """Lets one thing happen after the other until `done`, or for `limit` seconds."""
+        """Process one event after another until `done`, or for `limit` seconds."""
         end = self._begun + round(limit * 1e9)
         while not done():
             if self._failure is not None:
@@ -375,7 +379,7 @@ class World:
                     gc.collect()
 
     def _waiting(self) -> str:
-        """Return the tasks of all hosts and where each waits, without idle servers."""
+        """Return the tasks of all hosts and where each of them waits, without idle servers."""
         machines = [host._machine for host in self.hosts.values() if host.alive]
         texts = [text for it in machines if (text := waiting(it.loop, it.is_idle))]
         return "\n".join(texts) or "none but idle servers"
@@ -383,7 +387,7 @@ class World:
     # ---- faults, and the end -------------------------------------------------------------
 
     def _break(self) -> None:
-        """Ends and begins the faults of the plan that are due."""
+        """End the faults of the plan whose time is over, and begin those that are due."""
         now = softdev.sim_now()
         while self._ends and self._time(self._ends[0][0]) <= now:
             _, _, ended, end = heappop(self._ends)
@@ -402,11 +406,11 @@ class World:
         return self._time(min(times, default=math.inf))
 
     def _time(self, when: float) -> int:
-        """Of a fault's beginning or end, by the devices' clock."""
+        """Convert the time of a fault to the devices' clock."""
         return self._begun + math.ceil(when * 1e9) if when <= MOST else NEVER
 
     def _begin(self, fault: Fault) -> Callable[[], object]:
-        """Begins it, and returns what ends it."""
+        """Begin a fault, and return the function that ends it."""
         host = self.hosts[fault.host]
         machine = host._machine
         match fault.kind:
@@ -438,11 +442,11 @@ class World:
 
     @property
     def faults(self) -> list[Fault]:
-        """The faults of the plan that have begun, in this order."""
+        """The faults of the plan that have begun, in order."""
         return [it for _, it in self._timeline if isinstance(it, Fault)]
 
     def _explain(self, error: BaseException) -> None:
-        """Adds notes: what happened to the hosts, and what each of them waits for."""
+        """Add a note to the error: the faults and events, and where each host waits."""
         note = f"simulate(seed={self.seed}), at {self.now:.6f} s, trace {self.trace}"
         plan = self._plan
         if plan.exactly is not None or plan._rates:
@@ -461,7 +465,7 @@ class World:
         error.add_note(note)
 
     def _end(self) -> None:
-        """As `asyncio.run` ends, on all hosts that are alive."""
+        """End the loops of all hosts that are alive, as `asyncio.run` does."""
         self._failure = self._due_fault = None
         ends = []
         for host in self.hosts.values():
@@ -511,30 +515,45 @@ def simulate(
     devices: int = 1,
     limit: float = 86_400,
 ) -> T | Seeds:
-    """Runs programs on simulated hosts, in virtual time; returns what `main` does.
+    """Run programs on simulated hosts in virtual time, and return the result of `main`.
 
-    Each host has an event loop, an address of its own and an embedded device, which speaks RoCE v2
-    over a simulated network: all of aiordma runs, in this thread, and nothing is waited for. `main`
-    is called with the `World` on a host of its own, "main"; each program of `hosts`, by the host's
-    name, begins before it, and again when its host boots again.  At the end, what still runs is
-    cancelled on every host, as `asyncio.run` does.  Of several `devices` of each host, up to 4, the
-    first ones are on one network, the second ones on another one, and so on: see `World.partition`.
+    Each host has an event loop, an IP address and an embedded device, which speaks RoCE v2 over a
+    simulated network. All of aiordma runs in this thread, and waiting takes no real time. The seed
+    determines the order of events, all times and all faults, so the same seed gives the same run
+    (`World.trace`). When `main` has ended, programs that still run are cancelled on every host, as
+    by `asyncio.run`.
 
-    The `seed` draws the order of what happens, all times and all `faults`: the same seed gives the
-    same run (`World.trace`).  None draws one.  An exception gets notes: the seed, what the plan
-    did when, what each host waits for, and the command that repeats the run.
+    An exception gets notes with the seed, the faults and when they happened, where each host waits,
+    and the command that repeats the run.
 
-    `seeds` are run one after the other, in a process for each core, with a bar on a terminal, and
-    `Seeds` are returned.  With `stop`, the first one that fails is run again here: what it raises
-    has a note with the faults that are enough for it, found by leaving others out.  The variable
-    AIORDMA_SIMULATION_SEEDS ("61", "0:1000") replaces `seeds`, and a `seed` of None.
+    Several `seeds` run in one process per core, with a progress bar on a terminal. With `stop`, the
+    first seed that fails is run again in this process. The note of its exception then lists a
+    subset of the faults that is enough for it, found by leaving out others. If the environment
+    variable AIORDMA_SIMULATION_SEEDS is set ("61", "0:1000"), it replaces `seeds`, or a missing
+    `seed`.
 
-    StalledError when every program waits for ever, TimeLimitError when `main` has not ended after
-    `limit` seconds of the simulation: both say where each task waits.  An error of a program of
-    `hosts` ends the simulation.  NotSimulatedError in a program that asks for a thread, a process
-    or something else that would leave it.  ValueError for a plan that breaks nothing.  BusyError
-    inside of a simulation or of `testing.faults`, with AIORDMA_EMBEDDED_FAULTS, and while this
-    process uses its own embedded device.
+    Args:
+        main: The main program. It runs on its own host, "main", and is called with the `World`.
+        seed: The seed. By default a random one is chosen.
+        seeds: Several seeds, to run them all and return `Seeds`.
+        stop: Whether to stop at the first of several seeds that fails, and raise its exception.
+        hosts: Programs by the name of their host. They begin before `main`, and again when their
+            host boots again. An error of one of them ends the simulation.
+        faults: The plan of faults. By default there are none.
+        devices: The number of devices of each host, up to 4. The first devices of all hosts are on
+            one network, the second devices on another, and so on; see `World.partition`.
+        limit: The maximum number of simulated seconds until `main` has ended.
+
+    Raises:
+        StalledError: If every program waits and nothing will ever happen. The message says where
+            each task waits.
+        TimeLimitError: If `main` has not ended within `limit`. The message says where each task
+            waits.
+        NotSimulatedError: In a program that uses a thread, a process or something else outside the
+            simulation.
+        ValueError: If the plan cannot cause any fault.
+        BusyError: Inside a simulation or a `testing.faults` block, with AIORDMA_EMBEDDED_FAULTS, or
+            while this process uses its own embedded device.
     """
     _check_main(main)
     _check_programs(hosts)
@@ -607,7 +626,7 @@ def _again(seed: int) -> str:
 
 
 def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop: bool) -> Seeds:
-    """Runs them; the first one that fails is run again here, and its error raised, with `stop`."""
+    """Run the seeds; with `stop`, run the first one that fails again here and raise its error."""
 
     def attempt(seed: int, plan: FaultPlan = plan) -> BaseException | None:
         with patch.dict(os.environ, {process.LOG: ""}):  # of the run whose error is shown
@@ -653,7 +672,7 @@ def _run(
     again: str = "",
     had: list[Fault] | None = None,
 ) -> T:
-    """One simulation; `again` is the command that repeats it, `had` gets its faults."""
+    """Run one simulation; `again` is the command that repeats it, and `had` gets its faults."""
     if not _simulates.acquire(blocking=False):
         raise BusyError("this process is in a simulation already")
     with ExitStack() as ends:

@@ -1,15 +1,16 @@
 """asyncio's streams, protocols and servers over RDMA connections::
 
-    reader, writer = await aiordma.open_connection(host, port)
-    transport, protocol = await aiordma.create_connection(Protocol, host, port)
-    server = await aiordma.create_server(Protocol, host, port)
-    server = await aiordma.start_stream_server(handler, host, port)
+    reader, writer = await aiordma.open_connection(host, port) transport, protocol = await
+    aiordma.create_connection(Protocol, host, port) server = await aiordma.create_server(Protocol,
+    host, port) server = await aiordma.start_stream_server(handler, host, port)
 
-They are what the functions of the same names (`asyncio.start_server` for the last) are over TCP,
-with the arguments of `aiordma.connect` and `aiordma.listen` after the address; but `ssl` is TLS
-over the stream, as it is there.  Both ends must be streams: on the connection they are messages
-with a meaning of their own (`StreamTransport`).
-`EventLoop` is for software that connects by its loop and cannot be told otherwise.
+They correspond to asyncio's functions of the same names, and the last one to
+`asyncio.start_server`. After the address they take the arguments of `aiordma.connect` and
+`aiordma.listen`, except that `ssl` is TLS over the stream, as in asyncio. Both ends must be
+streams, because they send messages with a meaning of their own over the connection (see
+`StreamTransport`).
+
+`EventLoop` is for software that connects through its event loop and cannot be configured otherwise.
 Source: the asyncio documentation, "Transports and Protocols" and "Streams".
 """
 

@@ -26,7 +26,7 @@ LIMIT = 64 << 10
 
 
 class ClientTLS:
-    """TLS of a client: what `ssl`, `server_hostname` and the time limits ask for, checked."""
+    """The checked TLS options of a client: `ssl`, `server_hostname` and the time limits."""
 
     def __init__(
         self, ssl: TLS, server_hostname: str | None, host: str | None, limits: TLSLimits = NO_LIMITS
@@ -53,12 +53,16 @@ async def create_connection(
 ) -> tuple[asyncio.Transport, P]:
     """Connect and attach a protocol: `loop.create_connection` over RDMA.
 
-    Returns when `connection_made` has been called.  Raises what `aiordma.connect` raises.  `port`
-    may be text, a number or the name of a service.  `ssl`, a context or True for the default one,
-    puts TLS over the stream: every byte is encrypted, and the server must have a certificate for
-    `server_hostname` (None: `host`), else ssl.SSLError; ValueError for `server_hostname` without
-    `ssl`.
-    The transport is a `StreamTransport`, or with TLS asyncio's SSL transport on top of one.
+    It returns after `connection_made` has been called. The transport is a `StreamTransport`, or
+    with TLS, asyncio's SSL transport on top of one. `port` may be a number, also as text, or the
+    name of a service. The errors are those of `aiordma.connect`.
+
+    With `ssl`, a context or True for the default context, TLS encrypts the whole stream. The server
+    must then have a certificate for `server_hostname`, which is `host` by default.
+
+    Raises:
+        ssl.SSLError: If the server does not have such a certificate.
+        ValueError: If `server_hostname` is given without `ssl`.
     """
     check_factory(protocol_factory)
     given = complete("create_connection", options, STREAM)
@@ -75,7 +79,7 @@ def check_factory(factory: object) -> None:
 
 
 def port_number(port: int | str | bytes | None) -> int:
-    """A port as `getaddrinfo` takes it: a number, also as text, a service's name, None or ""."""
+    """Convert a port as `getaddrinfo` does: a number or digits, a service name, None or ""."""
     if port is None or isinstance(port, int):
         return port or 0
     if not isinstance(port, str | bytes):
@@ -92,7 +96,7 @@ def port_number(port: int | str | bytes | None) -> int:
 async def attach(
     connection: Connection, protocol_factory: Callable[[], P], tls: ClientTLS
 ) -> tuple[asyncio.Transport, P]:
-    """A transport for a client's new connection, and its protocol, which has been told of it."""
+    """Create the transport and protocol of a client's connection, and call `connection_made`."""
     handshake, shutdown = tls.limits
     if handshake is None:
         handshake = connection._endpoint.config.handshake_timeout
@@ -125,7 +129,7 @@ async def open_connection(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect: `asyncio.open_connection` over RDMA.
 
-    `limit` is the limit of the reader's buffer, in bytes.  The other arguments are those of
+    `limit` is the limit of the reader's buffer, in bytes. The other arguments are those of
     `create_connection`.
     """
     given = complete("open_connection", options, STREAM)
@@ -140,13 +144,15 @@ async def open_connection(
 async def sendfile(
     transport: asyncio.WriteTransport, file: IO[bytes], offset: int = 0, count: int | None = None
 ) -> int:
-    """Send a part of a regular file from the page cache, without a copy; return its length.
+    """Send a part of a regular file from the page cache without copying, and return its length.
 
-    `count` None means all from `offset` on.  Bytes that were written before are sent first; the
-    call returns when nothing is in flight any more.  As with `loop.sendfile`, the file's position
-    is then behind the sent part.  The file must not be truncated meanwhile.  Raises
-    ConnectionError, and ValueError for a transport with TLS, which has to copy, and for another
-    kind of file.
+    The default `count` sends everything from `offset` on. Data written earlier is sent first, and
+    the call returns when nothing is in flight any more. As with `loop.sendfile`, the file's
+    position is then at the end of the part. The file must not be truncated before that.
+
+    Raises:
+        ConnectionError: If the connection ends before everything has been sent.
+        ValueError: If the file is not a regular file, or the transport uses TLS, which has to copy.
     """
     if not isinstance(transport, StreamTransport):
         raise ValueError(
@@ -167,7 +173,7 @@ async def sendfile(
 
 
 def check_part(offset: int, count: int | None) -> None:
-    """TypeError or ValueError for what is no part of a file."""
+    """Raise TypeError or ValueError if this is not a part of a file."""
     integer("offset", offset)
     if count is not None:
         integer("count", count, 1)

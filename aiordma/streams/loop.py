@@ -1,10 +1,9 @@
-"""An event loop whose connections go over RDMA, for software that connects by its loop.
+"""An event loop with connections over RDMA, for software that connects through its event loop.
 
-    with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner:
-        runner.run(main())
+    with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner: runner.run(main())
 
-Every connection and server by host and port goes over RDMA; connected sockets that the program
-passes on, Unix sockets, datagrams and pipes are unchanged.
+Every connection to, and every server at, a host and port uses RDMA. Connected sockets that the
+program passes, Unix sockets, datagrams and pipes are not affected.
 """
 
 from __future__ import annotations
@@ -50,27 +49,27 @@ _dialled: WeakKeyDictionary[socket.socket, finalize[..., socket.socket]] = WeakK
 
 
 PART = 256 << 10
-"""Bytes of a file that are read at a time where it cannot be mapped."""
+"""The number of bytes to read at a time from a file that cannot be mapped."""
 
 
 def check_options(function: str, given: dict[str, Any], known: set[str]) -> None:
-    """Refuse what asyncio's function of this name refuses."""
+    """Raise TypeError for options that asyncio's function of this name does not accept."""
     for name in given:
         if name not in known:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def abort(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
-    """End a connection whose socket was dropped.  In any thread."""
+    """Abort a connection whose socket was garbage-collected, from any thread."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(connection.abort)
 
 
 class OverRDMA:
-    """A mixin for a loop's class: `class Loop(OverRDMA, uvloop.Loop): ...`.
+    """A mixin for event loops: `class Loop(OverRDMA, uvloop.Loop): ...`.
 
-    The attributes, set on the class or on the loop, are the options of `aiordma.connect` and
-    `aiordma.listen`; `applies` selects the addresses, by default all.
+    The attributes are the options of `aiordma.connect` and `aiordma.listen`. Set them on the class
+    or on the loop. `applies` selects the addresses, by default all.
     """
 
     device: Devices = None
@@ -82,7 +81,7 @@ class OverRDMA:
         return {"device": self.device, "via": self.via, "config": self.config}
 
     def applies(self, host: str | None, port: int) -> bool:
-        """Whether connections to, or a server at, this address go over RDMA."""
+        """Return whether connections to this address, or a server at it, use RDMA."""
         return True
 
     async def create_connection(
@@ -133,11 +132,12 @@ class OverRDMA:
         return await connect_with(options, security, host, port, **asked)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """As `AbstractEventLoop.sock_connect`; the socket is then one for `create_connection`.
+        """Connect as `AbstractEventLoop.sock_connect`, for `create_connection` with this socket.
 
-        Clients that choose among addresses themselves connect so (aiohttp).  The connection goes
-        over RDMA, and `create_connection(sock=)` makes a stream of it; the socket itself is not
-        connected.  Where nothing listens by RDMA it is connected by TCP.
+        Clients that choose between addresses themselves, such as aiohttp, connect in this way. The
+        connection uses RDMA, and `create_connection(sock=)` turns it into a stream. The socket
+        itself is not connected. If nothing at the address accepts RDMA connections, the socket is
+        connected over TCP.
         """
         stream = (
             sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM
@@ -210,8 +210,12 @@ class OverRDMA:
     ) -> int:
         """As `AbstractEventLoop.sendfile`; over RDMA as `aiordma.streams.sendfile`.
 
-        What is no regular file, such as a BytesIO or a pipe, is read and copied in parts, unless
-        `fallback` is False: then asyncio.SendfileNotAvailableError.
+        If the file is not a regular file, such as a BytesIO or a pipe, it is read and copied in
+        parts.
+
+        Raises:
+            asyncio.SendfileNotAvailableError: If the file is not a regular file and `fallback` is
+                False.
         """
         if not isinstance(transport, StreamTransport):
             sent: int = await super().sendfile(  # type: ignore[misc]
@@ -230,7 +234,7 @@ class OverRDMA:
 async def copy_file(
     transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
 ) -> int:
-    """Read the file in a thread, and send what it had; return the length of that."""
+    """Read the file in a thread, send the data, and return its length."""
     client.check_part(offset, count)
     if offset or (hasattr(file, "seekable") and file.seekable()):
         file.seek(offset)  # 0 as well: its position may be another one

@@ -25,10 +25,10 @@ Hosts = str | Iterable[str | None] | None
 
 
 class StreamServer(asyncio.AbstractServer):
-    """A server that attaches a protocol to every connection.  Made by `create_server`.
+    """A server that attaches a protocol to every connection, from `create_server`.
 
-    It is used like an `asyncio.Server`, as an async context manager too: `close` stops listening,
-    and open connections continue.
+    Use it like an `asyncio.Server`, also as an async context manager. `close` stops listening, and
+    open connections continue.
     """
 
     def __init__(
@@ -60,25 +60,25 @@ class StreamServer(asyncio.AbstractServer):
 
     @property
     def address(self) -> Address:
-        """(host, port) that it listens on; the actual port when 0 was requested."""
+        """The (host, port) at which the server listens; the actual port if 0 was requested."""
         return self._listener.address
 
     @property
     def sockets(self) -> tuple[TransportSocket, ...]:
-        """The addresses that it listens on, as in `asyncio.Server`; empty once closed."""
+        """The addresses at which the server listens, as in `asyncio.Server`; empty once closed."""
         addresses = () if self._closing else self._listener.addresses
         return tuple(transport_socket(address)[1] for address in addresses)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the server."""
+        """Return the event loop of the server."""
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether it accepts connections."""
+        """Return whether the server accepts connections."""
         return self._accepting is not None and self._closing is None
 
     async def start_serving(self) -> None:
-        """Start to accept connections, if it has not yet."""
+        """Start accepting connections; do nothing if the server already does."""
         self._affinity.check(self)
         if self._closing is not None:
             raise RuntimeError(f"{self!r} is closed: make another one")
@@ -86,9 +86,10 @@ class StreamServer(asyncio.AbstractServer):
             self._accepting = background(self._loop, self._accept())
 
     async def serve_forever(self) -> None:
-        """Serve until cancelled or closed; a cancellation closes the server.
+        """Serve until cancelled or closed. Cancelling it closes the server.
 
-        DeviceEventError when the device has failed: the server has ended; start another one.
+        Raises:
+            DeviceEventError: If the device has failed. The server has then ended; start a new one.
         """
         if self._serving_forever is not None:
             raise RuntimeError(f"{self!r} is already being awaited in serve_forever()")
@@ -139,7 +140,7 @@ class StreamServer(asyncio.AbstractServer):
             self._all_lost.set()
 
     def close(self) -> None:
-        """Stop listening.  Open connections continue; those not yet accepted are closed."""
+        """Stop listening, and close connections not yet accepted; other connections continue."""
         if self._closing is None and not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
@@ -147,7 +148,7 @@ class StreamServer(asyncio.AbstractServer):
             self._close_begun.set()
 
     def close_clients(self) -> None:
-        """Close every connection after everything that was written to it has been sent."""
+        """Close every connection after sending everything that was written to it."""
         for transport in list(self._transports):
             transport.close()
 
@@ -174,7 +175,7 @@ class StreamServer(asyncio.AbstractServer):
         await self._closing
 
     def _end_without_loop(self) -> None:
-        """The listener and the connections end by themselves."""
+        """Do nothing; the listener and the connections end by themselves."""
 
 
 @shows(StreamServerOptions, STREAM_SERVER)
@@ -186,9 +187,9 @@ async def create_server(
 ) -> StreamServer:
     """Listen and attach a protocol to every connection: `loop.create_server` over RDMA.
 
-    `host` None or "" is every address; a sequence of hosts has one port number on each.  Raises
-    what `aiordma.listen` raises.  `ssl`, a context with a certificate, is TLS over the streams: all
-    that travels is encrypted.
+    The server listens at every address if `host` is None or "". It listens at the same port of each
+    host if `host` is a sequence. With `ssl`, a context with a certificate, TLS encrypts the whole
+    streams. The errors are those of `aiordma.listen`.
     """
     given = complete("create_server", options, STREAM_SERVER)
     return await serve(given, protocol_factory, host, port)
@@ -204,7 +205,7 @@ async def serve(
     family: int = 0,
     flags: int = 0,
 ) -> StreamServer:
-    """As `create_server`, with the other options of the loop's method."""
+    """Start a server as `create_server` does, with the other options of the loop's method."""
     check_factory(protocol_factory)
     start = truth("start_serving", options["start_serving"])
     context = context_of(options["ssl"], client=False)
@@ -225,7 +226,7 @@ async def serve(
 
 
 def hosts_of(host: Hosts) -> list[str | None]:
-    """The hosts of a server: several, or one."""
+    """Return the hosts of a server as a list."""
     one = isinstance(host, str | bytes) or not isinstance(host, Iterable)
     return [host] if one else list(host)  # type: ignore[list-item, arg-type]
 
@@ -242,7 +243,7 @@ async def start_stream_server(
     limit: int = LIMIT,
     **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
-    """Run a handler with a reader and a writer for every connection: `asyncio.start_server`."""
+    """Start a server that calls a handler with a reader and a writer: `asyncio.start_server`."""
     given = complete("start_stream_server", options, STREAM_SERVER)
     loop = asyncio.get_running_loop()
     check_signature(client_connected_cb, 2, "a reader and a writer")

@@ -1,8 +1,8 @@
-"""The stand-in for a stream's socket: names and options, but no socket.
+"""The substitute for a stream's socket, with names and options.
 
-Software asks a transport for its socket, for addresses, to set options, and to see whether an idle
-connection is still good.  It gets what asyncio gives, a `TransportSocket`, around a class of this
-module instead of a socket.
+Programs ask a transport for its socket to get addresses, to set options, and to check whether an
+idle connection is still usable. As in asyncio, they get a `TransportSocket`, but it wraps an object
+of this module instead of a real socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READ_ONLY = {
 
 
 def socket_name(address: Address | None) -> SocketName | None:
-    """An address as a socket has it: (host, port), or (host, port, flow, scope) for IPv6."""
+    """Return an address as sockets do: (host, port), or (host, port, flow, scope) for IPv6."""
     if address is None or ":" not in address[0]:
         return address
     host, port = address
@@ -48,7 +48,7 @@ def refused(what: str, number: int, instead: str) -> OSError:
 
 
 class StreamSocket:
-    """The socket of a `TransportSocket`: names and options; `fileno` is for polling alone."""
+    """The object that `TransportSocket` wraps, with names, options and a descriptor for polling."""
 
     type: int = socket.SOCK_STREAM
     proto: int = socket.IPPROTO_TCP
@@ -64,20 +64,24 @@ class StreamSocket:
         self._closed = False
 
     def getsockname(self) -> SocketName | None:
-        """The local address."""
+        """Return the local address."""
         return socket_name(self._local)
 
     def getpeername(self) -> SocketName | None:
-        """The peer's address; OSError (ENOTCONN) where there is no peer."""
+        """Return the peer's address.
+
+        Raises:
+            OSError: With ENOTCONN, if there is no peer.
+        """
         if self._peer is None:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         return socket_name(self._peer)
 
     def fileno(self) -> int:
-        """A descriptor that poll finds readable if the stream has data or its end; -1 once closed.
+        """Return a descriptor that polls as readable if the stream has data or has ended.
 
-        Nothing can be read from it.  It shows how it was at the call: HTTP clients ask before they
-        use an idle connection again.
+        It is -1 if closed. Data cannot be read from it. It reflects the state at the time of this
+        call, which is enough for HTTP clients that check an idle connection before they reuse it.
         """
         if self._closed:
             return -1
@@ -90,7 +94,7 @@ class StreamSocket:
         return self._fd
 
     def close(self) -> None:
-        """Close the descriptor, and let go of the stream.  The names stay."""
+        """Close the descriptor and drop the reference to the stream. The names are kept."""
         self._closed = True
         self._is_readable = bool
         fd, self._fd = self._fd, -1
@@ -98,7 +102,7 @@ class StreamSocket:
             os.close(fd)
 
     def getsockopt(self, level: int, option: int, buflen: int = 0) -> Any:
-        """The value that was set, or that of a new socket."""
+        """Return the value that was set, or the default of a new socket."""
         key = (level, option)
         known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
         if key not in known:
@@ -106,7 +110,11 @@ class StreamSocket:
         return known[key]
 
     def setsockopt(self, level: int, option: int, value: Any, optlen: int = 0) -> None:
-        """Keep the value of an option without an effect; OSError (ENOPROTOOPT) for any other."""
+        """Store the value of an option that has no effect on a stream.
+
+        Raises:
+            OSError: With ENOPROTOOPT, for any other option.
+        """
         key = (level, option)
         if key not in WITHOUT_EFFECT:
             raise self._unknown(key)
@@ -116,15 +124,15 @@ class StreamSocket:
         return refused(f"option {key}", errno.ENOPROTOOPT, "see aiordma.Config for its options")
 
     def get_inheritable(self) -> bool:
-        """False: no process that is started has it."""
+        """Return False; child processes do not inherit it."""
         return False
 
     def shutdown(self, how: int) -> None:
-        """OSError (EOPNOTSUPP)."""
+        """Raise OSError (EOPNOTSUPP)."""
         raise refused("shutdown", errno.EOPNOTSUPP, "call write_eof() of its transport")
 
     def dup(self) -> socket.socket:
-        """OSError (EOPNOTSUPP)."""
+        """Raise OSError (EOPNOTSUPP)."""
         raise refused("dup", errno.EOPNOTSUPP, "there is nothing to duplicate")
 
 
@@ -133,6 +141,6 @@ def transport_socket(
     peer: Address | None = None,
     is_readable: Callable[[], bool] = lambda: False,
 ) -> tuple[StreamSocket, TransportSocket]:
-    """A stream's or listener's socket, and what a program gets of it."""
+    """Create the socket of a stream or listener, and the TransportSocket for the program."""
     made: Any = StreamSocket(local, peer, is_readable)
     return made, TransportSocket(made)

@@ -1,8 +1,8 @@
-"""TLS over streams: asyncio's own, between a stream's transport and the user's protocol.
+"""TLS over streams: asyncio's TLS protocol between a stream's transport and the user's protocol.
 
-What `ssl=` means here is what it means to asyncio: everything that travels is encrypted, and the
-server has shown its certificate before the protocol hears of the connection. The bytes of TLS are
-the messages of the connection, so keys and tokens of that are none of a stream's secrets.
+`ssl=` means the same as in asyncio: the whole stream is encrypted, and the server has shown its
+certificate before the protocol's `connection_made` is called. TLS records are sent as messages of
+the connection, so the connection's keys and tokens do not expose the data of the stream.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..errors import TLS_HINT, cause_text
 
 
 class TLSLimits(NamedTuple):
-    """Seconds that parts of TLS may take, None as asyncio's: its arguments."""
+    """The time limits of TLS in seconds, named as in asyncio; None means its default."""
 
     ssl_handshake_timeout: float | None
     ssl_shutdown_timeout: float | None
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> TLSLimits:
-        """Those of a call; ValueError for a time limit without `ssl`, as in asyncio."""
+        """Return the limits in a call's options, or raise ValueError for a limit without `ssl`."""
         limits = cls(*map(options.get, cls._fields))
         for name, value in limits._asdict().items():
             if value is not None and not options.get("ssl"):
@@ -36,7 +36,7 @@ NO_LIMITS = TLSLimits(None, None)
 
 
 def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
-    """A client's True means the certificates that this machine trusts, as in asyncio."""
+    """Return the context for `ssl=`; True gives clients the machine's trusted certificates."""
     if tls is None or tls is False:
         return None
     if tls is True:
@@ -68,7 +68,7 @@ def between(
     limits: TLSLimits,
     **who: Any,
 ) -> Any:
-    """asyncio's TLS protocol, between the stream's transport and the user's protocol."""
+    """Create asyncio's TLS protocol between the stream's transport and the user's protocol."""
     protocol_of_tls: Any = sslproto.SSLProtocol
     return protocol_of_tls(
         asyncio.get_running_loop(), protocol, context, ready, **limits._asdict(), **who

@@ -1,21 +1,22 @@
 """`asyncio.Transport` over a connection: a byte stream for protocols written for TCP.
 
-On the connection a stream is messages: one or more bytes are data, an empty message is the end of
-that direction (`write_eof`).  A goodbye without one ends both.
+A stream is sent as messages of the connection. A message with data is a part of the stream, and an
+empty message is the end of that direction (`write_eof`). If the connection is closed without one,
+both directions end.
 
-Some facts, and what they mean here:
+Reasons for the design:
 
-- A message costs about the same whether it carries ten bytes or ten thousand.  So while a few
-  messages are under way, what is written meanwhile is joined into one.
-- `write` never waits, so what the peer has no room for must be kept.  What the connection has not
-  been given yet counts for the water marks; what it has been given is bounded by `WINDOW`.
-- After `pause_reading` nothing may be delivered.  Messages then stay with the connection, which
-  gives no credit back for them: that is how a paused reader slows its peer.
-- The bytes of a message lie in memory that goes back to the pool: `data_received` gets a copy, and
-  a BufferedProtocol's own buffer is filled straight from it.
-- Of a TCP socket that a program has closed or aborted, and of one that it left open when it ended,
-  the kernel still delivers what it was given.  Here the connection does, for `Config.close_timeout`
-  at most: a stream that has ended leaves its connection to the loop.
+- A message costs about the same whether it has ten bytes or ten thousand. Therefore, while a few
+  messages are in flight, further writes are joined into one.
+- `write` never waits, so data that the peer has no space for must be stored. Data not yet passed to
+  the connection counts towards the water marks. Data passed to it is limited by `WINDOW`.
+- After `pause_reading`, nothing may be delivered. Messages then stay with the connection and their
+  credits are not returned, which slows the peer down.
+- A message lies in memory that is returned to the pool. `data_received` therefore gets a copy, and
+  the buffer of a BufferedProtocol is filled directly from the message.
+- After a program has closed or aborted a TCP socket, or has ended with the socket open, the kernel
+  still delivers the data it was given. Here the connection does so, for at most
+  `Config.close_timeout`: a stream that has ended leaves its connection to the loop.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ NOT_SENT = "the connection to {} ended before everything was sent"
 
 
 def take_buffered(protocol: object) -> bytes:
-    """Take what a `StreamReader` has not read: at `start_tls` it is the beginning of TLS.
+    """Take the unread data of a `StreamReader`, which is the beginning of TLS at `start_tls`.
 
-    asyncio leaves it there, and TLS waits for what has come already.
+    asyncio would leave the data in the reader, while TLS waits for it.
     """
     reader = getattr(protocol, "_stream_reader", None)
     if not isinstance(reader, asyncio.StreamReader):
@@ -76,9 +77,10 @@ def take_buffered(protocol: object) -> bytes:
 
 
 def refuse_drain(protocol: object) -> None:
-    """Have `StreamWriter.drain` raise ConnectionResetError, as it does with TCP after `close`.
+    """Make `StreamWriter.drain` raise ConnectionResetError, as it does over TCP after `close`.
 
-    There `connection_lost` has been called by now; here that waits until the peer has everything.
+    Over TCP, `connection_lost` has been called by then. Here it is called when the peer has
+    received everything.
     """
     if isinstance(protocol, FlowControlMixin):
         vars(protocol)["_connection_lost"] = True
@@ -91,7 +93,7 @@ def reset(connection: Connection, text: str) -> ConnectionResetError:
 
 
 class _Outbox:
-    """Bytes that were written, until the connection has sent them."""
+    """Written data that the connection has not yet sent."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -112,7 +114,7 @@ class _Outbox:
 
     @property
     def owed(self) -> bool:
-        """True if written data has not reached the connection, or could not be sent."""
+        """Whether written data has not reached the connection, or could not be sent."""
         return bool(self.undelivered or self.size)
 
     def _take(self) -> memoryview:
@@ -131,9 +133,9 @@ class _Outbox:
         return first
 
     def flush(self, on_sent: Callable[[], object]) -> None:
-        """Pass queued bytes to the connection while the window allows.
+        """Pass queued data to the connection while the window allows.
 
-        Calls `on_sent` when one of its messages has been sent, or could not be.
+        `on_sent` is called when one of its messages has been sent or has failed.
         """
         while self.unsendable is None and (
             self._sent_bytes < WINDOW if self.size else self.eof_owed
@@ -165,7 +167,7 @@ class _Outbox:
         self.unsendable = self.unsendable or error
 
     async def wait(self) -> None:
-        """Until nothing is in flight any more; raises if not everything was sent."""
+        """Wait until nothing is in flight, and raise an error if not everything was sent."""
         if self.undelivered:
             raise reset(self._connection, NOT_SENT)
         if self.size or self.sends:
@@ -173,13 +175,13 @@ class _Outbox:
             await asyncio.shield(self._idle)
 
     def _let_go(self) -> None:
-        """Of those that wait: nothing is in flight any more, or nothing more is sent."""
+        """Wake the waiters: nothing is in flight any more, or nothing more will be sent."""
         idle, self._idle = self._idle, None
         if idle is not None:
             settle(idle, None, reset(self._connection, NOT_SENT) if self.undelivered else None)
 
     def drop(self) -> None:
-        """Nothing more is sent."""
+        """Discard the queued data; nothing more will be sent."""
         self._chunks.clear()
         self.size = 0
         self.undelivered = True
@@ -187,7 +189,7 @@ class _Outbox:
 
 
 class _Inbox:
-    """What has arrived, until the protocol has been given it."""
+    """Received data that has not yet been passed to the protocol."""
 
     def __init__(self, connection: Connection) -> None:
         self.messages = connection._read_alone("a stream")
@@ -207,7 +209,7 @@ class _Inbox:
             self.message = None
 
     def give(self, protocol: Any, data: memoryview) -> int:
-        """Give the protocol what it takes at once; return the length of that."""
+        """Pass to the protocol as much data as it accepts, and return the length."""
         count = len(data)
         if self.is_buffered:
             buffer = bytes_of(protocol.get_buffer(count))
@@ -223,12 +225,12 @@ class _Inbox:
 
 
 class StreamTransport(_FlowControlMixin):
-    """`asyncio.Transport` over a connection.  Made by `create_connection` and `create_server`.
+    """`asyncio.Transport` over a connection, from `create_connection` and `create_server`.
 
-    It behaves as the asyncio documentation says of a transport: write buffer and water marks, flow
-    control in both directions, half-closing, `abort`, and BufferedProtocol.  `get_extra_info` has
-    `peername`, `sockname`, `socket`, an `asyncio.trsock.TransportSocket` without a socket, and
-    `connection`, the `Connection` itself.
+    It behaves as the asyncio documentation describes a transport: write buffer and water marks,
+    flow control in both directions, half-closing, `abort`, and BufferedProtocol. `get_extra_info`
+    has `peername`, `sockname`, `socket` (an `asyncio.trsock.TransportSocket` without a real socket)
+    and `connection` (the `Connection`).
     """
 
     # asyncio.loop.start_tls requires this.
@@ -289,9 +291,10 @@ class StreamTransport(_FlowControlMixin):
     # ---- protocol ------------------------------------------------------------------------
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Set the protocol that is called from now on.
+        """Set the protocol to call from now on.
 
-        As with uvloop, one with `get_buffer` that is no `asyncio.Protocol` is a BufferedProtocol.
+        As in uvloop, a protocol with `get_buffer` that is not an `asyncio.Protocol` is treated as a
+        BufferedProtocol.
         """
         if isinstance(protocol, SSLProtocol):
             self._inbox.before_tls += take_buffered(self._protocol)
@@ -349,12 +352,12 @@ class StreamTransport(_FlowControlMixin):
                 inbox.drop()
 
     def _deliver(self, data: memoryview) -> int:
-        """Give the protocol what it takes at once; return the length of that."""
+        """Pass to the protocol as much data as it accepts, and return the length."""
         taken = self._call("it was given data", self._inbox.give, self._protocol, data)
         return taken or 0
 
     def _call(self, when: str, callback: Callable[..., Any], *args: object) -> Any:
-        """Call the protocol.  What it raises is reported and ends the stream; None is returned."""
+        """Call the protocol. An exception is reported and ends the stream, and None is returned."""
         try:
             return callback(*args)
         except EXITS:
@@ -372,7 +375,7 @@ class StreamTransport(_FlowControlMixin):
             self.close()
 
     def is_reading(self) -> bool:
-        """Whether received data is delivered at once."""
+        """Return whether received data is delivered immediately."""
         return not self._paused and not self._closing
 
     def pause_reading(self) -> None:
@@ -394,7 +397,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue bytes for sending; never waits.  The buffer may be reused at once."""
+        """Queue data for sending, without waiting. The buffer may be reused immediately."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
@@ -413,10 +416,13 @@ class StreamTransport(_FlowControlMixin):
         self._maybe_pause_protocol()
 
     async def write_from(self, data: memoryview) -> None:
-        """Send bytes without a copy, after those that were written before.
+        """Send data without a copy, after the data written before.
 
-        Returns when this transport has nothing in flight any more; until then the bytes must not
-        change.  Raises ConnectionError when the connection ends before that.
+        It returns when this transport has nothing in flight any more. Until then the data must not
+        change.
+
+        Raises:
+            ConnectionError: If the connection ends before that.
         """
         self._affinity.check(self)
         if self._outbox.eof_written or self._closing:
@@ -434,14 +440,17 @@ class StreamTransport(_FlowControlMixin):
         return True
 
     def write_eof(self) -> None:
-        """Close the write direction after everything written has been sent; reading continues."""
+        """End the write direction after the data written before; reading continues."""
         self._affinity.check(self)
         if not self._outbox.eof_written and not self._closing:
             self._outbox.eof_written = self._outbox.eof_owed = True
             self._flush()
 
     def _flush(self) -> None:
-        """Send what can be sent; where nothing can, end the stream, or leave that to the reader."""
+        """Send what is possible, or end the stream if nothing can be sent any more.
+
+        The reading task ends it instead unless reading is paused.
+        """
         self._outbox.flush(self._sent)
         error = self._outbox.unsendable
         if error is None or self._lost:
@@ -465,17 +474,17 @@ class StreamTransport(_FlowControlMixin):
             self._finish_if_flushed()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that were written and not yet passed to the connection."""
+        """Return the number of bytes written and not yet passed to the connection."""
         return self._outbox.size
 
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Whether the transport is closed, or closing after its last send."""
+        """Return whether the transport is closed, or closing after its last data."""
         return self._closing
 
     def close(self) -> None:
-        """Stop reading, send what was written, then close; `connection_lost(None)` follows."""
+        """Stop reading, send what was written, then close and call `connection_lost(None)`."""
         if self._closing or self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -511,11 +520,11 @@ class StreamTransport(_FlowControlMixin):
             self._end.add_done_callback(lambda _: self._force_close(None))
 
     def abort(self) -> None:
-        """Close at once, as a socket is closed.
+        """Close immediately, as a socket is closed.
 
-        Bytes that the connection has been given are still delivered, and then the end of the
-        stream.  If there are others, or this side has not read everything, those are lost, and the
-        peer gets a broken connection.
+        Data that was passed to the connection is still delivered, followed by the end of the
+        stream. If there is other written data, or received data that was not read, it is lost, and
+        the peer sees a broken connection.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
@@ -554,7 +563,7 @@ class StreamTransport(_FlowControlMixin):
             self._loop.call_soon(self._on_lost, self)
 
     def _is_readable(self) -> bool:
-        """Whether a read of a socket would not wait: for data, or for the end."""
+        """Return whether reading from a socket would not block, because of data or the end."""
         return self._inbox.has_unread or self._eof_received or self._connection._is_ending
 
     async def _end_with_loop(self) -> None:
