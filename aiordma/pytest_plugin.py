@@ -58,7 +58,7 @@ def _range_of(seeds: str) -> str:
         if not seeds or (0 <= int(first) < int(end) if colon else int(seeds) > 0):
             return seeds if colon or not seeds else f"0:{seeds}"
     raise argparse.ArgumentTypeError(
-        f"a number of seeds such as 1000 or a range such as 500:1000 is expected, not {seeds!r}"
+        f"expected a number of seeds such as 1000, or a range such as 500:1000, not {seeds!r}"
     )
 
 
@@ -67,21 +67,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rdma-seeds",
         metavar="SEEDS",
         type=_range_of,
-        help="seeds of simulations in tests with the marker rdma_seeds: their number (1000) or a "
-        "range (500:1000); they run in a process for each core",
+        help="simulation seeds for tests with the marker rdma_seeds: a number (1000) or a range "
+        "(500:1000); they run in one process per core",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "rdma(**faults): run on aiordma's embedded device, with the faults of "
-        "aiordma.testing.faults: loss=0.01, seed=7 ...",
+        "rdma(**faults): run the test on aiordma's embedded device, with faults as in "
+        "aiordma.testing.faults, such as rdma(loss=0.01, seed=7)",
     )
     config.addinivalue_line(
         "markers",
-        "rdma_seeds(count=20): run aiordma.testing.simulate with this many seeds, or those of "
-        "--rdma-seeds, where the test gives it no seed; the first seed that fails ends the test",
+        "rdma_seeds(count=20): run each aiordma.testing.simulate without a seed with this many "
+        "seeds, or those of --rdma-seeds; the test fails at the first seed that fails",
     )
     is_worker = hasattr(config, "workerinput")  # of pytest-xdist, whose reports go to its parent
     if config.getoption("--rdma-seeds") and not (config.option.collectonly or is_worker):
@@ -93,9 +93,9 @@ def _seeds_of(item: pytest.Item, marker: pytest.Mark) -> str:
     counts = [*marker.args, *marker.kwargs.values()] or [20]
     wrong = ""
     if len(counts) > 1 or marker.kwargs.keys() - {"count"}:
-        wrong = "one number is expected, as rdma_seeds(20)"
+        wrong = "expected one number, such as rdma_seeds(20)"
     elif type(counts[0]) is not int or counts[0] < 1:
-        wrong = f"count is an int of at least 1, not {counts[0]!r}"
+        wrong = f"count must be an int of at least 1, not {counts[0]!r}"
     if wrong:
         pytest.fail(f"{_text_of(marker)}: {wrong}", pytrace=False)
     return os.environ.get(_SEEDS) or item.config.getoption("--rdma-seeds") or f"0:{counts[0]}"
@@ -151,7 +151,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in reversed(markers):
         if marker.args:
             pytest.fail(
-                f"the marker rdma takes keywords, as rdma(loss=0.01), not {marker.args}",
+                f"the marker rdma takes keywords, such as rdma(loss=0.01), not {marker.args}",
                 pytrace=False,
             )
         faults |= marker.kwargs
@@ -164,7 +164,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if not testing._has_fault(faults):
         text = _text_of(pytest.mark.rdma(**faults).mark)
-        pytest.fail(f"{text} has no fault, such as loss=0.01", pytrace=False)
+        pytest.fail(f"{text} has no fault: add one, such as loss=0.01", pytrace=False)
     try:
         item.stash[_FAULTS] = made = stack.enter_context(testing.faults(**faults))
         made._only_here = False
@@ -183,15 +183,15 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         marker = item.get_closest_marker("rdma_seeds")
         assert marker
         pytest.fail(
-            f"{_text_of(marker)}: the test has not called aiordma.testing.simulate without a "
-            "seed, so it ran with none of these seeds",
+            f"{_text_of(marker)}: the test did not call aiordma.testing.simulate without a "
+            "seed, so it used none of these seeds",
             pytrace=False,
         )
     programs = item.stash.get(_PROGRAMS, None)
     if programs and programs._started and not any(programs._folder.iterdir()):
         pytest.fail(
-            "no program that the test started by rdma_programs has opened embedded0, so the test "
-            "shows nothing about it",
+            "no program that the test started with rdma_programs opened embedded0, so the test "
+            "did not test anything on the device",
             pytrace=False,
         )
     if (faults := item.stash.get(_FAULTS, None)) is None:
@@ -199,7 +199,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     if never := faults._never_happened(programs._folder if programs else None):
         pytest.fail(
             f"{never} of {faults.plan} never happened, in this process or in a program of "
-            "rdma_programs, so the test shows nothing about it",
+            "rdma_programs, so the test did not test it",
             pytrace=False,
         )
 
@@ -307,7 +307,7 @@ def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
     faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults
-    pytest.fail("the test has no marker with faults, such as @pytest.mark.rdma(loss=0.01)", False)
+    pytest.fail("the test has no marker with faults: add @pytest.mark.rdma(loss=0.01)", False)
 
 
 @pytest.fixture

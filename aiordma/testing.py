@@ -279,12 +279,11 @@ def faults(
     """
     if process.injected is not None:
         raise BusyError(
-            f"this process injects faults already ({process.injected}): end that block first"
+            f"this process already injects faults ({process.injected}): end that block first"
         )
     if process.chance is not None:
         raise BusyError(
-            "these faults are of the process, which simulates hosts: World.link changes the way "
-            "between two of them, and a FaultPlan breaks things"
+            "testing.faults cannot be used in a simulation: use World.link or a FaultPlan instead"
         )
     chosen = verbs.find_device(name_or_variable(device))
     seed = secrets.randbits(32) if seed is None else integer("seed", seed)
@@ -292,7 +291,7 @@ def faults(
         "seed": seed,
         "loss": _when("loss", loss),
         "duplicate": _when("duplicate", duplicate),
-        "frames": "" if frames == "all" else _text("frames", frames, "a str, as 'requests'"),
+        "frames": "" if frames == "all" else _text("frames", frames, "a str such as 'requests'"),
         "delay": _time("delay", delay),
         "jitter": _time("jitter", jitter),
         "rate": integer("rate", rate),
@@ -313,9 +312,9 @@ def faults(
     try:
         yield made
         if made._only_here and (never := made._never_happened()):
-            raise AssertionError(f"{never} never happened, so the block shows nothing about it")
+            raise AssertionError(f"{never} never happened, so the block did not test it")
     except BaseException as error:
-        error.add_note(f"faults were injected ({plan}): {made.counts()}")
+        error.add_note(f"injected faults ({plan}): {made.counts()}")
         raise
     finally:
         process.injected = None

@@ -289,15 +289,15 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize(
     "says",
     [
-        "@pytest.mark.rdma_seeds(seeds=1): one number is expected, as rdma_seeds(20)",
-        "@pytest.mark.rdma_seeds(3, 4): one number is expected, as rdma_seeds(20)",
+        "@pytest.mark.rdma_seeds(seeds=1): expected one number, such as rdma_seeds(20)",
+        "@pytest.mark.rdma_seeds(3, 4): expected one number, such as rdma_seeds(20)",
         "@pytest.mark.rdma_seeds(0): count must be an int of at least 1, not 0",
         "@pytest.mark.rdma_seeds('many'): count must be an int of at least 1, not 'many'",
         "@pytest.mark.rdma(lost=1): faults() got an unexpected keyword argument 'lost'",
         "@pytest.mark.rdma(loss=2): plan of faults: 'loss=2': a probability from 0 to 1",
-        "@pytest.mark.rdma(seed=5) has no fault, such as loss=0.01",
-        "the marker rdma takes keywords, as rdma(loss=0.01), not (5,)",
-        "the test has no marker with faults, such as @pytest.mark.rdma(loss=0.01)",
+        "@pytest.mark.rdma(seed=5) has no fault: add one, such as loss=0.01",
+        "the marker rdma takes keywords, such as rdma(loss=0.01), not (5,)",
+        "the test has no marker with faults: add @pytest.mark.rdma(loss=0.01)",
     ],
 )
 def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: str) -> None:
@@ -311,18 +311,18 @@ def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: s
     [
         (
             "test_no_simulation",
-            "@pytest.mark.rdma_seeds(3): the test has not called aiordma.testing.simulate without "
-            "a seed, so it ran with none of these seeds",
+            "@pytest.mark.rdma_seeds(3): the test did not call aiordma.testing.simulate without "
+            "a seed, so it used none of these seeds",
         ),
         (
             "test_seed_of_its_own",
-            "@pytest.mark.rdma_seeds(): the test has not called aiordma.testing.simulate without "
-            "a seed, so it ran with none of these seeds",
+            "@pytest.mark.rdma_seeds(): the test did not call aiordma.testing.simulate without "
+            "a seed, so it used none of these seeds",
         ),
         (
             "test_programs_without_the_device",
-            "no program that the test started by rdma_programs has opened embedded0, so the test "
-            "shows nothing about it",
+            "no program that the test started with rdma_programs opened embedded0, so the test "
+            "did not test anything on the device",
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_report_says_why_a_test_shows_nothing(
     assert re.search(before + re.escape(says), report.stdout, re.MULTILINE), report.stdout
 
 
-EXPECTED = "a number of seeds such as 1000 or a range such as 500:1000 is expected, not"
+EXPECTED = "expected a number of seeds such as 1000, or a range such as 500:1000, not"
 
 
 @pytest.mark.parametrize("seeds", ["many", "0", "-3", "5:5", "7:3", "-1:3", "3:", "1.5"])

@@ -151,9 +151,7 @@ def test_a_failure_tells_how_to_repeat_it(pd: verbs.ProtectionDomain, device_nam
         fail(faults)
     seed, found = info.value.args
     (note,) = info.value.__notes__
-    assert note.startswith(
-        f"faults were injected (seed={seed},register=0.5,device={device_name}): "
-    )
+    assert note.startswith(f"injected faults (seed={seed},register=0.5,device={device_name}): ")
     assert f"registrations={found.count('x')}," in note
     with testing.faults(seed=seed, register=0.5, device=device_name) as faults:
         assert which_fail(pd, faults) == found
@@ -201,7 +199,7 @@ def test_a_fault_that_never_happens_is_an_error(
     for never, times, given in cases:
         with pytest.raises(AssertionError, match=f"^{never} never happened") as caught:
             register(times, **given)
-        assert "faults were injected (seed=1," in caught.value.__notes__[0]
+        assert "injected faults (seed=1," in caught.value.__notes__[0]
     register(1, register=1e-9)
     register(2, register="@2-5")
     register(0)
@@ -211,7 +209,7 @@ def test_a_fault_that_never_happens_is_an_error(
 def test_one_plan_at_a_time(device_name: str) -> None:
     with (
         testing.faults(seed=1, device=device_name),
-        pytest.raises(BusyError, match=rf"already \(seed=1,device={device_name}\)"),
+        pytest.raises(BusyError, match=rf"already injects faults \(seed=1,device={device_name}\)"),
         testing.faults(device=device_name),
     ):
         pass
@@ -226,8 +224,8 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         "delay must be a finite number of seconds": {"delay": float("inf")},
         "jitter must be a finite number of seconds": {"jitter": float("nan")},
         "loss must be a probability or text such as '@3', not None": {"loss": None},
-        "frames must be a str, as 'requests', not None": {"frames": None},
-        "frames must be a str, as 'requests', not str ''": {"frames": ""},
+        "frames must be a str such as 'requests', not None": {"frames": None},
+        "frames must be a str such as 'requests', not str ''": {"frames": ""},
         "loss must be a probability or text such as '@3', not str ''": {"loss": ""},
         "cq must be a CompletionQueue or a number, not str 'x'": {"cq": "x"},
     }

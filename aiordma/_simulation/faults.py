@@ -19,7 +19,7 @@ MOST = 1e9
 KINDS = {
     "partition": ("partitions", "is cut off from all others"),
     "cable": ("cables", "is cut off on network {}"),
-    "pause": ("pauses", "stands still"),
+    "pause": ("pauses", "is paused"),
     "kill": ("kills", "is killed, and boots again at the end"),
 }
 
@@ -30,7 +30,7 @@ def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: flo
         value = real(name, getattr(record, name))
         if value and not least <= value <= most:
             zero = "0, or from " if least else "from "
-            raise ValueError(f"{name} is a number {zero}{least:g} to {most:g}, not {value:g}")
+            raise ValueError(f"{name} must be {zero}{least:g} to {most:g}, not {value:g}")
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Link:
         _check(self, "latency jitter late", MOST)
         _check(self, "loss duplicate reorder", 1, 1e-6)
         if self.reorder and not self.late:
-            raise ValueError("late is a number above 0 where there is reorder, or nothing is late")
+            raise ValueError("late must be above 0 if reorder is, or no datagram is late")
         if not (rate := real("rate", self.rate)) >= 1:
-            raise ValueError(f"rate is a number of bytes per second, 1 or more, not {rate:g}")
+            raise ValueError(f"rate must be at least 1 byte per second, not {rate:g}")
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Fault:
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
-            raise ValueError(f"the kind of a Fault is one of {', '.join(KINDS)}, not {self.kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
         instance("host", self.host, str, "the name of a host")
         _check(self, "begin end", math.inf)
         if self.end < self.begin:
-            raise ValueError(f"end is not before begin, as {self.end:g} is before {self.begin:g}")
+            raise ValueError(f"end ({self.end:g}) must not be before begin ({self.begin:g})")
         integer("network", self.network)
 
     def __str__(self) -> str:
@@ -127,19 +127,21 @@ class FaultPlan:
         instance("link", self.link, Link, "a Link")
         _check(self, "partitions cables pauses kills duration", MOST)
         if not seconds("until", self.until, endless=True) and self._rates:
-            raise ValueError("until is a number of seconds above 0, or no fault ever begins")
+            raise ValueError("until must be above 0 seconds, or no fault ever begins")
         if not self.duration and (self.partitions or self.cables or self.pauses):
-            raise ValueError("duration is a number of seconds above 0, or nothing is broken")
+            raise ValueError("duration must be above 0 seconds, or the faults have no effect")
         several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
-            raise ValueError(f"hosts are names of hosts other than {MAIN!r}, not {self.hosts!r}")
+            raise ValueError(
+                f"hosts must be names of hosts other than {MAIN!r}, not {self.hosts!r}"
+            )
         integer("at_least", self.at_least)
         if not isinstance(self.exactly, Collection | None):
             raise TypeError(refusal("exactly", "a list of Faults", self.exactly))
         for fault in self.exactly or ():
             instance("each of exactly", fault, Fault, "a Fault")
         if MAIN in self._names:
-            raise ValueError(f"a FaultPlan spares {MAIN!r}, which exactly names")
+            raise ValueError(f"a FaultPlan cannot affect {MAIN!r}, which exactly names")
 
     @property
     def _names(self) -> set[str]:
@@ -155,9 +157,10 @@ class FaultPlan:
         """Describe the number of faults of each kind, and the number that the rates predict."""
         begun = Counter(fault.kind for fault in faults)
         if self.exactly is not None:
-            return f"{begun.total()} of the {len(self.exactly)} given"
+            return f"{begun.total()} of {len(self.exactly)} replayed"
         return ", ".join(
-            f"{begun[kind]} of about {getattr(self, rate) * min(now, self.until):.1f} {rate}"
+            f"{begun[kind]} {kind if begun[kind] == 1 else rate} "
+            f"(plan: {getattr(self, rate) * min(now, self.until):.1f} on average)"
             for kind, (rate, _) in KINDS.items()
             if getattr(self, rate)
         )

@@ -164,7 +164,7 @@ class Operation:
     def __enter__(self) -> Self:
         if self._begin:
             raise RuntimeError(
-                f"{self._call()} has begun already: call history.{self._kind} for each operation"
+                f"{self._call()} has already begun: call history.{self._kind} for each operation"
             )
         self._who, self._began = self._history._place()
         self._begin = next(self._history._numbers)
@@ -287,7 +287,7 @@ class History:
         if not groups:
             refused = f" but {len(self._operations)} refused" if self._operations else ""
             raise AssertionError(
-                f"the history has no operations{refused}, so its check shows nothing: put each "
+                f"the history has no operations{refused}, so its check proves nothing: put each "
                 "call of the program in a block such as `with history.read(...) as op:`"
             )
         wrong = [text for (check, _), each in groups.items() if (text := check(each, steps))]
@@ -353,9 +353,9 @@ def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
             steps -= 1
             if not steps:
                 raise RuntimeError(
-                    f"whether {len(spans)} operations on {spans[0].it._of!r} have an order was not "
-                    f"decided: use more keys, let fewer writes be at a time or without an end, or "
-                    f"give it more time: check(steps=...)"
+                    f"could not decide whether {len(spans)} operations on {spans[0].it._of!r} have "
+                    f"an order: use more keys, fewer concurrent or unfinished writes, or more "
+                    f"steps: check(steps=...)"
                 )
     return False
 
@@ -426,12 +426,12 @@ def _check_register(operations: list[Operation], steps: int) -> str:
     part = until(ends[last])
     begins = [it.begin for it in part]
     first = bisect_left(begins, True, key=lambda begin: not is_bad(since(begin), UNKNOWN))
-    began = f"which began as {brief(initial)}"
+    began = f"which was {brief(initial)} initially"
     began += " (History(initial=...) sets another value)" if begins_as == 0 else ""
-    known = "whatever it was before" if first else began
+    known = "whatever its value was before" if first else began
     part = since(begins[first - 1]) if first else part
     name = f"these operations on {operations[0]._of!r}, {known}"
-    return _text(f"no order of {name}, fits their results", [it.it for it in part])
+    return _text(f"no order of {name}, explains their results", [it.it for it in part])
 
 
 # ---- channels and leases -------------------------------------------------------------------------
@@ -451,9 +451,9 @@ def _check_channel(operations: list[Operation], _: int) -> str:
             loose.remove(found[0])
         else:
             alike = [other for other in operations[: at + 1] if other._same == it._same]
-            what = "came twice, out of its turn or unsent"
-            return _text(f"a message of {it._of!r} {what}", {*alike, *due[:1]})
-    return _text(f"a message of {due[0]._of!r} never came", due[:1]) if due else ""
+            what = "arrived twice, out of order or without being sent"
+            return _text(f"a message on {it._of!r} {what}", {*alike, *due[:1]})
+    return _text(f"a message on {due[0]._of!r} never arrived", due[:1]) if due else ""
 
 
 def _check_lease(operations: list[Operation], _: int) -> str:
@@ -461,7 +461,7 @@ def _check_lease(operations: list[Operation], _: int) -> str:
     accesses = [it for it in operations if it._kind == "access"]
     late = [it for it in accesses if ends and ends[0]._begin < it._begin < it._end < inf]
     return (
-        _text(f"an access succeeded after the end of {late[0]._of!r}", ends + late[:1])
+        _text(f"an access succeeded after the end of lease {late[0]._of!r}", ends + late[:1])
         if late
         else ""
     )

@@ -97,14 +97,14 @@ class Machine:
         self, program: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]
     ) -> asyncio.Task[T]:
         where = f"host {self.host.name!r}"
-        hint = "give the function, uncalled, and its arguments: run(count, 20)"
+        hint = "pass the function and its arguments without calling it: run(count, 20)"
         arguments = f"the arguments {', '.join(map(brief, args))}" if args else "no arguments"
         check_program(program, args, f"the program of {where}", arguments, hint)
         name = getattr(program, "__name__", repr(program))
         work = program(*args)
         if not asyncio.iscoroutine(work):
             hint = "write it with async def"
-            raise TypeError(refusal(f"what {name} of {where} returns", "a coroutine", work, hint))
+            raise TypeError(refusal(f"the result of {name} on {where}", "a coroutine", work, hint))
         task = self.loop.create_task(work, name=name)
         self._programs[task] = None
         task.add_done_callback(self._programs.pop)

@@ -42,10 +42,10 @@ A program that reads it more often is waiting for a time that will not come.
 """
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
-THREADS = "threads", "asyncio.to_thread runs a function in the thread of all hosts"
-SIGNALS = "signals", "call loop.add_signal_handler"
-PROCESSES = "processes", "World.host starts a program on a host of its own"
-SOCKETS = "sockets of the machine", "make it in the program of the host"
+THREADS = "threads", "asyncio.to_thread runs a function in the simulation's thread"
+SIGNALS = "signals", "use loop.add_signal_handler"
+PROCESSES = "processes", "start a program on another host (World.host)"
+SOCKETS = "real sockets", "create them in the program of the host"
 RESOLVER = "resolver", "await loop.getaddrinfo"
 LOG = "AIORDMA_SIMULATION_LOG"
 LOG_LINE = "%(simulated_time)12.6f %(simulated_host)s %(levelname)s %(name)s: %(message)s"
@@ -73,8 +73,8 @@ def monotonic_ns() -> int:
     looks += 1
     if looks > MOST_LOOKS:
         raise StalledError(
-            f"a program has looked at the clock {MOST_LOOKS} times without an await: code takes no "
-            "time here, so it measures none, and waits by asyncio.sleep"
+            f"a program has read the clock {MOST_LOOKS} times without an await: code takes no "
+            "virtual time, so wait with asyncio.sleep"
         )
     return now
 
@@ -132,13 +132,18 @@ CLOCKS: dict[str, Callable[[], int]] = {
 REFUSED: list[tuple[Any, str, str, str]] = [
     (threading.Thread, "start", *THREADS),
     (_thread, "start_new_thread", *THREADS),
-    (service_thread, "in_service_thread", "threads (aiordma.blocking)", "use aiordma's own calls"),
+    (
+        service_thread,
+        "in_service_thread",
+        "threads (aiordma.blocking)",
+        "use the asynchronous functions of aiordma",
+    ),
     (None, "subprocess.Popen os.fork os.forkpty os.posix_spawn os.system os.exec", *PROCESSES),
     (_posixsubprocess, "fork_exec", *PROCESSES),
     (None, "socket.bind socket.connect socket.sendto", *SOCKETS),
     (None, "socket.gethostbyname socket.gethostbyaddr socket.getnameinfo", *RESOLVER),
     (signal, "setitimer alarm set_wakeup_fd", *SIGNALS),
-    (select, "poll select", "waits in the kernel", "they would stop all hosts; use asyncio"),
+    (select, "poll select", "blocking waits", "they would stop all hosts; use asyncio"),
     (asyncio.BaseEventLoop, "connect_read_pipe connect_write_pipe", "pipes", "use streams"),
 ]
 EVENTS = {

@@ -49,7 +49,9 @@ def given_seeds() -> range | None:
             return seeds
     except ValueError:
         pass
-    raise ValueError(f"{VARIABLE} is a seed such as 61, or a range such as 0:1000, not {text!r}")
+    raise ValueError(
+        f"{VARIABLE} must be a seed such as 61, or a range such as 0:1000, not {text!r}"
+    )
 
 
 def command() -> str:
@@ -73,7 +75,7 @@ def run_seeds(attempt: Attempt, seeds: Sequence[int], stop: bool) -> Seeds:
                 if text and stop:
                     break
         except RuntimeError as error:  # BrokenProcessPool
-            error.add_note(f"seed {seeds[ran]}, or one of the next ones, has ended its process")
+            error.add_note(f"seed {seeds[ran]} or one of the next seeds terminated its process")
             raise
     return Seeds(ran, failed)
 

@@ -88,10 +88,7 @@ def failure(code: int) -> OSError:
 
 def check_blocking(sock: Socket) -> None:
     if sock._blocks:
-        refuse(
-            "sockets that block",
-            "all hosts would stand still; use asyncio's, or setblocking(False)",
-        )
+        refuse("blocking sockets", "they would stop all hosts; use asyncio, or setblocking(False)")
 
 
 def named(family: int, address: Address) -> Any:
@@ -154,7 +151,9 @@ def asked(asking: Socket, there: Machine) -> None:
         listening._waiting.append(accepted)
     elif there_is:
         only = ", ".join(it._local[0] for it in there_is)
-        asking.hint = f"; {there.host.name!r} listens on {only} alone, which no other host reaches"
+        asking.hint = (
+            f"; {there.host.name!r} listens only on {only}, which other hosts cannot reach"
+        )
     code = 0 if found else errno.ECONNREFUSED
     delay = there.world._latency(there.host, asking._machine.host)
     asking._machine.loop.call_at(there.now + delay, asking._answered, code)
@@ -176,7 +175,7 @@ class Socket(RealSocket, metaclass=_Kind):
         kind = SOCK_STREAM if type == -1 else type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         if family not in (-1, AF_INET, AF_INET6) or kind != SOCK_STREAM:
             names = f"{socket.AddressFamily(family).name}, {socket.SocketKind(kind).name}"
-            refuse(f"sockets of {names}", "TCP and the devices are simulated")
+            refuse(f"sockets of {names}", "only TCP and the devices are simulated")
         return super().__new__(cls)
 
     def __init__(
@@ -359,7 +358,7 @@ class Socket(RealSocket, metaclass=_Kind):
             self._other._transmit(b"")
 
     def detach(self) -> NoReturn:
-        refuse("descriptors of TCP", "use the socket")
+        refuse("descriptors of TCP sockets", "use the socket")
 
     dup = detach
 
@@ -455,4 +454,4 @@ class Socket(RealSocket, metaclass=_Kind):
 def check_simulated(sock: Any) -> None:
     """Refuse real sockets, except Unix sockets such as socket pairs of this process."""
     if type(sock) is not Socket and sock.family != socket.AF_UNIX:
-        refuse("sockets of the machine", "make it in the program of the host")
+        refuse("real sockets", "create them in the program of the host")

@@ -91,7 +91,7 @@ class Host:
     @slowness.setter
     def slowness(self, times: float) -> None:
         if not 0 < real("slowness", times) <= MOST:
-            raise ValueError(f"slowness is a number above 0, up to {MOST:g}, not {times}")
+            raise ValueError(f"slowness must be above 0 and at most {MOST:g}, not {times}")
         self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
@@ -135,7 +135,7 @@ class Host:
     def kill(self) -> None:
         """Kill the host immediately. All its programs stop, and its peers are not notified."""
         if self.name == MAIN:
-            raise ValueError("the host of the main program is not to be killed")
+            raise ValueError("the host of the main program cannot be killed")
         self._machine.boots_again = False
         if self._machine.alive:
             self.world._note(f"{self.name} is killed by the program")
@@ -150,7 +150,7 @@ class Host:
     def boot(self) -> None:
         """Boot a killed host again, with the same address and the programs given to `serve`."""
         if self.alive:
-            raise RuntimeError(f"{self!r} is running")
+            raise RuntimeError(f"{self!r} is already running")
         self.world._note(f"{self.name} boots")
         self._boot()
 
@@ -167,7 +167,7 @@ class Host:
 
     def resume(self) -> None:
         """Continue the host after `pause`."""
-        self.world._note(f"{self.name} goes on")
+        self.world._note(f"{self.name} continues")
         self._machine.resume(self)
 
 
@@ -220,11 +220,11 @@ class World:
         """Return the host with that name, and boot it on first use."""
         if instance("the name of a host", name, str, "text") not in self.hosts:
             if name in ("", "localhost"):
-                why = "each host is that to itself" if name else "it is empty"
-                raise ValueError(f"{name!r} is no name for a host, {why}: choose another one")
+                why = "on every host it is the host itself" if name else "it is empty"
+                raise ValueError(f"invalid host name {name!r}: {why}; choose another one")
             number = len(self.hosts)
             if number == softdev.SIM_HOSTS:
-                raise ValueError(f"there are {number} hosts already, the most there can be")
+                raise ValueError(f"too many hosts: a simulation has at most {number}")
             made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
             for network, apart in self._apart:
                 self._cut |= {(network, name, apart), (network, apart, name)}
@@ -248,7 +248,7 @@ class World:
         """Change fields of the `Link` between two hosts, in both directions, from now on."""
         self._check_hosts((one, other))
         if one == other:
-            raise ValueError(f"what {one!r} sends to itself passes no link: name two hosts")
+            raise ValueError(f"{one!r} has no link to itself: name two hosts")
         for names in ((one, other), (other, one)):
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
             self._set_way(self.hosts[names[0]], self.hosts[names[1]])
@@ -259,10 +259,10 @@ class World:
         The devices "embedded1" of the hosts are on network 1.
         """
         if not names:
-            raise ValueError("a partition cuts off hosts: name one")
+            raise ValueError("a partition needs at least one host: name it")
         self._check_hosts(names)
         if self.hosts.keys() <= {*names}:
-            raise ValueError("a partition of all hosts cuts off none: name fewer of them")
+            raise ValueError("a partition of all hosts has no effect: name fewer hosts")
         numbers = self._numbers_of(network)
         self._note(f"{', '.join(names)}: cut off{_on(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
@@ -279,7 +279,7 @@ class World:
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
-        self._note(f"{', '.join(names or ['all'])}: cut off no more{_on(network)}")
+        self._note(f"{', '.join(names or ['all hosts'])}: partitions healed{_on(network)}")
         self._cut = {
             (number, one, other)
             for number, one, other in self._cut
@@ -292,7 +292,7 @@ class World:
         for name in names:
             if instance("each name", name, str, "the name of a host") not in self.hosts:
                 there = ", ".join(self.hosts)
-                raise ValueError(f"there is no host {name!r}; there are {there}: ask host() first")
+                raise ValueError(f"no such host: {name!r}; there are {there}: call host() first")
 
     def _numbers_of(self, network: int | None) -> range:
         if network is None:
@@ -359,7 +359,9 @@ class World:
                     f"{self._waiting()}"
                 )
             if min(first, event, breaks) > end:
-                raise TimeLimitError(f"not done after {limit} s:\n{self._waiting()}")
+                raise TimeLimitError(
+                    f"the simulation did not end within {limit} s:\n{self._waiting()}"
+                )
             softdev.sim_run(min(first, breaks))
             now = softdev.sim_now()
             if breaks <= now:
@@ -382,7 +384,7 @@ class World:
         """Return the tasks of all hosts and where each of them waits, without idle servers."""
         machines = [host._machine for host in self.hosts.values() if host.alive]
         texts = [text for it in machines if (text := waiting(it.loop, it.is_idle))]
-        return "\n".join(texts) or "none but idle servers"
+        return "\n".join(texts) or "only idle servers"
 
     # ---- faults, and the end -------------------------------------------------------------
 
@@ -456,7 +458,7 @@ class World:
             f"{it}" if isinstance(it, Fault) else f"{when:.2f} s: {it}"
             for when, it in self._timeline
         ]
-        lines[:left_out] = [f"{left_out} earlier ones: World.faults"] * (left_out > 0)
+        lines[:left_out] = [f"{left_out} earlier events; see World.faults"] * (left_out > 0)
         note += "".join(f"\n  {line}" for line in lines)
         if not isinstance(error, StalledError | TimeLimitError):  # which say it themselves
             waits = self._waiting().splitlines()
@@ -559,25 +561,25 @@ def simulate(
     _check_programs(hosts)
     if not truth("stop", stop) and seeds is None:
         raise TypeError(
-            "stop=False is for several seeds, of which simulate(seeds=...) returns those that fail"
+            "stop=False needs several seeds: simulate(seeds=...) returns those that fail"
         )
     plan = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
     integer("devices", devices, 1, softdev.SIM_NETWORKS)
     if plan.cables and devices == 1:
-        raise ValueError("FaultPlan.cables cuts one of several cables: simulate(devices=2)")
+        raise ValueError("FaultPlan.cables needs several devices: simulate(devices=2)")
     for fault in plan.exactly or ():
         _check_network(fault.network, devices)
     if injected := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
         raise BusyError(
             f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({injected}) has no effect on simulated "
-            "hosts: end that first, and use World.link or a FaultPlan"
+            "hosts: remove it, and use World.link or a FaultPlan"
         )
     report_unknown_variables()
     run = partial(_run, main, hosts or {}, devices, limit)
     if seed is not None:
         if seeds is not None:
-            raise TypeError("simulate has a seed or seeds, not both")
+            raise TypeError("simulate takes seed or seeds, not both")
         return run(plan, integer("seed", seed), command())
     given = None if seeds is None else _list_of(seeds)
     if several := given_seeds() or given:
@@ -601,9 +603,9 @@ def _check_programs(hosts: object) -> None:
     for name, program in hosts.items():
         instance("each name in hosts", name, str, "the name of a host")
         if name == MAIN:
-            raise ValueError(f"the host {MAIN!r} is that of the main program")
+            raise ValueError(f"the host {MAIN!r} is reserved for the main program")
         where = f"simulate(hosts): the program of host {name!r}"
-        hint = "give the function, uncalled, or functools.partial(function, ...)"
+        hint = "pass the function without calling it, or functools.partial(function, ...)"
         check_program(program, (), where, "no arguments", hint)
 
 
@@ -613,12 +615,12 @@ def _list_of(seeds: object) -> list[int]:
         raise TypeError(refusal("seeds", "several ints, such as range(1000)", seeds, hint))
     if given := [integer("each of seeds", it) for it in seeds]:
         return given
-    raise ValueError("seeds is empty: give some, as range(1000)")
+    raise ValueError("seeds is empty: pass some, such as range(1000)")
 
 
 def _check_network(number: int, devices: int) -> None:
     if number >= devices:
-        raise ValueError(f"there is no network {number}: it needs simulate(devices={number + 1})")
+        raise ValueError(f"no such network: {number}; it needs simulate(devices={number + 1})")
 
 
 def _again(seed: int) -> str:
@@ -652,13 +654,13 @@ def _search(run: Callable[..., Any], plan: FaultPlan, seeds: Sequence[int], stop
         kept = enough(lambda few: type(attempt(seed, replace(plan, exactly=few))) is kind, had)
         if had:
             error.add_note(
-                f"{len(kept)} of the {len(had)} faults are enough, with simulate(..., seed={seed}, "
+                f"replay with {len(kept)} of {len(had)} faults: simulate(..., seed={seed}, "
                 f"faults=dataclasses.replace(plan, exactly={kept}))"
             )
         raise
     raise RuntimeError(
-        f"seed {seed} failed in a process of its own ({text}), and not again in this one: "
-        "the programs ask for something that is not simulated"
+        f"seed {seed} failed in a child process ({text}), but not when repeated in this one: "
+        "the programs depend on something that is not simulated"
     )
 
 
@@ -674,13 +676,14 @@ def _run(
 ) -> T:
     """Run one simulation; `again` is the command that repeats it, and `had` gets its faults."""
     if not _simulates.acquire(blocking=False):
-        raise BusyError("this process is in a simulation already")
+        raise BusyError("this process is already running a simulation")
     with ExitStack() as ends:
         ends.callback(_simulates.release)
         if softdev.sim_begin(seed & NEVER):
             raise BusyError(
-                "this process uses its embedded device: close what is open before a simulation, "
-                "and end its loop, for which it is kept for a second after the last connection"
+                "this process is using its embedded device: before a simulation, close everything "
+                "and end the event loop, which keeps the device for a second after the last "
+                "connection"
             )
         ends.callback(_end_devices)
         ends.enter_context(process.simulated(seed, devices))
@@ -689,7 +692,7 @@ def _run(
             result = _simulate(world, main, hosts, limit)
         except BaseException as error:
             if again:
-                error.add_note(f"again: {again}")
+                error.add_note(f"repeat: {again}")
             raise
         finally:
             if had is not None:
@@ -715,13 +718,15 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
         result = task.result()
         if never := world._plan._names - world.hosts.keys():
             names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
-            raise ValueError(f"the FaultPlan names {names}, never a host; there were {there}")
+            raise ValueError(
+                f"the FaultPlan names {names}, which never booted; the hosts were {there}"
+            )
         if world._plan._rates and len(world.hosts) == 1:
-            raise ValueError(f"a FaultPlan spares {MAIN!r}, and there never was another host")
+            raise ValueError(f"a FaultPlan does not affect {MAIN!r}, and there was no other host")
         if (begun := len(world.faults)) < world._plan.at_least:
             counts = world._plan._counts(world.faults, world.now)
             raise AssertionError(
-                f"{begun} faults of the plan began, and at_least={world._plan.at_least}: {counts}"
+                f"{begun} faults of the plan began, but at_least={world._plan.at_least}: {counts}"
             )
     except BaseException as error:
         world._explain(error)

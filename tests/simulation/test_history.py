@@ -127,7 +127,7 @@ def test_keys_channels_and_leases_are_alone() -> None:
     history.check()
     history.received("x", b"it")
     history.received("z", b"it")
-    with pytest.raises(AssertionError, match=r"(?s)of 'x'.*\n\n.*of 'z'"):
+    with pytest.raises(AssertionError, match=r"(?s)on 'x'.*\n\n.*on 'z'"):
         history.check()
 
 
@@ -247,12 +247,14 @@ def test_initial_value_is_the_content_before_the_first_write() -> None:
         history.check()
     with history.read("z") as op:
         op.result = 0
-    with pytest.raises(AssertionError, match=r"on 'z', which began as 7, fits"):
+    with pytest.raises(AssertionError, match=r"on 'z', which was 7 initially, explains"):
         history.check()
     history = testing.History()
     with history.read("x") as op:
         op.result = b""
-    says = r"on 'x', which began as 0 \(History\(initial=\.\.\.\) sets another value\), fits"
+    says = (
+        r"on 'x', which was 0 initially \(History\(initial=\.\.\.\) sets another value\), explains"
+    )
     with pytest.raises(AssertionError, match=says):
         history.check()
 
@@ -291,7 +293,7 @@ def test_names_of_different_types_are_different_keys() -> None:
     with history.send(1, "it"):
         pass
     history.received(True, "it")
-    with pytest.raises(AssertionError, match=r"(?s)of 1 never came.*of True came twice"):
+    with pytest.raises(AssertionError, match=r"(?s)on 1 never arrived.*on True arrived twice"):
         history.check()
 
 
@@ -418,7 +420,7 @@ def test_operation_is_used_once() -> None:
         pass
     for _ in range(2):
         with (
-            pytest.raises(RuntimeError, match=r"write\('x', 1\) has begun already: call history"),
+            pytest.raises(RuntimeError, match=r"write\('x', 1\) has already begun: call history"),
             op,
         ):
             pass
@@ -431,8 +433,8 @@ def test_check_of_an_empty_history_fails() -> None:
         with pytest.raises(AssertionError) as raised:
             history.check()
         assert str(raised.value) == (
-            f"the history has no operations{counted}, so its check shows nothing: put each call of "
-            "the program in a block such as `with history.read(...) as op:`"
+            f"the history has no operations{counted}, so its check proves nothing: put each call "
+            "of the program in a block such as `with history.read(...) as op:`"
         )
         with history.write("x", 1) as op:
             op.refused()
@@ -457,8 +459,8 @@ def test_it_says_which_host_and_when() -> None:
             history.check()
         head, *lines = str(raised.value).splitlines()
         assert head == (
-            "no order of these operations on 'the count', whatever it was before, fits their "
-            "results:"
+            "no order of these operations on 'the count', whatever its value was before, explains "
+            "their results:"
         )
         rows = [line.split(maxsplit=5) for line in lines]
         assert [(row[0], row[-1]) for row in rows] == [

@@ -273,7 +273,7 @@ def test_a_host_has_its_own_addresses_alone() -> None:
     loopback: Any = ("127.0.0.1", 0)
     says_so = "one on 127.0.0.1 is reached from its own host alone"
     check([
-        (lambda: asyncio.open_connection("server", 1), "'server' listens on 127.0.0.1 alone"),
+        (lambda: asyncio.open_connection("server", 1), "'server' listens only on 127.0.0.1"),
         (lambda: aiordma.connect("server", 2), says_so),
         (lambda: aiordma.connect("server", 3, via="tcp"), says_so),
         (lambda: asyncio.start_server(echo, "other", 1), "cannot assign requested address"),
@@ -329,15 +329,18 @@ def test_what_would_leave_the_simulation_is_refused() -> None:
         check([
             (lambda: loop().create_datagram_endpoint(asyncio.Protocol, any_port), "SOCK_DGRAM"),
             (lambda: asyncio.open_unix_connection("/nowhere"), "sockets of AF_UNIX"),
-            (lambda: asyncio.start_server(echo, sock=real), "sockets of the machine"),
-            (lambda: loop().sock_connect(own, ("127.0.0.1", 1)), "sockets of the machine"),
-            (connect, "sockets that block"),
-            (accept, "sockets that block"),
+            (lambda: asyncio.start_server(echo, sock=real), "real sockets"),
+            (lambda: loop().sock_connect(own, ("127.0.0.1", 1)), "real sockets"),
+            (connect, "blocking sockets"),
+            (accept, "blocking sockets"),
             (lambda: socket.getnameinfo(("10.0.0.1", 1), 0), "resolver"),
             (lambda: threading.Thread(target=print).start(), "threads"),
             (lambda: ThreadPoolExecutor().submit(print), "threads"),
             (lambda: blocking.listen("127.0.0.1"), "threads (aiordma.blocking)"),
-            (lambda: loop().run_in_executor(ProcessPoolExecutor(1), print), "executor but threads"),
+            (
+                lambda: loop().run_in_executor(ProcessPoolExecutor(1), print),
+                "executors other than threads",
+            ),
             (lambda: asyncio.create_subprocess_exec("true"), "processes"),
             (lambda: subprocess.run(["true"], check=True), "processes"),
             (lambda: get_context("spawn").Process(target=print).start(), "processes"),
@@ -348,7 +351,7 @@ def test_what_would_leave_the_simulation_is_refused() -> None:
             (lambda: loop().remove_signal_handler(signal.SIGTERM), "False"),
             (lambda: loop().connect_read_pipe(asyncio.Protocol, sys.stdin), "pipes"),
             (lambda: loop().add_reader(sys.__stdin__ or 0, print), "standard input"),
-            (lambda: select.select([own], [], [], 1), "waits in the kernel"),
+            (lambda: select.select([own], [], [], 1), "blocking waits"),
         ])  # fmt: skip
 
 
