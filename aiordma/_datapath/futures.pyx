@@ -38,7 +38,10 @@ cdef object copy_context = contextvars.copy_context
 
 
 cdef bint is_task_wakeup(object callback) except -1:
-    """Whether this is what asyncio's C tasks add as a callback; it has no name but `task_wakeup`."""
+    """Return whether this is the wake-up callback of asyncio's C tasks.
+
+    It can only be recognized by its name, `task_wakeup`.
+    """
     global task_wakeup
     cdef PyCFunction function
     if Py_TYPE(callback) != &PyCFunction_Type:
@@ -54,7 +57,10 @@ cdef object warn = warnings.warn
 
 
 cdef int never_awaited(str name) noexcept:
-    """Warns as Python does of a coroutine, which these awaitables are for asyncio; from a destructor."""
+    """Warn about an awaitable that was never awaited, as Python does for a coroutine.
+
+    Called from a finalizer.
+    """
     cdef PyObject *kind = NULL
     cdef PyObject *value = NULL
     cdef PyObject *traceback = NULL
@@ -68,7 +74,7 @@ cdef int never_awaited(str name) noexcept:
 
 
 cdef int complete_waiter(object waiter, object error) except -1:
-    """Completes a waiter of any kind, with an error unless that is None; not one that is done."""
+    """Complete a waiter of any kind, with `error` unless that is None, if it is not done."""
     if isinstance(waiter, OpFuture):
         (<OpFuture> waiter).settle(DONE if error is None else FAILED, error)
     elif not waiter.done():
@@ -80,8 +86,11 @@ cdef int complete_waiter(object waiter, object error) except -1:
 
 
 cdef object of_callback(object error):
-    """Returns the error that an await raises for one of the user's callback: itself, or as the
-    cause of a RuntimeError if it would end the await otherwise, as of a generator (PEP 479)."""
+    """Return the exception that an await raises for the error of a user's callback.
+
+    It is the error itself. If that would end the await in another way, as in a generator (PEP 479),
+    it is a RuntimeError with the error as its cause.
+    """
     if not isinstance(error, (StopIteration, GeneratorExit)):
         return error
     raised = RuntimeError(f"the callback raised {type(error).__name__}")
@@ -91,15 +100,17 @@ cdef object of_callback(object error):
 
 @cython.final
 cdef class Wakeups:
-    """The tasks of one event loop that await its OpFutures: a drain calls them back, at its end, and one
-    that is about to wait may poll first."""
+    """The tasks of one event loop that await its OpFutures.
+
+    A drain calls them back at its end. A task that is about to wait may poll first.
+    """
 
     def __cinit__(self, loop: AbstractEventLoop):
         self.loop, self.settled = loop, []
         self.spins_left = MAX_SPINS
 
     cdef bint is_of_this_task(self) except -1:
-        """True if the caller runs in this event loop, as does a task that a drain calls back."""
+        """Return whether the caller runs in this event loop, also if a drain has called it back."""
         if self.calling_back and self.thread == PyThread_get_thread_ident():
             return True
         return get_running_loop() is self.loop
@@ -119,7 +130,7 @@ cdef class Wakeups:
         return 0
 
     cdef int remember(self, object error) except -1:
-        """The drain raises the first of these when it is through, as KeyboardInterrupt."""
+        """Keep an error, such as KeyboardInterrupt. The drain raises the first one at its end."""
         if self.first_raised is None:
             self.first_raised = error
         return 0
@@ -131,8 +142,10 @@ cdef class Wakeups:
         return self.finished_future
 
     cdef int spin_briefly(self, OpFuture future) except -1:
-        """A task that is about to wait polls once itself, if hardly another one waits: that costs
-        less than an iteration of the loop."""
+        """Poll once on behalf of a task that is about to wait, if few other tasks are waiting.
+
+        This costs less than an iteration of the loop.
+        """
         if not self.spins_left or self.waiting > 1 or self.draining or self.brief_spin is None:
             return 0
         self.spins_left -= 1
@@ -150,7 +163,7 @@ cdef class Wakeups:
 
 
 cdef int call_back(Wakeups wakeups) except -1:
-    """Calls the tasks back whose futures this drain has settled."""
+    """Call back the tasks whose futures this drain has settled."""
     cdef list settled = wakeups.settled
     cdef OpFuture future
     cdef Py_ssize_t i = 0
@@ -175,7 +188,7 @@ cdef int call_back(Wakeups wakeups) except -1:
 @cython.no_gc_clear
 @cython.freelist(64)
 cdef class OpFuture:
-    """An awaitable: a future that the drain completes."""
+    """An awaitable future that a drain completes."""
 
     def __cinit__(self, Wakeups wakeups not None):
         self.wakeups = wakeups
@@ -199,7 +212,7 @@ cdef class OpFuture:
         raise StopIteration
 
     cdef bint withdraw(self) except -1:
-        """Leaves the queue that it waits in, when it is cancelled; False: it is in none any more."""
+        """Leave the queue on cancellation. Returns False if it is no longer in a queue."""
         return False
 
     def result(self):
@@ -321,7 +334,7 @@ cdef int run_callbacks(OpFuture future, bint deferred) except -1:
 
 
 cdef int run_callback(OpFuture future, object callback, object context) except -1:
-    """Calls back now, as the loop would."""
+    """Run a callback immediately, in the way the loop would."""
     cdef object caller = future
     # A task asks its caller for the result: an asyncio.Future directly, another class by a call
     # of the method by name, which takes twenty times as long.

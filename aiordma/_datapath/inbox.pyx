@@ -83,7 +83,7 @@ cdef enum:
 
 
 cdef object quota_error(pool, uint64_t size):
-    """Why the pool can never have so much; None if it can."""
+    """Return the error if the pool can never provide `size` bytes, or None."""
     try:
         pool.require_possible(size)
     except QuotaError as error:
@@ -97,10 +97,10 @@ cdef object quota_error(pool, uint64_t size):
 @cython.no_gc_clear
 @cython.final
 cdef class ReceiveTarget(Pinned):
-    """The caller's memory that a message is received into."""
+    """The caller's memory into which a message is received."""
 
     cdef int open(self, object memory) except -1:
-        """Finds the bytes, and pins them until the target is closed and no READ is under way."""
+        """Find the bytes, and pin them until the target is closed and no READ is in progress."""
         self.memory = memory
         if isinstance(memory, Local):
             self.local = <Local> memory
@@ -123,7 +123,7 @@ cdef class ReceiveTarget(Pinned):
         return 0
 
     cdef int close(self) except -1:
-        """The memory is the caller's again, as soon as no READ is under way there."""
+        """Return the memory to the caller as soon as no READ to it is in progress."""
         self.closed = True
         self.allocate = self.refused = None
         return self.settle()
@@ -151,7 +151,7 @@ cdef class ReceiveTarget(Pinned):
 
 
 cdef object room_for(ReceiveTarget target, uint64_t length):
-    """Why a message of that length cannot be received here; None if it can."""
+    """Return the error if a message of this length does not fit, or None."""
     if target.refused is None and target.memory is None:
         try:
             target.open(target.allocate(length))
@@ -164,7 +164,7 @@ cdef object room_for(ReceiveTarget target, uint64_t length):
 
 @cython.final
 cdef class RecvFuture(OpFuture):
-    """A receiver that waits in line, for the task that awaits its RecvOperation."""
+    """The future of a waiting receiver, for the task that awaits its RecvOperation."""
 
     cdef bint withdraw(self) except -1:
         return self.inbox.receivers.remove(self)
@@ -173,9 +173,10 @@ cdef class RecvFuture(OpFuture):
 @cython.freelist(64)
 @cython.final
 cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
-    """One `recv`, `recv_into` or step of `async for`: an awaitable that is a coroutine for asyncio.
+    """A `recv`, `recv_into` or step of `async for`.
 
-    Cancelled at any moment it loses nothing: it takes the message in the step that ends it.
+    It is an awaitable that asyncio treats as a coroutine. It can be cancelled at any time without
+    losing a message, because it takes the message in its last step.
     """
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -224,7 +225,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
                 self.withdraw()
 
     cdef int withdraw(self) except -1:
-        """Ends the wait, also where it was woken for a message already."""
+        """End the wait, even if it was already woken for a message."""
         cdef RecvFuture waiter = self.waiter
         cdef Inbox inbox = self.inbox
         self.waiter = None
@@ -281,7 +282,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             raise
 
     cdef object finish(self, object item):
-        """Takes the first message, which is this operation's."""
+        """Take the first message, which belongs to this operation."""
         cdef Message message
         cdef PendingRendezvous pending
         cdef Inbox inbox = self.inbox
@@ -308,7 +309,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
 
 cdef PyObject *recv_next(PyObject *self) noexcept:
-    """`__next__`: what Cython makes of a `raise StopIteration(message)` costs ten times as much."""
+    """Implement `__next__`, ten times as fast as `raise StopIteration(message)` in Cython."""
     cdef object result
     try:
         result = (<RecvOperation> self).advance()
@@ -329,8 +330,11 @@ set_iternext(RecvOperation, recv_next)
 @cython.no_gc_clear
 @cython.final
 cdef class MessageIterator:
-    """`async for message in connection`.  One with a `reader`, its name, is the only reader of the messages
-    for as long as it exists; BusyError where there are others."""
+    """The iterator of `async for message in connection`.
+
+    With a `reader` name, it is the only reader of the messages while it exists. Raises BusyError if
+    there are others.
+    """
 
     def __cinit__(self, Inbox inbox not None, reader: str | None = None):
         if reader is not None:
@@ -355,7 +359,7 @@ cdef class MessageIterator:
 
 @cython.final
 cdef class PendingRendezvous:
-    """A message that the peer has for this side, in its place in the order, until it is read."""
+    """A message that the peer offers, in its place in the order, until it has been read."""
 
     def __len__(self) -> int:
         return self.length
@@ -367,12 +371,12 @@ cdef class PendingRendezvous:
         return len(self.pieces) // sizeof(RendezvousPiece)
 
     cdef uint32_t window_key(self) noexcept:
-        """The key that its acknowledgement ends; 0: none."""
+        """Return the key that the acknowledgement invalidates, or 0."""
         cdef const RendezvousPiece *piece = pieces_of(self)
         return le32toh(piece.rkey) if le32toh(piece.flags) & IS_WINDOW else 0
 
     cdef int end_striping(self) except -1:
-        """No further chunk is asked for; those under way hold the memory by themselves."""
+        """Request no further chunks. Those in progress hold the memory themselves."""
         cdef StripedRead striped = self.striped
         self.striped = None  # which refers to this
         return 0 if striped is None else striped.let_go()
@@ -389,7 +393,7 @@ cdef inline const RendezvousPiece *pieces_of(PendingRendezvous pending) noexcept
 cdef PendingRendezvous pending_rendezvous(
     const unsigned char *frame, uint32_t length, uint64_t longest, bint sealed, bint rails
 ):
-    """The request of an RNDV_RTS frame; ProtocolError for what this side does not read."""
+    """Parse an RNDV_RTS frame. Raises ProtocolError for a message that this side does not read."""
     cdef const FrameHeader *header = <const FrameHeader *> frame
     cdef const RendezvousRequest *request = <const RendezvousRequest *> (frame + HEADER)
     cdef const RendezvousPiece *piece
@@ -435,8 +439,11 @@ cdef PendingRendezvous pending_rendezvous(
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousRead(WorkRequest):
-    """One RDMA READ of a rendezvous message; or of no bytes, to see whether the peer's device answers,
-    which needs no memory and no key (IBTA 9.4.4, C9-88)."""
+    """An RDMA READ of a rendezvous message, or of zero bytes.
+
+    A READ of zero bytes tests whether the peer's device responds. It needs no memory and no key
+    (IBTA 9.4.4, C9-88).
+    """
 
     cdef int on_completion(self, uint32_t byte_len) except -1:
         cdef Fetcher fetcher = self.fetcher
@@ -478,11 +485,13 @@ cdef class RendezvousRead(WorkRequest):
 @cython.no_gc_clear
 @cython.final
 cdef class StripedRead(Striped):
-    """The reading of a message by several rails: chunks of its pieces."""
+    """The reading of a message over several rails, in chunks of its pieces."""
 
     cdef int use(self, SendQueue rail) except -1:
-        """Has the memory registered with the rail, if it has keys; one that cannot reads nothing, and as
-        the lead breaks (`reach`)."""
+        """Register the memory with the rail, if it has keys.
+
+        A rail that cannot register it reads nothing. If it is the lead, it breaks (`reach`).
+        """
         if rail.number in self.lkeys or (
             rail.number != self.pending.rail and not keys_of(self.pending, rail.number)
         ):
@@ -535,7 +544,7 @@ cdef class StripedRead(Striped):
         return rail.post(read)
 
     cdef int let_go(self) except -1:
-        """No chunk of it is under way, or will be."""
+        """Handle that no chunk is in progress or will be."""
         cdef Pinned pinned = self.pinned
         self.pinned = None
         if pinned is not None:
@@ -547,7 +556,7 @@ cdef class StripedRead(Striped):
 
 
 cdef uint32_t piece_at(StripedRead striped, uint64_t *start) noexcept:
-    """The piece with the byte `start` of the message, which becomes the offset in the piece."""
+    """Return the piece that contains byte `start`, and change `start` to the offset in it."""
     cdef const RendezvousPiece *pieces = pieces_of(striped.pending)
     cdef uint32_t i = 0
     while start[0] >= le64toh(pieces[i].length):
@@ -571,7 +580,7 @@ cdef bint is_complete(object item) noexcept:
 
 @cython.final
 cdef class Inbox:
-    """Messages that have arrived, and those that wait for them."""
+    """Messages that have arrived, and the receivers that wait for messages."""
 
     def __init__(
         self, Outbox outbox not None, Controls controls not None, Receives receives not None,
@@ -596,7 +605,7 @@ cdef class Inbox:
     # ---- taking ----
 
     cdef object refusal(self, object item, ReceiveTarget target):
-        """Why a receiver with that target (None: `recv`) cannot take the item; None if it can."""
+        """Return the error if a receiver with this target (None: `recv`) cannot take the item."""
         if type(item) is PendingRendezvous and (<PendingRendezvous> item).refused is not None:
             refused, (<PendingRendezvous> item).refused = (<PendingRendezvous> item).refused, None
             return refused
@@ -629,12 +638,12 @@ cdef class Inbox:
     # ---- the end ----
 
     cdef int end_iteration(self) except -1:
-        """Ends each `async for` over the messages, now or later, when it has taken those that are here."""
+        """End each `async for` over the messages when it has consumed those that have arrived."""
         self.iteration_ends = True
         return wake_if_ready(self)
 
     def end(self, error: BaseException):
-        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
+        """Fail all waiters with `error`. Messages that have arrived can still be received."""
         self.ended = error
         self.fetcher.end()
         items = self.incoming.take_all()
@@ -647,7 +656,7 @@ cdef class Inbox:
 
 
 cdef bint ready(Inbox inbox) noexcept:
-    """Whether there is something for the first receiver: a complete message, or the end."""
+    """Return whether the first receiver can continue: with a complete message, or with the end."""
     if inbox.ended is not None:
         return True
     if inbox.incoming.size():
@@ -672,7 +681,7 @@ cdef int wake_if_ready(Inbox inbox) except -1:
 
 
 cdef object in_use(Inbox inbox, str other):
-    """Why `other` cannot read the messages."""
+    """Return the error if `other` cannot read the messages."""
     return BusyError(
         f"{other} cannot take messages of the connection with {inbox.outbox.owner.peer_name}: "
         f"{inbox.reader or 'a task that waits in recv()'} takes them; use another connection"
@@ -680,12 +689,12 @@ cdef object in_use(Inbox inbox, str other):
 
 
 cdef list to_be_read(Inbox inbox):
-    """The messages that the peer has, in their order."""
+    """Return the messages that are still at the peer, in order."""
     return [item for item in inbox.incoming.all() if type(item) is PendingRendezvous]
 
 
 cdef object next_for(Inbox inbox, RecvOperation operation, bint waited):
-    """The first item if the operation may take it; None: the operation waits in line."""
+    """Return the first item if the operation may take it. Otherwise queue it and return None."""
     cdef object first = inbox.incoming.first()
     cdef ReceiveTarget target = operation.target
     cdef bint in_turn = waited or not (inbox.receivers.size() or inbox.notified)
@@ -731,7 +740,7 @@ cdef int take_landed(Inbox inbox, PendingRendezvous pending) except -1:
 
 
 cdef int put_back(Inbox inbox, ReceiveTarget target) except -1:
-    """Puts back the message that is being read into a target whose receiver is gone: the first."""
+    """Put back, as the first, a message that was being read for a receiver that is gone."""
     cdef object first = inbox.incoming.first()
     if type(first) is PendingRendezvous and (<PendingRendezvous> first).target is target:
         (<PendingRendezvous> first).target = None
@@ -744,7 +753,7 @@ cdef int put_back(Inbox inbox, ReceiveTarget target) except -1:
 
 @cython.final
 cdef class Fetcher:
-    """Reads the messages of an inbox that are too long for a frame."""
+    """The reader of messages that are too long for a frame."""
 
     def __init__(
         self, Inbox inbox not None, Controls controls not None, memory: Memory, max_bytes_ahead: int
@@ -756,7 +765,7 @@ cdef class Fetcher:
         self.unread, self.stalling = Fifo(), set()
 
     cpdef int fetch_ahead(self) except -1:
-        """Starts reading: the first if a receiver waits, others within `fetch_ahead`."""
+        """Start reading the first message if a receiver waits, and others within `fetch_ahead`."""
         cdef PendingRendezvous pending
         cdef RecvFuture wanted
         while self.unread.size() and self.inbox.ended is None and not self.inbox.allocating:
@@ -789,7 +798,7 @@ cdef class Fetcher:
         return 0
 
     cdef BlockCache move(self, SendQueue rail):
-        """The rail is the lead from now on: the memory is that of its driver, whose pool is returned."""
+        """Use a new lead. Returns the pool of its driver, which now provides the memory."""
         cdef PendingRendezvous pending
         for pending in to_be_read(self.inbox):
             if pending.unread and pending.message is not None and not pending.watched:
@@ -799,7 +808,7 @@ cdef class Fetcher:
         return self.pool
 
     cdef int watch(self, PendingRendezvous pending) except -1:
-        """Until it has been read, the peer must not be too slow while others wait for memory."""
+        """Ensure that the peer is not too slow while others wait for memory, until all is read."""
         pending.watched = True
         self.watched += 1
         self.stalling.add(self.pool._stalled_reads)
@@ -807,7 +816,7 @@ cdef class Fetcher:
         return 0
 
     def stalled(self, timeout: float):
-        """The peer has answered its READs too slowly, while others wait for memory."""
+        """Handle that the peer has responded too slowly to READs while others wait for memory."""
         self.outbox.lead.connection_broke(
             ConnectionBrokenError(
                 f"the peer has not answered enough of the READs of its message in {timeout:g} "
@@ -818,7 +827,7 @@ cdef class Fetcher:
     cdef int read(
         self, PendingRendezvous pending, Pinned pinned, uint64_t address, uint32_t lkey
     ) except -1:
-        """Posts READs of its pieces, one behind another from `address`, which `pinned` holds."""
+        """Post READs of all pieces to consecutive memory from `address`, which `pinned` holds."""
         cdef const RendezvousPiece *piece
         cdef uint64_t offset, length, start = 0
         cdef uint32_t i, count = pending.count()
@@ -856,8 +865,10 @@ cdef class Fetcher:
         return 0
 
     cdef int take_keys(self, bytes content) except -1:
-        """An RNDV_KEYS frame, behind its header.  It is no error that the message has been acknowledged,
-        or that the rail is gone."""
+        """Process the contents of an RNDV_KEYS frame.
+
+        It is not an error if the message has been acknowledged or the rail has ended.
+        """
         cdef const RendezvousKeys *frame = <const RendezvousKeys *> PyBytes_AS_STRING(content)
         cdef const RendezvousKey *keys = <const RendezvousKey *> (frame + 1)
         cdef PendingRendezvous pending
@@ -900,7 +911,10 @@ cdef class Fetcher:
         return 0
 
     cdef int drop_keys(self, uint32_t rail) except -1:
-        """The rail is gone, and its number with it: else a peer that brings others could fill the memory."""
+        """Drop the keys for a rail that has ended.
+
+        Otherwise a peer that keeps adding rails could exhaust the memory.
+        """
         cdef PendingRendezvous pending
         for pending in to_be_read(self.inbox):
             if pending.keys is not None:
@@ -918,7 +932,7 @@ cdef class Fetcher:
         )
 
     cdef bint opens(self, PendingRendezvous pending) except -1:
-        """Opens a sealed message where it was read to; False if that ends the connection."""
+        """Decrypt a message in place. Returns False if a failure ends the connection."""
         cdef unsigned char *bytes = NULL
         if pending.target is not None:
             bytes = pending.target.bytes
@@ -934,7 +948,7 @@ cdef class Fetcher:
         return True
 
     cdef int drop(self, PendingRendezvous pending) except -1:
-        """The message is not read into its target any more, whose receiver is gone."""
+        """Stop reading a message into its target, because the receiver is gone."""
         if not pending.unread:
             return not_fetched(self, pending)
         if pending.striped is not None:
@@ -959,7 +973,7 @@ cdef int end_stalling(Fetcher fetcher) except -1:
 
 
 cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
-    """Begins to read a message into the pool; False: this one and those behind it must wait."""
+    """Start reading a message into the pool. Returns False if it and all others must wait."""
     cdef PoolBlock block
     cdef bint large = False
     block = (<BlockCache> fetcher.pool).take_fast(pending.length)
@@ -989,9 +1003,9 @@ cdef bint fetch(Fetcher fetcher, PendingRendezvous pending) except -1:
 
 
 cdef int probe(Fetcher fetcher, PendingRendezvous pending) except -1:
-    """Memory is scarce: the peer gets none of it before its device has answered.
+    """Probe the peer's device before its message gets memory, which is scarce.
 
-    A READ that is not answered keeps its memory as long as the queue pair lives.
+    The memory of a READ without a response is in use until the queue pair is destroyed.
     """
     if fetcher.probing:
         return 0
@@ -1040,7 +1054,7 @@ cdef StripedRead striped_read(
 
 
 cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
-    """The lead has broken, and let go of the memory: other rails read the bytes if that is wanted."""
+    """Let other rails read the bytes, if still needed, after the lead broke and released memory."""
     cdef PendingRendezvous pending = read.pending
     cdef StripedRead striped = pending.striped
     if not read.length:
@@ -1060,7 +1074,7 @@ cdef int read_again(Fetcher fetcher, RendezvousRead read) except -1:
 cdef int read_failed(
     Fetcher fetcher, PendingRendezvous pending, Lane lane, uint64_t start, uint64_t length
 ) except -1:
-    """The rail has let go of the memory of a chunk: another one reads it, if that is wanted."""
+    """Let another rail read a chunk, if still needed, after its rail has released the memory."""
     if fetcher.inbox.ended is not None:
         return 0
     if pending.striped.dropped:
@@ -1096,7 +1110,7 @@ cdef int read_done(Fetcher fetcher, PendingRendezvous pending, uint64_t length) 
 
 
 cdef int not_fetched(Fetcher fetcher, PendingRendezvous pending) except -1:
-    """Puts back a message that was not read, as it was when its request arrived."""
+    """Put back a message that was not read, in the state in which its request arrived."""
     pending.started = False
     fetcher.unread.appendleft(pending)  # it is the first: only that is read into a target
     fetcher.bytes_ahead -= pending.length

@@ -22,8 +22,11 @@ cdef extern from *:
 
 @cython.final
 cdef class Clock:
-    """The clock of an event loop's connections, in seconds: the machine's, or that of a loop in virtual
-    time, which has a `source` and calls back by `call_at`.  For any thread."""
+    """The clock of an event loop's connections, in seconds. Thread-safe.
+
+    It is the machine's clock, or that of a loop in virtual time, which has a `source` and calls
+    back with `call_at`.
+    """
 
     def __cinit__(self, source: Callable[[], float] | None = None, call_at: Any = None):
         self.source, self.call_at = source, call_at
@@ -43,7 +46,7 @@ MACHINE: Clock = Clock()
 
 
 cdef class Pinned:
-    """Memory; its `_retire` is called when it is neither leased nor pinned any more."""
+    """Memory whose `_retire` is called when it is no longer leased or pinned."""
 
     def pin(self):
         self.pins += 1
@@ -65,12 +68,12 @@ cdef class Pinned:
         return 0
 
     cdef void unpin_now(self) noexcept:
-        """`unpin` where nothing may be raised: an error is reported."""
+        """Unpin the memory where nothing may be raised. An error is reported."""
         self.pins -= 1
         self.settle()
 
     cdef void end_lease(self) noexcept:
-        """`release` where nothing may be raised: an error is reported."""
+        """Release the memory where nothing may be raised. An error is reported."""
         self.leases -= 1
         self.settle()
 
@@ -79,7 +82,7 @@ cdef class Pinned:
 # clear a block whose views are garbage, and these would give it back empty.
 @cython.no_gc_clear
 cdef class PoolBlock(Pinned):
-    """A place in registered memory, made once and leased many times."""
+    """A block of registered memory that is created once and leased many times."""
 
     cdef unsigned char *bytes(self) noexcept:
         return <unsigned char *> <uintptr_t> self.address
@@ -93,7 +96,7 @@ cdef class PoolBlock(Pinned):
         return PyMemoryView_FromObject(self)[start:stop]
 
     def export(self, uint64_t start, uint64_t stop) -> memoryview:
-        """A view for a user; the block counts it until it is gone."""
+        """Return a view for a user. The block is in use while the view exists."""
         return self.view_of(start, stop)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
@@ -124,7 +127,7 @@ cdef int release_all(list blocks) except -1:
 
 
 cdef class BlockCache:
-    """Free blocks by size.  The pool (mr_pool.py) makes blocks and keeps to the limit."""
+    """Free blocks by size. The pool (mr_pool.py) creates blocks and enforces the limit."""
 
     def __cinit__(self):
         self.free_blocks = [[] for _ in range(64)]
@@ -148,7 +151,10 @@ cdef class BlockCache:
         return 0
 
     cdef PoolBlock take_fast(self, uint64_t size):
-        """A leased block for a short time; None: the pool has to make one, or others wait."""
+        """Lease a block for a short time.
+
+        Returns None if the pool has to create one, or if others are waiting.
+        """
         cdef PoolBlock block
         if size > self.slab_size or len(<dict> self.internal_waiters) or len(<dict> self.user_waiters):
             return None
@@ -227,7 +233,7 @@ cdef class Local:
         self.owner = owner.whole()
 
     def _pin(self):
-        """A work request is about to use it; raises what `_check` raises after its release."""
+        """Pin the memory for a work request. Raises as `_check` does if it was released."""
         cdef Pinned holder = self.holder()
         holder.pins += 1
 
@@ -248,11 +254,11 @@ cdef class Remote:
         return self if self.owner is None else self.owner
 
     def _unusable(self) -> Exception:
-        """Why it cannot be used any more; for a whole region."""
+        """Return the error for a region that can no longer be used."""
         raise NotImplementedError
 
     cdef bint lease_over(self) noexcept:
-        """Whether the lease of the whole region is over."""
+        """Return whether the lease of the whole region has expired."""
         return self._deadline != INFINITY and self._deadline <= self._clock.time()
 
     @property

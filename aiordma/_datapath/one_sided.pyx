@@ -79,8 +79,11 @@ cdef class WRChain(WorkRequest):
     cdef aiordma_send *add(
         self, uint32_t opcode, Local local, Remote remote, uint32_t right
     ) except? NULL:
-        """Adds an operation, in pieces if it is long, and returns the last of them; NULL for one of
-        no bytes.  Raises, before it adds anything, for what is not allowed."""
+        """Add an operation, divided into pieces if it is long.
+
+        Returns the last piece, or NULL for an empty operation. Raises before anything is added if
+        the operation is not allowed.
+        """
         cdef Local owner = local.whole()
         cdef Remote region = remote.whole()
         cdef aiordma_send *send = NULL
@@ -129,7 +132,7 @@ cdef class WRChain(WorkRequest):
         )
 
     cdef bint move(self, SendQueue lead) except -1:
-        """Aims it at the next lead, whose keys the regions have besides; False: one has none."""
+        """Use the keys for the next lead. Returns False if a region has none."""
         cdef uint32_t i
         cdef list keys = []
         if self.waiter is not None:
@@ -150,7 +153,7 @@ cdef class WRChain(WorkRequest):
         return True
 
     cdef int drop_writes(self) except -1:
-        """They are done, and only the reads are to be done once more."""
+        """Remove the writes, which are done, so that only the reads are repeated."""
         cdef uint32_t i, kept = 0
         cdef list pins = []
         for i in range(self.entries):
@@ -183,7 +186,7 @@ cdef class WRChain(WorkRequest):
     def atomic(
         self, kind: int, Local old not None, Remote remote not None, compare_add: int, swap: int,
     ):
-        """The number that was there comes to `old`."""
+        """Add an atomic operation that stores the old value in `old`."""
         cdef uint32_t opcode = (
             IBV_WR_ATOMIC_CMP_AND_SWP if kind == KIND_COMPARE_AND_SWAP else IBV_WR_ATOMIC_FETCH_AND_ADD
         )
@@ -191,7 +194,7 @@ cdef class WRChain(WorkRequest):
         send.compare_add, send.swap = compare_add, swap
 
     def part(self, uint32_t count) -> WRChain:
-        """Moves the first requests into a chain of their own, with the same waiter."""
+        """Move the first requests into a new chain with the same waiter."""
         cdef WRChain part = WRChain.__new__(WRChain)
         part.user, part.kind = self.user, self.kind
         if not 0 < count <= self.entries:
@@ -299,7 +302,7 @@ cdef int reserve(WRChain chain, uint32_t room) except -1:
 
 
 cdef int use_keys_of(WRChain chain, SendQueue queue) except -1:
-    """For another device than the one whose pool has the memory here."""
+    """Use the keys for a device other than the one whose pool has the local memory."""
     cdef uint32_t i
     for i in range(chain.entries):
         chain.sges[i].lkey = queue.keys.local_key(<Pinned> chain.pins[i])
@@ -307,7 +310,7 @@ cdef int use_keys_of(WRChain chain, SendQueue queue) except -1:
 
 
 cdef dict keys_for(WRChain chain, uint32_t rkey):
-    """The keys of other rails for the region with that of the lead."""
+    """Return the keys for other rails of the region that has `rkey` on the lead."""
     cdef Remote region
     for region in (chain.region, *(chain.regions or ())):
         if region is not None and region.rkey == rkey:
@@ -316,7 +319,10 @@ cdef dict keys_for(WRChain chain, uint32_t rkey):
 
 
 cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
-    """The requests from there on that are one operation, if other rails can carry it too; else 0."""
+    """Return the number of requests of one operation from `first` on, or 0.
+
+    It is 0 unless other rails can carry the operation as well.
+    """
     cdef aiordma_send *send = &chain.sends[first]
     cdef ibv_sge *sge = &chain.sges[first]
     cdef uint32_t last = first
@@ -341,7 +347,7 @@ cdef uint32_t long_at(WRChain chain, uint32_t first, Stripes stripes) except? 0:
 
 @cython.final
 cdef class TransferFuture(OpFuture):
-    """The future of a chain, in one part or several."""
+    """The future of a chain, which may be posted in several parts."""
 
     cdef int advance(self, WRChain part) except -1:
         cdef uint32_t i
@@ -392,7 +398,7 @@ cdef class TransferFuture(OpFuture):
 @cython.no_gc_clear
 @cython.final
 cdef class TransferChunk(WorkRequest):
-    """A part of a StripedTransfer, by one rail."""
+    """A part of a StripedTransfer on one rail."""
 
     cdef StripedTransfer transfer
     cdef Pinned pinned
@@ -436,7 +442,7 @@ cdef class TransferChunk(WorkRequest):
 @cython.no_gc_clear
 @cython.final
 cdef class StripedTransfer(Striped):
-    """A long read or write, by the rails that are up and have a key for the peer's memory."""
+    """A long read or write that uses all rails that are up and have a key for the peer's memory."""
 
     cdef bint writes(self) noexcept:
         return self.chain.sends[0].opcode == IBV_WR_RDMA_WRITE
@@ -455,7 +461,7 @@ cdef class StripedTransfer(Striped):
         return STAYS if self.writes() else BEGUN
 
     cdef uint32_t lkey(self, SendQueue rail) except? 0:
-        """The key of the memory here; 0: the rail can have none."""
+        """Return the key of the local memory for the rail, or 0 if it cannot have one."""
         if rail.number not in self.lkeys:
             try:
                 self.lkeys[rail.number] = rail.keys.local_key(self.pinned)
@@ -516,7 +522,7 @@ cdef class StripedTransfer(Striped):
         return self.end_if_over()
 
     cdef int let_go(self, Lane lane, uint64_t start, uint64_t length) except -1:
-        """The rail has broken, and has let go of the memory of a chunk."""
+        """Handle a chunk whose memory was released after its rail broke."""
         self.under_way -= 1
         if self.stripes.ended is not None or (self.lead().failed and self.lead().left is None):
             return self.connection_ended()
@@ -540,7 +546,7 @@ cdef class StripedTransfer(Striped):
         )
 
     cdef int end_if_over(self) except -1:
-        """Ends it if nothing of it is under way, or left."""
+        """Complete the transfer if nothing remains or is in flight."""
         cdef WRChain chain = self.chain
         cdef TransferFuture waiter = chain.waiter
         if self.rest or self.under_way or self.held or chain.striped is None:
@@ -562,7 +568,10 @@ cdef WRChain next_part(WRChain chain, uint32_t count):
 
 
 cdef bint post_long(SendQueue queue, WRChain chain) except -1:
-    """Posts what can go by several rails, and what is before it; False: `chain` has requests left."""
+    """Post everything that several rails can carry, and the requests before it.
+
+    Returns False if `chain` has requests left.
+    """
     cdef WRChain part
     cdef StripedTransfer striped
     cdef uint32_t before = 0, count
@@ -591,9 +600,9 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
 cdef TransferFuture start_chain(
     SendQueue queue, WRChain chain, Sender sender, object progress
 ):
-    """Posts a chain, or keeps it until there is room.
+    """Post a chain, or queue it until there is room.
 
-    With a sender its last request takes its turn among the messages.
+    With a sender, the last request is posted in order with the messages.
     """
     cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table.wakeups)
     if progress is not None and not callable(progress):

@@ -69,14 +69,14 @@ cdef enum:
 @cython.no_gc_clear
 @cython.final
 cdef class WrittenFrame(Frame):
-    """The message of a write with immediate data, and the last part of that: its `waiter` is the write's."""
+    """The message for a write with immediate data, which completes the write's `waiter`."""
 
     cdef int arrived(self) except -1:
         write, self.waiter = self.waiter, None
         return 0 if write is None else (<TransferFuture> write).part_over()
 
     cdef bint is_untrue(self) noexcept:
-        """Whether the write was not done, so that the peer must not get this."""
+        """Return whether the write was not done, so that the peer must not get this message."""
         return self.waiter is not None and (<TransferFuture> self.waiter).undone
 
     cdef str text(self, str peer):
@@ -86,7 +86,7 @@ cdef class WrittenFrame(Frame):
 @cython.no_gc_clear
 @cython.final
 cdef class Outbox(Sender):
-    """Sends the messages of one connection over its lead."""
+    """The sender of the messages of one connection, over its lead."""
 
     def __init__(self, SendQueue lead not None, FrameHandler session not None, memory: Memory,
                  owner: Owner):
@@ -154,7 +154,7 @@ cdef class Outbox(Sender):
     @cython.profile(False)
     @cython.linetrace(False)
     cdef bint begin_sending(self) noexcept:
-        """Sets SENDING and returns True if something may be sent now; the caller clears SENDING."""
+        """Set SENDING and return True if something may be sent now. The caller clears SENDING."""
         if (
             self.flags & BLOCKED
             or self.credits.data == 0
@@ -193,7 +193,8 @@ cdef class Outbox(Sender):
     # ---- another lead ----
 
     cdef int move(self, SendQueue rail) except -1:
-        """The rail is the lead from now on: what the one before had not done waits for the peer's Resume."""
+        """Make the rail the lead. Unfinished work of the previous lead waits for the peer's Resume.
+        """
         cdef SendQueue before = self.lead
         cdef WRChain chain
         cdef bint waits
@@ -219,9 +220,9 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int resumed(self, uint64_t frames) except -1:
-        """So many frames have arrived at the peer, and with them the writes before each.
+        """Process the number of frames that have arrived at the peer, with the writes before each.
 
-        Returns how many frames and requests have not, and go once more.
+        Returns the number of frames and requests that have not arrived and are posted again.
         """
         cdef WRChain chain
         cdef Frame frame
@@ -253,7 +254,7 @@ cdef class Outbox(Sender):
         return count
 
     cdef int post_again(self) except -1:
-        """Posts it once more, as there is room; then what is new may follow."""
+        """Post missing work again as there is room. New work may follow when this is complete."""
         cdef WRChain chain
         cdef Frame frame
         if not self.flags & RESUMED:
@@ -290,7 +291,7 @@ cdef class Outbox(Sender):
         return 0
 
     cdef int flush(self) except -1:
-        """Sends what waits and can be sent now."""
+        """Send everything that is waiting and can be sent now."""
         cdef bint sent = True
         while sent and self.waiting.size() and self.begin_sending():
             try:
@@ -317,7 +318,7 @@ cdef class Outbox(Sender):
     # ---- the end ----
 
     def end(self, error: BaseException):
-        """Nothing is sent any more: every waiter gets `error`."""
+        """Fail all waiters with `error`. Nothing more is sent."""
         cdef SendFuture message
         self.ended_by = error
         self.flags |= ENDED
@@ -339,7 +340,7 @@ cdef class Outbox(Sender):
         # Those that the peer has acknowledged have their ends when the queue pairs are gone (Offers.close).
 
     cdef int close(self) except -1:
-        """The queue pair is destroyed: nothing touches the memory any more."""
+        """Release the memory after the queue pair has been destroyed."""
         cdef int code = self.offers.close(self.flags & ENDED != 0)
         for item in self.waiting.take_all():  # without `end`: the loop was closed
             if type(item) is not SendFuture:
@@ -389,7 +390,7 @@ cdef int enqueue(Outbox outbox, SendFuture message) except -1:
 
 
 cdef int note_wait(Outbox outbox) except -1:
-    """Notes why the first of those that wait does; the pool and the backlog count their own."""
+    """Record why the first waiting item waits. The pool and the backlog count their own waits."""
     cdef int what = FOR_NOTHING
     if not outbox.flags & (NOT_STARTED | ENDED) and outbox.waiting.size():
         if outbox.credits.data == 0 or outbox.offers.full():
@@ -406,7 +407,10 @@ cdef int go_on(Outbox outbox, uint32_t waited_for) except -1:
 
 
 cdef PoolBlock frame_block(Outbox outbox, uint64_t size):
-    """A block for a frame; None: the pool is exhausted, and `on_memory` will be called."""
+    """Return a block for a frame.
+
+    Returns None if the pool is exhausted. `on_memory` is called later.
+    """
     cdef PoolBlock block = outbox.pool.take_fast(size)
     if block is None:
         block = outbox.source.block(size)
@@ -416,7 +420,7 @@ cdef PoolBlock frame_block(Outbox outbox, uint64_t size):
 
 
 cdef bint send_alone(Outbox outbox, SendFuture message) except -1:
-    """Sends one message in a frame of its own; False when there is no memory for it now."""
+    """Send one message in its own frame. Returns False if there is no memory for it."""
     try:
         if outbox.room.fits(message.length):
             return send_eager(outbox, message)
@@ -541,8 +545,10 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
 
 
 cdef bint send_first(Outbox outbox) except -1:
-    """Sends the first waiting item, with as many messages as fit into one frame; False: no more
-    can be sent now."""
+    """Send the first waiting item, with as many messages as fit into one frame.
+
+    Returns False if nothing more can be sent now.
+    """
     cdef list messages = []
     cdef SendFuture message
     cdef WRChain write
@@ -591,8 +597,10 @@ cdef bint send_first(Outbox outbox) except -1:
 
 
 cdef bint send_written(Outbox outbox, WRChain write) except -1:
-    """A write with immediate data: a write, and behind it a frame that the journal can have.  It is
-    over when both are: the peer may go between them."""
+    """Post a write with immediate data as a write, and a frame that the journal can keep.
+
+    It is complete when both are, because the lead may change between them.
+    """
     cdef PoolBlock block = None
     cdef TransferFuture waiter = write.waiter
     cdef Frame frame
@@ -624,7 +632,7 @@ cdef object not_done(Outbox outbox, WRChain chain):
 
 
 cdef list take_moved(Outbox outbox):
-    """The work that no lead has done, in its order, once: that of leads before, and of this one."""
+    """Return all work that no lead has completed, once and in order."""
     cdef list works = outbox.moved
     if outbox.lead.left is not None:
         works = outbox.lead.left.take_works(works)
@@ -634,8 +642,11 @@ cdef list take_moved(Outbox outbox):
 
 
 cdef bint has_key(Outbox outbox, Frame frame) except -1:
-    """Gives it the key of its memory.  False: that cannot be registered with the lead's device, and
-    the connection ends."""
+    """Give the frame the key of its memory.
+
+    Returns False if the memory cannot be registered with the lead's device. The connection then
+    ends.
+    """
     try:
         frame.lkey = outbox.lead.keys.local_key(frame.block)
     except (RDMAError, OSError, MemoryError) as error:

@@ -90,12 +90,12 @@ cdef class SendQueue(WorkQueues):
 
     @property
     def peer(self) -> str:
-        """Its name, for errors."""
+        """The name of the peer in errors."""
         return self.owner.peer_name
 
     @property
     def suspended(self) -> bool:
-        """Whether it has failed, and the session goes on by another rail."""
+        """Whether the rail has failed and the session continues on another rail."""
         return self.left is not None
 
     @property
@@ -103,13 +103,13 @@ cdef class SendQueue(WorkQueues):
         return self.capacity - self.free + len(self.backlog)
 
     cpdef int post(self, WorkRequest work) except -1:
-        """Posts `work`, or keeps it until there is room; its end is told to `work` itself."""
+        """Post `work`, or queue it until there is room. `work` itself is told when it ends."""
         if self.backlog.waits or work.entries + CONTROL_ENTRIES > self.free:
             return self.post_in_turn(work)
         return self.post_checked(work)
 
     cdef int post_in_turn(self, WorkRequest work) except -1:
-        """Puts `work` behind what waits for room."""
+        """Queue `work` behind everything that waits for room."""
         if self.error is not None and not (keeps_works(self) and work.can_move(False)):
             return self.post_checked(work)
         if work not in self.backlog.works:
@@ -117,7 +117,7 @@ cdef class SendQueue(WorkQueues):
         return self.post_backlog()
 
     cpdef int post_checked(self, WorkRequest work) except -1:
-        """Posts `work` past the backlog; the caller has looked for room, and for its turn."""
+        """Post `work` ahead of the backlog. The caller has checked for room and for its turn."""
         if self.error is None:
             return post_now(self, work)
         if keeps_works(self):
@@ -147,7 +147,7 @@ cdef class SendQueue(WorkQueues):
         return self.backlog.note()
 
     def withdraw(self, works: Iterable[WorkRequest]) -> bool:
-        """Drops those of these works that wait for room; False: all of them have been posted."""
+        """Drop those of `works` that wait for room. Returns False if all have been posted."""
         cdef WorkRequest work
         found = [work for work in works if self.backlog.remove(work)]
         for work in found:
@@ -160,11 +160,14 @@ cdef class SendQueue(WorkQueues):
     # ---- receives ----
 
     cdef uint32_t post_receives(self, list blocks, uint32_t length) except? 0xFFFFFFFF:
-        """Posts at most CHAIN receives with one call, and returns how many the device has taken, or the
-        next lead will take.  The caller keeps to the queue pair's `max_recv_wr`.
+        """Post at most CHAIN receives with one call.
 
-        The connection ends if this process has no memory for their slots, or if the blocks are of
-        another rail's pool and cannot be registered with this rail's device.
+        The caller observes the queue pair's `max_recv_wr`. The connection ends if this process has
+        no memory for their slots, or if the blocks belong to another rail's pool and cannot be
+        registered with this rail's device.
+
+        Returns:
+            The number of receives that the device has accepted or the next lead will accept.
         """
         cdef aiordma_recv[CHAIN] receives
         cdef ibv_sge[CHAIN] sges
@@ -249,7 +252,7 @@ cdef class SendQueue(WorkQueues):
         return 0
 
     cdef object error_of(self, WorkRequest work):
-        """The error of work that did not fail itself: `error` is the cause."""
+        """Return the error for work that did not fail itself. Its cause is `error`."""
         if self.left is not None:
             return self.unknown_outcome(work)
         return self.owner.error_for(self.error, work.text(self.peer))
@@ -262,7 +265,8 @@ cdef class SendQueue(WorkQueues):
         )
 
     cdef int use_room(self) except -1:
-        """Freed entries go in turn to the backlog and to the messages, so that neither starves."""
+        """Give freed entries alternately to the backlog and to messages, so that neither starves.
+        """
         self.messages_first = not self.messages_first
         if self.messages_first:
             give_room_to_messages(self)
@@ -290,26 +294,31 @@ cdef class SendQueue(WorkQueues):
     # ---- the end ----
 
     def rail_broke(self, error: BaseException):
-        """This queue pair, its device or the way to the peer is gone: another one might do."""
+        """Fail this rail because its queue pair, device or path has failed.
+
+        Another rail may take over.
+        """
         if not suspend(self, error):
             self.connection_broke(error)
 
     cdef list take_receives(self):
-        """The blocks of the receives of a suspended rail that is closed, in their order."""
+        """Return the blocks of the receives of a suspended and closed rail, in order."""
         cdef list blocks = [] if self.left is None else self.left.take_receives()
         if self.expects_resume and blocks:
             (<PoolBlock> blocks.pop(0)).end_lease()
         return blocks
 
     def connection_broke(self, error: BaseException):
-        """Fails this queue pair for an error that breaks the connection's others as well."""
+        """Fail this queue pair with an error that affects all rails of the connection."""
         if not self.failed:
             self.fail(error)
             self.owner.broken(self.error)
 
     def fail(self, error: BaseException):
-        """Fails all work and posts nothing more, for this reason, which the owner knows or is told.
-        The first call decides."""
+        """Fail all work and post nothing more. Only the first call has an effect.
+
+        The owner already knows the reason `error`, or will be told.
+        """
         cdef WorkRequest work
         if self.failed:
             return
@@ -323,16 +332,16 @@ cdef class SendQueue(WorkQueues):
             work.free_memory()
 
     def leave(self, error: BaseException):
-        """Posts nothing more, with `error` as the reason, and tells the owner when the work under way
-        is over."""
+        """Post nothing more because of `error`, and tell the owner when outstanding work has ended.
+        """
         self.error, self.leaving = error, True
         give_room_to_messages(self)
 
     def stop(self, error: BaseException):
-        """Takes no message any more, and hands out those whose senders know that they are here:
-        the queue pair accepts nothing in ERR, and the receives are flushed behind them.
+        """Stop receiving, and deliver messages that have arrived, as their senders know.
 
-        Work under way fails with `error`.  Not from within a drain.
+        The queue pair goes to ERR, in which it accepts nothing and flushes the receives behind
+        these messages. Outstanding work fails with `error`. Do not call this from within a drain.
         """
         if self.failed or self.stopped:
             return
@@ -340,7 +349,7 @@ cdef class SendQueue(WorkQueues):
         drain_receives(self)
 
     def close(self):
-        """Destroys the queue pair; after this the device touches none of its memory any more."""
+        """Destroy the queue pair. Afterwards, the device does not use any of its memory."""
         cdef list receives = []
         if self.native_qp == NULL:
             return
@@ -366,7 +375,7 @@ cdef class SendQueue(WorkQueues):
 
 
 cdef bint keeps_works(SendQueue rail) noexcept:
-    """True if this rail is suspended and keeps the work it is given for the next lead."""
+    """Return whether the rail is suspended and keeps new work for the next lead."""
     return rail.left is not None and rail.left.unposted is not None
 
 
@@ -405,9 +414,10 @@ cdef int give_room_to_messages(SendQueue rail) except -1:
 
 
 cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except -1:
-    """As `rail_broke`, if the session goes on by another rail; else False, and nothing is done.
+    """Suspend the rail if the session continues on another one.
 
-    `failed` is work that the device has not any more.
+    Returns False, without any effect, if it does not. `failed` is work that the device no longer
+    has.
     """
     cdef WorkRequest work
     if rail.failed or rail.error is not None or rail.frame_handler is None:
@@ -431,8 +441,10 @@ cdef bint suspend(SendQueue rail, object error, WorkRequest failed=None) except 
 
 
 cdef int set_aside(SendQueue rail, WorkRequest work, bint was_posted, bint is_first=False) except -1:
-    """Keeps it for another rail, or it ends; `is_first`: before the rest of what was posted, or
-    of what was not."""
+    """Keep work for another rail, or end it.
+
+    `is_first` places it before the rest of the work that was posted or was not posted.
+    """
     if not work.can_move(was_posted):
         fail_work(rail, work)
     else:

@@ -42,13 +42,13 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF:
 
 
 cdef bint is_of_bytes(object view) noexcept:
-    """True if a view, not released, is of memory that cannot hold addresses."""
+    """Return whether a view that was not released shows memory that cannot contain addresses."""
     cdef PyObject *base = PyMemoryView_GET_BASE(view)
     return base != NULL and has_no_holes(<object> base)
 
 
 cdef class Sender:
-    """Posts messages in their order: the outbox, as those that wait and their frames know it."""
+    """The interface of the outbox for waiting messages and their frames."""
 
     cdef SendFuture start_message(self, object data, object imm):
         raise NotImplementedError
@@ -56,15 +56,15 @@ cdef class Sender:
     cdef OpFuture start_transfer(
         self, uint8_t kind, Local local, Remote remote, object imm, object progress
     ):
-        """Begins a read or write; with immediate data it takes its turn among the messages."""
+        """Start a read or write. With immediate data, it is sent in order with the messages."""
         raise NotImplementedError
 
     cdef int write(self, WorkRequest chain) except -1:
-        """Posts a write with immediate data when its turn among the messages comes."""
+        """Post a write with immediate data when its turn among the messages comes."""
         raise NotImplementedError
 
     cdef bint withdraw(self, object item) except -1:
-        """Drops a message or write that waits for its turn; False: it has been posted."""
+        """Drop a waiting message or write. Returns False if it has been posted."""
         raise NotImplementedError
 
     cdef void delivered(self, SendFuture message) noexcept:
@@ -72,7 +72,7 @@ cdef class Sender:
         self.counts.bytes_sent += message.length
 
     cdef int finish(self, SendFuture message, uint32_t status, uint32_t invalidated_key) except -1:
-        """No rail of the peer can read the message any more, which it has acknowledged."""
+        """Complete a message that the peer has acknowledged and no rail can read any more."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ cdef class Sender:
 @cython.freelist(64)
 @cython.final
 cdef class Piece:
-    """Bytes of a message where its sender has them, kept in their place until `close`."""
+    """Bytes of a message in the sender's memory, which is pinned until `close`."""
 
     cdef int open(self, object data) except -1:
         cdef Pinned holder = None
@@ -121,7 +121,7 @@ cdef class Piece:
         return open_buffer(self, data)
 
     cdef Key key_of(self, ReadKeys keys):
-        """The key of one rail; None: it has none."""
+        """Return the key for one rail, or None."""
         cdef Key key = self.key
         while key is not None and key.keys is not keys:
             key = key.next
@@ -156,10 +156,10 @@ cdef int open_buffer(Piece piece, object data) except -1:
 
 @cython.final
 cdef class SendFuture(OpFuture):
-    """A message on its way out, and the future of its delivery."""
+    """An outgoing message, and the future of its delivery."""
 
     cdef int open(self, object data) except -1:
-        """Finds the bytes: of one buffer, or of a list or tuple of buffers, one behind another."""
+        """Find the bytes of a buffer, or of a list or tuple of buffers in their order."""
         if type(data) is list or type(data) is tuple:
             return open_all(self, data)
         self.first = Piece.__new__(Piece)
@@ -182,7 +182,7 @@ cdef class SendFuture(OpFuture):
         return count
 
     cdef void copy_to(self, unsigned char *to, Piece until) noexcept:
-        """The pieces before `until`, which may be None."""
+        """Copy the pieces before `until`, or all if it is None."""
         cdef Piece piece = self.first
         while piece is not until:
             if piece.length:
@@ -191,7 +191,7 @@ cdef class SendFuture(OpFuture):
             piece = piece.next
 
     cdef int join_pieces(self, uint64_t below) except -1:
-        """Copies pieces of less than so many bytes that follow each other into one."""
+        """Copy consecutive pieces shorter than `below` bytes into one piece."""
         cdef Piece piece = self.first, before = None, joined
         cdef object run
         while piece is not None:
@@ -244,10 +244,10 @@ cdef int open_all(SendFuture message, object buffers) except -1:
 
 @cython.no_gc_clear
 cdef class Frame(WorkRequest):
-    """A frame in a block of the pool; or its header, with a message where that lies."""
+    """A frame in a block of the pool, or its header and a message in the sender's memory."""
 
     cdef void detach(self) noexcept:
-        """The device has let go of its memory."""
+        """Note that the device no longer uses the memory."""
         if not self.on_device:
             return
         self.on_device = False
@@ -257,7 +257,7 @@ cdef class Frame(WorkRequest):
             self.give_back()
 
     cdef void let_go(self) noexcept:
-        """The journal needs it no longer."""
+        """Note that the journal no longer needs the frame."""
         self.kept = False
         if not self.on_device:
             self.give_back()
@@ -277,7 +277,7 @@ cdef class Frame(WorkRequest):
         return self.arrived()
 
     cdef int arrived(self) except -1:
-        """The peer has it, or its device; again does nothing."""
+        """Note that the peer or its device has the frame. A second call has no effect."""
         cdef SendFuture message = self.message
         cdef list messages = self.messages
         cdef object waiter = self.waiter
@@ -295,7 +295,7 @@ cdef class Frame(WorkRequest):
         return 0
 
     cdef int prepare_again(self) except -1:
-        """It is posted again, on another rail, where the keys of this one are not known."""
+        """Prepare to post the frame again on another rail, where this rail's keys are unknown."""
         self.on_device, self.missing = True, False
         self.opcode, self.imm, self.entries = IBV_WR_SEND, 0, 1
         if self.sender is not None:
@@ -341,7 +341,7 @@ cdef uint32_t count_windows(SendFuture message, ReadKeys keys) noexcept:
 cdef aiordma_send *prepare_binds(
     SendFuture message, ReadKeys keys, aiordma_send *send, uint64_t wr_id
 ) noexcept:
-    """Makes the requests that bind them, and returns the place behind the last."""
+    """Create the bind requests for the windows. Returns the position after the last one."""
     cdef Piece piece = message.first
     cdef Key key
     while piece is not None:
@@ -369,7 +369,7 @@ cdef void binds_posted(SendFuture message, ReadKeys keys) noexcept:
 @cython.no_gc_clear
 @cython.final
 cdef class RendezvousFrame(Frame):
-    """An offer of memory, behind the binds of the windows that open it."""
+    """An offer of memory, preceded by the binds of its windows."""
 
     cdef SendFuture offered
 
@@ -395,7 +395,7 @@ cdef class RendezvousFrame(Frame):
 
 
 cdef Frame new_frame(PoolBlock block, uint32_t length):
-    """A frame, which takes over the lease of the block."""
+    """Create a frame that takes over the lease of the block."""
     return describe(Frame.__new__(Frame), block, length)
 
 
@@ -416,9 +416,10 @@ cdef Frame describe(Frame frame, PoolBlock block, uint32_t length):
 @cython.freelist(64)
 @cython.final
 cdef class Operation:  # type: Coroutine[Any, Any, None]
-    """One `send`, `write` or `read`: an awaitable that is a coroutine for asyncio.
+    """A `send`, `write` or `read`: an awaitable that asyncio treats as a coroutine.
 
-    It is no future, and an OpFuture is no coroutine: asyncio.wait refuses what could be both.
+    It is not a future, and an OpFuture is not a coroutine, because `asyncio.wait` rejects objects
+    that could be both.
     """
 
     def __await__(self) -> Generator[Any]:
@@ -466,7 +467,7 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
         raise value
 
     def close(self):
-        """Its task is gone: nothing is done that has not been posted."""
+        """Drop the operation if it was not posted, because its task is gone."""
         cdef OpFuture future = self.future
         self.forget()
         if future is not None:

@@ -313,7 +313,7 @@ cdef enum:
 @cython.no_gc_clear
 @cython.final
 cdef class Session(FrameHandler):
-    """The protocol of one connection.  All of its frames travel on one rail, the lead."""
+    """The protocol of one connection. All of its frames travel on one rail, the lead."""
 
     cdef object __weakref__
     cdef readonly Outbox outbox
@@ -344,12 +344,15 @@ cdef class Session(FrameHandler):
     # ---- bring-up ----
 
     def post_receives(self):
-        """Posts every receive; before the peer can send, and so before the handshake ends."""
+        """Post all receives. This must happen before the peer can send, during the handshake."""
         self.controls.take_spare_blocks(self.outbox.pool)
         self.receives.post_all()
 
     def start(self, peer: Room, *, rails: bool = False):
-        """The peer may send from now on; `rails`: both sides know them, so frames can go by another."""
+        """Allow the peer to send.
+
+        `rails` means that both sides support rails, so frames may move to another one.
+        """
         cdef uint32_t most = peer.data_receives, threshold = 0
         self.outbox.room = PeerRoom(
             peer.eager_size,
@@ -381,13 +384,15 @@ cdef class Session(FrameHandler):
                 self.received_write(block, length, imm)
 
     def prepare_rail(self, SendQueue rail not None):
-        """Its queue pair is connected: posts the receive for the peer's Resume."""
+        """Post the receive for the peer's Resume on a rail whose queue pair is connected."""
         rail.frame_handler, rail.expects_resume = RailFrames(self, rail), True
         rail.post_receives([self.outbox.pool._block(protocol.MIN_RECEIVE)], protocol.MIN_RECEIVE)
 
     def remove_rail(self, SendQueue rail not None):
-        """A rail is gone, and its queue pair goes after this: others read what it has not.  Nothing
-        happens for one that was not up."""
+        """Remove a rail whose queue pair is about to be destroyed. Other rails read its messages.
+
+        This has no effect for a rail that was not up.
+        """
         if self.outbox.stripes.remove(rail):
             self.outbox.offers.rail_gone(rail)
             self.inbox.fetcher.drop_keys(rail.number)
@@ -395,7 +400,7 @@ cdef class Session(FrameHandler):
     # ---- another lead ----
 
     def end_batch(self, WRChain chain not None) -> Exception | None:
-        """Why it must not be posted to the lead of now; None if it may."""
+        """Return the error if the batch must not be posted to the current lead, or None."""
         if chain in self.batches:
             self.batches.remove(chain)
             return None
@@ -422,8 +427,11 @@ cdef class Session(FrameHandler):
         return True
 
     def lead_on(self, SendQueue rail not None, uint32_t number):
-        """The rail, which is up, is the lead from now on, in place of one that broke and is closed: it
-        gets its receives, and then the peer is told of what has arrived, by the Resume of that number."""
+        """Make a rail that is up the lead, in place of one that broke and is closed.
+
+        It takes over the receives. Then the Resume with this number tells the peer what has
+        arrived.
+        """
         cdef Outbox outbox = self.outbox
         outbox.move(rail)
         for chain in tuple(self.batches):
@@ -437,9 +445,12 @@ cdef class Session(FrameHandler):
         self.controls.resume(rail, number, outbox.journal.received, outbox.sealing)
 
     def resumed(self, frames: int) -> int:
-        """The peer goes on by the lead, and has got so many frames; ProtocolError if that cannot be.
+        """Continue on the lead after the peer's Resume, which reports how many frames have arrived.
 
-        Returns how many frames and requests go once more.
+        Returns the number of frames and requests that are posted again.
+
+        Raises:
+            ProtocolError: If the number is impossible.
         """
         cdef int again
         cdef Outbox outbox = self.outbox
@@ -473,7 +484,7 @@ cdef class Session(FrameHandler):
         return 0
 
     cdef int send_keys(self) except -1:
-        """Tells the peer by which keys other rails read messages that have been offered."""
+        """Send the peer the keys with which other rails can read messages that were offered."""
         cdef Outbox outbox = self.outbox
         cdef Opening opening
         cdef uint32_t most = (
@@ -489,7 +500,10 @@ cdef class Session(FrameHandler):
     # ---- receiving ----
 
     cdef bint takes_now(self, PoolBlock block, uint32_t length, object imm) except -1:
-        """True if a frame may be handled now. An early one is kept for `start`, a late one is dropped."""
+        """Return whether a frame may be handled now. Early frames are kept for `start`.
+
+        Late frames are dropped.
+        """
         if self.outbox.flags & NOT_STARTED:
             self.early_frames.append((block, length, imm))  # the peer was quicker than our handshake
             self.owner.early()
@@ -500,7 +514,7 @@ cdef class Session(FrameHandler):
         return True
 
     cdef int received(self, PoolBlock block, uint32_t length) except -1:
-        """A frame has arrived in `block`, of which this takes over the lease."""
+        """Handle a frame that has arrived in `block`, taking over the lease of the block."""
         if not self.takes_now(block, length, None):
             return 0
         self.outbox.journal.received += 1
@@ -617,7 +631,7 @@ cdef class Session(FrameHandler):
         return 0
 
     cdef int received_write(self, PoolBlock block, uint32_t length, uint32_t imm) except -1:
-        """The peer has written to memory of this side, and says so with immediate data."""
+        """Handle a write to this side's memory that the peer reports with immediate data."""
         cdef Message message
         if not self.takes_now(block, length, imm):
             return 0
@@ -658,7 +672,7 @@ cdef class Session(FrameHandler):
     # ---- statistics ----
 
     def figures(self) -> dict[str, int]:
-        """Counts of what is queued and under way, for diagnosis.  Any thread may ask."""
+        """Return the numbers of queued items and items in progress, for diagnosis. Thread-safe."""
         cdef Inbox inbox = self.inbox      # `close` lets go of them
         cdef Receives receives = self.receives
         cdef Outbox outbox = self.outbox
@@ -685,7 +699,7 @@ cdef class Session(FrameHandler):
         return figures
 
     def end_iteration(self):
-        """Ends each `async for` over the messages; nothing else, so that the work under way goes on."""
+        """End each `async for` over the messages. Other work continues."""
         if self.inbox is not None:  # it is not closed
             self.inbox.end_iteration()
 
@@ -696,7 +710,8 @@ cdef class Session(FrameHandler):
         return self.outbox.flags & ENDED != 0
 
     def drained(self) -> asyncio.Future[None]:
-        """A future for the moment when nothing waits to be sent or to be read by the peer."""
+        """Return a future that is done when no message waits to be sent or to be read by the peer.
+        """
         future = self.outbox.lead.table.wakeups.loop.create_future()
         self.drain_waiters.append(future)
         self.check_drained()
@@ -723,7 +738,7 @@ cdef class Session(FrameHandler):
         return 0
 
     def end(self, error: BaseException):
-        """Ends the messages: those that are here can still be taken, every waiter gets `error`."""
+        """Fail all waiters with `error`. Messages that have arrived can still be received."""
         if self.outbox.flags & ENDED:
             return
         self.outbox.end(error)
@@ -733,7 +748,7 @@ cdef class Session(FrameHandler):
         self.check_drained()
 
     def close(self):
-        """The queue pairs are destroyed: nothing touches the memory any more."""
+        """Release the memory after the queue pairs have been destroyed."""
         cdef int code
         if not self.outbox.flags & ENDED:  # without `end`: the loop was closed, and its waiters with it
             self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
@@ -756,7 +771,7 @@ cdef class Session(FrameHandler):
 
 @cython.no_gc_clear
 cdef class RailFrames(FrameHandler):
-    """Takes the one frame that may come on a rail which is not the lead: the peer's Resume."""
+    """The handler for a rail that is not the lead. It accepts only the peer's Resume."""
 
     cdef Session session
     cdef SendQueue rail

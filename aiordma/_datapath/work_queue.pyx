@@ -40,10 +40,10 @@ COMPLETIONS_PER_CALL = BATCH
 # ---- work requests ---------------------------------------------------------------------------------
 
 cdef class WorkRequest:
-    """One work request of one piece of memory.
+    """A work request for one piece of memory.
 
-    A subclass says what happens at its end: in Cython by `on_completion`, `on_error` and
-    `free_memory`, in Python by `done`, `failed` and `release`.
+    A subclass defines what happens when it ends: `on_completion`, `on_error` and `free_memory` in
+    Cython, or `done`, `failed` and `release` in Python.
     """
 
     def __cinit__(self):
@@ -61,38 +61,45 @@ cdef class WorkRequest:
         return 0
 
     cdef int on_error(self, object error) except -1:
-        """The work has failed, or will; its memory is the device's until `free_memory`."""
+        """Handle a failure. The device may use the memory until `free_memory`."""
         self.failed(error)
         return 0
 
     cdef object refusal(self):
-        """Why it must not be posted any more, after a wait; None if it may."""
+        """Return the error if the work must not be posted after a wait, or None."""
         return None
 
     cdef int take_turn(self) except -1:
-        """It is the first of the backlog: TO_POST, or it has posted itself.  Comes again if it STAYS."""
+        """Handle being first in the backlog: return TO_POST, or post the work here.
+
+        This is called again if it returns STAYS.
+        """
         return TO_POST
 
     cdef bint can_move(self, bint posted) noexcept:
-        """True if another rail may do the work when its own broke, after it was `posted` too."""
+        """Return whether another rail may do the work after its own rail broke.
+
+        `posted` tells whether it was posted before.
+        """
         return self.kept
 
     cdef int refused(self, object error) except -1:
-        """The work is not posted, for the reason in `error`."""
+        """Handle that the work is not posted because of `error`."""
         self.on_error(error)
         return self.free_memory()
 
     cdef int free_memory(self) except -1:
-        """The device has let go of its memory."""
+        """Release the memory, which the device no longer uses."""
         self.release()
         return 0
 
     cdef str text(self, str peer):
-        """A description for errors: the operation, its bytes, the peer."""
+        """Describe the work for errors: the operation, its bytes, the peer."""
         return f"{OperationKind(self.kind).text} of {self.length} bytes with {peer}"
 
     cdef int post_to(self, WorkQueues queue, uint64_t wr_id, uint32_t *posted) except -1:
-        """Posts it: 0, or an errno value, and how many of its requests the device has."""
+        """Post the work. Returns 0 or an errno value, and the number of requests that were posted.
+        """
         cdef ibv_sge[2] sges
         cdef aiordma_send send
         memset(&send, 0, sizeof(send))
@@ -150,8 +157,11 @@ cdef void count_latency(uint8_t kind, double seconds) noexcept:
 
 
 def latencies() -> dict[str, tuple[float, dict[str, int]]]:
-    """By operation: the seconds of all that were measured, and how many took no longer than each
-    bound, in seconds."""
+    """Return the latencies by operation.
+
+    They are the sum in seconds, and the number of requests that took at most as long as each bound
+    in seconds.
+    """
     cdef int kind, i
     found = {}
     for kind in range(KIND_SEND, KIND_BATCH + 1):
@@ -164,7 +174,7 @@ def latencies() -> dict[str, tuple[float, dict[str, int]]]:
 
 
 cdef class Wait:
-    """The wait of one connection or pool; how often and how long is counted for the process."""
+    """A wait of one connection or pool. Its number and duration are counted for the process."""
 
     def __cinit__(self, Clock clock not None):
         self.clock = clock
@@ -176,7 +186,7 @@ cdef class Wait:
             waits[what] += 1
 
     cdef void settle(self) noexcept:
-        """Counts the time of a wait that may go on."""
+        """Count the time of a wait that may continue."""
         cdef double now
         if self.what:
             now = self.clock.time()
@@ -184,13 +194,13 @@ cdef class Wait:
             self.since = now
 
     def for_memory(self, waiting: bool):
-        """Begins or ends a wait for memory, and counts its time so far."""
+        """Start or end a wait for memory, and count its time so far."""
         self.note(FOR_MEMORY if waiting else FOR_NOTHING)
         self.settle()
 
 
 def waits_so_far() -> dict[str, tuple[int, float]]:
-    """By what was waited for: how often, and the seconds of the waits that are over or counted."""
+    """Return the number and total seconds of all waits, by resource."""
     cdef int what
     named = (("credits", FOR_CREDITS), ("send queue", FOR_SEND_QUEUE), ("memory", FOR_MEMORY))
     return {name: (waits[what], wait_sums[what]) for name, what in named}
@@ -210,7 +220,7 @@ fork.reset_in_child(forget_measured)
 
 @cython.no_gc_clear
 cdef class FrameHandler:
-    """The consumer of the frames of a queue pair: its session."""
+    """The consumer of the frames of a queue pair, which is its session."""
 
     cdef int received(self, PoolBlock block, uint32_t length) except -1:
         raise NotImplementedError
@@ -222,16 +232,18 @@ cdef class FrameHandler:
         raise NotImplementedError
 
     cdef bint goes_on(self, WorkQueues rail, bint elsewhere=False) except -1:
-        """The rail has broken: whether another one, `elsewhere` on another device, takes over what it
-        had, and its receives."""
+        """Return whether another rail takes over the work and receives of a broken rail.
+
+        With `elsewhere`, it must be on another device.
+        """
         return False
 
 
 cdef class WorkQueues:
-    """The send and receive queue of one queue pair, as the table knows them.
+    """The send and receive queue of one queue pair, as the table uses them.
 
-    `free` of the `capacity` entries of the send queue are free.  One that has `failed` gets the
-    completions of what it had, and is not told of room.
+    `free` of the `capacity` entries of the send queue are free. A queue that has `failed` still
+    gets completions, but is not told of room.
     """
 
     cdef int open(self, ibv_qp *qp, ibv_qp_ex *extended, uint32_t capacity) except -1:
@@ -242,7 +254,7 @@ cdef class WorkQueues:
         return 0
 
     cdef int use_room(self) except -1:
-        """A drain has freed entries."""
+        """Use entries that a drain has freed."""
         raise NotImplementedError
 
     cdef int on_error_completion(
@@ -251,11 +263,11 @@ cdef class WorkQueues:
         raise NotImplementedError
 
     cdef uint64_t latest_posted(self) noexcept:
-        """The wr_id of the work under way that was posted last; 0: there is none."""
+        """Return the wr_id of the outstanding work that was posted last, or 0."""
         return 0 if self.sends.last == NO_SLOT else self.table.wr_id(self.sends.last)
 
     def under_way(self) -> list[WorkRequest]:
-        """The work of the send queue, in the order of posting."""
+        """Return the outstanding work of the send queue, in the order of posting."""
         cdef list works = []
         cdef uint32_t index = self.sends.first
         while index != NO_SLOT:
@@ -272,7 +284,7 @@ cdef class WorkQueues:
 # ---- slots and completions -------------------------------------------------------------------------
 
 cdef class WorkRequestTable:
-    """The work under way of one event loop, in slots, and the drain of its completions."""
+    """The outstanding work of one event loop, in slots, and the drain of its completions."""
 
     def __cinit__(self, loop: AbstractEventLoop, Clock clock not None):
         self.wakeups, self.clock = Wakeups(loop), clock
@@ -335,12 +347,12 @@ cdef class WorkRequestTable:
         )
 
     cdef bint holds(self, uint64_t wr_id) noexcept:
-        """True if `wr_id` names a slot in use, in its present generation."""
+        """Return whether `wr_id` identifies a slot that is in use, in its current generation."""
         cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
         return index < self.count and self.slots[index].taken and self.wr_id(index) == wr_id
 
     cdef void free_slot(self, uint32_t index) noexcept:
-        """The caller has references to its work and its queue."""
+        """Free a slot. The caller holds references to its work and its queue."""
         cdef Slot *slot = &self.slots[index]
         cdef WorkQueues queue = <WorkQueues> self.queues[index]
         cdef SlotList *order = &queue.receives if slot.kind == KIND_RECV else &queue.sends
@@ -367,8 +379,10 @@ cdef class WorkRequestTable:
     cdef int drain_once(
         self, aiordma_drain *state, int most, uint32_t spin_us, int polls_again
     ) except? -10000:
-        """Hands out completions: bit 0: there were some, 1: there may be more; or a negative errno
-        value."""
+        """Dispatch completions.
+
+        Returns bit 0 if there were some and bit 1 if there may be more, or a negative errno value.
+        """
         cdef aiordma_completion[BATCH] completions
         cdef list freed = None
         cdef WorkQueues queue = None
@@ -400,7 +414,7 @@ cdef class WorkRequestTable:
         return (count > 0 or state.busy) | (2 if more else 0)
 
     cdef int remember(self, WorkQueues queue, object error) except -1:
-        """A bug in the handling of one queue pair must not cost the others their completions."""
+        """Keep an error in handling one queue pair, so that others still get their completions."""
         if isinstance(error, Exception):
             queue.driver.report(queue, error)
             return 0
@@ -411,8 +425,10 @@ cdef class WorkRequestTable:
 
 
 cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
-    """Completes the work of one slot.  Returns its queue where that has freed entries, once for
-    each drain; else None."""
+    """Complete the work of one slot.
+
+    Returns its queue if this has freed entries, once per drain, or else None.
+    """
     cdef uint32_t index = wc.wr_id & (MAX_SLOTS - 1)
     if not table.holds(wc.wr_id):
         error_before_last(table, wc)
@@ -455,7 +471,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
 
 
 cdef int error_before_last(WorkRequestTable table, const aiordma_completion *wc) except -1:
-    """One request of a chain has failed; the last one's completion is still to come."""
+    """Handle the failure of a request of a chain whose last completion is still to come."""
     cdef uint64_t wr_id = wc.wr_id ^ BEFORE_LAST
     cdef uint32_t index = wr_id & (MAX_SLOTS - 1)
     if not wc.wr_id & BEFORE_LAST or not wc.status or not table.holds(wr_id):
