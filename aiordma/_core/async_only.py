@@ -1,4 +1,4 @@
-"""Errors for statements that lack their `async`."""
+"""Errors for statements that lack `async`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class AsyncContext:
-    """Refuses `with`, and says that it is `async with`."""
+    """A base class that rejects `with` and names `async with` instead."""
 
     __slots__ = ()
 
@@ -18,7 +18,7 @@ class AsyncContext:
 
 
 class AsyncIteration:
-    """Refuses `for`, and says that it is `async for`."""
+    """A base class that rejects `for` and names `async for` instead."""
 
     __slots__ = ()
 

@@ -61,19 +61,19 @@ _HELLO_FLAGS = {
     "rails": 128,
 }
 HELLO_SIZE = _HELLO.size
-"""Bytes of a packed :class:`Hello`."""
+"""The size of a packed :class:`Hello` in bytes."""
 CHALLENGE_MAGIC = b"AIOC"
 CHALLENGE_SIZE = 40
-"""Bytes of a challenge (admission.py): as many as an :class:`Endpoint` has."""
+"""The size of a challenge (admission.py) in bytes, the same as that of an :class:`Endpoint`."""
 TICKET_SIZE = 24
-"""Bytes of a ticket: what a hello leaves of a connection request's private data."""
+"""The size of a ticket in bytes: the private data of a connection request without the hello."""
 
 _ENDPOINT = struct.Struct("<4sBBBB16sIIIHBB")
 _ENDPOINT_MAGIC = b"AIOE"
 _IS_GLOBAL = 1
 _IS_ROCE_V1 = 2
 ENDPOINT_SIZE = _ENDPOINT.size
-"""Bytes of a packed :class:`Endpoint`."""
+"""The size of a packed :class:`Endpoint` in bytes."""
 
 _U24_MAX = (1 << 24) - 1
 _MTU_256, _MTU_4096 = 1, 5
@@ -108,42 +108,46 @@ def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The offer of one side: the other keeps to it. ValueError when a number is out of bounds."""
+    """The offer of one side, which the other side must respect.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
 
     eager_size: int
-    """Bytes of each of its receives, the frame's header included."""
+    """The size of each receive in bytes, including the frame header."""
     data_receives: int
-    """DATA, BUNDLE and RNDV_RTS frames it can take before it gives credits back."""
+    """The number of DATA, BUNDLE and RNDV_RTS frames it accepts before it returns credits."""
     control_receives: int
-    """The same for CONTROL, CREDIT and RNDV_ACK frames."""
+    """The same number for CONTROL, CREDIT and RNDV_ACK frames."""
     max_message: int
-    """Bytes of the longest message it accepts."""
+    """The length of the longest message it accepts, in bytes."""
     lend_quota: int
-    """Bytes it lends to the peer at most."""
+    """The maximum number of bytes it lends to the peer."""
     max_rd_atomic: int = 0
-    """Reads and atomics it would have under way at once."""
+    """The number of reads and atomics that it wants to have outstanding."""
     max_dest_rd_atomic: int = 0
-    """Reads and atomics of the peer that it can serve at once."""
+    """The number of concurrent reads and atomics of the peer that it can serve."""
     authenticates: bool = False
-    """Whether it goes on only with a peer that proves that it has its key."""
+    """Whether it continues only with a peer that proves that it has the key."""
     in_band: bool = False
     """Whether further connections may be opened over this one (protocol.ConnectRequest)."""
     encrypts: bool = False
-    """Whether it seals what it sends; it goes on only with a peer that does as well."""
+    """Whether it encrypts what it sends, and requires the same of the peer."""
     memory_in_clear: bool = False
-    """Whether, though it encrypts, it allows operations on memory, which travel in clear."""
+    """Whether it allows unencrypted memory operations although it encrypts messages."""
     stream: bool = False
     """Whether its messages are the pieces of a byte stream (aiordma.streams)."""
     inspects: bool = False
-    """Whether its application inspects the request: it waits for a ConnectData."""
+    """Whether its application inspects requests, so that it waits for a ConnectData."""
     rails: bool = False
-    """Whether further queue pairs may be added (protocol.RailOffer); in a reply only if asked."""
+    """Whether queue pairs may be added (protocol.RailOffer); set in a reply only if requested."""
 
     def __post_init__(self) -> None:
         _check(self, _HELLO_BOUNDS)
 
     def pack(self) -> bytes:
-        """The hello as HELLO_SIZE bytes."""
+        """Encode the hello as HELLO_SIZE bytes."""
         return _HELLO.pack(
             _HELLO_MAGIC,
             _VERSION,
@@ -160,7 +164,11 @@ class Hello:
     @staticmethod
     @lru_cache(maxsize=64)  # peers of a kind all say the same
     def unpack(data: bytes) -> Hello:
-        """Read a hello; zeros may follow it. ProtocolError for everything else."""
+        """Decode a hello, which may be padded with zeros.
+
+        Raises:
+            ProtocolError: If the data is anything else.
+        """
         check_layout(
             data,
             what="hello",
@@ -189,9 +197,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One queue pair, as its partner needs to know it to connect.
+    """A queue pair, described as its peer needs it to connect.
 
-    ``gid`` is 16 bytes in network order. Raises ValueError when a number is out of bounds.
+    ``gid`` is 16 bytes in network order.
+
+    Raises:
+        ValueError: If a number is out of range.
     """
 
     gid: bytes
@@ -199,12 +210,12 @@ class Endpoint:
     psn: int
     lid: int
     mtu: int
-    """Active path MTU of its port, as ``enum ibv_mtu`` (1: 256 bytes ... 5: 4096)."""
+    """The active path MTU of its port, as ``enum ibv_mtu`` (1: 256 bytes ... 5: 4096)."""
     qp_type: QPType = QPType.RC
     is_global: bool = True
     """Whether it must be addressed by its GID (with a GRH), as on RoCE."""
     is_roce_v1: bool = False
-    """Whether its GID is that of RoCE v1: both sides must use the same version."""
+    """Whether its GID is for RoCE v1. Both sides must use the same version."""
     qkey: int = 0
     max_rd_atomic: int = 0
     max_dest_rd_atomic: int = 0
@@ -215,7 +226,7 @@ class Endpoint:
         _check(self, _ENDPOINT_BOUNDS)
 
     def pack(self) -> bytes:
-        """The endpoint as ENDPOINT_SIZE bytes."""
+        """Encode the endpoint as ENDPOINT_SIZE bytes."""
         return _ENDPOINT.pack(
             _ENDPOINT_MAGIC,
             _VERSION,
@@ -233,7 +244,11 @@ class Endpoint:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Endpoint:
-        """Read an endpoint. Raises ProtocolError for anything that :meth:`pack` does not write."""
+        """Decode an endpoint.
+
+        Raises:
+            ProtocolError: If the data is not a result of :meth:`pack`.
+        """
         check_layout(
             data,
             what="endpoint",

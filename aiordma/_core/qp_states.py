@@ -1,8 +1,8 @@
 """The table of queue-pair state transitions.
 
-It drives the check before ``ibv_modify_qp``, the text of its error, and the diagram in the
-documentation. The steps are those of the software device's header, abi/qp_states.h, which names the
-sources: the build makes ``qp_steps.py`` of it.
+It is used for the check before ``ibv_modify_qp``, the text of its error, and the diagram in the
+documentation. The steps are those of the software device's header abi/qp_states.h, which names
+their sources; the build generates ``qp_steps.py`` from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiordma._core.qp_steps import STEPS
 
 
 class QPType(IntEnum):
-    """Transport service of a queue pair: ``enum ibv_qp_type``."""
+    """The transport service of a queue pair: ``enum ibv_qp_type``."""
 
     RC = 2
     UC = 3
@@ -28,7 +28,7 @@ class QPType(IntEnum):
 
 
 class QPState(IntEnum):
-    """State of a queue pair: ``enum ibv_qp_state``."""
+    """The state of a queue pair: ``enum ibv_qp_state``."""
 
     RESET = 0
     INIT = 1
@@ -71,10 +71,10 @@ _KNOWN = sum(QPAttrMask)  # not ~QPAttrMask(0): that has the bits between the kn
 
 
 class Transition(NamedTuple):
-    """One row: what a modify from one state to another must and may carry.
+    """A row of the table: the attributes that a change between two states requires and allows.
 
-    ``required`` includes ``STATE`` where the state changes; where it stays, ``STATE`` is
-    ``optional``. Everything outside ``required | optional`` is forbidden.
+    ``required`` includes ``STATE`` if the state changes; otherwise ``STATE`` is ``optional``.
+    Everything outside ``required | optional`` is forbidden.
     """
 
     qp_type: QPType
@@ -111,7 +111,7 @@ TRANSITIONS: Mapping[tuple[QPType, QPState, QPState], Transition] = MappingProxy
 
 
 def attribute_names(mask: int) -> str:
-    """The attributes of a mask by name, ``"none"`` when there is no bit, unknown bits in hex."""
+    """Return the names of a mask's attributes: ``"none"`` for 0, and unknown bits in hex."""
     names = [bit.name or "" for bit in QPAttrMask if mask & bit]
     unknown = mask & ~_KNOWN
     if unknown:
@@ -120,15 +120,16 @@ def attribute_names(mask: int) -> str:
 
 
 def next_states(qp_type: QPType, current: QPState) -> tuple[QPState, ...]:
-    """The states that a modify can reach from ``current``, in the order of their numbers."""
+    """Return the states that a modify can reach from ``current``, in numerical order."""
     return tuple(state for state in QPState if (qp_type, current, state) in TRANSITIONS)
 
 
 class TransitionCheck(NamedTuple):
-    """The faults of a modify; ``ok`` when there is none.
+    """The problems of a modify; ``ok`` if there are none.
 
-    ``missing`` are required attributes that the mask lacks, ``forbidden`` those that it must not
-    have. Both are empty when ``is_transition`` is false: there is no such row to compare with.
+    ``missing`` contains required attributes that the mask lacks, and ``forbidden`` those that it
+    must not have. Both are empty if ``is_transition`` is false, because there is no row to compare
+    with.
     """
 
     qp_type: QPType
@@ -140,11 +141,11 @@ class TransitionCheck(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """True when the modify is legal."""
+        """Whether the modify is legal."""
         return self.is_transition and not self.missing and not self.forbidden
 
     def problem(self) -> str:
-        """Say what is wrong and what would be right; empty when the modify is legal."""
+        """Describe the problem and what would be right; empty if the modify is legal."""
         if self.ok:
             return ""
         step = f"{self.qp_type.name} {self.current.name} -> {self.next.name}"
@@ -163,10 +164,11 @@ class TransitionCheck(NamedTuple):
 def check_transition(
     qp_type: QPType, current: QPState, next: QPState, mask: int
 ) -> TransitionCheck:
-    """Compare one modify with the table. Raises nothing: the answer says what is wrong.
+    """Compare a modify with the table, without raising an exception.
 
-    ``next`` is ``qp_state`` of the attributes when ``mask`` has ``STATE``, else ``current``
-    (the state stays). ``mask`` may hold any bits; unknown ones are forbidden.
+    ``next`` is ``qp_state`` of the attributes if ``mask`` has ``STATE``; otherwise it is
+    ``current``, because the state stays the same. ``mask`` may have any bits, and unknown ones are
+    forbidden.
     """
     row = TRANSITIONS.get((qp_type, current, next))
     if row is None:

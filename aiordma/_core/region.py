@@ -1,8 +1,8 @@
-"""Tokens, rights and ranges of memory regions, without the memory.
+"""The facts about a memory region that do not need the memory: its token, rights and ranges.
 
-A peer needs only the token to read, write or atomically change a region. Everyone who has the token
-can use the region, so send it only to the intended peer. A token has a fixed layout, in little
-endian::
+A token is all that a peer needs to read, write or atomically change a region. Anyone who holds it
+can use the region, so it is sent only to the peer it is meant for. Its layout is fixed, in control
+messages and in a user's own messages, and little endian::
 
     offset  0  4s   b"AIOT"           offset 16  u64  address
     offset  4  u8   version, 1        offset 24  u64  length in bytes
@@ -11,10 +11,10 @@ endian::
     offset  8  u64  region id         offset 40  u32  lease in milliseconds, 0: no end
 
 The upper 24 bits of a region id identify the side of the connection that granted the region
-(:func:`granter`). The token of another connection is therefore rejected when it is opened.
+(:func:`granter`), so that a token of another connection is rejected when it is opened.
 
-Ranges are checked here before anything is posted. An invalid range that reaches the device would
-break the queue pair.
+Ranges are checked here before anything is posted. A range that the device rejects breaks the queue
+pair, while one that is rejected here has no consequences.
 """
 
 from __future__ import annotations
@@ -37,21 +37,19 @@ TOKEN_SIZE = _LAYOUT.size
 """The size of a packed :class:`RegionToken` in bytes."""
 
 ATOMIC_SIZE = 8
-"""The size and alignment of an atomic operation in bytes (IBTA volume 1, clause 9.4.5)."""
+"""The size and alignment of an atomic operand (IBTA volume 1, clause 9.4.5)."""
 
 
 NUMBER_BITS = 40
-"""The number of bits of a region id that count the regions of one granter."""
+"""The number of bits of a region id that number the regions of one granter."""
 
 
 def granter(owner_qp: int, user_qp: int, *, client: bool) -> int:
-    """Return the upper 24 bits of the ids of all regions that one side of a connection grants.
+    """Return the upper 24 bits of the ids of the regions that one side of a connection grants.
 
-    Args:
-        owner_qp: The number of this side's queue pair, from the handshake.
-        user_qp: The number of the peer's queue pair.
-        client: Whether this is the connecting side. It tells the sides apart if the two numbers are
-            equal.
+    ``owner_qp`` is the number of that side's queue pair and ``user_qp`` the number of its peer's,
+    both from the handshake. ``client`` distinguishes the two sides, because the two numbers may be
+    equal.
     """
     return crc32(struct.pack("<II?", owner_qp, user_qp, client)) >> 8
 
@@ -69,15 +67,14 @@ ALL_RIGHTS = int(Rights.WRITE | Rights.READ | Rights.ATOMIC)
 
 @dataclass(frozen=True, slots=True)
 class RegionToken:
-    """The token of a region, with which the other side of the connection can use it.
+    """A region of one side's memory, as the other side may use it.
 
-    ``region_id`` identifies the region between the two sides. ``lease_ms`` is the time in
-    milliseconds for which the key works after the owner has granted it, or 0 if there is no time
-    limit.
+    ``region_id`` identifies it between the two sides. ``lease_ms`` is how long its key works from
+    the time of the grant; 0 means until it is revoked.
 
     Raises:
-        ValueError: If a number does not fit its field, the region wraps around the end of the
-            address space, or a right is unknown.
+        ValueError: If a number does not fit its field, if the region wraps around the end of the
+            address space, or if a right is unknown.
     """
 
     region_id: int
@@ -111,7 +108,7 @@ class RegionToken:
         )
 
     def pack(self) -> bytes:
-        """Return the token as TOKEN_SIZE bytes."""
+        """Encode the token as TOKEN_SIZE bytes."""
         return _LAYOUT.pack(
             _MAGIC,
             _VERSION,
@@ -127,10 +124,10 @@ class RegionToken:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> RegionToken:
-        """Parse a packed token.
+        """Decode a token.
 
         Raises:
-            ProtocolError: If ``data`` is not the output of :meth:`pack`.
+            ProtocolError: If the data is not a result of :meth:`pack`.
         """
         check_layout(
             data, what="region token", magic=_MAGIC, version=_VERSION, flags=0, size=TOKEN_SIZE
@@ -153,19 +150,11 @@ def slice_range(
     *,
     region_id: int | None = None,
 ) -> tuple[int, int]:
-    """Return the (offset, length) that ``key`` selects out of ``available`` bytes.
+    """Return the part of ``available`` bytes that ``key`` selects, as (offset, length).
 
-    Negative and missing bounds work as for Python slices, but bounds are not clipped. If the end is
-    before the start, the slice is empty.
-
-    Args:
-        key: The slice.
-        available: The number of bytes to slice.
-        error: The exception to raise if a bound is out of range or the step is not 1.
-        region_id: The region id for the exception.
-
-    Raises:
-        TypeError: If ``key`` is not a slice of integers.
+    Negative and missing bounds mean the same as in Python slices, but nothing is clipped. A bound
+    outside the range, or a step other than 1, raises ``error``. If the end lies before the start,
+    the slice is empty.
     """
     if not isinstance(key, slice):
         raise TypeError(f"a region takes slices, [start:stop], not the index {key!r}")
@@ -189,9 +178,10 @@ def slice_range(
 
 @dataclass(frozen=True, slots=True)
 class RemoteRange:
-    """A contiguous range of a peer's region, the target of a one-sided operation.
+    """A peer's region or a part of it, as the target of one-sided operations.
 
-    Create one with :meth:`of` and narrow it by slicing. It never exceeds the region of its token.
+    Create it with :meth:`of` and narrow it by slicing. It never extends beyond the region of its
+    token.
     """
 
     token: RegionToken
@@ -209,7 +199,7 @@ class RemoteRange:
 
     @property
     def address(self) -> int:
-        """The start of the range in the peer's address space, or in that of the region's iova."""
+        """The address of the range in the peer's address space (or the region's iova)."""
         return self.token.address + self.offset
 
     @property
@@ -236,7 +226,7 @@ class RemoteRange:
             )
 
     def require_atomic(self) -> None:
-        """Raise RemoteRangeError unless an atomic operation can use exactly this range."""
+        """Raise RemoteRangeError unless this range is a valid atomic operand."""
         self.require(Rights.ATOMIC)
         if self.length != ATOMIC_SIZE or self.address % ATOMIC_SIZE:
             raise RemoteRangeError(

@@ -1,7 +1,7 @@
-"""The types of `aiordma.snapshot`. Their public names are in `aiordma.monitoring`.
+"""The types of `aiordma.snapshot`, whose public names are in `aiordma.monitoring`.
 
-Each object creates its own part of a snapshot in a method `figures`. If you add a field to a type,
-add its value there.
+Each object creates its own part of a snapshot in its method `figures`, which must provide the value
+of every new field of its type.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ class Traffic(TypedDict):
     writes: int
     atomics: int
     bytes_read: int
-    """The number of bytes that this side has read from the peer's memory, without messages."""
+    """The bytes that this side has read from the peer's memory, without those of messages."""
     bytes_written: int
-    """The number of bytes that this side has written to the peer's memory."""
+    """The bytes that this side has written to the peer's memory."""
     peer_bytes_read: int
-    """The number of bytes that the peer has read from this side's memory, without messages.
+    """The bytes that the peer has read from this side's memory, without those of messages.
 
-    0 on devices that do not count them.
+    It is 0 on devices that do not count them.
     """
     peer_bytes_written: int
-    """The number of bytes that the peer has written to this side's memory.
+    """The bytes that the peer has written to this side's memory.
 
-    0 on devices that do not count them.
+    It is 0 on devices that do not count them.
     """
 
 
 class ConnectionEvents(TypedDict):
-    """Counts of connections since the process began."""
+    """Counts of connections."""
 
     begun: int
     """The number of connections that `connect` or `accept` returned."""
     ended: int
-    """The number of these that were closed in order, by either side."""
+    """The number of those that were closed normally, by either side."""
     broken: int
-    """The number of these that ended with an error."""
+    """The number of those that ended with an error."""
     failed: int
-    """The number of failed attempts to connect and failed handshakes of peers."""
+    """The number of failed attempts to connect, and of failed handshakes of peers."""
 
 
 class PoolState(TypedDict):
@@ -62,7 +62,7 @@ class PoolState(TypedDict):
 
 
 class RegistrationCacheState(TypedDict):
-    """The cache for registrations of user memory; see `Connection.registration_statistics`."""
+    """Cached registrations of the program's memory; see `Connection.registration_statistics`."""
 
     registrations: int
     bytes: int
@@ -71,31 +71,31 @@ class RegistrationCacheState(TypedDict):
 
 
 class CompletionQueueState(TypedDict):
-    """A completion queue that several connections share."""
+    """A completion queue that connections share."""
 
     entries: int
-    """The number of completions that it can hold."""
+    """The capacity of the queue in completions."""
     reserved: int
-    """The number of entries reserved by queue pairs."""
+    """The number of entries that queue pairs have reserved."""
 
 
 class DeviceState(TypedDict):
-    """A device in use by the connections of one event loop."""
+    """A device that connections of one event loop use."""
 
     name: str
     loop: int
     """A number that identifies the event loop within the process."""
     connections: int
-    """The number of queue pairs of connections, including those of handshakes in progress."""
+    """The number of queue pairs of connections and of handshakes."""
     work_requests: int
-    """The number of outstanding work requests: posted receives, sends and operations on memory."""
+    """The number of work requests in progress: posted receives, sends and memory operations."""
     completions: int
     """The number of completions since the device was opened."""
     pool: PoolState
     registration_cache: RegistrationCacheState
     completion_queues: list[CompletionQueueState]
     open: dict[str, int]
-    """The number of objects that are open on the device, by class."""
+    """The number of objects open on the device, by class."""
     failures: dict[str, int]
     """The number of failed completions since the device was opened, by status."""
     events: dict[str, int]
@@ -103,7 +103,7 @@ class DeviceState(TypedDict):
 
 
 class ListenerState(TypedDict):
-    """A listener, which may belong to a server."""
+    """A listener, possibly of a server."""
 
     device: str
     loop: int
@@ -116,14 +116,14 @@ class ListenerState(TypedDict):
 
 
 class RailState(TypedDict):
-    """A rail of a connection. The fields are those of `RailStatus`."""
+    """A rail of a connection, with the fields of `RailStatus` from `Connection.rails`."""
 
     device: str
     state: str
     age: float
     """The number of seconds since the rail entered this state."""
     error: str | None
-    """The error with its date and time, in UTC."""
+    """The last error, with its date and time in UTC."""
     bytes_sent: int
     bytes_received: int
     bytes_read: int
@@ -138,31 +138,31 @@ class ConnectionState(TypedDict):
     device: str
     loop: int
     wire: str | None
-    """The medium, as for `Connection.wire`. It is also None until the event loop has read it."""
+    """As `Connection.wire`; None also until the event loop has read it (see `snapshot`)."""
     state: str
-    """The name of a state in docs/design.md."""
+    """The state, as in docs/design.md."""
     accepted: bool
     """Whether this is the listener's side."""
     local: str | None
-    """The address of this side, as "host:port"."""
+    """The local address, as "host:port"."""
     peer: str | None
-    """The address of the peer, as "host:port"."""
+    """The peer's address, as "host:port"."""
     qp_num: int
     age: float
-    """The number of seconds since the connection was opened."""
+    """The number of seconds since `connect` or `accept` could return it."""
     traffic: Traffic
     send_queue: int
     """The number of entries of the send queue."""
     outstanding: int
-    """The number of work requests that have been posted or wait for entries of the send queue."""
+    """The number of work requests that are posted or wait for entries."""
     messages_waiting: int
     """The number of messages that wait for credits or memory."""
     waiting_for_credits: int
-    """The number of these that wait until the peer receives."""
+    """The number of those that wait until the peer receives."""
     waiting_for_send_queue: int
     """The number of work requests that wait for entries of the send queue."""
     messages_unread: int
-    """The number of messages that have arrived but have not been received yet."""
+    """The number of messages that have arrived and have not been received by the program."""
     shared_regions: int
     """The number of regions of this side that the peer may use."""
     lent_bytes: int
@@ -170,72 +170,63 @@ class ConnectionState(TypedDict):
     remote_regions: int
     """The number of regions of the peer that this side holds."""
     rails: list[RailState]
-    """The queue pairs, the lead first. There are several if `connect` was given several devices."""
+    """The queue pairs, the lead first; more than one if `connect` was given several devices."""
 
 
 class WaitState(TypedDict):
-    """How often and how long connections or pools have waited for the same resource."""
+    """How often and how long connections or pools have waited for one resource."""
 
     count: int
     seconds: float
-    """The total time. Concurrent waits in one connection or pool count once."""
+    """The total time. Concurrent waits within one connection or pool count once."""
 
 
 class Latencies(TypedDict):
-    """The time from posting a request until its completion is processed, for every 17th request."""
+    """Times from posting a request until its completion was read, for every 17th request."""
 
     seconds: float
-    """The sum of all measured times."""
+    """The sum of the times."""
     up_to: dict[str, int]
-    """The number of requests that took at most as long as each bound, in seconds.
-
-    "+Inf" is the number of all requests.
-    """
+    """The number of times up to each bound in seconds; "+Inf" counts all."""
 
 
 class Snapshot(TypedDict):
     """The state of a process."""
 
     version: str
-    """The version of aiordma. The fields may differ between versions."""
+    """The version of aiordma. Other versions may have other fields."""
     pid: int
     time: float
-    """The time of the snapshot, in seconds since the epoch."""
+    """The time, in seconds since the epoch."""
     traffic: Traffic
-    """The sums over all connections since the process began, including those that have ended."""
+    """The sums over all connections of the process, including those that have ended."""
     waits: dict[str, WaitState]
     """The waits since the process began, by resource.
 
-    "credits" are waits until a peer receives, "send queue" waits for its entries, and "memory"
-    waits for memory from a pool.
+    "credits" counts waits until a peer receives, "send queue" waits for entries of it, and "memory"
+    waits for memory of a pool.
     """
     latencies: dict[str, Latencies]
-    """The latencies since the process began, by operation.
+    """The latencies by operation, since the process began.
 
-    "send" is a frame with messages, or one that offers a long message. A "batch" is measured as a
+    "send" is a frame with messages, or with the offer of a long message. A "batch" is measured as a
     whole. Failed operations are not counted.
     """
     connection_events: ConnectionEvents
     """The counts of connections since the process began."""
     errors: dict[str, int]
-    """The number of broken connections and failed attempts since the process began.
-
-    The keys are the classes of the errors.
-    """
+    """Broken connections and failed attempts since the process began, by the class of the error."""
     rail_failures: dict[str, int]
-    """The number of rails that broke since the process began, by this side's device."""
+    """Rails that broke since the process began, by the local device."""
     leads_moved: dict[str, int]
-    """The number of leads that broke and moved to another device, by the device that they left."""
+    """Leads that broke and moved to another device, by the device that they left."""
     objects: dict[str, int]
-    """The number of open verbs objects on all devices, by class.
-
-    This includes objects that were dropped without being closed.
-    """
+    """Open verbs objects on all devices by class, including those dropped without being closed."""
     devices: list[DeviceState]
     listeners: list[ListenerState]
     connections: list[ConnectionState]
 
 
 def traffic(counts: Callable[[str], int]) -> Traffic:
-    """Return the counts for all fields, using a function that returns the count for a name."""
+    """Return the traffic, given a function that returns the count of a name."""
     return cast("Traffic", {name: counts(name) for name in Traffic.__annotations__})

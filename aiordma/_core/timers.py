@@ -1,8 +1,8 @@
-"""The two encodings of time that a queue pair takes, as seconds.
+"""The two encodings of time that a queue pair uses, converted from and to seconds.
 
-Both round up: a timeout is never shorter than what was asked for. Programs in C write the encoded
-numbers, 14 and 12 most often. So an int that can be one is refused: it is far more likely to be
-that than so many seconds.
+Both conversions round up, so a timeout is never shorter than requested. C programs write the
+encoded numbers, most often 14 and 12. Therefore an int that is a valid encoded number is rejected:
+it is far more likely to be one than a number of seconds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TOLERANCE = 1 - 1e-9
 
 
 def ack_seconds(name: str, value: object, *, endless: bool = False) -> float:
-    """An argument that is a time until a retransmission, as :func:`arguments.seconds`."""
+    """Check an argument that is the time until a retransmission, as :func:`arguments.seconds`."""
     _refuse_encoded(name, value, decode_ack_timeout)
     return as_seconds(name, value, endless=endless)
 
 
 def encode_ack_timeout(seconds: float) -> int:
-    """The 5-bit exponent of at least ``seconds``; ``math.inf`` gives 0, which never times out."""
+    """Return the 5-bit exponent for at least ``seconds``; 0, which never expires, for inf."""
     seconds = ack_seconds("an ack timeout", seconds, endless=True)
     if seconds == math.inf:
         return 0
@@ -50,16 +50,16 @@ def encode_ack_timeout(seconds: float) -> int:
 
 
 def decode_ack_timeout(exponent: int) -> float:
-    """Seconds of the exponent that ``ibv_qp_attr.timeout`` has, 0 to 31: 0.067 for 14.
+    """Return the seconds for an exponent of ``ibv_qp_attr.timeout``, 0 to 31: 0.067 for 14.
 
-    0 is ``math.inf``: it never times out.
+    0 gives ``math.inf``, because that timeout never expires.
     """
     exponent = integer("exponent", exponent, 0, 31)
     return math.ldexp(ACK_TIMEOUT_UNIT, exponent) if exponent else math.inf
 
 
 def encode_rnr_timer(seconds: float) -> int:
-    """The code of at least ``seconds`` (0 to 0.65536), which the peer waits before it retries."""
+    """Return the code for at least ``seconds`` (0 to 0.65536), the peer's wait before a retry."""
     _refuse_encoded("an RNR timer", seconds, decode_rnr_timer)
     seconds = as_seconds("an RNR timer", seconds, endless=True)
     if not 0 <= seconds <= _RNR_MILLISECONDS[-1] / 1000:
@@ -68,9 +68,9 @@ def encode_rnr_timer(seconds: float) -> int:
 
 
 def decode_rnr_timer(code: int) -> float:
-    """Seconds of the code that ``ibv_qp_attr.min_rnr_timer`` has, 0 to 31: 0.00064 for 12.
+    """Return the seconds for a code of ``ibv_qp_attr.min_rnr_timer``, 0 to 31: 0.00064 for 12.
 
-    Code 0 is the longest of all.
+    Code 0 is the longest time.
     """
     return _RNR_MILLISECONDS[(integer("code", code, 0, 31) - 1) % 32] / 1000
 

@@ -1,7 +1,7 @@
-"""The lines of a trace of the embedded device, one class for each type (see docs/trace.md).
+"""The lines of a trace of the embedded device, with one class for each type (see docs/trace.md).
 
-Times are nanoseconds of CLOCK_MONOTONIC. Names of opcodes, statuses, states and events are those of
-the C header without their prefixes. A field that a line need not have is None when it has not.
+Times are nanoseconds of CLOCK_MONOTONIC. Opcodes, statuses, states and events have the names of the
+C header without their prefixes. An optional field is None if the line does not have it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ REASONS = {
     "LOC_QP_OP_ERR": "max_rd_atomic is 0, or queue pairs of this type do not have the operation",
     "MW_BIND_ERR": "the key, region, rights or state of the window do not go with this request",
 }
-"""The meaning of each ``reason`` and ``cause`` of a line, and of each status that is one."""
+"""The meaning of each ``reason`` and ``cause``, and of each status that implies its reason."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -137,16 +137,16 @@ class Record:
     """A line of a trace, with the time at which it was written."""
 
     TYPE: ClassVar[str]
-    """The ``type`` of such lines."""
+    """The ``type`` of these lines."""
 
     t: int
 
 
 @_record
 class Header(Record):
-    """The first line of a run: which process, when by both clocks, in which boot of the kernel.
+    """The first line of a run: the process, the time by both clocks, and the kernel's boot id.
 
-    ``t`` and ``realtime_ns`` are the same moment; traces with the same ``boot_id`` have one clock.
+    ``t`` and ``realtime_ns`` are the same moment. Traces with the same ``boot_id`` share a clock.
     """
 
     version: int
@@ -160,9 +160,10 @@ class Header(Record):
 
 @_record
 class Posted(Record):
-    """A posted work request of either queue; ``length`` is the bytes of its memory.
+    """A work request posted to either queue; ``length`` is the size of its memory in bytes.
 
-    ``request`` is the number by which a completion names its request, unique among those under way.
+    ``request`` is the number by which a completion refers to its request. It is unique among the
+    outstanding requests.
     """
 
     request: int
@@ -202,7 +203,7 @@ class PostedSharedReceive(Posted):
 
 @_record
 class Refused(Record):
-    """A work request that was not taken, with the errno value that the call returned."""
+    """A work request that was rejected, with the errno value that the call returned."""
 
     wr_id: int
     errno: int
@@ -215,10 +216,10 @@ class Refused(Record):
 
 @_record
 class CallRefused(Record):
-    """A verb other than those that post, which failed with this errno value.
+    """A verb that failed with this errno value, other than the verbs that post.
 
-    ``field`` is the argument that is wrong, with its ``value`` and, if it is too large, the
-    ``limit``. ``attributes`` are those of ``attr_mask`` that are missing or unexpected.
+    ``field`` is the invalid argument, with its ``value`` and, if it is too large, the ``limit``.
+    ``attributes`` are the missing or unexpected attributes of ``attr_mask``.
     """
 
     call: str
@@ -240,10 +241,11 @@ class CallRefused(Record):
 
 @_record
 class Completion(Record):
-    """A work completion, when the device put it into its queue.
+    """A work completion, at the time when the device put it into its queue.
 
-    ``request`` is 0 when the request was posted before the trace began. ``lost``: the completion
-    queue had no room, so the application never saw it. LOC_PROT_ERR has ``reason`` and ``lkey``.
+    ``request`` is 0 if the request was posted before the trace began. ``lost`` means that the
+    completion queue was full, so the application never saw the completion. LOC_PROT_ERR has
+    ``reason`` and ``lkey``.
     """
 
     request: int
@@ -276,14 +278,14 @@ class CreatedQP(Record):
 
 @_record
 class DestroyedQP(Record):
-    """A queue pair is no more, and what was outstanding on it is forgotten."""
+    """A queue pair was destroyed, and its outstanding requests were dropped."""
 
     qp_num: int
 
 
 @_record
 class QPStateChange(Record):
-    """A queue pair went from ``cur_qp_state`` to ``qp_state``, asked or by itself."""
+    """A queue pair changed from ``cur_qp_state`` to ``qp_state``, on request or by itself."""
 
     qp_num: int
     cur_qp_state: str
@@ -293,7 +295,7 @@ class QPStateChange(Record):
 
 @_record
 class AsyncEvent(Record):
-    """An asynchronous event, when it came up: ibv_get_async_event(3)."""
+    """An asynchronous event, at the time when it occurred: ibv_get_async_event(3)."""
 
     event_type: str
     qp_num: int | None = None
@@ -304,9 +306,9 @@ class AsyncEvent(Record):
 
 @_record
 class RegisteredMR(Record):
-    """A region from now on, or its new properties: ibv_reg_mr(3), ibv_rereg_mr(3).
+    """A new region, or new properties of a region: ibv_reg_mr(3), ibv_rereg_mr(3).
 
-    ``key`` is lkey and rkey.
+    ``key`` is its lkey and its rkey.
     """
 
     key: int
@@ -318,16 +320,16 @@ class RegisteredMR(Record):
 
 @_record
 class KeyEnded(Record):
-    """A region was deregistered, or a window is not bound any more."""
+    """A region was deregistered, or a window is no longer bound."""
 
     key: int
 
 
 @_record
 class Retry(Record):
-    """Requests are transmitted again, from the oldest on.
+    """Requests are retransmitted, beginning with the oldest one.
 
-    ``cause`` is ``RNR`` when the receiver was not ready, ``LOSS`` when something got lost.
+    ``cause`` is ``RNR`` if the receiver was not ready, and ``LOSS`` if something was lost.
     """
 
     qp_num: int
@@ -336,10 +338,10 @@ class Retry(Record):
 
 @_record
 class AccessRefused(Record):
-    """The peer of a queue pair may not reach what its request names: the owner's trace says why.
+    """The peer of a queue pair may not access this memory; the owner's trace has the reason.
 
-    ``access`` are the rights that the request needs; one that ends a window has none, and no
-    address.
+    ``access`` contains the rights that the request needs. A request that ends a window has no
+    rights and no address.
     """
 
     qp_num: int
@@ -352,7 +354,7 @@ class AccessRefused(Record):
 
 @_record
 class RequestRefused(Record):
-    """A request of the peer was refused, or a datagram dropped: the receiver's trace says why."""
+    """A peer's request was rejected, or a datagram dropped; the receiver's trace has the reason."""
 
     qp_num: int
     reason: str
@@ -360,10 +362,11 @@ class RequestRefused(Record):
 
 @_record
 class Dropped(Record):
-    """Something that a peer sent was dropped here, or cannot be sent, without an answer.
+    """A packet or message of a peer that was dropped silently, or one that could not be sent.
 
-    ``qp_num`` is the number that it names, ``remote_qpn`` and ``remote`` the other side's number
-    and address. ``omitted`` are those before it that have no line, of which a second has 100.
+    ``qp_num`` is the queue pair number in it, and ``remote_qpn`` and ``remote`` are the number and
+    address of the other side. ``omitted`` counts earlier drops without a line, because at most 100
+    per second are traced.
     """
 
     reason: str
@@ -377,7 +380,7 @@ class Dropped(Record):
 
 @_record
 class Fault(Record):
-    """A fault on command struck: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
+    """An injected fault: ``LOSS``, ``DUPLICATE``, ``RNR``, ``CUT``, ``OVERRUN`` ..."""
 
     fault: str
     qp_num: int | None = None
@@ -386,7 +389,7 @@ class Fault(Record):
 
 @_record
 class End(Record):
-    """The last line: the trace was stopped, or could not go on because of ``error``."""
+    """The last line: the trace was stopped, or had to end because of ``error``."""
 
     error: str | None = None
 
@@ -447,9 +450,10 @@ _FIELDS: dict[type[Record], list[tuple[str, bool, Callable[[object], bool], str]
 
 
 def parse(line: str) -> Record:
-    """One line as a record; ValueError with a text that says what is wrong with it.
+    """Parse a line into a record, ignoring unknown fields that a newer writer may add.
 
-    Fields that are not known are passed over, so that a newer writer may add some.
+    Raises:
+        ValueError: If the line is invalid; the message says why.
     """
     try:
         found = parse_json(line)

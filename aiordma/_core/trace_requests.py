@@ -1,4 +1,4 @@
-"""The fate of each work request of a run: posts and completions put together."""
+"""The fate of each work request of a run, found by matching posts and completions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Outcome(StrEnum):
     """The fate of a request."""
 
     COMPLETED = "completed"
-    """It has a completion, which says whether it succeeded."""
+    """It has a completion, whose status says whether it succeeded."""
     IMPLICIT = "implicit"
-    """It was not signaled, and a later one of its queue has completed: it had succeeded by then."""
+    """It was unsignaled and succeeded, because a later request of its queue has completed."""
     LOST = "lost"
-    """Its completion found no room in the completion queue."""
+    """Its completion did not fit into the completion queue."""
     FORGOTTEN = "forgotten"
-    """Its queue pair was reset or destroyed; it will never have a completion."""
+    """Its queue pair was reset or destroyed, so it will never complete."""
     OPEN = "open"
-    """The trace ends before anything became of it."""
+    """The trace ends before the request does."""
 
 
 @dataclass(slots=True)
@@ -37,17 +37,20 @@ class Request:
     """A work request from its post to its end."""
 
     posted: Posted | None
-    """None when it was posted before the trace began."""
+    """The post, or None if the request was posted before the trace began."""
     outcome: Outcome = Outcome.OPEN
     completion: Completion | None = None
     ended: int | None = None
-    """When; of an implicit one the time of the completion that tells it, which may be later."""
+    """The time of the end.
+
+    For an implicit end it is the time of the later completion that implies it.
+    """
     qp_num: int | None = None
-    """None for a receive of a shared queue that no queue pair has taken."""
+    """The queue pair, or None for a receive of a shared queue that no queue pair has used."""
 
     @property
     def operation(self) -> str:
-        """The opcode it was posted with; ``RECV`` for receives."""
+        """The opcode of the post; ``RECV`` for receives."""
         if isinstance(self.posted, PostedSend):
             return self.posted.opcode
         if self.posted is not None or self.completion is None:
@@ -61,32 +64,32 @@ class Request:
 
     @property
     def wr_id(self) -> int:
-        """The number that the application gave to it."""
+        """The number that the application assigned to it."""
         known = self.posted or self.completion
         return known.wr_id if known else 0
 
     @property
     def status(self) -> str:
-        """Status of its completion; without one SUCCESS if that is implied, else the outcome."""
+        """The status of its completion; SUCCESS if that is implied, otherwise the outcome."""
         if self.completion is not None:
             return self.completion.status
         return "SUCCESS" if self.outcome is Outcome.IMPLICIT else self.outcome.name
 
     @property
     def failed(self) -> bool:
-        """Whether it completed with an error, a flush included."""
+        """Whether it completed with an error, which includes a flush."""
         return self.completion is not None and self.completion.status != "SUCCESS"
 
     @property
     def took(self) -> int | None:
-        """Nanoseconds from post to completion; None unless both are known exactly."""
+        """The nanoseconds from post to completion; None unless both are known exactly."""
         if self.posted is None or self.completion is None:
             return None
         return self.completion.t - self.posted.t
 
     @property
     def bytes(self) -> int:
-        """Bytes that it moved or would have; of a receive, those that came; 0 if unknown."""
+        """The bytes it transferred or would have; those received for a receive; 0 if unknown."""
         if self.completion is not None and self.completion.byte_len is not None:
             return self.completion.byte_len
         if self.is_receive or self.posted is None:
@@ -95,17 +98,18 @@ class Request:
 
     @property
     def began(self) -> int:
-        """When it was posted, or the first that is known of it."""
+        """The time of the post, or of the first known event of the request."""
         if self.posted is not None:
             return self.posted.t
         return self.ended or 0
 
 
 def requests(run: Run) -> list[Request]:
-    """Every request of the run, in the order of their posts.
+    """Return every request of the run, in the order of their posts.
 
-    Requests and completions belong together by number. A send queue completes in order, so the
-    completion of a signaled request tells of all that were posted there before it.
+    Requests and completions are matched by number. A send queue completes in order, so the
+    completion of a signaled request implies the completion of all requests posted to that queue
+    before it.
     """
     found: list[Request] = []
     waiting: dict[int, Request] = {}  # by number

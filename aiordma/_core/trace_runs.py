@@ -1,6 +1,6 @@
-"""The file of a trace: one run after the other, each of which begins with a header.
+"""The file of a trace: a sequence of runs, each of which begins with a header.
 
-A process that was killed may have left half a line at the end of its run.
+A process that was killed may have left an incomplete line at the end of its run.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ class Run:
     header: Header
     records: list[Record] = field(default_factory=list)
     torn: bool = False
-    """Its last line is incomplete: the process was killed while it wrote it."""
+    """Whether its last line is incomplete, because the process was killed while writing it."""
 
     @property
     def end(self) -> End | None:
-        """The last record, or None when the process was killed, or is still at work."""
+        """The last record, or None if the process was killed or is still running."""
         last = self.records[-1] if self.records else None
         return last if isinstance(last, End) else None
 
 
 def parse_runs(data: bytes, path: str) -> list[Run]:
-    """The runs of a file; TraceFormatError, with ``path`` in it, for what is no trace."""
+    """Parse the runs of a file.
+
+    Raises:
+        TraceFormatError: If it is not a trace; the message contains ``path``.
+    """
     lines = data.decode(errors="replace").split("\n")
     torn = lines.pop()  # what follows the last newline
     runs: list[Run] = []
@@ -80,7 +84,10 @@ def parse_runs(data: bytes, path: str) -> list[Run]:
 
 
 def _with_reason(record: Record, ended: set[int]) -> Record:
-    """The record, with the reason ENDED for KEY, which the device says of both."""
+    """Return the record with the reason ENDED instead of KEY, if the key was valid before.
+
+    The device reports KEY for both.
+    """
     match record:
         case RegisteredMR():
             ended.discard(record.key)
@@ -93,10 +100,10 @@ def _with_reason(record: Record, ended: set[int]) -> Record:
 
 
 def offsets(runs: Iterable[Run]) -> list[int]:
-    """Corrections to the times of each run, so that those of all are nanoseconds of one clock.
+    """Return corrections that convert the times of each run to nanoseconds of one clock.
 
-    Runs of one boot have the same monotonic clock; those of others are brought to that of the first
-    run by the wall clocks, and are as exact as these agree.
+    Runs of the same boot share a monotonic clock. Runs of other boots are aligned with the first
+    run by the wall clocks, and are as accurate as these clocks agree.
     """
     headers = [run.header for run in runs]
     return [
