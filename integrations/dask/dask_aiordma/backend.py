@@ -51,7 +51,7 @@ MISSING = (errors.DeviceNotFoundError, errors.LibraryNotFoundError)
 
 @contextmanager
 def _settings_logged(address: str) -> Iterator[None]:
-    """Logs what is wrong with the settings: Dask's own error may say only that a process failed."""
+    """Log invalid settings, because Dask's own error may only say that a process failed."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, *MISSING) as error:
@@ -62,8 +62,8 @@ def _settings_logged(address: str) -> Iterator[None]:
 class RDMA(Comm):
     """An established communication over a connection of aiordma.
 
-    `write` returns while its message is under way, so the memory of a message must not change
-    afterwards, as with TCP.  The connection holds that memory until the peer has it.
+    `write` returns while its message is in flight, so the memory of a message must not change
+    afterwards, as with TCP. The connection holds that memory until the peer has received it.
     """
 
     # Frames are not split: each is received into memory of its own, as a whole.
@@ -95,7 +95,7 @@ class RDMA(Comm):
         return self._conn
 
     def _lost(self, error: BaseException) -> CommClosedError:
-        """The comm has ended by this error of its connection."""
+        """Abort the comm because of an error of its connection, and return the error for Dask."""
         lost = CommClosedError(f"in {self}: {type(error).__name__}: {error}")
         self.abort()
         return lost
@@ -182,7 +182,7 @@ class RDMA(Comm):
         sending.add_done_callback(sent)
 
     async def _until_under_way(self, limit: int) -> None:
-        """Waits until no more than so many bytes are under way."""
+        """Wait until at most `limit` bytes are in flight."""
         while self._under_way > limit:
             if self._room is None or self._room.done():
                 self._room = self._loop.create_future()
@@ -229,14 +229,14 @@ class RDMA(Comm):
 
 
 def _address(prefix: str, address: tuple[str, int] | None) -> str:
-    """CommClosedError for the address of a connection that has ended, so that it is made again."""
+    """Return the address as text, or raise CommClosedError if the connection has ended."""
     if address is None:
         raise CommClosedError("the connection ended as it began")
     return prefix + unparse_host_port(*address)
 
 
 class RDMAConnector(Connector):
-    """Connects to the listeners of this backend."""
+    """A connector to the listeners of this backend."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -266,7 +266,7 @@ class RDMAConnector(Connector):
 
 
 class RDMAListener(BaseListener):
-    """Listens, and hands each connection to Dask."""
+    """A listener that passes each connection to Dask."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -340,7 +340,7 @@ class RDMAListener(BaseListener):
         await self.comm_handler(comm)
 
     def get_host_port(self) -> tuple[str, int]:
-        """The address where it listens: of several, an IPv4 one."""
+        """Return the address at which it listens; if there are several, an IPv4 address."""
         if self._listener is None:
             raise ValueError("invalid operation on a listener that is not started")
         if self._bound is None:
@@ -363,7 +363,7 @@ class RDMAListener(BaseListener):
 
 
 class RDMABackend(Backend):
-    """What the entry point names."""
+    """The backend that the entry point names."""
 
     connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
     listener_class: ClassVar[type[RDMAListener]] = RDMAListener

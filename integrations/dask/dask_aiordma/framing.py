@@ -1,13 +1,14 @@
-"""How the frames of one Dask message travel as messages of a connection.
+"""The encoding of a Dask message's frames as messages of a connection.
 
-The first message has all short frames, one behind another, and a trailer that says how long each
-frame is.  A long frame has memory of its own at the receiver, so that an array can be freed while
-others of the same message live: it travels as a message of its own, from the sender's memory, and
-is received into memory of just its length, without a copy on either side.  Where there is little
-else, the first long frame leads the first message instead, in front of the short ones, which saves
-a message.
+The first message contains all short frames, one after another, and a trailer with the length of
+each frame. A long frame needs separate memory at the receiver, so that an array can be freed while
+others of the same message are alive. It is therefore sent as its own message, directly from the
+sender's memory, and is received into memory of exactly its length, without a copy on either side.
+If there is little other data, the first long frame is instead at the front of the first message,
+before the short frames, which saves a message.
 
-The trailer is behind the data so that the long frame begins where its memory begins, aligned.
+The trailer follows the data so that the long frame begins at the start of its memory and is
+aligned.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ MAGIC = b"dask-rd1"
 
 
 class FramingError(ValueError):
-    """What the peer sent is not what `pack` makes."""
+    """Data from the peer that is not a result of `pack`."""
 
 
 def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
-    """The messages, each of one or several buffers, and the bytes of all frames."""
+    """Return the messages, each as a list of buffers, and the total size of the frames."""
     lengths = [nbytes(frame) for frame in frames]
     own = [i for i, length in enumerate(lengths) if length >= LONG]
     short = [bytes_of(frames[i]) for i, length in enumerate(lengths) if length < LONG]
@@ -72,11 +73,11 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
 
 @dataclass
 class Unpacked:
-    """The frames of a first message; those that follow as messages of their own are None."""
+    """The frames of a first message; frames that follow as their own messages are None."""
 
     frames: list[memoryview | None]
     missing: list[tuple[int, int]]
-    """Index and length of each frame that follows, in order."""
+    """The index and length of each frame that follows, in order."""
 
 
 _EMPTY = memoryview(bytearray())
@@ -89,7 +90,11 @@ def _copy(part: memoryview) -> memoryview:
 
 
 def unpack(message: memoryview, longest: int) -> Unpacked:
-    """FramingError for anything but a first message whose frames have `longest` bytes at most."""
+    """Unpack a first message whose frames have at most `longest` bytes.
+
+    Raises:
+        FramingError: If the message is anything else.
+    """
     size = message.nbytes
     if size < _END.size:
         raise FramingError(f"the peer sent a message of {size} bytes, which has no trailer")

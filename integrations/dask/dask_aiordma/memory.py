@@ -1,10 +1,13 @@
-"""Memory for long frames, which is used again.
+"""Reusable memory for long frames.
 
-The kernel clears fresh memory before a process sees it, which takes as long as the copy that
-follows, and several times as long where a virtual machine has to get the pages from its host.  C
-libraries give memory of such sizes back at once, and Dask tells them to (`MALLOC_TRIM_THRESHOLD_`).
-So memory of a frame whose arrays are gone serves another one of the same length, as the chunks of
-an array have.  It is kept for some seconds: the process is seen to use it until then.
+The kernel clears new memory before a process sees it. This takes as long as the copy that follows,
+and several times as long if a virtual machine has to get the pages from its host. C libraries
+return memory of these sizes to the kernel immediately, and Dask tells them to
+(`MALLOC_TRIM_THRESHOLD_`).
+
+Therefore, when the arrays of a frame are gone, its memory is used for another frame of the same
+length; the chunks of an array have the same length. Memory is kept for some seconds, and until then
+it counts as used by the process.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ MANY = 256
 
 
 def rounded(length: int) -> int:
-    """A length that others nearby share, by at most a thirty-second longer."""
+    """Round a length up by at most 1/32, so that similar lengths become equal."""
     step = 1 << max(length.bit_length() - 6, 0)
     return -(-length // step) * step
 
 
 class FrameMemory:
-    """The memory of the long frames that an event loop receives; `most` bytes of it wait."""
+    """The memory of the long frames that an event loop receives; it keeps up to `most` bytes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = weakref.ref(loop)
@@ -52,7 +55,7 @@ class FrameMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def lend(self, length: int, size: int | None = None) -> memoryview:
-        """Memory of that length, of a piece of `size`; it returns when nothing refers to it."""
+        """Return memory of that length, in a piece of `size`, which is reused when unreferenced."""
         size = size or length
         if numpy is None or not LONG <= length <= size <= self.most:
             return host_array(length)
@@ -67,7 +70,7 @@ class FrameMemory:
         return frame.data
 
     def lend_rounded(self, length: int) -> memoryview:
-        """As `lend`, for messages whose lengths differ by little: an array and a header."""
+        """As `lend`, for messages of similar lengths: an array and a header."""
         return self.lend(length, rounded(length))
 
     def _found(self, size: int) -> memoryview | None:
@@ -80,7 +83,7 @@ class FrameMemory:
         return None
 
     def _ended(self, number: int, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Called by any thread, at any time: so without a lock."""
+        """Note that memory is unreferenced, in any thread at any time, so without a lock."""
         if _is_finalizing():  # the globals of asyncio may be None
             return
         _, memory = self._lent.pop(number)
@@ -126,7 +129,7 @@ _of_loops = weakref.WeakKeyDictionary()
 
 
 def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
-    """The memory of frames of an event loop; `most` counts from now on."""
+    """Return the frame memory of an event loop; `most` applies from now on."""
     memory = _of_loops.get(loop)
     if memory is None:
         memory = _of_loops[loop] = FrameMemory(loop, most)

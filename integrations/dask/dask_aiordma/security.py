@@ -1,4 +1,4 @@
-"""A `Security` of Dask with a key, which clusters on rdma:// can authenticate and encrypt with."""
+"""A `Security` of Dask with a key, for authentication and encryption on rdma://."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from distributed.security import Security as _Security
 class Security(_Security):
     """As `distributed.Security`, with a key for connections of the protocol `rdma://`.
 
-    `auth` is a key of at least 16 random bytes: each side of a connection proves that it has it,
-    without sending it.  `encrypt=True` encrypts all messages too, which needs the extra
-    `dask-aiordma[encrypt]`, and sets `require_encryption` unless that is given, so that no other
-    protocol is used in clear instead; None: as each process's `distributed.comm.rdma.encrypt` says,
-    when it connects or listens.  All other arguments are those of `distributed.Security`; its
-    certificates put TLS on the exchange before a connection.
+    Client, scheduler and workers need the same object; a `LocalCluster` passes it to its processes.
+    `repr` and `str` do not show the key.
 
-    Client, scheduler and workers need the same one; a `LocalCluster` hands it to its processes.
-    Neither `repr` nor `str` shows the key.  TypeError and ValueError for what is no key.
+    Args:
+        require_encryption: As in `distributed.Security`. The default is True with `encrypt=True`,
+            so that no other protocol is used unencrypted instead.
+        auth: A key of at least 16 random bytes. Each side of a connection proves that it has the
+            key, without sending it.
+        encrypt: Whether to encrypt all messages, which needs the extra `dask-aiordma[encrypt]`.
+            With None, each process uses its setting `distributed.comm.rdma.encrypt` when it
+            connects or listens.
+        kwargs: The arguments of `distributed.Security`. Its certificates protect the exchange
+            before a connection with TLS.
+
+    Raises:
+        TypeError: If `auth` is not bytes.
+        ValueError: If `auth` is too short.
     """
 
     # No __slots__: the base class reads those of the instance as the names of its own settings.
@@ -42,11 +50,11 @@ class Security(_Security):
         self.encrypt = encrypt
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
-        """The arguments of a connection that is made."""
+        """Return the arguments for a new connection."""
         return self._with_key(super().get_connection_args(role))
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
-        """The arguments of a listener."""
+        """Return the arguments for a listener."""
         return self._with_key(super().get_listen_args(role))
 
     def _with_key(self, arguments: dict[str, Any]) -> dict[str, Any]:

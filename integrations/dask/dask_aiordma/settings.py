@@ -1,4 +1,4 @@
-"""The arguments of a connection: of Dask's configuration, and of its `Security`."""
+"""The arguments of a connection, from Dask's configuration and its `Security`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _setting(name: str) -> Any:
 
 
 def _check_names() -> None:
-    """ValueError for a setting that there is not: a misspelt one would have no effect."""
+    """Raise ValueError for unknown settings, because a misspelled one would have no effect."""
     given = dask.config.get("distributed.comm.rdma", None) or {}
     if not isinstance(given, dict):
         raise ValueError(f"distributed.comm.rdma: {given!r} is no mapping of settings")
@@ -59,11 +59,15 @@ def _check_names() -> None:
 
 
 def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `aiordma.connect` and `listen`; `what` is the address, for errors.
+    """Return the keyword arguments of `aiordma.connect` and `listen`.
 
-    `given` is what Dask hands to a connector or a listener: the arguments of its `Security`.
-    RuntimeError where that requires encryption and there is none, ValueError for settings that do
-    not exist or have no such value.
+    Args:
+        what: The address, for errors.
+        given: The arguments that Dask passes to a connector or listener, from its `Security`.
+
+    Raises:
+        RuntimeError: If `Security` requires encryption and the connection would not be encrypted.
+        ValueError: If a setting is unknown or has an invalid value.
     """
     _check_names()
     auth = given.get("auth")
@@ -97,7 +101,7 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_memory() -> int:
-    """Bytes of memory that may wait for further long frames."""
+    """Return the number of bytes of memory to keep for further long frames."""
     given = _setting("kept-memory")
     if given is None:
         return MOST_KEPT
@@ -141,7 +145,7 @@ def _config() -> aiordma.Config:
 
 
 def _keep_alive() -> dict[str, float]:
-    """How long a silent peer may be, of the setting that TCP connections have for it."""
+    """Return how long the peer may be silent, from Dask's setting for TCP connections."""
     limit = float(parse_timedelta(dask.config.get("distributed.comm.timeouts.tcp"), "seconds"))
     idle = limit / 4
     return {"keep_alive": idle, "keep_alive_timeout": limit - idle}

@@ -1,4 +1,4 @@
-"""Ray's direct transport over RDMA: tensors and arrays go from actor to actor, in one copy.
+"""Ray's direct transport over RDMA: tensors and arrays move between actors in one copy.
 
 ray_aiordma.register()
 

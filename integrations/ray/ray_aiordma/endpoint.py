@@ -1,10 +1,11 @@
-"""The objects that this process offers to others, and its connections to those that offer some.
+"""The objects that this process offers, and its connections to other processes' endpoints.
 
-A process that returns objects has one server.  Another process connects to it once, asks for an
-object by its id, and gets tokens, with which it reads the object's memory by RDMA.  The server's
-key is random and travels in Ray's metadata of an object: only who has got that can connect.
+A process that returns objects has one server. Another process connects to it once, asks for an
+object by its id, and gets tokens with which it reads the object's memory over RDMA. The server's
+key is random and is part of Ray's metadata of an object, so only processes that have the metadata
+can connect.
 
-All but `offer` and `withdraw` runs in the event loop of `aiordma.blocking`.
+Everything except `offer` and `withdraw` runs in the event loop of `aiordma.blocking`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BATCH = 256
 
 
 class Address(NamedTuple):
-    """Where a process offers its objects, and the key that a client needs."""
+    """The address at which a process offers its objects, and the key that a client needs."""
 
     host: str
     port: int
@@ -37,14 +38,14 @@ class Address(NamedTuple):
 
 
 class Offered:
-    """The memory of an object, and what each connection has got of it."""
+    """The memory of an object, and its shares by connection."""
 
     def __init__(self, memory: Sequence[memoryview]) -> None:
         self.memory = memory
         self._shared: dict[Connection, tuple[list[bytes], ExitStack]] = {}
 
     def share(self, conn: Connection) -> list[bytes]:
-        """The tokens with which the peer of a connection reads the memory."""
+        """Return the tokens with which the connection's peer reads the memory."""
         if conn not in self._shared:
             with ExitStack() as stack:
                 regions = [stack.enter_context(conn.register(it)) for it in self.memory]
@@ -55,14 +56,14 @@ class Offered:
         return self._shared[conn][0]
 
     def take_back(self, *conns: Connection) -> None:
-        """Ends the shares of these connections, or of all."""
+        """End the shares of these connections, or of all."""
         for conn in conns or list(self._shared):
             if conn in self._shared:
                 self._shared.pop(conn)[1].close()
 
 
 class Endpoint:
-    """What a process offers and reads."""
+    """The objects that a process offers, and the connections with which it reads others."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +74,7 @@ class Endpoint:
     # ---- the objects of this process ----
 
     def offer(self, object_id: str, memory: Sequence[memoryview]) -> Address:
-        """Lets others read the memory of an object until `withdraw`; in any thread."""
+        """Let others read the memory of an object until `withdraw`; callable from any thread."""
         with self._lock:
             if self._address is None:
                 self._address = blocking.call(self._serve, ray.util.get_node_ip_address())
@@ -81,7 +82,7 @@ class Endpoint:
         return self._address
 
     def withdraw(self, object_id: str) -> None:
-        """Takes the memory back and forgets it; in any thread."""
+        """Revoke access to the memory and forget it; callable from any thread."""
         offered = self._offered.pop(object_id, None)
         if offered is not None:
             blocking.call(offered.take_back)
@@ -104,7 +105,7 @@ class Endpoint:
     # ---- those of others ----
 
     async def read(self, address: Address, object_id: str, memory: Sequence[memoryview]) -> None:
-        """Reads an object into memory of this process, which has the same lengths."""
+        """Read an object into memory of this process, given as buffers of the same lengths."""
         client = await self._client(address)
         conn = client.connection
         tokens = await client.call("open", object_id)

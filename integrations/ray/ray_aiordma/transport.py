@@ -1,4 +1,4 @@
-"""The transport that Ray calls, for tensors of torch and for numpy arrays."""
+"""The transport that Ray calls, for torch tensors and numpy arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .endpoint import Address, Endpoint
 logger: logging.Logger = logging.getLogger("ray_aiordma")
 
 TRIED = "2.60.0"
-"""The releases of Ray that the tests have run with: all from this one on."""
+"""The oldest release of Ray that the tests have run with, as have all later ones."""
 
 try:
     from ray.exceptions import RayDirectTransportError
@@ -47,14 +47,14 @@ _endpoint = Endpoint()
 
 @dataclass(kw_only=True)
 class Metadata(TensorTransportMetadata):
-    """What Ray brings to the receivers of an object: its arrays, and where they are."""
+    """The data that Ray passes to the receivers of an object: its arrays and their location."""
 
     address: Address = field(repr=False)  # no log or error has its key
 
 
 @dataclass
 class Fetch(FetchRequest):
-    """Arrays that are being read, by a task in the event loop of `aiordma.blocking`."""
+    """Arrays that are being read by a task in the event loop of `aiordma.blocking`."""
 
     task: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class Fetch(FetchRequest):
 
 
 def _memory(arrays: Sequence[Any]) -> list[memoryview]:
-    """The bytes of arrays, but of empty ones: their own if they lie in C order, else a copy."""
+    """Return the bytes of non-empty arrays: their memory if in C order, otherwise a copy."""
     flat = []
     for array in arrays:
         if not isinstance(array, np.ndarray) and array.layout is not sys.modules["torch"].strided:
@@ -95,10 +95,10 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> Any:
-    """An array that is not filled.
+    """Return an uninitialized array.
 
-    A tensor as well has memory of numpy's, which asks for huge pages: the kernel clears those three
-    times as fast.
+    A tensor also uses numpy's memory, which asks for huge pages, because the kernel clears those
+    three times as fast.
     """
     if isinstance(dtype, np.dtype):
         return np.empty(shape, dtype)
@@ -110,9 +110,9 @@ def _empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 class Transport(TensorTransportManager):
-    """Moves the arrays of an object by RDMA reads of the process that needs them.
+    """A transport whose receivers read the arrays of an object with RDMA.
 
-    Ray gives it tensors, and in a process where "aiordma_numpy" has been used, both kinds.
+    Ray passes tensors to it, and in a process that has used "aiordma_numpy", both kinds.
     """
 
     name = "AIORDMA"
@@ -213,7 +213,7 @@ class Transport(TensorTransportManager):
 
 
 class NumpyTransport(Transport):
-    """The same under the name by which Ray gives it numpy arrays."""
+    """The same transport under the name that Ray uses for numpy arrays."""
 
     name = "AIORDMA_NUMPY"
 
@@ -228,10 +228,10 @@ if inspect.isabstract(Transport) or len(_parameters) != 4:
 
 
 def register() -> None:
-    """Makes "aiordma" a tensor transport, for tensors of torch, and "aiordma_numpy", for arrays.
+    """Register the tensor transports "aiordma" for torch tensors and "aiordma_numpy" for arrays.
 
-    Call it before the first `ray.method` that names one, in the module with that class: the
-    processes of actors may import it too.  A second call does nothing.
+    Call it before the first `ray.method` that names one, in the module with that class, because
+    actor processes may import the module too. A second call does nothing.
     """
     kinds: list[tuple[type[Transport], type]] = [(NumpyTransport, np.ndarray)]
     with suppress(ImportError):

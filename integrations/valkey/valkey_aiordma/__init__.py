@@ -1,7 +1,8 @@
 """Valkey over RDMA for asyncio.
 
-``valkey_aiordma.valkey.RDMAConnection`` is a connection class for valkey-py, that of
-``valkey_aiordma.redis`` one for redis-py; ``open_connection`` gives a pair of asyncio streams.
+``valkey_aiordma.valkey.RDMAConnection`` is a connection class for valkey-py, and
+``valkey_aiordma.redis.RDMAConnection`` is one for redis-py. ``open_connection`` returns a pair of
+asyncio streams.
 """
 
 from .stream import ValkeyTransport, open_connection

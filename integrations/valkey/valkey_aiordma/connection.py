@@ -1,4 +1,4 @@
-"""What the connection classes of both clients have in common."""
+"""The common part of the connection classes for both clients."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .stream import open_connection
 
 
 class OverRDMA:
-    """Before a client's ``Connection``: connects to the server's RDMA port instead of a TCP port.
+    """A mixin for a client's ``Connection`` that connects to the server's RDMA port.
 
-    ``device`` names the RDMA device, as in :func:`aiordma.connect`. ``socket_keepalive`` has a
-    command sent every three seconds, so that an idle connection notices that the server's machine
-    is gone; the other options of sockets mean nothing here.
+    ``device`` names the RDMA device, as in :func:`aiordma.connect`. With ``socket_keepalive``, a
+    command is sent every three seconds, so that an idle connection notices when the server's
+    machine is gone. The other socket options have no effect.
     """
 
     # Of the client's class; Any, since the two clients do not declare the same.

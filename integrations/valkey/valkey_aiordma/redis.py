@@ -6,4 +6,4 @@ from .connection import OverRDMA
 
 
 class RDMAConnection(OverRDMA, Connection):
-    """A connection of redis-py to a Valkey server's RDMA port: see ``OverRDMA``."""
+    """A redis-py connection to a Valkey server's RDMA port; see ``OverRDMA``."""

@@ -1,8 +1,8 @@
-"""Valkey over RDMA as an asyncio transport: the client's side of Valkey's protocol.
+"""Valkey over RDMA as an asyncio transport: the client side of Valkey's protocol.
 
-Each side lends the other a buffer by a command (RegisterXferMemory) and writes its bytes into the
-other's, with immediate data that says how many they are. A full buffer is lent anew once its owner
-has read it. Commands have 32 bytes, big-endian, and travel by send. Source: "Protocol" in
+Each side lends the other a buffer with a command (RegisterXferMemory). It writes its data into the
+other side's buffer, with the length as immediate data. A full buffer is lent again after its owner
+has read it. Commands have 32 bytes, are big-endian, and are sent as messages. Source: "Protocol" in
 https://valkey.io/topics/RDMA.
 """
 
@@ -40,11 +40,12 @@ class Opcode(IntEnum):
 
 
 class ValkeyTransport(asyncio.Transport):
-    """A byte stream to a Valkey server, made by :func:`open_connection`.
+    """A byte stream to a Valkey server, created by :func:`open_connection`.
 
-    Bytes that are written wait in ``_pending`` for room in the server's buffer. Received bytes go
-    to the protocol at once; while it pauses reading they stay in the buffer that was lent, between
-    ``_delivered`` and ``_arrived``. Commands are handled even then: one gives room to write.
+    Written data waits in ``_pending`` until there is space in the server's buffer. Received data
+    goes to the protocol immediately. While the protocol pauses reading, the data stays in the lent
+    buffer, between ``_delivered`` and ``_arrived``. Commands are handled even then, because one of
+    them makes space for writing.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ValkeyTransport(asyncio.Transport):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connect and lend the server a buffer; the server's comes later."""
+        """Connect and lend the server a buffer; the server lends its buffer later."""
         await self._id.connect()
         self._command(FEATURE.pack(Opcode.GET_SERVER_FEATURE, 0, 0))
         self._lend()
@@ -123,7 +124,7 @@ class ValkeyTransport(asyncio.Transport):
             self._deliver()
 
     def _deliver(self) -> None:
-        """Give the protocol what has arrived, and all of a full buffer back to the server."""
+        """Pass received data to the protocol, and lend a fully read buffer to the server again."""
         if data := self._take():
             self._protocol.data_received(data)
         if self._delivered == LENT:
@@ -148,12 +149,12 @@ class ValkeyTransport(asyncio.Transport):
             raise ProtocolError(f"unknown command {opcode}")
 
     def pause_reading(self) -> None:
-        """Leave what arrives in the buffer that was lent."""
+        """Leave received data in the lent buffer."""
         if not self._closing:
             self._reading = False
 
     def resume_reading(self) -> None:
-        """Go on reading, in the loop's next iteration: a reader calls this before it waits."""
+        """Continue reading in the loop's next iteration: a reader calls this before it waits."""
         self._reading = True
         if self._delivered < self._arrived:
             self._loop.call_soon(self._go_on)
@@ -168,7 +169,7 @@ class ValkeyTransport(asyncio.Transport):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes as soon as the server's buffer has room; they are copied."""
+        """Copy the data and write it when there is space in the server's buffer."""
         if self._lost or self._closing:
             return
         self._pending += data if isinstance(data, bytes | bytearray) else bytes_of(data)
@@ -178,7 +179,7 @@ class ValkeyTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _flush(self) -> None:
-        """One write at a time; meanwhile more bytes gather, for the next."""
+        """Start a write unless one is in flight; in the meantime more data gathers."""
         count = min(len(self._pending), self._room, STAGED)
         if self._writing or not count:
             return
@@ -206,24 +207,24 @@ class ValkeyTransport(asyncio.Transport):
             self._lose(None)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait for room in the server's buffer."""
+        """Return the number of bytes that wait for space in the server's buffer."""
         return len(self._pending)
 
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or will be once all is written."""
+        """Return whether it is closed, or will be once all data is written."""
         return self._closing or self._lost
 
     def close(self) -> None:
-        """Close once all is written; what arrives meanwhile is dropped."""
+        """Close after all data is written; data received in the meantime is dropped."""
         self._closing = self._reading = True
         self._deliver()
         if not self._pending and not self._writing:
             self._lose(None)
 
     def abort(self) -> None:
-        """Close at once; what was not read is dropped."""
+        """Close immediately and drop unread data."""
         self._closing = True
         self._lose(None)
 
@@ -242,7 +243,7 @@ class ValkeyTransport(asyncio.Transport):
         self._loop.call_soon(self._end, reset)
 
     def _end(self, reset: OSError | None) -> None:
-        """What had arrived before the end comes first, also where reading was paused."""
+        """Deliver the data received before the end, even if reading is paused; then report it."""
         try:
             if data := self._take():
                 self._protocol.data_received(data)
@@ -280,9 +281,9 @@ async def open_connection(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a Valkey server's RDMA port, as ``asyncio.open_connection`` does to a TCP port.
 
-    The addresses of a name are tried in turn; the last failure is raised, an OSError. Cancelled, it
-    returns at once, and the connection is closed as soon as the server has answered: a server of
-    version 9.1 dies when its client goes before that.
+    The addresses of a host name are tried in turn. If all fail, the last error, an OSError, is
+    raised. If the call is cancelled, it returns immediately, and the connection is closed when the
+    server has responded: a server of version 9.1 crashes if its client disappears before that.
     """
     if "\0" in host:  # the resolver would look up the part before it
         raise AddressError(f"host {host!r} contains a null character")

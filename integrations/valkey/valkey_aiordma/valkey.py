@@ -6,4 +6,4 @@ from .connection import OverRDMA
 
 
 class RDMAConnection(OverRDMA, Connection):
-    """A connection of valkey-py to a Valkey server's RDMA port: see ``OverRDMA``."""
+    """A valkey-py connection to a Valkey server's RDMA port; see ``OverRDMA``."""
