@@ -86,7 +86,7 @@ async def announced(process: Process) -> Child:
             line = (await process.stdout.readline()).decode()
             if not line:
                 status = await process.wait()
-                raise ChildError(f"the server process {describe(status)} before it listened")
+                raise ChildError(f"the server process {describe(status)} before it was listening")
     except TimeoutError as error:
         raise ChildError(
             f"the server process printed no address within {START_TIMEOUT:g} s"

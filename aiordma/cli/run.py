@@ -277,15 +277,15 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
     if not traces.exists():
         return f"{path} removed {traces}, which shows whether it opened embedded0: keep this folder"
     if not any(traces.iterdir()):
-        return f"{path} ended with 0 and never opened embedded0"
+        return f"{path} succeeded without opening embedded0"
     if not (plan := environment.get(FAULTS)):
         return ""
     from aiordma import testing  # noqa: PLC0415 - slow to import
 
     if not testing._has_fault(part.partition("=")[0] for part in plan.split(",")):
-        return f"{path} ended with 0, and {FAULTS}={plan} has no fault"
+        return f"{path} succeeded, but {FAULTS}={plan} has no fault"
     never = testing._never_happened(plan, traces)
-    return f"{path} ended with 0, and {never} of {FAULTS} never happened" if never else ""
+    return f"{path} succeeded, but {never} of {FAULTS} never happened" if never else ""
 
 
 def new_folder(parent: Path | None, program: str) -> Path:

@@ -41,8 +41,11 @@ async def test_it_says_where_it_listens_and_ends_with_its_input() -> None:
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        ("raise SystemExit(3)", "the server process ended with exit status 3 before it listened"),
-        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL before it listened"),
+        (
+            "raise SystemExit(3)",
+            "the server process ended with exit status 3 before it was listening",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL before it was listening"),
         ("print('hello')", r"printed 'hello\\n' instead of its address"),
         ("print('a port')", r"printed 'a port\\n' instead of its address"),
     ],

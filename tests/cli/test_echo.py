@@ -106,7 +106,7 @@ def test_an_address_that_is_not_here(device_name: str, capfd: pytest.CaptureFixt
     done = echo("--device", device_name, "--host", "203.0.113.1", *SMALL)
     assert done.exit_code == 1
     assert done.stderr == (
-        "Error: the server process ended with exit status 1 before it listened\n"
+        "Error: the server process ended with exit status 1 before it was listening\n"
     )
     said_by_the_server = capfd.readouterr().err
     assert said_by_the_server.startswith("Error: echo server: ")
