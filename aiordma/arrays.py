@@ -463,9 +463,9 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
         ValueError: If this is not the token of an array.
         ProtocolError: If this is not a token of a region.
     """
+    _module(kind)
     data = bytes(_bytes_of(token))
     region = conn.open_region(data[:TOKEN_SIZE])
-    _module(kind)
     try:
         description: Any = parse_json(data[TOKEN_SIZE:][:_MAX_TOKEN])
         code, shape, strides, origin = description

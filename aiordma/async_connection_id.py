@@ -30,6 +30,7 @@ from contextlib import suppress
 from typing import Unpack
 
 from . import cm, verbs
+from ._core.arguments import integer
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.driver import EventDriver
@@ -186,7 +187,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
         Raises:
             ValueError: If the backlog is below 1. See also :meth:`cm.ConnectionId.listen`.
         """
-        if backlog < 1:
+        if integer("backlog", backlog, None) < 1:
             raise ValueError(f"a backlog of {backlog}: at least one request must be able to wait")
         self.id.listen(backlog)
         self._backlog = backlog

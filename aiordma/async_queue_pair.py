@@ -209,6 +209,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         if self._has_room(requests):
             posted = self._post(requests)
         else:
+            self.qp._check_sends(requests)
             waiter: asyncio.Future[list[Completed]] = self._loop.create_future()
             self._waiters.append((requests, waiter))
             try:
@@ -262,7 +263,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 
     def _check_list(self, requests: object) -> None:
         self._check()
-        if not isinstance(requests, list | tuple) and (wrong := wrong_requests(requests)):
+        known = isinstance(requests, list | tuple) and all(
+            isinstance(request, verbs.SendWorkRequest) for request in requests
+        )
+        if not known and (wrong := wrong_requests(requests)):
             raise TypeError(f"{self.qp!r}: {wrong}")
 
     def _post(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:

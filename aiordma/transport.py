@@ -70,6 +70,7 @@ from ._transport import connect_cm, connect_tcp, observation
 from ._transport.acceptor import Acceptor
 from ._transport.arguments import (
     check_config,
+    check_context,
     check_host,
     check_options,
     check_source,
@@ -377,7 +378,10 @@ def check_security(
         raise ValueError('ssl is for the TCP bootstrap: via="tcp"')
     if auth is None and not encrypt and ssl is None and not stream:
         return NO_SECURITY
-    return Security(auth, ssl, hostname, encrypt, stream)
+    security = Security(auth, ssl, hostname, encrypt, stream)
+    if ssl is not None:
+        check_context(ssl, client=hostname is not None)
+    return security
 
 
 class Listening:

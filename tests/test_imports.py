@@ -66,7 +66,14 @@ GROUPS: dict[str, set[str]] = {
     "_loop.wait_queue": {"_loop.futures"},
     "_loop": set(),
     "events": {"verbs", "_loop", "errors"},
-    "async_connection_id": {"async_queue_pair", "cm", "verbs", "_loop", "errors"},
+    "async_connection_id": {
+        "async_queue_pair",
+        "cm",
+        "verbs",
+        "_loop",
+        "errors",
+        "_core.arguments",
+    },
     "async_queue_pair": {"cm", "verbs", "_loop", "errors", "_core.arguments"},
     "_transport": {"_loop", "_memory", "_datapath", "mr_pool", "cm", "verbs", "_native", "config"}
     | {"dmabuf"}

@@ -597,6 +597,15 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
     return False
 
 
+cpdef int check_progress(object progress) except -1:
+    """Raise TypeError unless `progress` is None or can be called."""
+    if progress is not None and not callable(progress):
+        raise TypeError(
+            arguments.refusal("progress", "a function of the bytes that are done", progress)
+        )
+    return 0
+
+
 cdef TransferFuture start_chain(
     SendQueue queue, WRChain chain, Sender sender, object progress
 ):
@@ -605,10 +614,7 @@ cdef TransferFuture start_chain(
     With a sender, the last request is posted in order with the messages.
     """
     cdef TransferFuture future = TransferFuture.__new__(TransferFuture, queue.table.wakeups)
-    if progress is not None and not callable(progress):
-        raise TypeError(
-            arguments.refusal("progress", "a function of the bytes that are done", progress)
-        )
+    check_progress(progress)
     if not chain.entries:
         future.settle(DONE, None)
         return future

@@ -5,6 +5,7 @@ They are for programs that are not checked by a type checker.
 
 from __future__ import annotations
 
+from ssl import PROTOCOL_TLS_CLIENT, PROTOCOL_TLS_SERVER, SSLContext
 from typing import TypeVar
 
 from .._core.arguments import instance, integer, refusal, text
@@ -50,10 +51,25 @@ def check_source(source: object) -> None:
     match source:
         case None:
             pass
-        case (str(host), int()):
+        case (str(host), int(port)):
             check_host(host, "the host of source")
+            integer("the port of source", port, 0, 0xFFFF)
         case _:
             raise TypeError(refusal("source", "a local (host, port), as ('192.0.2.1', 0)", source))
+
+
+def check_context(context: SSLContext, *, client: bool) -> None:
+    """Raise ValueError for a TLS context that only the other side can use."""
+    if client and context.protocol == PROTOCOL_TLS_SERVER:
+        raise ValueError(
+            "ssl is the context of a server, and this side is a client: make one with "
+            "ssl.create_default_context()"
+        )
+    if not client and context.protocol == PROTOCOL_TLS_CLIENT:
+        raise ValueError(
+            "ssl is the context of a client, and this side is a server: make one with "
+            "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), and load its certificate"
+        )
 
 
 def check_config(config: object) -> None:

@@ -36,10 +36,11 @@ Lease = float | Literal["default"] | None
 """A lease in seconds, None for no time limit, or "default" for `Config.lease`."""
 
 
-def lease_seconds(lease: Lease, default: float | None = None) -> float | None:
+def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
     """Return the lease as a float, or None for no time limit.
 
-    Any kind of number is accepted. "default" stands for the value `default`.
+    Any kind of number is accepted. "default" stands for the value `default`. Without one, it is
+    refused.
     """
     if isinstance(lease, str) and lease == "default":
         lease = default

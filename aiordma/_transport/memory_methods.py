@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._core.arguments import I32_MAX, choice, integer, truth
+from .._core.arguments import I32_MAX, U32_MAX, choice, integer, truth
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE, RegionToken, Rights
 from .._datapath import one_sided
@@ -261,6 +261,12 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     ) -> None:
         self._check()
         remote_memory(remote, RemoteMemory)
+        if imm is not None:
+            integer("imm", imm, 0, U32_MAX)
+        one_sided.check_progress(progress)
+        with bytes_of(data) as view:
+            length = len(view)
+        remote._check_use(self._owner, Rights.READ if reads else Rights.WRITE, length)
         memory = UserMemory(self._memory, data, target=reads)
         async with memory as local:
             if reads:
@@ -317,7 +323,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         self, kind: OperationKind, target: Remote, compare_add: int, swap: int
     ) -> int:
         self._check()
-        remote_memory(target, RemoteMemory)
+        remote_memory(target, RemoteMemory)._check_use(self._owner, Rights.ATOMIC, ATOMIC_SIZE)
         with await self._memory.lease(ATOMIC_SIZE, internal=True) as old:
             chain = one_sided.new_chain(self._queue, kind)
             chain.atomic(kind, old, target, compare_add, swap)

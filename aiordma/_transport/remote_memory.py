@@ -34,19 +34,26 @@ class RemoteMemory(RemoteBase):
 
     def _require(self, user: object, right: int, local: Local) -> None:
         """Raise unless an operation that needs `right` may use this memory with `local` here."""
-        self._check(user)
+        self._check_use(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
                 f"nothing was done: the rail by which the connection goes on has no key for "
                 f"{self._root!r} yet; the key is on its way, so do it again"
             )
+        if right == Rights.READ and not local.writable:
+            raise ValueError(f"cannot read into {local!r}: it is read-only")
+
+    def _check_use(self, user: object, right: int, length: int) -> None:
+        """Raise unless the arguments of an operation that needs `right` are valid.
+
+        An operation that has to wait for memory of this side checks this before it waits.
+        """
+        self._check(user)
         if right == Rights.ATOMIC:
             self._range.require_atomic()
         self._range.require(Rights(right))
-        if right == Rights.READ and not local.writable:
-            raise ValueError(f"cannot read into {local!r}: it is read-only")
-        if len(local) != len(self):
-            raise ValueError(f"{len(local)} bytes here and {len(self)} there: slice one of them")
+        if length != len(self):
+            raise ValueError(f"{length} bytes here and {len(self)} there: slice one of them")
 
     @property
     def _region(self) -> RemoteRegion:

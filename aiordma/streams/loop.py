@@ -97,6 +97,7 @@ class OverRDMA:
         limits = TLSLimits.of(options)
         dialled = None if sock is None else _dialled.pop(sock, None)
         if sock is not None and dialled is not None and host is None and port is None:
+            client.check_factory(protocol_factory)
             detached = dialled.detach()
             assert detached is not None
             _, connection = detached[2]
@@ -117,6 +118,7 @@ class OverRDMA:
                 )
             finally:
                 _of_asyncio.reset(token)
+        client.check_factory(protocol_factory)
         check_options("create_connection", options, CONNECT_OPTIONS)
         tls = client.ClientTLS(ssl, server_hostname, host, limits)
         asked = {name: options[name] for name in ADDRESS_OPTIONS if name in options}

@@ -12,7 +12,9 @@ import ssl
 from asyncio import sslproto
 from typing import Any, NamedTuple
 
+from .._core.arguments import seconds
 from .._options import TLS
+from .._transport.arguments import check_context
 from ..errors import TLS_HINT, cause_text
 
 
@@ -27,8 +29,12 @@ class TLSLimits(NamedTuple):
         """Return the limits in a call's options, or raise ValueError for a limit without `ssl`."""
         limits = cls(*map(options.get, cls._fields))
         for name, value in limits._asdict().items():
-            if value is not None and not options.get("ssl"):
+            if value is None:
+                continue
+            if not options.get("ssl"):
                 raise ValueError(f"{name} is a time limit of TLS: it needs ssl=")
+            if not seconds(name, value, endless=True):
+                raise ValueError(f"{name} is a positive number of seconds, not {value}")
         return limits
 
 
@@ -47,6 +53,7 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
         )
     if not isinstance(tls, ssl.SSLContext):
         raise TypeError(f"ssl must be an ssl.SSLContext or None, not {type(tls).__name__}")
+    check_context(tls, client=client)
     return tls
 
 

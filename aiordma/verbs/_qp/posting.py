@@ -144,12 +144,7 @@ class Posting(BringUp):
                 ``send_ops``, which posts all or none.
         """
         array, pointer = self._array, self.pointer
-        try:
-            for wr in requests:
-                self._check(wr)
-            pack_sends(array, requests)
-        except NOT_PACKED as error:
-            raise not_packed(self._label(), error, requests) from None
+        self._pack_sends(requests)
         posted = self._posted
         if posted is not None:
             signaled = [self.sq_sig_all or bool(wr.send_flags & _SIGNALED) for wr in requests]
@@ -205,6 +200,22 @@ class Posting(BringUp):
         return ReceiveBatch(self.post_recv)
 
     # --- checks ----------------------------------------------------------------------------
+
+    def _pack_sends(self, requests: Sequence[SendWorkRequest]) -> None:
+        """Check the requests, and encode them for C."""
+        try:
+            for wr in requests:
+                self._check(wr)
+            pack_sends(self._array, requests)
+        except NOT_PACKED as error:
+            raise not_packed(self._label(), error, requests) from None
+
+    def _check_sends(self, requests: Sequence[SendWorkRequest]) -> None:
+        """Raise what `post_send` raises for requests that can never be posted."""
+        self._pack_sends(requests)
+        limits = self.capabilities
+        if request_reason(requests, limits.max_send_sge, "", limits.max_inline_data):
+            raise self._post_error("ibv_post_send", errno.EINVAL, 0, requests)
 
     def _check(self, wr: SendWorkRequest) -> None:
         """Raise what is wrong with a request, if anything is."""

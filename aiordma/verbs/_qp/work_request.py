@@ -108,7 +108,7 @@ def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, 
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
 
-NOT_PACKED = (struct.error, TypeError, AttributeError)
+NOT_PACKED = (struct.error, TypeError, AttributeError, IndexError)
 """The exceptions that packing invalid requests raises; callers raise `not_packed` instead."""
 
 

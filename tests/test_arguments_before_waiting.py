@@ -1,0 +1,391 @@
+"""Invalid arguments are refused in the first step of a call, before it waits for anything.
+
+Each call gets one step on a running loop, so a call that would have to wait for its peer, for
+memory, for room in a queue or for the resolver fails the test instead of hanging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+import aiordma
+from aiordma import Config, Rights, arrays, cm, rpc, streams, testing, verbs
+from aiordma.async_connection_id import AsyncConnectionId
+from aiordma.async_queue_pair import AsyncQueuePair
+from aiordma.errors import QuotaError
+
+from .transport.marks import one_loop
+
+pytestmark = one_loop
+
+REFUSED = (TypeError, ValueError, aiordma.RDMAError)
+Call = Callable[[Any], Any]
+
+
+def refused(call: Awaitable[object]) -> Exception:
+    """Return what the first step of a call raises."""
+    coroutine = call.__await__()
+    try:
+        waited_for = coroutine.send(None)
+    except REFUSED as error:
+        return error
+    except StopIteration as done:
+        raise AssertionError(f"it returned {done.value!r}") from None
+    coroutine.close()
+    raise AssertionError(f"it waits for {waited_for!r}")
+
+
+class Ends(NamedTuple):
+    """A connection whose peer never answers, and whose memory pool is used up."""
+
+    conn: Any
+    remote: Any
+    """64 bytes of the peer, which may be read."""
+    writable: Any
+    share: Any
+    local: Any
+
+
+@asynccontextmanager
+async def two_ends(device_name: str) -> AsyncIterator[Ends]:
+    config = Config(pool_limit=8 << 20)
+    async with testing.connected_pair(device=device_name, config=config) as (conn, peer):
+        with ExitStack() as held:
+            shares = [
+                held.enter_context(
+                    peer.share(held.enter_context(peer.register(bytearray(64))), access=access)
+                )
+                for access in (Rights.READ, Rights.WRITE | Rights.ATOMIC)
+            ]
+            for share in shares:
+                await share.ready()
+            remote, writable = (conn.open_region(share.token.pack()) for share in shares)
+            local = held.enter_context(conn.register(bytearray(64)))
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(QuotaError):
+                    while True:
+                        held.enter_context(conn.alloc(size))
+            yield Ends(conn, remote, writable, shares[0], local)
+
+
+SIDES = "32 bytes here and 64 there: slice one of them"
+PROGRESS = "progress is a function of the bytes that are done, not int 5"
+IMM = "imm is an int from 0 to 4294967295, not "
+LEASE = "a lease is a number of seconds, or None for no end, not str "
+KIND = 'kind is "numpy" or "torch", not \'tensorflow\''
+RIGHTS = "access is of Rights ("
+REMOTE = "the peer's memory is a RemoteRegion"
+
+ON_CONNECTION: dict[str, tuple[Call, str]] = {
+    "send text": (lambda e: e.conn.send("text"), "a str has no memory to use"),
+    "send imm": (lambda e: e.conn.send(b"", imm=-1), f"{IMM}-1"),
+    "recv_into read-only": (lambda e: e.conn.recv_into(b"x"), "cannot receive into bytes"),
+    "recv_into number": (lambda e: e.conn.recv_into(5), "an int has no memory to use"),
+    "write length": (lambda e: e.conn.write(bytes(32), e.writable), SIDES),
+    "write right": (lambda e: e.conn.write(bytes(64), e.remote), "without the right to write"),
+    "write imm": (lambda e: e.conn.write(bytes(64), e.writable, imm="7"), f"{IMM}str '7'"),
+    "write progress": (lambda e: e.conn.write(bytes(64), e.writable, progress=5), PROGRESS),
+    "write target": (lambda e: e.conn.write(bytes(64), e.local), REMOTE),
+    "read length": (lambda e: e.conn.read(e.remote, bytearray(32)), SIDES),
+    "read right": (lambda e: e.conn.read(e.writable, bytearray(64)), "without the right to read"),
+    "read progress": (lambda e: e.conn.read(e.remote, bytearray(64), progress=5), PROGRESS),
+    "read target": (lambda e: e.conn.read(e.remote, bytes(64)), "cannot read into bytes"),
+    "swap number": (
+        lambda e: e.conn.compare_and_swap(e.writable[:8], "1", 0),
+        "expected is an int from 0 to 2^64 - 1, not str '1'",
+    ),
+    "swap length": (
+        lambda e: e.conn.compare_and_swap(e.writable[:16], 1, 0),
+        "an atomic operation needs 8 bytes at a multiple of 8, not 16",
+    ),
+    "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "without the right to atomic"),
+    "lease size": (lambda e: e.conn.lease(-1), "size is an int from 0 to 2^64 - 1, not -1"),
+    "send_region memory": (lambda e: e.conn.send_region(b"x"), "b'x' is not registered memory"),
+    "send_region access": (lambda e: e.conn.send_region(e.local, access="ALL"), RIGHTS),
+    "send_region lease": (lambda e: e.conn.send_region(e.local, lease="x"), f"{LEASE}'x'"),
+    "request_region size": (
+        lambda e: e.conn.request_region(0),
+        "size is an int from 1 to 2^64 - 1, not 0",
+    ),
+    "request_region access": (lambda e: e.conn.request_region(8, access="ALL"), RIGHTS),
+    "request_region lease": (lambda e: e.conn.request_region(8, lease="x"), f"{LEASE}'x'"),
+    "hand_over": (lambda e: e.conn.hand_over(e.local), REMOTE),
+    "renew remote": (lambda e: e.remote.renew("default"), f"{LEASE}'default'"),
+    "renew share": (lambda e: e.share.renew("default"), f"{LEASE}'default'"),
+    "arrays.send": (lambda e: arrays.send(e.conn, cast(Any, [1])), "arrays come by name"),
+    "arrays.recv": (lambda e: arrays.recv(e.conn, cast(Any, "tensorflow")), KIND),
+    "arrays.open_file": (
+        lambda e: arrays.open_file(e.conn, e.remote, cast(Any, "tensorflow")),
+        KIND,
+    ),
+    "rpc.serve functions": (lambda e: rpc.serve(e.conn, cast(Any, [])), "functions is a mapping"),
+    "rpc.serve dumps": (lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, 5)), "dumps is a function"),
+    "rpc.serve max_calls": (lambda e: rpc.serve(e.conn, {}, max_calls=0), "max_calls is an int"),
+}
+
+
+@pytest.mark.parametrize("call", ON_CONNECTION)
+async def test_connection_refuses_invalid_arguments_before_it_waits(
+    call: str, device_name: str
+) -> None:
+    make, text = ON_CONNECTION[call]
+    async with two_ends(device_name) as ends:
+        assert text in str(refused(make(ends)))
+
+
+def test_open_array_refuses_the_kind_before_it_opens_the_region() -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(KIND)}$"):
+        arrays.open_array(cast(Any, None), b"", cast(Any, "tensorflow"))
+
+
+def server_context() -> ssl.SSLContext:
+    return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+
+NAME = "server.example"  # the resolver is not asked for it
+PORT = "port is an int from 0 to 65535, not "
+FACTORY = "protocol_factory is a function that returns a protocol"
+OF_SERVER = (
+    "ssl is the context of a server, and this side is a client: make one with "
+    "ssl.create_default_context()"
+)
+OF_CLIENT = (
+    "ssl is the context of a client, and this side is a server: make one with "
+    "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), and load its certificate"
+)
+HANDSHAKE = "ssl_handshake_timeout is a number of seconds"
+
+
+async def handler(_: object) -> None:
+    """A handler of a server that never starts."""
+
+
+def context(where: dict[str, Any]) -> dict[str, Any]:
+    return {**where, "via": "tcp", "ssl": ssl.create_default_context()}
+
+
+OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "connect port": (lambda d: aiordma.connect(NAME, cast(Any, "1"), **d), f"{PORT}str '1'"),
+    "connect source": (
+        lambda d: aiordma.connect(NAME, 1, source=("127.0.0.1", 70000), **d),
+        "the port of source is an int from 0 to 65535, not 70000",
+    ),
+    "connect config": (
+        lambda d: aiordma.connect(NAME, 1, config=cast(Any, {}), **d),
+        "config is an aiordma.Config",
+    ),
+    "connect data": (lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d), "65 bytes of data"),
+    "connect auth": (lambda d: aiordma.connect(NAME, 1, auth=cast(Any, "x"), **d), "auth is a key"),
+    "connect ssl": (
+        lambda d: aiordma.connect(NAME, 1, via="tcp", ssl=server_context(), **d),
+        OF_SERVER,
+    ),
+    "listen ssl": (lambda d: aiordma.listen(NAME, 1, **context(d)), OF_CLIENT),
+    "listen backlog": (lambda d: aiordma.listen(NAME, 1, backlog=cast(Any, "x"), **d), "backlog"),
+    "listen on_request": (
+        lambda d: aiordma.listen(NAME, 1, on_request=cast(Any, 5), **d),
+        "on_request is a function of a ConnectionRequest, not int 5",
+    ),
+    "start_server handler": (
+        lambda d: aiordma.start_server(cast(Any, 5), NAME, **d),
+        "the handler 5 is no coroutine function",
+    ),
+    "start_server ssl": (lambda d: aiordma.start_server(handler, NAME, **context(d)), OF_CLIENT),
+    "prepare_connection": (
+        lambda d: aiordma.prepare_connection(address=cast(Any, 5), **d),
+        "host is a str",
+    ),
+    "reconnect port": (
+        lambda d: anext(aiordma.reconnect(NAME, cast(Any, "1"), **d)),
+        f"{PORT}str '1'",
+    ),
+    "reconnect delay": (
+        lambda d: anext(aiordma.reconnect(NAME, 1, first_delay=cast(Any, "x"), **d)),
+        "first_delay is a number of seconds",
+    ),
+    "rpc.connect": (lambda d: rpc.connect(NAME, 1, max_calls=0, **d), "max_calls is an int"),
+    "rpc.start_server": (
+        lambda d: rpc.start_server({}, NAME, loads=cast(Any, 5), **d),
+        "loads is a function",
+    ),
+    "create_connection factory": (
+        lambda d: aiordma.create_connection(cast(Any, 5), NAME, 1, **d),
+        FACTORY,
+    ),
+    "open_connection limit": (
+        lambda d: aiordma.open_connection(NAME, 1, limit=0, **d),
+        "limit is an int from 1 to 2^64 - 1, not 0",
+    ),
+    "open_connection ssl": (
+        lambda d: aiordma.open_connection(NAME, 1, ssl=server_context(), **d),
+        OF_SERVER,
+    ),
+    "open_connection server_hostname": (
+        lambda d: aiordma.open_connection(NAME, 1, server_hostname="x", **d),
+        "server_hostname 'x' is the name in a certificate: it needs ssl=",
+    ),
+    "create_server ssl": (
+        lambda d: aiordma.create_server(
+            asyncio.Protocol, NAME, ssl=ssl.create_default_context(), **d
+        ),
+        OF_CLIENT,
+    ),
+    "create_server hosts": (
+        lambda d: aiordma.create_server(asyncio.Protocol, [NAME, cast(Any, 5)], **d),
+        "host is a str",
+    ),
+    "start_stream_server": (
+        lambda d: aiordma.start_stream_server(cast(Any, 5), NAME, **d),
+        "the handler is a function of a reader and a writer",
+    ),
+    "connected_pair": (
+        lambda d: testing.connected_pair(config=cast(Any, 5), **d).__aenter__(),
+        "config is an aiordma.Config",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", OF_ADDRESS)
+async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
+    call: str, device_name: str
+) -> None:
+    make, text = OF_ADDRESS[call]
+    assert text in str(refused(make({"device": device_name})))
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    ("factory", "options", "text"),
+    [
+        (5, {}, FACTORY),
+        (asyncio.Protocol, {"ssl_handshake_timeout": -1}, f"{HANDSHAKE}, 0 or more, not -1.0"),
+        (asyncio.Protocol, {"ssl_handshake_timeout": "5"}, f"{HANDSHAKE}, not str '5'"),
+        (
+            asyncio.Protocol,
+            {"ssl_shutdown_timeout": 0},
+            "ssl_shutdown_timeout is a positive number of seconds, not 0",
+        ),
+        (asyncio.Protocol, {"local_addr": 5}, "source is a local (host, port)"),
+    ],
+)
+def test_loop_refuses_invalid_arguments_before_it_waits(
+    factory: Any, options: dict[str, Any], text: str
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tls = ssl.create_default_context()
+        calls: list[Awaitable[object]] = [
+            loop.create_connection(factory, NAME, 1, ssl=tls, **options)
+        ]
+        if "local_addr" not in options:
+            calls.append(loop.create_server(factory, NAME, 1, ssl=server_context(), **options))
+        for call in calls:
+            assert text in str(refused(call))
+
+    with asyncio.Runner(loop_factory=streams.EventLoop) as runner:
+        runner.run(main())
+
+
+@contextmanager
+def full_queue(device: str) -> Iterator[tuple[AsyncQueuePair, verbs.ScatterGatherElement]]:
+    """A queue pair whose send queue is full, because its peer posts no receive."""
+    with verbs.open_device(device) as context, context.alloc_pd() as pd:
+        sizes = verbs.QPCapabilities(max_send_wr=1, max_recv_wr=1)
+        queue, peer = (AsyncQueuePair(pd, sizes) for _ in range(2))
+        try:
+            ends = [each.qp.endpoint() for each in (queue, peer)]
+            queue.qp.connect(*ends)
+            peer.qp.connect(*ends[::-1])
+            region = pd.reg_mr(64)
+            piece = verbs.ScatterGatherElement(region.addr, 8, region.lkey)
+            sent = queue.send_nowait([piece])
+            yield queue, piece
+            queue.close()
+            sent.exception()
+        finally:
+            queue.close()
+            peer.close()
+
+
+PIECES = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge), not "
+SEND = verbs.WROpcode.SEND
+ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]], str]] = {
+    "send a piece": (lambda queue, piece: queue.send(piece), f"{PIECES}as a single one"),
+    "send text": (lambda queue, _: queue.send(cast(Any, ["x"])), f"{PIECES}of str"),
+    "send imm": (lambda queue, piece: queue.send([piece], imm=-1), "does not fit its field"),
+    "send imm text": (lambda queue, piece: queue.send([piece], imm=cast(Any, "x")), "not str 'x'"),
+    "send pieces": (lambda queue, piece: queue.send([piece] * 1000), "1000 pieces of memory; max_"),
+    "write address": (
+        lambda queue, piece: queue.write([piece], cast(Any, "x"), 1),
+        "remote_addr is an int, not str 'x'",
+    ),
+    "read rkey": (lambda queue, piece: queue.read([piece], 0, -1), "does not fit its field"),
+    "add length": (
+        lambda queue, piece: queue.fetch_and_add(piece._replace(length=4), 0, 1, 1),
+        "ATOMIC_FETCH_AND_ADD of 4 bytes: it is always 8",
+    ),
+    "add list": (
+        lambda queue, piece: queue.fetch_and_add(cast(Any, [piece]), 0, 1, 1),
+        f"{PIECES}of list",
+    ),
+    "submit numbers": (
+        lambda queue, _: queue.submit(cast(Any, [5])),
+        "a list of requests has SendWorkRequest or ReceiveWorkRequest, not 5",
+    ),
+    "submit one": (
+        lambda queue, _: queue.submit(cast(Any, verbs.SendWorkRequest(0, SEND))),
+        "requests are posted as a list: write [request]",
+    ),
+    "submit operation": (
+        lambda queue, _: queue.submit([verbs.SendWorkRequest(0, 99)]),
+        "there is no operation 99",
+    ),
+    "submit wr_id": (
+        lambda queue, _: queue.submit([verbs.SendWorkRequest(cast(Any, "x"), SEND)]),
+        "wr_id is an int, not str 'x'",
+    ),
+    "recv": (lambda queue, _: queue.recv(cast(Any, "x")), f"{PIECES}as str"),
+}
+
+
+@pytest.mark.parametrize("call", ON_FULL_QUEUE)
+async def test_queue_pair_refuses_invalid_requests_before_it_waits(
+    call: str, device_name: str
+) -> None:
+    make, text = ON_FULL_QUEUE[call]
+    with full_queue(device_name) as (queue, piece):
+        assert text in str(refused(make(queue, piece)))
+
+
+ADDRESS = "an address is a (host, port), as ('192.0.2.1', 7471), not "
+ON_ID: dict[str, tuple[Callable[[AsyncConnectionId], Awaitable[object]], str]] = {
+    "address": (lambda id: id.resolve_addr(cast(Any, "x")), f"{ADDRESS}str 'x'"),
+    "port": (lambda id: id.resolve_addr(("127.0.0.1", -1)), f"{PORT}-1"),
+    "name": (lambda id: id.resolve_addr((NAME, 1)), "is not a numeric IP address"),
+    "source": (lambda id: id.resolve_addr(("127.0.0.1", 1), cast(Any, 5)), f"{ADDRESS}int 5"),
+    "connect": (lambda id: id.connect(cast(Any, 5)), "parameters is a ConnectionParameters"),
+    "accept": (lambda id: id.accept(cast(Any, b"")), "write ConnectionParameters(private_data)"),
+    "data": (lambda id: id.connect(cm.ConnectionParameters(cast(Any, 5))), "private_data"),
+}
+
+
+@pytest.mark.parametrize("call", ON_ID)
+async def test_connection_id_refuses_invalid_arguments_before_it_waits(
+    call: str, device_name: str
+) -> None:
+    make, text = ON_ID[call]
+    async with AsyncConnectionId(device_name) as id:
+        assert text in str(refused(make(id)))
+
+
+async def test_connection_id_refuses_a_backlog_that_is_not_a_number(device_name: str) -> None:
+    async with AsyncConnectionId(device_name) as id:
+        with pytest.raises(TypeError, match=r"^backlog is an int, not str 'x'$"):
+            id.listen(cast(Any, "x"))
