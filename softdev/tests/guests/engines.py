@@ -1,4 +1,4 @@
-"""Python packages that move memory: NIXL and Mooncake, for inference, and ibverbs."""
+"""Python packages that move memory: NIXL, Mooncake and InfiniStore, for inference, and ibverbs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ IBVERBS = Software(
     "ibverbs", "ibverbs", pip=("ibverbs",), note="It opens libibverbs with `dlopen`, as NCCL does."
 )
 
+INFINISTORE = Software(
+    "InfiniStore",
+    "infinistore",
+    # The server passes its own libuv's structures to the event loop of uvloop.
+    pip=("--no-deps", "infinistore", "numpy", "uvloop==0.21.0"),
+    note="Its server needs uvloop 0.21. With uvloop 0.23 it aborts in libuv's `uv__io_cb` when a "
+    "client connects.",
+)
+
 TRANSFERS = 21 << 24  # programs/meeting.py
+STORED = 1 << 24  # programs/infinistore_cache.py
 
 
 def rows() -> Iterator[Row]:
@@ -66,3 +76,12 @@ def rows() -> Iterator[Row]:
             says=said,
             quick=operation == "WRITE",
         )
+    program = "{python} {here}/programs/infinistore_cache.py"
+    yield Row(
+        "InfiniStore",
+        "256 values of 64 KiB",
+        Command(f"{program} client {{port}}", f"{program} server {{port}}", endless=True),
+        2 * STORED,
+        says=r"(?m)^equal\nnot found$",
+        quick=True,
+    )

@@ -72,7 +72,7 @@ later lose datagrams |
 memory and TCP |
 | animeshtrivedi/rdma-example (615b85d) | server and client | work over shared memory and TCP |
 
-OSU micro-benchmarks and InfiniStore were not tried.
+OSU micro-benchmarks were not tried.
 """
 
 

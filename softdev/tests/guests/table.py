@@ -34,6 +34,7 @@ SOFTWARE = [
     engines.NIXL,
     engines.MOONCAKE,
     engines.IBVERBS,
+    engines.INFINISTORE,
     cgo.SOFTWARE,
     storage.FIO,
     storage.ISER,
