@@ -76,11 +76,11 @@ async def two_ends(device_name: str) -> AsyncIterator[Ends]:
 
 
 SIDES = "32 bytes here and 64 there: slice one of them"
-PROGRESS = "progress is a function of the bytes that are done, not int 5"
-IMM = "imm is an int from 0 to 4294967295, not "
-LEASE = "a lease is a number of seconds, or None for no end, not str "
+PROGRESS = "progress must be a function of the bytes that are done, not int 5"
+IMM = "imm must be an int from 0 to 4294967295, not "
+LEASE = "a lease must be a number of seconds, or None for no end, not str "
 KIND = 'kind is "numpy" or "torch", not \'tensorflow\''
-RIGHTS = "access is of Rights ("
+RIGHTS = "access must be a member of Rights ("
 REMOTE = "the peer's memory is a RemoteRegion"
 
 ON_CONNECTION: dict[str, tuple[Call, str]] = {
@@ -99,20 +99,20 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     "read target": (lambda e: e.conn.read(e.remote, bytes(64)), "cannot read into bytes"),
     "swap number": (
         lambda e: e.conn.compare_and_swap(e.writable[:8], "1", 0),
-        "expected is an int from 0 to 2^64 - 1, not str '1'",
+        "expected must be an int from 0 to 2^64 - 1, not str '1'",
     ),
     "swap length": (
         lambda e: e.conn.compare_and_swap(e.writable[:16], 1, 0),
-        "an atomic operation needs 8 bytes at a multiple of 8, not 16",
+        "an atomic operation needs 8 bytes at an address that is a multiple of 8, not 16",
     ),
     "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "without the right to atomic"),
-    "lease size": (lambda e: e.conn.lease(-1), "size is an int from 0 to 2^64 - 1, not -1"),
+    "lease size": (lambda e: e.conn.lease(-1), "size must be an int from 0 to 2^64 - 1, not -1"),
     "send_region memory": (lambda e: e.conn.send_region(b"x"), "b'x' is not registered memory"),
     "send_region access": (lambda e: e.conn.send_region(e.local, access="ALL"), RIGHTS),
     "send_region lease": (lambda e: e.conn.send_region(e.local, lease="x"), f"{LEASE}'x'"),
     "request_region size": (
         lambda e: e.conn.request_region(0),
-        "size is an int from 1 to 2^64 - 1, not 0",
+        "size must be an int from 1 to 2^64 - 1, not 0",
     ),
     "request_region access": (lambda e: e.conn.request_region(8, access="ALL"), RIGHTS),
     "request_region lease": (lambda e: e.conn.request_region(8, lease="x"), f"{LEASE}'x'"),
@@ -125,9 +125,18 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
         lambda e: arrays.open_file(e.conn, e.remote, cast(Any, "tensorflow")),
         KIND,
     ),
-    "rpc.serve functions": (lambda e: rpc.serve(e.conn, cast(Any, [])), "functions is a mapping"),
-    "rpc.serve dumps": (lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, 5)), "dumps is a function"),
-    "rpc.serve max_calls": (lambda e: rpc.serve(e.conn, {}, max_calls=0), "max_calls is an int"),
+    "rpc.serve functions": (
+        lambda e: rpc.serve(e.conn, cast(Any, [])),
+        "functions must be a mapping",
+    ),
+    "rpc.serve dumps": (
+        lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, 5)),
+        "dumps must be a function",
+    ),
+    "rpc.serve max_calls": (
+        lambda e: rpc.serve(e.conn, {}, max_calls=0),
+        "max_calls must be an int",
+    ),
 }
 
 
@@ -150,8 +159,8 @@ def server_context() -> ssl.SSLContext:
 
 
 NAME = "server.example"  # the resolver is not asked for it
-PORT = "port is an int from 0 to 65535, not "
-FACTORY = "protocol_factory is a function that returns a protocol"
+PORT = "port must be an int from 0 to 65535, not "
+FACTORY = "protocol_factory must be a function that returns a protocol"
 OF_SERVER = (
     "ssl is the context of a server, and this side is a client: make one with "
     "ssl.create_default_context()"
@@ -160,7 +169,7 @@ OF_CLIENT = (
     "ssl is the context of a client, and this side is a server: make one with "
     "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), and load its certificate"
 )
-HANDSHAKE = "ssl_handshake_timeout is a number of seconds"
+HANDSHAKE = "ssl_handshake_timeout must be a number of seconds"
 
 
 async def handler(_: object) -> None:
@@ -175,14 +184,17 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "connect port": (lambda d: aiordma.connect(NAME, cast(Any, "1"), **d), f"{PORT}str '1'"),
     "connect source": (
         lambda d: aiordma.connect(NAME, 1, source=("127.0.0.1", 70000), **d),
-        "the port of source is an int from 0 to 65535, not 70000",
+        "the port of source must be an int from 0 to 65535, not 70000",
     ),
     "connect config": (
         lambda d: aiordma.connect(NAME, 1, config=cast(Any, {}), **d),
-        "config is an aiordma.Config",
+        "config must be an aiordma.Config",
     ),
     "connect data": (lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d), "65 bytes of data"),
-    "connect auth": (lambda d: aiordma.connect(NAME, 1, auth=cast(Any, "x"), **d), "auth is a key"),
+    "connect auth": (
+        lambda d: aiordma.connect(NAME, 1, auth=cast(Any, "x"), **d),
+        "auth must be a key",
+    ),
     "connect ssl": (
         lambda d: aiordma.connect(NAME, 1, via="tcp", ssl=server_context(), **d),
         OF_SERVER,
@@ -191,7 +203,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "listen backlog": (lambda d: aiordma.listen(NAME, 1, backlog=cast(Any, "x"), **d), "backlog"),
     "listen on_request": (
         lambda d: aiordma.listen(NAME, 1, on_request=cast(Any, 5), **d),
-        "on_request is a function of a ConnectionRequest, not int 5",
+        "on_request must be a function of a ConnectionRequest, not int 5",
     ),
     "start_server handler": (
         lambda d: aiordma.start_server(cast(Any, 5), NAME, **d),
@@ -200,7 +212,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "start_server ssl": (lambda d: aiordma.start_server(handler, NAME, **context(d)), OF_CLIENT),
     "prepare_connection": (
         lambda d: aiordma.prepare_connection(address=cast(Any, 5), **d),
-        "host is a str",
+        "host must be a str",
     ),
     "reconnect port": (
         lambda d: anext(aiordma.reconnect(NAME, cast(Any, "1"), **d)),
@@ -208,12 +220,12 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "reconnect delay": (
         lambda d: anext(aiordma.reconnect(NAME, 1, first_delay=cast(Any, "x"), **d)),
-        "first_delay is a number of seconds",
+        "first_delay must be a number of seconds",
     ),
-    "rpc.connect": (lambda d: rpc.connect(NAME, 1, max_calls=0, **d), "max_calls is an int"),
+    "rpc.connect": (lambda d: rpc.connect(NAME, 1, max_calls=0, **d), "max_calls must be an int"),
     "rpc.start_server": (
         lambda d: rpc.start_server({}, NAME, loads=cast(Any, 5), **d),
-        "loads is a function",
+        "loads must be a function",
     ),
     "create_connection factory": (
         lambda d: aiordma.create_connection(cast(Any, 5), NAME, 1, **d),
@@ -221,7 +233,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "open_connection limit": (
         lambda d: aiordma.open_connection(NAME, 1, limit=0, **d),
-        "limit is an int from 1 to 2^64 - 1, not 0",
+        "limit must be an int from 1 to 2^64 - 1, not 0",
     ),
     "open_connection ssl": (
         lambda d: aiordma.open_connection(NAME, 1, ssl=server_context(), **d),
@@ -239,15 +251,15 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "create_server hosts": (
         lambda d: aiordma.create_server(asyncio.Protocol, [NAME, cast(Any, 5)], **d),
-        "host is a str",
+        "host must be a str",
     ),
     "start_stream_server": (
         lambda d: aiordma.start_stream_server(cast(Any, 5), NAME, **d),
-        "the handler is a function of a reader and a writer",
+        "the handler must be a function of a reader and a writer",
     ),
     "connected_pair": (
         lambda d: testing.connected_pair(config=cast(Any, 5), **d).__aenter__(),
-        "config is an aiordma.Config",
+        "config must be an aiordma.Config",
     ),
 }
 
@@ -270,9 +282,9 @@ async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
         (
             asyncio.Protocol,
             {"ssl_shutdown_timeout": 0},
-            "ssl_shutdown_timeout is a positive number of seconds, not 0",
+            "ssl_shutdown_timeout must be a positive number of seconds, not 0",
         ),
-        (asyncio.Protocol, {"local_addr": 5}, "source is a local (host, port)"),
+        (asyncio.Protocol, {"local_addr": 5}, "source must be a local (host, port)"),
     ],
 )
 def test_loop_refuses_invalid_arguments_before_it_waits(
@@ -324,7 +336,7 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
     "send pieces": (lambda queue, piece: queue.send([piece] * 1000), "1000 pieces of memory; max_"),
     "write address": (
         lambda queue, piece: queue.write([piece], cast(Any, "x"), 1),
-        "remote_addr is an int, not str 'x'",
+        "remote_addr must be an int, not str 'x'",
     ),
     "read rkey": (lambda queue, piece: queue.read([piece], 0, -1), "does not fit its field"),
     "add length": (
@@ -349,7 +361,7 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
     ),
     "submit wr_id": (
         lambda queue, _: queue.submit([verbs.SendWorkRequest(cast(Any, "x"), SEND)]),
-        "wr_id is an int, not str 'x'",
+        "wr_id must be an int, not str 'x'",
     ),
     "recv": (lambda queue, _: queue.recv(cast(Any, "x")), f"{PIECES}as str"),
 }
@@ -364,13 +376,13 @@ async def test_queue_pair_refuses_invalid_requests_before_it_waits(
         assert text in str(refused(make(queue, piece)))
 
 
-ADDRESS = "an address is a (host, port), as ('192.0.2.1', 7471), not "
+ADDRESS = "an address must be a (host, port), as ('192.0.2.1', 7471), not "
 ON_ID: dict[str, tuple[Callable[[AsyncConnectionId], Awaitable[object]], str]] = {
     "address": (lambda id: id.resolve_addr(cast(Any, "x")), f"{ADDRESS}str 'x'"),
     "port": (lambda id: id.resolve_addr(("127.0.0.1", -1)), f"{PORT}-1"),
     "name": (lambda id: id.resolve_addr((NAME, 1)), "is not a numeric IP address"),
     "source": (lambda id: id.resolve_addr(("127.0.0.1", 1), cast(Any, 5)), f"{ADDRESS}int 5"),
-    "connect": (lambda id: id.connect(cast(Any, 5)), "parameters is a ConnectionParameters"),
+    "connect": (lambda id: id.connect(cast(Any, 5)), "parameters must be a ConnectionParameters"),
     "accept": (lambda id: id.accept(cast(Any, b"")), "write ConnectionParameters(private_data)"),
     "data": (lambda id: id.connect(cm.ConnectionParameters(cast(Any, 5))), "private_data"),
 }
@@ -387,5 +399,5 @@ async def test_connection_id_refuses_invalid_arguments_before_it_waits(
 
 async def test_connection_id_refuses_a_backlog_that_is_not_a_number(device_name: str) -> None:
     async with AsyncConnectionId(device_name) as id:
-        with pytest.raises(TypeError, match=r"^backlog is an int, not str 'x'$"):
+        with pytest.raises(TypeError, match=r"^backlog must be an int, not str 'x'$"):
             id.listen(cast(Any, "x"))

@@ -34,7 +34,7 @@ class TLSLimits(NamedTuple):
             if not options.get("ssl"):
                 raise ValueError(f"{name} is a time limit of TLS: it needs ssl=")
             if not seconds(name, value, endless=True):
-                raise ValueError(f"{name} is a positive number of seconds, not {value}")
+                raise ValueError(f"{name} must be a positive number of seconds, not {value}")
         return limits
 
 
