@@ -1,8 +1,8 @@
-"""Adaptive polling: when an event loop spins for completions before it sleeps.
+"""Adaptive polling: whether an event loop spins for completions before it sleeps.
 
-A spin lasts about as long as a wake-up costs, which is 2-competitive (ski rental): at worst it
-costs twice the better of the two, to sleep at once or not at all.  Misses make the following spins
-rarer: a peer that is slow, or shares this core, costs next to nothing.
+A spin lasts about as long as a wake-up costs. This is 2-competitive (ski rental): at worst it costs
+twice as much as the better choice between sleeping immediately and not sleeping at all. Misses make
+spins rarer, so a peer that is slow or shares this core costs almost nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MOST_SKIPPED = 255
 
 
 class AdaptivePolling:
-    """When one event loop spins, for `spin_us` microseconds; with 0 never."""
+    """The decision when an event loop spins, for `spin_us` microseconds; never if that is 0."""
 
     __slots__ = ("_misses", "_skip", "spin_us")
 
@@ -22,11 +22,11 @@ class AdaptivePolling:
         self._skip = 0  # wake-ups to go without one
 
     def is_due(self) -> bool:
-        """Whether a loop that has been woken should spin before it sleeps again."""
+        """Return whether a loop that was woken should spin before it sleeps again."""
         return self.spin_us > 0 and not self._skip
 
     def skipped(self) -> None:
-        """The loop was woken for something and sleeps again without a spin."""
+        """Record that the loop was woken and sleeps again without a spin."""
         if self._skip:
             self._skip -= 1
 

@@ -1,9 +1,9 @@
-"""The event loop, thread and process that an object belongs to, and the refusal of all others.
+"""The event loop, thread and process that an object belongs to, and the rejection of others.
 
-Nothing here locks the user's objects: a call from another thread would corrupt what the loop is in
-the middle of, and the child of a fork would write to its parent's connection.  Both are refused.
-Closing an object in the child of a fork does nothing instead, so that a child can unwind its
-parent's `async with`.
+The library does not lock the user's objects. A call from another thread could corrupt the state of
+a running operation, and the child of a fork would write to its parent's connection. Both are
+rejected. Closing an object in the child of a fork does nothing, so that a child can leave its
+parent's `async with` blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
 
 
 class LoopAffinity:
-    """Made with the object that it is about, in its running loop."""
+    """The affinity of an object, created together with it in the running loop."""
 
     __slots__ = ("_generation", "_thread", "loop", "made_at")
 
@@ -37,11 +37,11 @@ class LoopAffinity:
 
     @property
     def is_after_fork(self) -> bool:
-        """Whether this is the child of a fork, and the object its parent's."""
+        """Whether this is the child of a fork, and the object belongs to its parent."""
         return self._generation != self._current_generation()
 
     def check(self, what: object) -> None:
-        """WrongLoopError outside the loop; where no loop runs, outside its thread."""
+        """Raise WrongLoopError outside the loop or, if no loop is running, outside its thread."""
         here = _get_running_loop()
         if here is not self.loop:
             self._elsewhere(what, here)
@@ -64,12 +64,12 @@ class LoopAffinity:
         )
 
     def made(self) -> str:
-        """File and line of its making, to end a sentence; empty where that is not user code."""
+        """Return where the object was created, to end a sentence; empty outside of user code."""
         return f" ({self.made_at})" if self.made_at else ""
 
 
 def _caller() -> str:
-    """The file and line of the nearest code outside aiordma; empty if the loop called it."""
+    """Return the file and line of the nearest code outside aiordma; empty if the loop called it."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_back is None:

@@ -1,10 +1,10 @@
 """Timers of seconds behind one descriptor, so that the event loop itself has none.
 
-A loop that has a timer asks the kernel to end each of its sleeps when that is due: the kernel makes
-a timer of its own each time, and takes it away with the next message; and asyncio looks at its own.
-That is a tenth of the instructions of a small message that wakes the loop (measured).  So what is
-due in seconds, as long as a connection lives, is kept here, behind one descriptor that becomes
-readable in time.
+A loop with a timer asks the kernel to end each of its sleeps when the timer expires. The kernel
+creates a timer each time and removes it with the next message, and asyncio checks its own timers.
+This takes a tenth of the instructions of a small message that wakes the loop (measured). Therefore
+timers of several seconds, which exist as long as a connection, are kept here, behind one descriptor
+that becomes readable when the first one expires.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOM = 64
 
 
 class CoarseTimers:
-    """The timers of one event loop.  Its driver watches `fd`, and calls `fire` when readable."""
+    """The timers of an event loop. Its driver watches `fd` and calls `fire` when readable."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
@@ -40,7 +40,7 @@ class CoarseTimers:
             raise failure("timerfd_create", -self.fd)
 
     def _arm(self, when: float) -> None:
-        """`fd` becomes readable then, in place of an earlier time."""
+        """Make `fd` readable at that time, instead of an earlier one."""
         if self._clock.call_at is not None:  # not by the kernel's clock
             self._disarm()
             self._alarm = self._clock.call_at(when, self._ring)
@@ -50,7 +50,7 @@ class CoarseTimers:
             raise failure("timerfd_settime", code)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.Handle:
-        """Calls `callback` in the loop, not before `seconds` have gone by."""
+        """Call `callback` in the loop after at least `seconds`."""
         if len(self._timers) >= self._room:
             self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
             heapify(self._timers)
@@ -68,7 +68,7 @@ class CoarseTimers:
             self._alarm.cancel()
 
     def fire(self) -> None:
-        """Has those that are due called by the loop."""
+        """Schedule the callbacks of the timers that are due."""
         try:
             os.read(self.fd, 8)
         except BlockingIOError:
@@ -83,13 +83,13 @@ class CoarseTimers:
         self._set()
 
     def _set(self) -> None:
-        """For the first of them.  Too early is harmless, and cheaper than setting it twice."""
+        """Arm the descriptor for the first timer. Firing early is harmless and saves a call."""
         if self._timers and self._timers[0][0] < self._set_for:
             self._set_for = self._timers[0][0]
             self._arm(self._set_for)
 
     def close(self) -> None:
-        """After the last watcher of `fd`; timers that are left are dropped."""
+        """Close the descriptor and drop the remaining timers. `fd` must no longer be watched."""
         self._timers.clear()
         self._disarm()
         os.close(self.fd)

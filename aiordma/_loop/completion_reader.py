@@ -1,4 +1,4 @@
-"""When the completions of an event loop are handled, and when the loop polls for more."""
+"""The times at which an event loop handles completions and polls for more."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BRIEF_SPIN_US = 3
 
 
 class CompletionReader:
-    """Hands out the completions of a driver's channel: what is left to Python by its `Poller`.
+    """The handling of completions from a driver's channel that its `Poller` leaves to Python.
 
-    They are handled when the channel is readable; for a task that is about to wait; and, with
-    `spin_us`, for as many microseconds after others, before the loop sleeps.  If the channel
-    fails, so does each queue of `sinks`.
+    They are handled when the channel is readable, when a task is about to wait, and, for `spin_us`
+    microseconds after others, before the loop sleeps. If the channel fails, each queue of `sinks`
+    fails too.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CompletionReader:
             self._poller.spin = partial(self._poller.spin_once, *keep)
 
     def callback(self) -> tuple[Any, ...]:
-        """A function, with its arguments, to call when the channel is readable."""
+        """Return a function and its arguments, to call when the channel is readable."""
         if self._polling.spin_us:
             return (self.on_completions,)
         # Without polling before sleep there is nothing to remember of a wake-up.
@@ -59,12 +59,12 @@ class CompletionReader:
         return self._poller.serve, *self._channel._reader(COMPLETIONS_PER_CALL, otherwise)
 
     def close(self) -> None:
-        """Handles nothing more, and lets go of what refers to it."""
+        """Stop handling completions, and drop the references to this object."""
         self._poller.closed = True
         self._poller.table.wakeups.brief_spin = self._poller.spin = None
 
     def poll(self) -> bool:
-        """Handles what has completed by now; False for nothing.  The loop calls the tasks back."""
+        """Handle pending completions, whose tasks run later; return False if there are none."""
         wakeups = self._poller.table.wakeups
         around, wakeups.defers_callbacks = wakeups.defers_callbacks, True
         try:
@@ -73,7 +73,7 @@ class CompletionReader:
             wakeups.defers_callbacks = around
 
     def _brief_spin(self, drained: int) -> None:
-        """Slow path of `Poller.spin_before_wait`: a task is about to wait."""
+        """Continue `Poller.spin_before_wait` on its slow path, when a task is about to wait."""
         self._handle(self._poller.polls_again or self._poller.spin_scheduled, drained)
 
     def on_completions(self) -> None:
@@ -88,12 +88,12 @@ class CompletionReader:
                 self._polling.skipped()
 
     def _spin_soon(self) -> None:
-        """Has the loop poll last before it sleeps, or nearly so."""
+        """Schedule a poll that runs just before the loop sleeps."""
         self._poller.spin_us = self._polling.spin_us
         self._poller.spin_soon()
 
     def _on_spin_end(self, drained: int) -> None:
-        """Slow path of `Poller.spin_once`: the last poll of a spin, after hits."""
+        """Continue `Poller.spin_once` on its slow path: the last poll of a spin, after hits."""
         found, self._poller.spin_found = self._poller.spin_found, False
         again = self._handle(True, drained)
         if found or again:
@@ -104,7 +104,7 @@ class CompletionReader:
             self._polling.missed()
 
     def _handle(self, polls_again: bool, drained: int | None = None) -> bool:
-        """Hands out the completions there are; False if there is no reason to poll again soon.
+        """Handle pending completions; return False if there is no reason to poll again soon.
 
         `drained` is the result of the first drain, if that has already been done.
         """

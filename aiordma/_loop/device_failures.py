@@ -1,4 +1,4 @@
-"""The failure of a device, told to what is not on it: the listeners that would use it again."""
+"""Notification of device failures to listeners, which have no queue pair on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _OfLoop:
     def __init__(self) -> None:
         self.watches: dict[FailureWatch, OnFailure] = {}
         self.failed: set[str] = set()
-        """Devices that have failed, and were not opened since."""
+        """The devices that have failed and have not been opened since."""
 
 
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
@@ -25,7 +25,7 @@ fork.reset_in_child(_loops.clear)
 
 
 class FailureWatch:
-    """Calls back, in the running loop, when a device has failed and the others have as well."""
+    """A callback in the running loop for when the last of several devices has failed."""
 
     def __init__(self, devices: Iterable[str], on_failure: OnFailure) -> None:
         self.devices = frozenset(devices)
@@ -33,7 +33,7 @@ class FailureWatch:
         self._watches[self] = on_failure
 
     def close(self) -> None:
-        """Again does nothing."""
+        """Stop watching. Calling it again does nothing."""
         self._watches.pop(self, None)
 
 
@@ -42,7 +42,7 @@ def _of(loop: asyncio.AbstractEventLoop) -> _OfLoop:
 
 
 def report(loop: asyncio.AbstractEventLoop, device: str, error: Exception) -> None:
-    """The device has failed, or cannot be opened any more: tells those that watch it."""
+    """Report to the watchers that a device has failed or can no longer be opened."""
     here = _of(loop)
     here.failed.add(device)
     for watch, on_failure in list(here.watches.items()):
@@ -51,5 +51,5 @@ def report(loop: asyncio.AbstractEventLoop, device: str, error: Exception) -> No
 
 
 def opened(loop: asyncio.AbstractEventLoop, device: str) -> None:
-    """The device works, perhaps again."""
+    """Record that the device works, perhaps again."""
     _of(loop).failed.discard(device)

@@ -73,7 +73,7 @@ def stop_reading(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 
 def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
-    """Whether the queue pair is at that port; True also where the device does not say."""
+    """Return whether the queue pair uses that port; True also if the device does not report it."""
     try:
         return qp.query().port_num == port_num
     except (RDMAError, OSError):
@@ -81,7 +81,7 @@ def is_at(qp: verbs.QueuePair, port_num: int | None) -> bool:
 
 
 def concerns(event: verbs.AsyncEvent, qp: verbs.QueuePair) -> bool:
-    """Whether an event is about a queue pair: itself, its queues, its port, or the device."""
+    """Return whether an event is about a queue pair: itself, its queues, its port or its device."""
     if event.element is not None:
         return event.element in (qp, qp.srq, qp.send_cq, qp.recv_cq)
     at_port = event.type is verbs.EventType.PORT_ERR and is_at(qp, event.port_num)
@@ -125,7 +125,7 @@ class Driver(PerLoopResource):
         self._sinks: dict[verbs.QueuePair, SendQueue] = {}
         self._cqs: list[verbs.CompletionQueue] = []
         self._broken: set[verbs.CompletionQueue] = set()
-        """Those that have overrun, or broken otherwise: no queue pair gets one any more."""
+        """Queues that have overrun or otherwise failed, and are not used for new queue pairs."""
         self._cq_entries = min(CQ_ENTRIES, context.query_device().max_cqe)
         spin_us = 0 if self.clock.call_at else math.ceil(polling * 1e6)  # no virtual time passes
         self._reader = CompletionReader(self.channel, self.table, self._sinks, spin_us)
@@ -143,7 +143,7 @@ class Driver(PerLoopResource):
         polling: float = POLLING,
         huge_pages: bool = False,
     ) -> Driver:
-        """The driver of a context that it does not own, as one of the connection manager."""
+        """Return the driver of a context that it does not own, such as the connection manager's."""
         return cls._acquire(
             context, lambda loop: cls(loop, context, context, pool_limit, polling, huge_pages)
         )
@@ -156,7 +156,7 @@ class Driver(PerLoopResource):
         polling: float = POLLING,
         huge_pages: bool = False,
     ) -> Driver:
-        """The driver of a device, opened for this loop."""
+        """Return the driver of a device that is opened for this loop."""
 
         def make(loop: asyncio.AbstractEventLoop) -> Driver:
             try:
@@ -184,10 +184,10 @@ class Driver(PerLoopResource):
     # ---- work queues ---------------------------------------------------------------------
 
     def reserve_cq(self, entries: int) -> verbs.CompletionQueue:
-        """A completion queue with room for `entries` more completions, which are reserved.
+        """Return a completion queue with space for `entries` more completions, and reserve it.
 
-        A completion queue cannot overrun because every queue pair's whole depth is reserved here
-        before it is created; `release_cq` gives the room back.
+        A completion queue cannot overrun, because the whole depth of each queue pair is reserved
+        here before the queue pair is created. `release_cq` releases the reservation.
         """
         for cq in self._cqs:
             if cq not in self._broken and cq.available >= entries:
@@ -214,35 +214,34 @@ class Driver(PerLoopResource):
                 self.loop.call_soon(self._reader.on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
-        """`sink` posts to `qp` with slots of `table`, of which it is the owner."""
+        """Register `sink`, which posts to `qp` with slots of `table` that it owns."""
         qp.untrack()  # those slots are the account
         self._sinks[qp] = sink
 
     def detach(self, qp: verbs.QueuePair) -> None:
-        """The queue pair is being destroyed; its slots have been given back.  Idempotent."""
+        """Unregister a queue pair that is being destroyed and has no slots left. Idempotent."""
         self._sinks.pop(qp, None)
 
     def take_device_events(self) -> None:
-        """Takes the device's asynchronous events that are there by now."""
+        """Handle the device's pending asynchronous events."""
         self._events.take()
 
     def poll(self) -> bool:
-        """Handles what has completed by now, without waiting for the loop to call; False for
-        nothing.
+        """Handle pending completions without waiting for the loop; return False if there are none.
 
-        The tasks that it wakes run in the loop's next iteration, not from here.
+        The tasks that it wakes run in the loop's next iteration.
         """
         return self._reader.poll()
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
-        """Calls `listener` with every event of the device; returns a token for `unsubscribe`."""
+        """Call `listener` with every event of the device; return a token for `unsubscribe`."""
         return self._events.subscribe(listener)
 
     def unsubscribe(self, token: object) -> None:
         self._events.unsubscribe(token)
 
     def figures(self) -> DeviceState:
-        """Its part of `aiordma.snapshot`. Any thread may ask."""
+        """Return its part of `aiordma.snapshot`. Any thread may call this."""
         statistics = self.context.statistics()
         return {
             "name": self.context.name,
@@ -269,7 +268,7 @@ class Driver(PerLoopResource):
             self.timers.fire()
 
     def report(self, sink: SendQueue, error: Exception) -> None:
-        """A bug in the handling of one queue pair must not cost the others their completions."""
+        """Report a bug in the handling of one queue pair, so that others still get completions."""
         self.loop.call_exception_handler(
             {"message": f"aiordma: handling a completion of {sink!r} failed", "exception": error}
         )
@@ -278,7 +277,7 @@ class Driver(PerLoopResource):
         sink.connection_broke(internal)
 
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
-        """Delivers it to the queue pairs that it concerns: its own, those of its queue, or all."""
+        """Deliver an event to the queue pairs that it concerns."""
         if event.type is verbs.EventType.DEVICE_FATAL:
             # The next connection gets another driver, and with it the device opened anew.
             self._withdraw()
@@ -321,7 +320,7 @@ class Driver(PerLoopResource):
 
 
 class ContextEvents(PerLoopResource):
-    """The asynchronous events of a context in one event loop: its only reader there."""
+    """The asynchronous events of a context in one event loop, where nothing else reads them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: verbs.Context) -> None:
         super().__init__(loop, context)
@@ -342,8 +341,9 @@ class ContextEvents(PerLoopResource):
 
     @classmethod
     def deliver(cls, context: verbs.Context, event: verbs.AsyncEvent) -> None:
-        """Tells the subscribers of every loop, each in its thread: a loop that stands still delays
-        no other.
+        """Deliver an event to the subscribers of every loop.
+
+        Each is called in its own thread, so a loop that is blocked does not delay the others.
         """
         here = asyncio.get_running_loop()
         for each in cls.all():
@@ -361,13 +361,13 @@ class ContextEvents(PerLoopResource):
                 listener(event)
 
     def subscribe(self, listener: Callable[[verbs.AsyncEvent], None]) -> object:
-        """Calls `listener` in this loop with every event; returns a token for `unsubscribe`."""
+        """Call `listener` in this loop with every event; return a token for `unsubscribe`."""
         token = object()
         self._listeners[token] = listener
         return token
 
     def unsubscribe(self, token: object) -> None:
-        """Delivers nothing more, nor events that are on their way to the loop."""
+        """Stop delivering events, including events already on their way to the loop."""
         self._listeners.pop(token, None)
 
     def _close(self) -> None:
@@ -375,9 +375,9 @@ class ContextEvents(PerLoopResource):
 
 
 class Watch:
-    """Calls back while a file descriptor is readable, on the running loop, until it is closed.
+    """A callback in the running loop while a file descriptor is readable, until it is closed.
 
-    For a completion channel that is not the driver's.
+    It is for completion channels other than the driver's.
     """
 
     def __init__(self, fd: int, callback: Callable[[], None]) -> None:
@@ -386,7 +386,7 @@ class Watch:
         self._loop.add_reader(fd, shutdown.loop_end(self._loop).calling(callback))
 
     def close(self) -> None:
-        """Stops watching, before the descriptor is closed; a second call does nothing."""
+        """Stop watching, before the descriptor is closed. A second call does nothing."""
         stop_reading(self._loop, self._fd)
 
 
@@ -401,7 +401,7 @@ async def writable(fd: int) -> None:
 
 
 class EventDriver(PerLoopResource):
-    """One event loop's connection-manager event channel, shared by its ids."""
+    """The connection manager's event channel of one event loop, shared by its ids."""
 
     has_idle_timeout = True
 
@@ -416,14 +416,14 @@ class EventDriver(PerLoopResource):
         return cls._acquire(library.name, lambda loop: cls(loop, library))
 
     def attach(self, id: cm.ConnectionId, handler: Callable[[cm.ConnectionEvent], None]) -> None:
-        """Events of `id` go to `handler`; a connect request goes to the handler of its listener."""
+        """Send events of `id` to `handler`; a connect request goes to its listener's handler."""
         self._handlers[id] = handler
 
     def detach(self, id: cm.ConnectionId) -> None:
         self._handlers.pop(id, None)
 
     def take(self) -> None:
-        """Hands out the events that are there, so many that others have their turn in a flood."""
+        """Dispatch pending events, up to a limit, so that a flood of events starves no task."""
         for _ in range(EVENTS):
             if not self._take_one():
                 return
@@ -456,10 +456,10 @@ class RequestDriver(EventDriver):
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
         super().__init__(loop, library)
         self.share: TimeShare = TimeShare(clock_of(loop))
-        """The share of requests, however they are answered, and of handshakes."""
+        """The share of time for requests, however they are answered, and for handshakes."""
 
     def take(self) -> None:
-        """Hand out one event, whose handshake begins before the next is taken, or pause.
+        """Handle one event, whose handshake begins before the next one is handled, or pause.
 
         A request uses time even if it is answered with a challenge or a rejection.
         """

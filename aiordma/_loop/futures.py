@@ -1,4 +1,4 @@
-"""The end of a future, by whatever it stands for."""
+"""Settling a future, whatever it stands for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 def settle(
     future: asyncio.Future[Any], result: object = None, error: BaseException | None = None
 ) -> bool:
-    """Ends a future, with the error if there is one; False if it has ended, or its loop is closed.
+    """Set the result or error of a future; return False if it is done or its loop is closed.
 
-    An error counts as retrieved: a waiter that gave it up need not be told of a failure.
+    An error counts as retrieved, because a waiter that has given up does not need to know of it.
     """
     if future.done() or future.get_loop().is_closed():
         return False

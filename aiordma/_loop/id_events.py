@@ -1,7 +1,7 @@
-"""The events of one connection-manager id on the running loop, for the task that expects them.
+"""The events of one connection-manager id in the running loop, for the task that awaits them.
 
-The connection manager answers each step by an event on a channel that many ids share.  Here each id
-has a queue of its own, so that a step is a call and an await.
+The connection manager responds to each step with an event on a channel that many ids share. Here
+each id has its own queue, so that a step is a call followed by an await.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ENDED = frozenset({cm.EventType.DISCONNECTED, cm.EventType.DEVICE_REMOVAL})
 
 
 class IdEvents:
-    """An id from its making to its end, and its events in their order."""
+    """A connection-manager id and its events, in order."""
 
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
-        """Takes over one use of `events`, and `id`."""
+        """Take ownership of `id` and of one use of `events`."""
         self._events = events
         # No asyncio.Queue: dropped while it is awaited, it calls its loop, which may be closed.
         self._seen: deque[cm.ConnectionEvent | None] = deque()
@@ -67,7 +67,7 @@ class IdEvents:
         return event
 
     def _disconnect(self) -> None:
-        """Both ends must: rdma_disconnect(3).  Without a connection, or again, it does nothing."""
+        """Disconnect this end, as both must: rdma_disconnect(3). Calling it again does nothing."""
         if self._connected:
             self._connected = False
             try:
@@ -76,7 +76,7 @@ class IdEvents:
                 logger.debug("disconnect: %s", error)  # the peer, or the device, was quicker
 
     def release(self) -> None:
-        """Closes the id.  Internal to the library."""
+        """Close the id. Internal to the library."""
         self._events.detach(self.id)
         try:
             self.id.close()
@@ -89,7 +89,7 @@ class IdEvents:
 def make_id(
     library: verbs.Library, port_space: cm.PortSpace
 ) -> tuple[EventDriver, cm.ConnectionId]:
-    """An id on the running loop's event channel, and one use of that."""
+    """Create an id on the running loop's event channel; return one use of that channel, too."""
     events = EventDriver.for_library(library)
     try:
         return events, events.channel.create_id(port_space)
@@ -99,7 +99,7 @@ def make_id(
 
 
 def check_name(id: cm.ConnectionId, names: Collection[str] | None, address: cm.Address) -> None:
-    """The resolved device is one of those that were named."""
+    """Check that the resolved device is one of those that were named."""
     assert id.context is not None
     if names is not None and id.context.name not in names:
         named = " or ".join(map(repr, names))

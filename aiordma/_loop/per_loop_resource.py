@@ -1,6 +1,6 @@
-"""Resources that connections of a loop share: made with the first of them, closed after the last.
+"""Resources shared by a loop's connections: created by the first one, closed after the last.
 
-It also ends with its loop.  In the child of a fork all of it is the parent's.
+They also end with their loop. In the child of a fork they belong to the parent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ IDLE_TIMEOUT = 1.0
 
 
 class PerLoopResource:
-    """Kept per loop under a key, made at the first `acquire`, closed at the last `release`.
+    """A resource kept per loop and key, from the first `acquire` to the last `release`.
 
-    With `has_idle_timeout` it is closed IDLE_TIMEOUT later, unless it is acquired again, or with
-    its loop.
+    With `has_idle_timeout` it is closed IDLE_TIMEOUT later unless it is acquired again, or with its
+    loop.
     """
 
     has_idle_timeout = False
@@ -43,7 +43,7 @@ class PerLoopResource:
 
     @classmethod
     def all(cls) -> list[Self]:
-        """The resources of this class of every loop.  Any thread may ask."""
+        """Return the resources of this class in every loop. Any thread may call this."""
         found = []
         for ref in cls._instances.keyrefs():
             loop = ref()
@@ -53,7 +53,7 @@ class PerLoopResource:
 
     @classmethod
     def end_all(cls, loop: asyncio.AbstractEventLoop) -> None:
-        """Closes what a loop that has been closed had, also what was not given back."""
+        """Close the resources of a closed loop, including those that were not released."""
         with ExitStack() as ends:  # all of them, also if one fails
             for instance in (cls._instances.pop(loop, None) or {}).values():
                 if not instance._gone:
@@ -61,7 +61,7 @@ class PerLoopResource:
 
     @classmethod
     def _reset_all_after_fork(cls) -> None:
-        """In the child of a fork: nothing is touched; its loops make everything anew."""
+        """Forget the resources in the child of a fork without touching them."""
         for here in cls._instances.values():
             for instance in here.values():
                 instance._reset_after_fork()
@@ -90,7 +90,7 @@ class PerLoopResource:
         return instance
 
     def hold(self) -> None:
-        """There is one user more."""
+        """Add one more user."""
         self._users += 1
 
     def release(self) -> None:
@@ -115,7 +115,7 @@ class PerLoopResource:
         self._close()
 
     def _idle(self) -> None:
-        """Drops what need not be kept while there is no user."""
+        """Drop everything that is not needed while there are no users."""
 
     def _withdraw(self) -> None:
         """Has the next `acquire` make another one.  Until its end it is known by itself alone."""

@@ -1,13 +1,13 @@
 """Closes the objects that are still open when their event loop ends.
 
-`asyncio.run` closes the asynchronous generators of its loop before the loop itself.  So each loop
-with open objects has one generator that waits for this, closes them, and gives a ResourceWarning
-for each.
+`asyncio.run` closes the asynchronous generators of its loop before the loop itself. Therefore each
+loop with open objects has a generator that waits for this, closes the objects, and issues a
+ResourceWarning for each.
 
-A loop that is closed without that gives no notice, but it drops its readers and timers.  So readers
-of the library refer to a `LoopEnd`, which nothing else does: when it is finalized, and the loop is
-closed, what the loop had is given back there and then, without a callback of the loop.  The same
-path ends what was dropped so late that the loop did not come to end it.
+A loop that is closed in another way does not report it, but drops its readers and timers. Therefore
+readers of the library refer to a `LoopEnd`, which nothing else refers to. When it is finalized and
+the loop is closed, the resources of the loop are released immediately, without a callback of the
+loop. The same path ends objects that were dropped too late for the loop to end them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 
 
 def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that is not among `asyncio.all_tasks()`.
+    """Create a task that is not in `asyncio.all_tasks()`.
 
-    A program that cancels all of these, as `asyncio.run` does at its end, means its own: over TCP
-    its connections go on, for what its tasks still have to say.  The task begins in a later
-    iteration of the loop, also where the loop's task factory is an eager one.
+    A program that cancels all of those tasks, as `asyncio.run` does at its end, means its own
+    tasks. Over TCP, its connections would continue, for the last data of its tasks. The task begins
+    in a later iteration of the loop, even if the loop's task factory is an eager one.
     """
     task = asyncio.Task(work, loop=loop)
     asyncio._unregister_task(task)
@@ -51,7 +51,7 @@ def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) ->
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Calls a method of an object as long as that exists, without keeping it alive."""
+    """Return a function that calls a method of an object without keeping the object alive."""
     # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
     assert isinstance(method, MethodType)
     ref, function = weakref.ref(method.__self__), method.__func__
@@ -65,20 +65,20 @@ def weakly(method: Callable[..., object]) -> Callable[..., None]:
 
 
 class Closable(Protocol):
-    """An object of a loop that has to be closed."""
+    """An object of a loop that must be closed."""
 
     @property
     def _affinity(self) -> LoopAffinity: ...
 
     async def _end_with_loop(self) -> None:
-        """Closes it: the loop is about to be closed."""
+        """Close the object, because the loop is about to be closed."""
 
     def _end_without_loop(self) -> None:
-        """Gives back what it has, and sets no future: the loop has been closed already."""
+        """Release the resources without setting a future, because the loop is already closed."""
 
 
 class EndsWhenDropped:
-    """An object that is ended, with a ResourceWarning, where it is dropped while it is open."""
+    """An object that is ended, with a ResourceWarning, if it is dropped while it is open."""
 
     _affinity: LoopAffinity
     _loop_shutdown: LoopShutdown
@@ -87,7 +87,7 @@ class EndsWhenDropped:
         return self._loop_shutdown.is_open(self)
 
     def _drop(self) -> None:
-        """Ends it, in its loop."""
+        """End the object in its loop."""
         raise NotImplementedError
 
     async def _end_with_loop(self) -> None:
@@ -98,7 +98,7 @@ class EndsWhenDropped:
 
     @finalizer
     def __del__(self) -> None:
-        """In any thread, at any time."""
+        """End the object; this may run in any thread at any time."""
         of_loop: LoopShutdown | None = getattr(self, "_loop_shutdown", None)
         if of_loop is None or self._affinity.is_after_fork or not self._is_open():
             return
@@ -146,22 +146,22 @@ class LoopShutdown:
         step(self._generator.asend(None))  # its first step makes it known to the loop
 
     def add(self, thing: Closable, *, keep: bool = False) -> None:
-        """Holds it until `remove`: weakly, or with `keep` strongly."""
+        """Hold an object until `remove`: weakly, or strongly with `keep`."""
         self._open[id(thing)] = weakref.ref(thing)
         if keep:
             self._kept[id(thing)] = thing
 
     def is_open(self, thing: Closable) -> bool:
-        """True if `thing` was added, and neither removed nor finalized."""
+        """Return whether `thing` was added and has not been removed or finalized."""
         return id(thing) in self._open
 
     def take_over(self, thing: Closable, part: Closable) -> None:
-        """Holds a thing weakly in place of a part of it, which it closes."""
+        """Hold an object weakly instead of a part of it, which it closes."""
         self.add(thing)
         self._open.pop(id(part), None)
 
     def closing(self, thing: Closable) -> None:
-        """Holds a thing that is closing until `remove`: it is waited for, without a warning."""
+        """Hold an object that is closing until `remove`, and wait for it without a warning."""
         self._closing.add(id(thing))
         self.add(thing, keep=True)
 
@@ -175,9 +175,9 @@ class LoopShutdown:
             step(self._generator.aclose())
 
     def finalized(self, thing: Closable) -> None:
-        """Keeps a thing that was dropped, and has said so, until it has ended.  In any thread.
+        """Keep an object that was dropped, after its warning, until it has ended. In any thread.
 
-        It asks its loop to end it, and the loop may be closed before that.
+        The object asks its loop to end it, and the loop may be closed before that.
         """
         self._dropped[id(thing)] = thing
         self._open.pop(id(thing), None)
@@ -210,13 +210,13 @@ class LoopShutdown:
         ]
 
     def reset_after_fork(self) -> None:
-        """In the child of a fork, where the loop is the parent's and must not be touched."""
+        """Reset in the child of a fork, where the loop is the parent's and must not be touched."""
         self._over = True
         with suppress(RuntimeError):  # it was in the middle of it
             step(self._generator.aclose())
 
     def finish(self) -> None:
-        """The loop was closed without running its generators."""
+        """Release everything after the loop was closed without running its generators."""
         self._over = True
         texts = self._texts()
         with ExitStack() as ends:  # all of them, also if one fails
@@ -228,13 +228,13 @@ class LoopShutdown:
 
 
 class LoopEnd:
-    """Notices that a loop has been closed: only readers of the loop refer to it."""
+    """An object that notices the closing of a loop; only readers of the loop refer to it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
     def calling(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """The callback of a reader, which keeps this alive."""
+        """Return the callback of a reader, which keeps this object alive."""
         return partial(_call, callback, self)
 
     @finalizer
@@ -249,13 +249,13 @@ def _call(callback: Callable[[], None], end: LoopEnd) -> None:
 
 
 def warn(texts: list[str]) -> None:
-    """Last, since a warning may be an error."""
+    """Issue the warnings. Call it last, because a warning may be an error."""
     for text in texts:
         warnings.warn(text, ResourceWarning, stacklevel=1)
 
 
 def step(awaitable: Awaitable[object]) -> None:
-    """Runs a step of a generator that waits for nothing."""
+    """Run a step of a generator that waits for nothing."""
     with suppress(StopIteration, StopAsyncIteration):
         awaitable.__await__().send(None)
 
@@ -275,7 +275,7 @@ def of_running_loop() -> LoopShutdown:
 
 
 def all_open() -> list[Closable]:
-    """The open objects of every loop.  Any thread may ask."""
+    """Return the open objects of every loop. Any thread may call this."""
     return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.left()]
 
 
@@ -291,7 +291,7 @@ def loop_end(loop: asyncio.AbstractEventLoop) -> LoopEnd:
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Gives back what a loop that has been closed had, the objects first."""
+    """Release what a closed loop held, the objects first."""
     with ExitStack() as ends:
         ends.callback(PerLoopResource.end_all, loop)
         if (shutdown := _shutdowns.pop(loop, None)) is not None:
@@ -299,7 +299,7 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def clear_closed() -> None:
-    """Ends what closed loops have left open that had no reader."""
+    """End the open objects of closed loops that had no reader."""
     for loop in list(_shutdowns):
         if loop.is_closed():
             _finish(loop)

@@ -1,4 +1,4 @@
-"""A bounded part of an event loop's time, for work that strangers may ask for without end."""
+"""A bounded share of an event loop's time, for work that strangers may request without end."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ LONGEST = 1.0
 
 
 class TimeShare:
-    """The share of one loop.  Times are seconds; in virtual time no work takes any."""
+    """The share of one loop. Times are in seconds; in virtual time, work takes no time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._earned_at = clock.now()  # the time by which the loop's share is what was used
 
     def wait(self) -> float:
-        """For how long no more work is to begin."""
+        """Return how long no more work may begin."""
         return max(0.0, self._earned_at - self._clock.now() - BURST * SHARE)
 
     def now(self) -> float:
         return self._clock.now()
 
     def use(self, seconds: float) -> None:
-        """Of work until now; less than nothing gives time back."""
+        """Charge the time of work that has just been done. A negative time is a refund."""
         now = self._clock.now()
         earned_at = max(self._earned_at, now) + seconds * SHARE
         self._earned_at = min(earned_at, now + BURST * SHARE + LONGEST)

@@ -1,8 +1,9 @@
-"""An asyncio event loop in virtual time: a seed decides what happens, and in what order.
+"""An asyncio event loop in virtual time; a seed determines what happens, and in which order.
 
-The loop is asyncio's own, with its order of callbacks.  What is outside of it is a `World`: its
-`step` moves the world on, or the time, and the loop then looks which of its descriptors are
-readable.  It never sleeps, and a wait that nothing can end is an error that names those that wait.
+The loop is asyncio's own, with its order of callbacks. Everything outside of it is a `World`, whose
+`step` lets something happen or advances the time. The loop then checks which of its descriptors are
+readable. It never sleeps. If nothing can end a wait, it raises an error that names the waiting
+tasks.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from .._datapath.memory import Clock
 
 
 class World(Protocol):
-    """All that is outside of a loop: its devices and peers, and the time."""
+    """Everything outside of a loop: its devices and peers, and the time."""
 
     now: float
-    """Seconds."""
+    """The time in seconds."""
     random: random.Random
 
     def step(self, until: float | None) -> bool:
-        """Lets something happen; False: nothing more will before `until`, which is `now` then.
+        """Let something happen, or advance `now` to `until` and return False if nothing does.
 
-        None stands for ever: StalledError if nothing will happen.
+        None for `until` means without limit; StalledError is raised if nothing will ever happen.
         """
 
 
 class StalledError(RuntimeError):
-    """Every task waits, and nothing will ever happen."""
+    """Every task is waiting, and nothing will ever happen."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Descriptors that are looked at, never waited for."""
+    """A selector that checks descriptors but never waits for them."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time is that of a `World`."""
+    """An event loop that uses the time of a `World`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -68,7 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # Behind months, a float has no nanoseconds: what is due exactly now would never be called.
         self._clock_resolution = 1e-8
         self.clock: Clock = Clock(self.time, self.call_at)
-        """That of the connections on this loop."""
+        """The clock of the connections in this loop."""
 
     def time(self) -> float:
         return self._world.now
@@ -78,7 +79,7 @@ def waiting(
     loop: asyncio.AbstractEventLoop,
     is_omitted: Callable[[asyncio.Task[Any]], bool] = lambda _: False,
 ) -> str:
-    """Return the names of a loop's tasks and where each of them waits, for the text of an error."""
+    """Return the names of a loop's tasks and where each one waits, for error messages."""
     lines = []
     for task in sorted(asyncio.all_tasks(loop), key=asyncio.Task.get_name):
         if not is_omitted(task):

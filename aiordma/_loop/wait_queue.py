@@ -1,4 +1,4 @@
-"""A queue of tasks that wait for the same thing, first come, first served."""
+"""A queue of tasks that wait for the same thing, in order of arrival."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .futures import settle
 
 
 class WaitQueue:
-    """A task that is woken checks again for what it wants: being woken promises nothing.
+    """The waiting tasks of one event loop.
 
-    For the tasks of one event loop.
+    A task that is woken must check again for what it wants, because a wake-up promises nothing.
     """
 
     def __init__(self) -> None:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Waits until woken.  A task that is cancelled after that wakes the next one."""
+        """Wait until woken. A task that is cancelled after being woken wakes the next one."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -37,6 +37,6 @@ class WaitQueue:
                 return
 
     def wake_all(self) -> None:
-        """Wakes all: nothing more will come."""
+        """Wake all tasks, because nothing more will come."""
         while self._waiters:
             self.wake()

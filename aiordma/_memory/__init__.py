@@ -1,1 +1,1 @@
-"""Waiting for pool memory, and cached registrations."""
+"""Waiting for pool memory, and caching registrations."""

@@ -1,4 +1,4 @@
-"""Pool blocks for a sequence of needs that keep their order while the pool is exhausted."""
+"""Pool blocks for requests that must be served in order, even when the pool is exhausted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from ..mr_pool import Block, MemoryPool
 
 
 class OrderedBlockSource:
-    """Blocks for one need after another.  While there is no block, the whole sequence waits.
+    """A source of pool blocks for requests that must be served in order.
 
-    `on_memory` is called when memory has come; it asks for the block that is first then.
+    If there is no memory for the first request, all later requests wait behind it. `on_memory` is
+    called when a waiting request should be retried. It should then request the block that is first
+    in line.
     """
 
     def __init__(
@@ -34,9 +36,12 @@ class OrderedBlockSource:
         return self._waiter is not None
 
     def block(self, size: int) -> Block | None:
-        """A block, or None: then `on_memory` will be called.
+        """Return a block of at least `size` bytes, or None if the request has to wait.
 
-        QuotaError for what the pool can never hold.
+        If it has to wait, `on_memory` is called when it should be retried.
+
+        Raises:
+            QuotaError: If the pool can never provide `size` bytes.
         """
         if self._waiter is not None:
             return None
@@ -65,7 +70,7 @@ class OrderedBlockSource:
             self._came = None
 
     def move(self, pool: MemoryPool) -> None:
-        """Blocks come from that pool from now on; a wait for one begins anew."""
+        """Switch to `pool`. If a request is waiting, it is retried there."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             self.pool._waiters.withdraw(waiter)
@@ -77,7 +82,7 @@ class OrderedBlockSource:
             self._on_memory()
 
     def close(self) -> None:
-        """Ends the wait for memory, which is not needed any more."""
+        """Stop waiting for memory that is no longer needed."""
         self._on_memory = None
         waiter, self._waiter = self._waiter, None
         if waiter is not None:

@@ -1,16 +1,19 @@
-"""The tasks that wait for memory of a pool, in two queues.
+"""Queues of tasks that wait for pool memory.
 
-- *Internal* needs are the library's own, over as soon as the device is done: frames, receives,
-  staging.  They are served first, and never wait for a user's need.  Otherwise a task that holds a
-  buffer and sends would wait for one that wants more than there is now, which waits for that
-  buffer.  But while users wait, the blocks that have overtaken them may be no more than a share of
-  the pool at a time: they come back, and what is beyond that share is the users'.  Receives are
-  exempt from that count: they are kept, so a frame must not wait for one of them.
-- *User* needs, leases and fetched messages, are served in the order in which they came, whatever
-  their size: small ones do not overtake a large one for ever.
+Each pool has two queues:
 
-Memory that has come back is handed out in the loop's next iteration, not where it came back: that
-may be a finalizer, in the middle of anything.  For the tasks of one event loop.
+- *Internal* requests are for the library's own frames, receives and staging buffers, and end as
+  soon as the device has finished. They are served first and never wait for users. Otherwise, a task
+  that holds a buffer and sends would wait for a larger user request, which waits for that buffer.
+  While users wait, the blocks of internal requests served ahead of them may take only a share of
+  the pool at a time. These blocks come back, and memory beyond the share goes to the users.
+  Receives do not count towards the share: they keep their memory, and a frame must not wait for one
+  of them.
+- *User* requests are for leases and fetched messages. They are served in order of arrival, so that
+  small requests cannot starve a large one.
+
+Memory may be returned by a finalizer, which can run at any point in the code. Waiters are therefore
+served in the loop's next iteration. All waiters of a pool belong to the same event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from ..errors import QuotaError
 
 
 class Leased(Protocol):
-    """A leased block, as a waiter gets it."""
+    """The interface of the leased blocks that waiters receive."""
 
     @property
     def size(self) -> int: ...
@@ -37,9 +40,10 @@ B = TypeVar("B", bound=Leased)
 
 
 class PoolWaiters(Generic[B]):
-    """The waiters of one pool.  `take` makes a leased block, or raises QuotaError if it cannot now.
+    """The tasks that wait for memory of one pool.
 
-    `share` is how many bytes internal needs that have overtaken users may have at a time.
+    `take` returns a leased block, or raises QuotaError if there is not enough memory now. `share`
+    is the number of bytes that internal requests may hold ahead of waiting users.
     """
 
     def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
@@ -53,26 +57,27 @@ class PoolWaiters(Generic[B]):
         self._scheduled = False
         self._wait = Wait(clock)
         self.on_wait: Callable[[], None] = lambda: None
-        """Called when a task begins to wait."""
+        """The function to call each time a task starts to wait."""
 
     def __len__(self) -> int:
-        """The number of waiters."""
+        """Return the number of waiters."""
         return len(self._internal) + len(self._user)
 
     def count_wait(self) -> None:
-        """Counts whether, and until now how long, any of them waits."""
+        """Update the statistics on whether and how long tasks wait for memory."""
         self._wait.for_memory(len(self) > 0)
 
     @property
     def queues(self) -> tuple[Sized, Sized]:
-        """The internal needs and the user needs: as they are at any time."""
+        """The live queues of internal requests and user requests."""
         return self._internal, self._user
 
     def join(self, size: int, *, internal: bool, exempt: bool = False) -> asyncio.Future[B]:
-        """Queues for a block.  A waiter that is given up, or whose block is unused, must `leave`.
+        """Queue a request for a block, and return the future that will hold the block.
 
-        Where others wait a newcomer queues too, though there may be memory for it.  `exempt`: it is
-        served as an internal need, and does not come back soon.
+        The caller must pass the future to `withdraw` if it gives up or does not use the block. A
+        new request queues behind those that are waiting, even if there is memory for it. With
+        `exempt`, an internal request keeps its block for long and does not count towards the share.
         """
         waiter: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         if internal:
@@ -88,7 +93,7 @@ class PoolWaiters(Generic[B]):
         return waiter
 
     async def wait(self, size: int, among: set[asyncio.Future[B]], *, internal: bool) -> B:
-        """Waits for a block, `among` the caller's waiters; one of a cancelled task is withdrawn."""
+        """Wait for a block with the future in `among`; an error withdraws the request."""
         waiter = self.join(size, internal=internal)
         among.add(waiter)
         try:
@@ -101,14 +106,14 @@ class PoolWaiters(Generic[B]):
             del waiter  # the frames of its error have this one
 
     def returned(self, block: B) -> None:
-        """A block has come back.  Must be called while there are waiters."""
+        """Record that a block was returned. It must be called while there are waiters."""
         if block in self._overtaking:
             self._overtaking.remove(block)
             self._overtaking_bytes -= block.size
         self.serve_soon()
 
     def withdraw(self, waiter: asyncio.Future[B]) -> None:
-        """The block, there already or not, is not wanted; others may have waited behind it."""
+        """Remove a request and release its block, if any; others may have waited behind it."""
         self._internal.pop(waiter, None)
         self._user.pop(waiter, None)
         self.count_wait()
@@ -119,7 +124,7 @@ class PoolWaiters(Generic[B]):
         self.serve_soon()
 
     def serve_soon(self) -> None:
-        """Memory may have come back."""
+        """Serve the waiters in the loop's next iteration, because memory may have come back."""
         waiting = self._internal or self._user
         if waiting and not self._scheduled:
             loop = next(iter(waiting)).get_loop()
@@ -136,7 +141,7 @@ class PoolWaiters(Generic[B]):
         self.count_wait()
 
     def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
-        """False when there is not enough yet for the first: the others wait behind it."""
+        """Serve a queue in order; return False if there is too little memory for the first."""
         while queue:
             waiter, (size, counts) = next(iter(queue.items()))
             overtakes = counts and bool(self._user)
@@ -158,7 +163,7 @@ class PoolWaiters(Generic[B]):
         return True
 
     def fail(self, error: Exception) -> None:
-        """Ends all waiters with `error`: no memory comes any more."""
+        """Fail all waiters with `error`, because no more memory will come."""
         for queue in (self._internal, self._user):
             for waiter in queue:
                 settle(waiter, None, error)

@@ -1,23 +1,24 @@
-"""Registrations of the user's memory that are kept for the next operation on it.
+"""A cache of registrations of the user's memory, for the next operation on it.
 
-What a registration covers are physical pages, pinned when it was made.  If the memory is freed,
-moved or given other pages afterwards, the addresses may look the same and the device would read or
-write pages that the program does not see.  So a registration is kept only where memory cannot do
-that, and where the user's own object tells when it could:
+A registration covers the physical pages that the memory has when it is registered. If the memory is
+later freed, moved or given other pages, its addresses may look the same, but the device would read
+or write pages that the program does not see. A registration is therefore kept only if the memory
+cannot change in this way, and if the user's own object reports when it could:
 
-- A *memoryview that the user keeps* is an export: Python refuses to resize or free a bytearray or
-  an array while it exists, and so does numpy with an array that owns its memory, unless
-  `resize(refcheck=False)` says that no view of it is in use.  A weak reference tells its end, and
-  nothing here keeps it, or the memory, alive.  When it is released instead, which nothing tells, it
-  is never found again, and goes with the next registration that is made.
-- Nothing else will do.  A bytearray and bytes cannot be referred to weakly; an array.array can, but
-  may be resized, and resized back to the same place with other pages.  A weak reference to a numpy
-  array makes its `resize` fail for the user, and `ctypes.resize` moves memory under every view.
-  The pages of an mmap can be changed by `madvise`, or a hole in its file.
-- All of it is for local access: a key with a remote right that outlived its message would let the
-  peer read what the memory holds next.
+- *A memoryview that the user keeps* is an export. While it exists, Python refuses to resize or free
+  the bytearray or array behind it. numpy does the same for an array that owns its memory, unless
+  `resize(refcheck=False)` asserts that no view is in use. A weak reference reports the end of the
+  view, and nothing here keeps the view or the memory alive. Releasing the view is not reported, but
+  a released view is never found again, and its entry is removed with the next new registration.
+- *Other objects* do not qualify. bytearray and bytes do not support weak references. An array.array
+  does, but it can be resized, and resized back to the same address with other pages. A weak
+  reference to a numpy array makes the user's `resize` fail, and `ctypes.resize` moves memory under
+  every view. The pages of an mmap can be changed by `madvise` or a hole in its file.
 
-For one event loop; the end of a memoryview may come in any thread.
+Cached registrations allow only local access. If a key with a remote right outlived its message, the
+peer could read whatever the memory holds next.
+
+A cache belongs to one event loop, but a memoryview may end in any thread.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def is_released(view: memoryview | None) -> bool:
 
 
 class CacheStatistics(NamedTuple):
-    """Registrations kept now and their bytes; how often one was found, and how often not.
+    """The number of cached registrations, their bytes, and the numbers of hits and misses.
 
-    Only memory that could be kept counts as not found.
+    Memory that cannot be cached does not count as a miss.
     """
 
     registrations: int
@@ -68,7 +69,7 @@ class CacheStatistics(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A registration of the cache; `users` are the operations it serves."""
+    """A cached registration. `users` are the operations that use it."""
 
     key: int
     view: weakref.ref[memoryview[int]]
@@ -78,7 +79,7 @@ class Kept:
 
 
 class RegistrationCache:
-    """The kept registrations of one protection domain, at most `most` of them and `most_bytes`."""
+    """The cached registrations of one protection domain, up to `most` and `most_bytes`."""
 
     def __init__(self, pd: verbs.ProtectionDomain) -> None:
         self._pd = pd
@@ -90,15 +91,16 @@ class RegistrationCache:
         self._bytes = self._found = self._made = 0
 
     def set_up(self, most: int, most_bytes: int = MOST_BYTES) -> None:
-        """The limits; the first call counts."""
+        """Set the limits; only the first call has an effect."""
         if not self._set_up:
             self._set_up = True
             self._most, self._most_bytes = most, most_bytes
 
     def find(self, memory: object) -> KeptMemory | None:
-        """`memory` registered for local access, writable if it is; None when it cannot be kept.
+        """Return `memory` registered for local access, or None if it cannot be cached.
 
-        The caller closes what it gets, as soon as it needs it no more.
+        The registration is writable if `memory` is. The caller must close the result as soon as it
+        is no longer needed.
         """
         if type(memory) is not memoryview or not is_steady(memory.obj):
             return None
@@ -165,12 +167,14 @@ class RegistrationCache:
         return self.counts()
 
     def counts(self) -> CacheStatistics:
-        """As `statistics`, with those that have ended and are not forgotten yet.  Any thread may
-        ask."""
+        """Return the statistics from any thread, including ended entries not yet removed."""
         return CacheStatistics(len(self._kept), self._bytes, self._found, self._made)
 
     def close(self) -> None:
-        """Keeps nothing until it is set up anew; what is in use is dropped after its operation."""
+        """Cache nothing until `set_up` is called again.
+
+        Registrations in use are dropped after their operations.
+        """
         self._set_up = False
         self._most = 0
         for kept in list(self._kept.values()):
@@ -178,7 +182,7 @@ class RegistrationCache:
 
 
 class _Use(Pinned):
-    """One operation's hold on a registration and on the memory, which cannot move meanwhile."""
+    """An operation's hold on a registration and its memory, which cannot move in the meantime."""
 
     __slots__ = ("_cache", "_keeper", "_kept", "view")
 
@@ -202,7 +206,7 @@ class _Use(Pinned):
 
 
 class KeptMemory(OwnMemory):
-    """The user's memory for one operation: it cannot be resized or freed until `close`."""
+    """User memory for one operation; it cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
     _over = "given back to the caller"
@@ -224,5 +228,5 @@ class KeptMemory(OwnMemory):
         return self._use.view
 
     def close(self) -> None:
-        """The memory is the caller's again when no operation is under way on it."""
+        """Release the memory to the caller as soon as no operation uses it."""
         self._give_back()

@@ -1,15 +1,14 @@
-"""Connections whose peers hold memory of the pool by not answering the READs into it.
+"""Connections whose peers hold pool memory by not answering READs.
 
-The memory of a long message is taken before its bytes have come, and a posted READ keeps it until
-the queue pair is gone.  So while others wait for memory, a peer that answers its READs too slowly
-loses its connection.  When no task waits, there is no timer, and a peer may take its time; but that
-time counts as soon as a task waits, or one that waits for less than `timeout` would never
-help.
+The memory of a long message is allocated before its data arrives, and a posted READ keeps it until
+the queue pair is destroyed. Therefore, a connection is ended if its peer answers READs too slowly
+while tasks wait for memory. If no task waits, there is no timer, and a peer may be slow. That time
+counts, however, as soon as a task waits; otherwise tasks that wait for less than `timeout` would
+never cause an end.
 
-Too slowly: the readers of a pool must make SLOWEST bytes a second together, each an equal part, so
-that what they hold is back in a time that is bounded, however many they are.
-
-For the tasks of one event loop.
+All readers of a pool together must read at least SLOWEST bytes per second, each an equal part. This
+limits the time that they hold memory, however many there are. All readers of a pool belong to the
+same event loop.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ SLOWEST = 16 << 20
 
 
 class Reader(Protocol):
-    """A connection that has READs under way into large blocks of the pool."""
+    """A connection with READs in progress into large blocks of the pool."""
 
     @property
     def progress(self) -> int:
-        """Bytes of those that have completed."""
+        """The number of bytes of completed READs."""
 
     def stalled(self, timeout: float) -> None:
-        """Ends the reads, which have not made their part in so many seconds."""
+        """End the READs, which were too slow for `timeout` seconds."""
 
 
 class StalledReads:
-    """The readers of one pool, and since when each has not made its part."""
+    """The readers of one pool, and since when each of them has been too slow."""
 
     def __init__(self, waiting: Sized, clock: Clock) -> None:
         self.timeout: float = 2.0
-        """Seconds in which each must make its part."""
+        """The time in seconds in which each reader must read its part."""
         self._waiting, self._clock = waiting, clock
         self._readers: dict[Reader, tuple[int, float]] = {}
         self._scheduled = False
@@ -52,7 +51,7 @@ class StalledReads:
         self._readers.pop(reader, None)
 
     def look_soon(self, seconds: float = 0) -> None:
-        """A task has begun to wait for memory, perhaps."""
+        """Schedule a check after `seconds` if tasks are waiting for memory."""
         if self._readers and len(self._waiting) and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_later(seconds, self._look)

@@ -1,7 +1,7 @@
-"""The boundary to C: the only importer of the cffi module.
+"""The boundary to C: the only package that imports the cffi module.
 
-Above it there are no return codes and no errno: :mod:`.calls` turns every failure into an
-exception, and :mod:`.records` packs and unpacks arrays of requests and completions. Packages above
+Code above it sees no return codes and no errno. :mod:`.calls` turns every failure into an
+exception, and :mod:`.records` packs and unpacks arrays of requests and completions. Other packages
 use `ffi` for memory and `lib` for the data path.
 """
 

@@ -33,7 +33,7 @@ _SYSTEM_CALLS = frozenset({"fcntl", "socket", "timerfd_create", "timerfd_settime
 
 
 def failure(verb: str, code: int, detail: str = "") -> VerbsError:
-    """The exception for a call that failed with errno value ``code``."""
+    """Return the exception for a call that failed with errno value ``code``."""
     if code in _UNSUPPORTED and verb not in _SYSTEM_CALLS:
         return UnsupportedError(detail or verb, verb=verb, errno=code)
     if code == errno.EMFILE:
@@ -42,7 +42,7 @@ def failure(verb: str, code: int, detail: str = "") -> VerbsError:
 
 
 def shortage_hint() -> str:
-    """A hint for an error text if this process is out of file descriptors, else ""."""
+    """Return a hint for an error message if this process is out of file descriptors, else ""."""
     try:
         os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -52,7 +52,7 @@ def shortage_hint() -> str:
 
 
 def open_files_hint() -> str:
-    """The limit on open files, and how to raise it."""
+    """Return the limit on open files and how to raise it."""
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     return (
         f"this process may have {soft} files open at a time (RLIMIT_NOFILE, hard limit: {hard}),"
@@ -62,17 +62,17 @@ def open_files_hint() -> str:
 
 
 def errno_of(code: int) -> int:
-    """The errno value of a failed call that returns one; some providers return -1 and set errno."""
+    """Return the errno value of a failed call; some providers return -1 and set errno."""
     return code if code > 0 else ffi.errno if code == -1 else -code
 
 
 def explained(error: VerbsError, detail: str) -> VerbsError:
-    """The failure with a text that says what it was about."""
+    """Return the failure with a message that says what it was about."""
     return failure(error.verb, error.errno or 0, detail)
 
 
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
-    """A C function as a call that raises, by its convention."""
+    """Wrap a C function in a call that raises exceptions, according to its convention."""
 
     # errno is cleared first: a call that fails without setting it must not show an older one.
     def zero(*arguments: object) -> None:
@@ -134,7 +134,7 @@ class Calls(CheckedCalls):
 
 
 class ProviderCalls(CheckedProviderCalls):
-    """The calls of single providers' own libraries, of which each may be missing."""
+    """The calls of the providers' own libraries, each of which may be missing."""
 
     def __init__(self, table: h.aiordma_provider_calls) -> None:
         calls = _functions("aiordma_provider_calls", table)
@@ -143,13 +143,13 @@ class ProviderCalls(CheckedProviderCalls):
 
 
 def _functions(structure: str, table: object) -> dict[str, Any]:
-    """The functions of a table by their names; NULL, which is false, for one that is missing."""
+    """Return the functions of a table by name; NULL, which is false, if one is missing."""
     fields = ffi.typeof(f"struct {structure}").fields
     return {name: getattr(table, name) for name, it in fields if it.type.kind == "function"}
 
 
 def _set_all(self: object, calls: dict[str, Any], missing: Callable[[str], str]) -> None:
-    """Each call in its checked form; one that is missing raises with the text for it."""
+    """Set each call in its checked form; a missing one raises an error with its text."""
     for verb, call in calls.items():
         if call:
             checked_call = checked(verb, call, convention_of(verb, ffi.typeof(call).result.cname))

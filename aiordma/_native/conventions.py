@@ -12,17 +12,17 @@ class Convention(Enum):
     """The way in which a call reports an error."""
 
     ERRNO = auto()
-    """Returns 0 or an errno value; some providers return -1 and set errno."""
+    """The call returns 0 or an errno value; some providers return -1 and set errno."""
     MINUS_ONE = auto()
-    """Returns 0, or -1 and sets errno."""
+    """The call returns 0, or -1 and sets errno."""
     POINTER = auto()
-    """Returns a pointer, or NULL and sets errno."""
+    """The call returns a pointer, or NULL and sets errno."""
     COUNT = auto()
-    """Returns a number, or a negative errno value."""
+    """The call returns a number, or a negative errno value."""
     EVENT = auto()
     """As MINUS_ONE, but EAGAIN is an answer: here the call returns whether there was an event."""
     PLAIN = auto()
-    """Cannot fail, or by a number of its own; what it returns is passed on."""
+    """The call cannot fail, or returns its own error number, which is passed on."""
 
 
 _OTHERS = {

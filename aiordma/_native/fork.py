@@ -1,9 +1,8 @@
-"""Resets in the child of a fork, before any other code of it runs: the package's only fork hook.
+"""Resets in the child of a fork, before any of its other code: the package's only fork hook.
 
-A child inherits its parent's pointers, locks and sockets and may use none of them.  A module
-registers the function that resets its own state; they run in the order of registration, each of
-them also when one before it has failed.  This stands in the lowest package because `verbs`
-registers here too.
+A child inherits its parent's pointers, locks and sockets but must not use them. Each module
+registers a function that resets its own state. The functions run in the order of registration, even
+if an earlier one has failed. This module is in the lowest package because `verbs` uses it too.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ _sockets: dict[int, int] = {}  # inode number -> descriptor
 
 
 def reset_in_child(reset: Callable[[], None]) -> None:
-    """Calls `reset` in every child of a fork from now on."""
+    """Call `reset` in every child of a fork from now on."""
     _resets.append(reset)
 
 
 def generation() -> int:
-    """The number of forks between the first process and this one."""
+    """Return the number of forks between the first process and this one."""
     return _generation
 
 
 def add_socket(fd: int) -> int:
-    """Has the socket replaced in children.  Returns what `remove_socket` takes after its close.
+    """Replace the socket in children by /dev/null; return the argument for `remove_socket`.
 
-    A peer does not see the end of a connected socket, and the port of a listening one stays taken,
-    as long as any process has it open.  A child does not close it, since an object that it has
-    inherited may close that number again when it is another file's: /dev/null takes its place.
+    While any process has a connected socket open, its peer does not see its end, and the port of a
+    listening socket stays in use. A child does not close the socket, because an object that it has
+    inherited may later close the same number when it belongs to another file.
     """
     inode = os.fstat(fd).st_ino
     _sockets[inode] = fd
@@ -40,7 +39,7 @@ def add_socket(fd: int) -> int:
 
 
 def remove_socket(inode: int) -> None:
-    """The socket has been closed.  A second call does nothing."""
+    """Forget a socket that has been closed. A second call does nothing."""
     _sockets.pop(inode, None)
 
 

@@ -21,13 +21,13 @@ else:
     FFI = type(ffi)
 
     class Pointer:
-        """Evaluates `Pointer[ibv_qp]`."""
+        """A class that evaluates `Pointer[ibv_qp]`."""
 
         def __class_getitem__(cls, target: object) -> type:
             return ffi.CData
 
     def __getattr__(name: str) -> type:
-        """The type of every pointer and structure."""
+        """Return the type of every pointer and structure."""
         if name.startswith("_"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return ffi.CData

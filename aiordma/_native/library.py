@@ -18,10 +18,10 @@ Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr
 
 
 class Library:
-    """Where calls go: ``name`` is ``"system"`` or ``"embedded"``; ``calls`` raise on failure.
+    """The target of calls; ``name`` is ``"system"`` or ``"embedded"``, and ``calls`` raise errors.
 
-    There is one object for each, made by :func:`system` and :func:`embedded`. Safe to use from
-    any thread.
+    There is one object for each library, created by :func:`system` and :func:`embedded`. It may be
+    used from any thread.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Library:
         self._cm_process: int | None = None
 
     def offers(self, entry: str) -> bool:
-        """Whether its devices have this optional entry of softdev/abi/device_calls.h."""
+        """Return whether its devices have this optional entry of softdev/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
     def open_failure(self, error: VerbsError, likely: str = "") -> VerbsError:
@@ -120,13 +120,13 @@ class Library:
 
     @property
     def providers(self) -> ProviderCalls:
-        """The calls of single providers' own libraries, looked for at the first use."""
+        """The calls of the providers' own libraries, which are loaded on first use."""
         if self._providers is None:
             self._providers = ProviderCalls(lib.aiordma_provider_calls(self.table))
         return self._providers
 
     def missing_calls(self) -> tuple[str, ...]:
-        """The calls that a newer version of the library would have, by name."""
+        """The names of the calls that a newer version of the library would have."""
         fields = ffi.typeof("struct aiordma_calls").fields
         return tuple(name for name, _ in fields or () if not getattr(self.table, name))
 
@@ -169,7 +169,7 @@ def _not_found(code: int, text: str) -> VerbsError:
 
 
 def embedded() -> Library:
-    """The software device that is part of aiordma: always there."""
+    """Return the software device that is part of aiordma, which is always available."""
     if (library := _libraries.get("embedded")) is None:
         table = softdev.calls()
         if not table:

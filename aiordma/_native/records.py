@@ -1,8 +1,8 @@
-"""C structures as records; arrays of requests and completions, packed and unpacked in one go.
+"""C structures as records, and arrays of requests and completions that are converted at once.
 
-Reading a C structure member by member costs about 190 ns per completion, unpacking an array of
-them about 50 ns each (measured here); so the layouts here repeat native/verbs/interface.h, and
-a test compares every size and offset.
+Reading the members of a C structure costs about 190 ns per completion; unpacking an array costs
+about 50 ns each (measured here). The layouts here therefore repeat native/verbs/interface.h, and a
+test compares every size and offset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SGE = struct.Struct("=Q2I")
 
 
 class CompletionArray:
-    """Arrays of ``capacity`` completions and their further fields. Used by one thread at a time."""
+    """Arrays of ``capacity`` completions and their further fields, for one thread at a time."""
 
     __slots__ = ("_bytes", "_more_bytes", "capacity", "more", "pointer")
 
@@ -52,13 +52,13 @@ class CompletionArray:
         self._bytes, self._more_bytes = ffi.buffer(self.pointer), ffi.buffer(self.more)
 
     def records(self, count: int) -> Iterator[tuple[Record, More]]:
-        """The first ``count`` as tuples. Copied first: the array may be used again."""
+        """Yield the first ``count`` as tuples, copied first, because the array may be reused."""
         records = COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
         return zip(records, MORE.iter_unpack(self._more_bytes[: count * MORE.size]), strict=True)
 
 
 class RequestArray:
-    """Arrays of work requests and their scatter/gather entries. Used by one thread at a time."""
+    """Arrays of work requests and their scatter/gather entries, for one thread at a time."""
 
     __slots__ = (
         "_size", "posted", "recvs", "recvs_bytes", "sends", "sends_bytes", "sges", "sges_bytes"
@@ -70,7 +70,7 @@ class RequestArray:
         self.make_room(1, 1)
 
     def make_room(self, requests: int, sges: int) -> None:
-        """Be large enough for so many; what is there may be lost."""
+        """Make the arrays large enough; their contents may be lost."""
         if requests <= self._size[0] and sges <= self._size[1]:
             return
         self._size = max(self._size[0], requests), max(self._size[1], sges)

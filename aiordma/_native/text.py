@@ -1,4 +1,4 @@
-"""Text on its way to C, which takes a null character for the end of a text."""
+"""Text for C, where a null character ends a text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ._lib import ffi
 
 
 def to_c(name: str, value: str | bytes | os.PathLike[str]) -> h.Characters:
-    """Encode a text or a path for a `char *` parameter; `name` says in errors what it is.
+    """Encode a text or a path for a `char *` parameter; `name` describes it in errors.
 
-    Every text that a user gives goes to C this way: ValueError for one that C would cut.
+    Every text from a user is passed to C in this way. A text that C would cut raises ValueError.
     """
     text = arguments.text(name, os.fsdecode(value))
     try:
