@@ -75,13 +75,13 @@ async def two_ends(device_name: str) -> AsyncIterator[Ends]:
             yield Ends(conn, remote, writable, shares[0], local)
 
 
-SIDES = "32 bytes here and 64 there: slice one of them"
-PROGRESS = "progress must be a function of the bytes that are done, not int 5"
+SIDES = "local memory has 32 bytes, the peer's memory 64: slice one of them"
+PROGRESS = "progress must be a function of the number of bytes transferred, not int 5"
 IMM = "imm must be an int from 0 to 4294967295, not "
 LEASE = "a lease must be a number of seconds, or None for no end, not str "
 KIND = 'kind is "numpy" or "torch", not \'tensorflow\''
 RIGHTS = "access must be a member of Rights ("
-REMOTE = "the peer's memory is a RemoteRegion"
+REMOTE = "the peer's memory must be a RemoteRegion"
 
 ON_CONNECTION: dict[str, tuple[Call, str]] = {
     "send text": (lambda e: e.conn.send("text"), "a str has no memory to use"),
@@ -103,7 +103,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "swap length": (
         lambda e: e.conn.compare_and_swap(e.writable[:16], 1, 0),
-        "an atomic operation needs 8 bytes at an address that is a multiple of 8, not 16",
+        "an atomic operation needs 8 bytes at a multiple of 8, not 16",
     ),
     "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "without the right to atomic"),
     "lease size": (lambda e: e.conn.lease(-1), "size must be an int from 0 to 2^64 - 1, not -1"),
@@ -282,7 +282,7 @@ async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
         (
             asyncio.Protocol,
             {"ssl_shutdown_timeout": 0},
-            "ssl_shutdown_timeout must be a positive number of seconds, not 0",
+            "ssl_shutdown_timeout is a positive number of seconds, not 0",
         ),
         (asyncio.Protocol, {"local_addr": 5}, "source must be a local (host, port)"),
     ],

@@ -25,7 +25,7 @@ from aiordma.cli import app
     [
         (
             ["echo", "--device", "embedded0,embedded0"],
-            "--device or AIORDMA_DEVICE: device names a device twice: embedded0, embedded0",
+            "--device or AIORDMA_DEVICE: device contains a name twice: embedded0, embedded0",
         ),
         (["echo", "--sizes", "1,10G"], "10 GiB is too long: a message has at most 1 GiB"),
         (
@@ -56,7 +56,7 @@ def test_command_line_names_the_mistake(arguments: list[str], text: str) -> None
 def test_device_variable_that_names_a_device_twice_is_a_usage_error() -> None:
     done = CliRunner().invoke(app.app, ["echo"], env={"AIORDMA_DEVICE": "embedded0,embedded0"})
     assert done.exit_code == 2
-    assert "device names a device twice: embedded0, embedded0" in done.output
+    assert "device contains a name twice: embedded0, embedded0" in done.output
 
 
 @pytest.mark.any_device
@@ -141,7 +141,7 @@ CODERS: dict[str, Any] = {
     "json": {"dumps": to_json, "loads": from_json},
     "pickle": {"dumps": pickle.dumps, "loads": pickle.loads},
 }
-NO_MSGPACK = "bytes are no value that msgpack can read: it goes on behind its end"
+NO_MSGPACK = "bytes are no value that msgpack can read: extra bytes after the end"
 UNREADABLE = [
     ("json", "msgpack", "ValueError", f"8 {NO_MSGPACK}"),
     ("pickle", "msgpack", "ValueError", f"22 {NO_MSGPACK}"),

@@ -83,7 +83,7 @@ def test_no_view_by_way_of_an_old_one(pool: MemoryPool) -> None:
     block = view.obj
     view.release()
     buffer.release()
-    with pytest.raises(BufferError, match="gone back to its pool"):
+    with pytest.raises(BufferError, match="returned to its pool"):
         memoryview(block)
     assert leases(pool) == (0, 0)
 

@@ -44,10 +44,10 @@ cdef uint32_t validate_bundle(const unsigned char *bytes, uint32_t length) excep
                 f"the peer sent a bundle with a message of {size} bytes, longer than the bundle"
             )
         if entry.imm and not word & ENTRY_HAS_IMM:
-            raise ProtocolError("the peer sent a bundle with stray immediate data")
+            raise ProtocolError("the peer sent a bundle with unexpected immediate data")
         for i in range(<uint32_t> sizeof(BundleEntry) + size, <uint32_t> whole):
             if bytes[offset + i]:
-                raise ProtocolError("the peer sent a bundle with stray bytes between its messages")
+                raise ProtocolError("the peer sent a bundle with nonzero bytes between its messages")
         offset += <uint32_t> whole
         count += 1
         if offset == length:
@@ -116,11 +116,11 @@ cdef class Credits:
 
     cpdef int received(self, int kind, uint32_t control, uint32_t data) except -1:
         if control > self.control_limit - self.control:
-            raise ProtocolError(f"the peer gave back {control} control credits that it has not")
+            raise ProtocolError(f"the peer returned {control} control credits, more than it has")
         if data > self.data_limit - self.data:
-            raise ProtocolError(f"the peer gave back {data} data credits that it has not")
+            raise ProtocolError(f"the peer returned {data} data credits, more than it has")
         if kind == CREDIT and not control and not data:
-            raise ProtocolError("the peer sent a CREDIT frame that gives nothing back")
+            raise ProtocolError("the peer sent a CREDIT frame that returns no credits")
         if carries_message(kind):
             if self.held_data + self.owed_data >= self.data_receives:
                 raise ProtocolError(f"the peer sent a {frame_name(kind)} frame without a credit")
@@ -136,7 +136,7 @@ cdef class Credits:
     cdef int reposted_data(self, uint32_t count) except -1:
         """The user has taken so many frames' messages, and their receives are posted again."""
         if count > self.held_data:
-            raise InternalError(f"{count} data receives posted again, {self.held_data} were used")
+            raise InternalError(f"{count} data receives were reposted, but only {self.held_data} were used")
         self.held_data -= count
         self.owed_data += count
         return 0
@@ -208,10 +208,10 @@ cdef class PeerRoom:
         """The peer's receives have this size from that one on; ProtocolError if it cannot be."""
         if first < (self.changes[-1][0] if self.changes else self.sent):
             raise ProtocolError(
-                f"the peer tells of the size of its receive {first}, which has been used"
+                f"the peer announced the size of its receive {first}, which is already used"
             )
         if len(self.changes) == MAX_SIZE_CHANGES:
-            raise ProtocolError("the peer changes the size of its receives all the time")
+            raise ProtocolError("the peer changes the size of its receives too often")
         self.changes.append((first, size))
         self.change()
 

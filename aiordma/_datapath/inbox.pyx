@@ -401,7 +401,7 @@ cdef PendingRendezvous pending_rendezvous(
     cdef uint32_t count, size, i
     cdef object total
     if length < HEADER + sizeof(RendezvousRequest) + (PAYLOAD_SEAL if sealed else 0):
-        raise ProtocolError(f"the peer sent a rendezvous request of {length} bytes")
+        raise ProtocolError(f"the peer sent a rendezvous request of invalid size: {length} bytes")
     if sealed:
         length -= PAYLOAD_SEAL
         pending.seal = PyBytes_FromStringAndSize(<const char *> frame + length, PAYLOAD_SEAL)
@@ -415,19 +415,19 @@ cdef PendingRendezvous pending_rendezvous(
     pending.rail = le32toh(piece.flags) >> RAIL_SHIFT if rails else 0
     for i in range(count):
         if not le64toh(piece[i].length):
-            raise ProtocolError("the peer offers a message of no bytes")
+            raise ProtocolError("the peer offered an empty message by rendezvous")
         if le64toh(piece[i].length) > longest - pending.length:
             total = 0
             for i in range(count):
                 total += le64toh(piece[i].length)
             raise ProtocolError(
-                f"the peer sent a message of {total} bytes, although this side takes at most {longest} "
+                f"the peer sent a message of {total} bytes, but this side accepts at most {longest} "
                 f"(Config.max_message here)"
             )
         if le64toh(piece[i].length) - 1 > ~<uint64_t> 0 - le64toh(piece[i].address):
-            raise ProtocolError("the message goes beyond the end of the address space")
+            raise ProtocolError("the peer offered a message that extends beyond the end of the address space")
         if le32toh(piece[i].flags) & ~<uint32_t> IS_WINDOW != pending.rail << RAIL_SHIFT:
-            raise ProtocolError("the peer sent a rendezvous request with stray bytes")
+            raise ProtocolError("the peer sent a rendezvous request with extra bytes")
         pending.length += le64toh(piece[i].length)
     pending.pieces = PyBytes_FromStringAndSize(<const char *> piece, size)
     pending.request_id = le32toh(request.request_id)
@@ -512,7 +512,7 @@ cdef class StripedRead(Striped):
             return 0
         lkey = self.lkeys.get(rail.number)
         if lkey == 0 and rail is self.fetcher.outbox.lead:  # no other one need have keys
-            (<object> rail).rail_broke(self.refused or RDMAError("it takes no memory of messages"))
+            (<object> rail).rail_broke(self.refused or RDMAError("the device cannot register the memory of a message"))
         if not lkey:
             return 0
         if (
@@ -683,8 +683,8 @@ cdef int wake_if_ready(Inbox inbox) except -1:
 cdef object in_use(Inbox inbox, str other):
     """Return the error if `other` cannot read the messages."""
     return BusyError(
-        f"{other} cannot take messages of the connection with {inbox.outbox.owner.peer_name}: "
-        f"{inbox.reader or 'a task that waits in recv()'} takes them; use another connection"
+        f"{other} cannot receive from the connection with {inbox.outbox.owner.peer_name}: it is in use "
+        f"by {inbox.reader or 'a task that waits in recv()'}; use another connection"
     )
 
 
@@ -819,8 +819,8 @@ cdef class Fetcher:
         """Handle that the peer has responded too slowly to READs while others wait for memory."""
         self.outbox.lead.connection_broke(
             ConnectionBrokenError(
-                f"the peer has not answered enough of the READs of its message in {timeout:g} "
-                f"seconds, while others waited for memory of the pool"
+                f"reading a message from the peer timed out: it answered too few READs in {timeout:g} "
+                f"seconds while others waited for memory of the pool"
             )
         )
 
@@ -884,7 +884,7 @@ cdef class Fetcher:
             raise ProtocolError(f"the peer sent {len(content)} bytes as keys of {count} pieces")
         for i in range(count):
             if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
-                raise ProtocolError("the peer sent keys with stray bytes")
+                raise ProtocolError("the peer sent keys with extra bytes")
         rail = le32toh(frame.rail)
         for lane in self.outbox.stripes.lanes:
             if (<SendQueue> lane.rail).number != rail:
@@ -893,13 +893,13 @@ cdef class Fetcher:
                 if pending.request_id != le32toh(frame.request_id):
                     continue
                 if rail == pending.rail:
-                    raise ProtocolError("the peer sent keys of the rail that has them")
+                    raise ProtocolError("the peer sent keys for a rail that already has them")
                 known = keys_of(pending, rail)
                 i = len(known) // sizeof(RendezvousKey)
                 if le32toh(frame.first) != i or count > pending.count() - i:
                     raise ProtocolError(
-                        f"the peer sent keys of {count} pieces from {le32toh(frame.first)}: the "
-                        f"message has {pending.count()}, and there are those of {i}"
+                        f"the peer sent keys of {count} pieces from piece {le32toh(frame.first)}: the "
+                        f"message has {pending.count()} pieces, and the keys of {i} are known"
                     )
                 if pending.keys is None:
                     pending.keys = {}

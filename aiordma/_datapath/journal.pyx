@@ -52,8 +52,8 @@ cdef class Journal:
         cdef list missing = []
         if not self.first <= arrived <= self.sent:
             raise ProtocolError(
-                f"the peer says that {arrived} frames have arrived: {self.sent} were sent, and it has "
-                f"given credits for {self.first}"
+                f"the peer reports {arrived} received frames: {self.sent} were sent, and it has returned "
+                f"the credits of {self.first}"
             )
         for frame in self.all():
             frame.missing = frame.number >= arrived
@@ -77,9 +77,9 @@ cdef int forget(Journal journal, Fifo queue, uint32_t count) except -1:
         count -= 1
         frame = <Frame> queue.first()
         if frame is None:
-            raise ProtocolError("the peer gave a credit back for a frame that was not sent")
+            raise ProtocolError("the peer returned a credit for a frame that was not sent")
         if frame.missing:  # its block is still to be sent from
-            raise ProtocolError("the peer gave a credit back for a frame that it says it has not got")
+            raise ProtocolError("the peer returned a credit for a frame that it reports as not received")
         queue.popleft()
         journal.first = max(journal.first, frame.number + 1)
         frame.arrived()

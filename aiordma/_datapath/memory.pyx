@@ -101,7 +101,7 @@ cdef class PoolBlock(Pinned):
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if not self.leases and not self.pins and not self.views:  # by the object of an old view
-            raise BufferError("this memory has gone back to its pool")
+            raise BufferError("this memory has been returned to its pool")
         PyBuffer_FillInfo(view, self, self.bytes(), <Py_ssize_t> self.size, 0, flags)
         self.views += 1
 

@@ -61,7 +61,7 @@ cdef class Message:
         """Raise an AttributeError that shows how to decode a message."""
         # Only this one: __getattr__ would make every access to an attribute slower.
         raise AttributeError(
-            "a Message is no bytes: write bytes(message).decode(), which copies, or "
+            "a Message is not a bytes object: write bytes(message).decode(), which copies, or "
             "str(message.data, 'utf-8')", name="decode", obj=self,
         )
 
@@ -82,7 +82,7 @@ cdef class Message:
     def _check(self):
         """Raise BufferStateError if the message was released."""
         if self.block is None:
-            raise BufferStateError(f"{self!r} cannot be read any more")
+            raise BufferStateError(f"{self!r} has been released and cannot be read")
 
     def __eq__(self, other) -> bool:
         """Compare the contents with those of bytes, a bytearray, a memoryview or another message.

@@ -198,7 +198,7 @@ cdef class WRChain(WorkRequest):
         cdef WRChain part = WRChain.__new__(WRChain)
         part.user, part.kind = self.user, self.kind
         if not 0 < count <= self.entries:
-            raise ValueError(f"{count} requests of {self.entries}")
+            raise ValueError(f"cannot take {count} of {self.entries} requests")
         reserve(part, count)
         part.waiter = self.waiter
         if part.waiter is not None:
@@ -601,7 +601,7 @@ cpdef int check_progress(object progress) except -1:
     """Raise TypeError unless `progress` is None or can be called."""
     if progress is not None and not callable(progress):
         raise TypeError(
-            arguments.refusal("progress", "a function of the bytes that are done", progress)
+            arguments.refusal("progress", "a function of the number of bytes transferred", progress)
         )
     return 0
 

@@ -171,7 +171,7 @@ cdef class Outbox(Sender):
     ) except -1:
         cdef SendFuture message = self.offers.messages.pop(request_id, None)
         if message is None:
-            raise ProtocolError("the peer says it has read a message that was not offered")
+            raise ProtocolError("the peer acknowledged a message that was not offered")
         if message.openings and self.offers.end_elsewhere(message, status, invalidated_key):
             return 0
         return self.finish(message, status, invalidated_key)
@@ -181,7 +181,7 @@ cdef class Outbox(Sender):
         if status:
             text = f"send of {message.length} bytes to {self.lead.peer}"
             message.settle(
-                FAILED, RDMAError(f"{text}: the peer could not take the message (code {status})")
+                FAILED, RDMAError(f"{text}: the peer could not receive the message (code {status})")
             )
         else:
             self.delivered(message)
@@ -525,8 +525,8 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
         if not outbox.lead.has_room_for(entries) and not outbox.lead.failed:
             close_message(message, 0)
             raise RDMAError(
-                "a finalizer that ran while this message was prepared filled the send queue, and "
-                "the message was not sent: send it again"
+                "the message was not sent: a finalizer that ran while it was prepared filled the send "
+                "queue; send it again"
             )
     except BaseException:
         block.end_lease()
@@ -626,8 +626,8 @@ cdef bint send_written(Outbox outbox, WRChain write) except -1:
 
 cdef object not_done(Outbox outbox, WRChain chain):
     return BufferStateError(
-        f"{chain.text(outbox.lead.peer)} was not done: the rail by which the connection goes on "
-        f"has no key for its memory; do it again"
+        f"{chain.text(outbox.lead.peer)} was not executed: the connection has moved to a rail that "
+        f"does not have a key for this memory; try again"
     )
 
 
@@ -662,6 +662,6 @@ cdef object send_error(Outbox outbox, SendFuture message):
 
 
 UNDONE = (
-    "a write was not done, of which its message would tell the peer: the rail by which the connection "
-    "goes on has no key for the memory, or the lease of that is over"
+    "a write with immediate data was not executed: the connection has moved to a rail that does not "
+    "have a key for the memory, or its lease has ended"
 )

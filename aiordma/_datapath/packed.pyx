@@ -34,7 +34,7 @@ cdef class Values:
         self.work -= cost
         if self.work < 0:
             raise ValueError(
-                "it has more parts than a message may have: a million numbers, or 200,000 lists and dicts"
+                "too many values: at most a million numbers, or 200,000 lists and dicts"
             )
         return 0
 
@@ -43,7 +43,7 @@ cdef class Values:
         cdef uint64_t count = 0, i
         cdef int length = 0, size = 0
         if self.at == self.end:
-            raise ValueError("it ends in the middle")
+            raise ValueError("truncated data")
         tag = self.at[0]
         self.at += 1
         if tag >= 0xc0 and tag < 0xe0:
@@ -53,15 +53,15 @@ cdef class Values:
         elif tag >= 0x80 and tag < 0xa0:
             kind, count = b"A" if tag & 16 else b"M", tag & 15
         if self.end - self.at < length:
-            raise ValueError("it ends in the middle")
+            raise ValueError("truncated data")
         for i in range(<uint64_t> length):
             count = count << 8 | self.at[i]
         self.at += length
         if is_key and kind != b"B":
-            raise ValueError("a dict has a key that is neither str nor bytes")
+            raise ValueError("a dict key is not str or bytes")
         if kind == b"A" or kind == b"M":
             if depth == MOST_NESTED:
-                raise ValueError(f"more than {MOST_NESTED} lists or dicts lie in one another")
+                raise ValueError(f"lists or dicts are nested more than {MOST_NESTED} deep")
             self.spend(CONTAINER + (count if kind == b"A" else 2 * count))
             for i in range(count):
                 if kind == b"M":
@@ -69,11 +69,11 @@ cdef class Values:
                 self.skip(depth + 1, False)
             return 0
         if kind == b"-":
-            raise ValueError("it has a byte that begins no value")
+            raise ValueError("invalid byte 0xc1")
         if kind == b"E":
             self.spend(EXTENSION)
         if <uint64_t> (self.end - self.at) < count + size:
-            raise ValueError("it ends in the middle")
+            raise ValueError("truncated data")
         self.at += count + size
         return 0
 
@@ -92,6 +92,6 @@ def check_packed(data: Buffer) -> None:
         values.work = MOST_WORK
         values.skip(0, False)
         if values.at != values.end:
-            raise ValueError("it goes on behind its end")
+            raise ValueError("extra bytes after the end")
     finally:
         PyBuffer_Release(&buffer)

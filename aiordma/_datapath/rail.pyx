@@ -79,7 +79,7 @@ cdef class SendQueue(WorkQueues):
         driver.attach(qp, self)
 
     def __repr__(self):
-        return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends under way>"
+        return f"<SendQueue of {self.qp!r}, {self.capacity - self.free} sends in flight>"
 
     def count_in(self, Counts counts not None):
         """Add what this rail carries to `counts`, those of its connection."""
@@ -260,8 +260,8 @@ cdef class SendQueue(WorkQueues):
     cdef object unknown_outcome(self, WorkRequest work):
         why = "" if self.error is None else f": {in_short(self.error)}"
         return OutcomeUnknownError(
-            f"{work.text(self.peer)} may have been done or not: its rail broke, and the connection "
-            f"goes on by another one{why}"
+            f"the outcome of {work.text(self.peer)} is unknown: its rail broke, and the connection "
+            f"continues on another rail{why}"
         )
 
     cdef int use_room(self) except -1:

@@ -323,13 +323,13 @@ cdef class Offers:
             offered = self.messages.get(message.request_id) is message
             if offered and not rail.has_room_for(message.count()):
                 if message.count() + CONTROL_ENTRIES > rail.capacity:  # that of another card
-                    (<object> rail).rail_broke(RDMAError("its send queue is too short"))
+                    (<object> rail).rail_broke(RDMAError("the send queue is too short for the message"))
                 return 0
             self.left.pop(0)  # before it is opened, which may come back here
             if offered:
                 self.open_elsewhere(message, [lead])
                 if message.first.key_of(rail.keys) is None:
-                    (<object> rail).rail_broke(RDMAError("it takes no memory of messages"))
+                    (<object> rail).rail_broke(RDMAError("the device cannot register the memory of a message"))
                     return 0
         self.left = None
         return 0

@@ -178,8 +178,8 @@ cdef class Sealing:
         return data[: self.open(<unsigned char *> PyBytes_AS_STRING(data), len(data))]
 
 
-NOT_SEALED = "the peer sent a frame in clear on an encrypted connection"
+NOT_SEALED = "the peer sent an unencrypted frame on an encrypted connection"
 CHANGED_FRAME: str = (
-    "a frame cannot be opened: it, or one before it, was changed, repeated or left out on the way"
+    "a frame cannot be decrypted: it or an earlier one was changed, repeated or dropped on the way"
 )
-CHANGED_MESSAGE = "a long message cannot be opened: it was changed on the way"
+CHANGED_MESSAGE = "a long message cannot be decrypted: it was changed on the way"

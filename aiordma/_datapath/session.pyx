@@ -285,8 +285,8 @@ cdef inline bint is_owned(Inbox inbox):
 cdef object owned(Inbox inbox):
     """The error for a message of others on a connection that `_read_alone` was called of."""
     return BusyError(
-        f"cannot send a message on the connection with {inbox.outbox.owner.peer_name}: the messages "
-        f"on it belong to {inbox.reader}; use another connection"
+        f"cannot send a message on the connection with {inbox.outbox.owner.peer_name}: it is in use "
+        f"by {inbox.reader}; use another connection"
     )
 
 
@@ -405,8 +405,8 @@ cdef class Session(FrameHandler):
             self.batches.remove(chain)
             return None
         return BufferStateError(
-            "nothing of the batch was done: the rail by which the connection goes on has no key for "
-            "memory of the peer yet, or cannot register memory here; do it again"
+            "the batch was not executed: the connection has moved to a rail that does not have a key for "
+            "the peer's memory yet, or cannot register local memory; try again"
         )
 
     @property
@@ -537,7 +537,7 @@ cdef class Session(FrameHandler):
             imm = le32toh(header.imm)
             if length < HEADER:
                 raise ProtocolError(
-                    "the peer sent a message shorter than its header of 8 bytes"
+                    "the peer sent a frame shorter than its header of 8 bytes"
                 )
             if (
                 not DATA <= kind <= (WRITTEN if self.outbox.journal.keeps else RNDV_ACK)
@@ -546,7 +546,7 @@ cdef class Session(FrameHandler):
                 raise ProtocolError(f"the peer sent a frame of unknown kind {header.kind:#04x}")
             if imm and not has_imm:
                 raise ProtocolError(
-                    f"the peer sent a {frame_name(kind)} frame with stray immediate data"
+                    f"the peer sent a {frame_name(kind)} frame with unexpected immediate data"
                 )
             self.outbox.credits.received(kind, header.control, le16toh(header.data))
             self.outbox.journal.credited(header.control, le16toh(header.data))
@@ -612,8 +612,8 @@ cdef class Session(FrameHandler):
             message = protocol.decode(content)
             if self.awaiting_auth and type(message) not in protocol.BEFORE_PROOF:
                 raise ProtocolError(
-                    f"the peer sent a {type(message).__name__} before it has proved that it has "
-                    f"the key"
+                    f"the peer sent a {type(message).__name__} before it has authenticated "
+                    f"with the key"
                 )
             if isinstance(message, protocol.ReceiveSize):
                 self.outbox.room.announced(message.first, message.size)
@@ -621,7 +621,7 @@ cdef class Session(FrameHandler):
                 self.owner.control(message)
         elif kind == RNDV_ACK:
             if len(content) != sizeof(RendezvousAck):
-                raise ProtocolError(f"the peer sent an acknowledgement of {length} bytes")
+                raise ProtocolError(f"the peer sent an acknowledgement of invalid size: {length} bytes")
             ack = <const RendezvousAck *> PyBytes_AS_STRING(content)
             self.outbox.rendezvous_over(
                 le32toh(ack.request_id), le32toh(ack.status), self.invalidated_key
@@ -639,7 +639,7 @@ cdef class Session(FrameHandler):
         message.number, message.has_imm = imm, True
         try:
             if self.outbox.journal.keeps:
-                raise ProtocolError("the peer wrote with immediate data, past the frames of its rails")
+                raise ProtocolError("the peer wrote with immediate data instead of sending a WRITTEN frame")
             self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
                 raise ProtocolError(self.too_early())
@@ -654,7 +654,7 @@ cdef class Session(FrameHandler):
         cdef uint32_t written
         if message.length != sizeof(written) or not message.has_imm:
             raise ProtocolError(
-                f"the peer tells of a write in a frame of {HEADER + message.length} bytes"
+                f"the peer announced a write in a frame of invalid size: {HEADER + message.length} bytes"
             )
         written = le32toh((<const uint32_t *> (message.block.bytes() + HEADER))[0])
         message.length = 0
@@ -751,7 +751,7 @@ cdef class Session(FrameHandler):
         """Release the memory after the queue pairs have been destroyed."""
         cdef int code
         if not self.outbox.flags & ENDED:  # without `end`: the loop was closed, and its waiters with it
-            self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("its event loop was closed")
+            self.outbox.ended_by = self.inbox.ended = ConnectionClosedError("the event loop of the connection was closed")
             self.outbox.flags |= ENDED
             self.receives.end()
         release_all(self.outbox.lead.take_receives())
@@ -791,10 +791,10 @@ cdef class RailFrames(FrameHandler):
             if session.outbox.sealing is not None:
                 frame = session.outbox.sealing.open_resume(self.rail.number, frame)
             if not expected or frame[:HEADER] != RESUME_HEADER:
-                raise ProtocolError(f"the peer sent a frame on rail {self.rail.number}, not the lead")
+                raise ProtocolError(f"the peer sent a frame on rail {self.rail.number}, which is not the lead")
             message = protocol.decode(frame[HEADER:])
             if not isinstance(message, protocol.Resume) or message.rail != self.rail.number:
-                raise ProtocolError(f"the peer sent a {type(message).__name__} to resume a rail")
+                raise ProtocolError(f"the peer sent a {type(message).__name__} instead of a Resume on a rail")
             session.failover.resumed(self.rail, message.request_id, message.frames)
         except ProtocolError as error:
             session.owner.violated(error)
@@ -812,6 +812,6 @@ cdef class RailFrames(FrameHandler):
         return self.session.goes_on(rail, elsewhere)
 
 
-BEFORE_THE_KEY = "the peer sent a message before it has proved that it has the key"
+BEFORE_THE_KEY = "the peer sent a message before it has authenticated with the key"
 BEFORE_ADMISSION = "the peer sent a message before its connection was accepted"
-WRITTEN_IN_CLEAR = "the peer wrote to memory, which an encrypted connection does not allow"
+WRITTEN_IN_CLEAR = "the peer wrote to memory, which is not allowed on an encrypted connection"

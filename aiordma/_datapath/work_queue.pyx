@@ -301,7 +301,7 @@ cdef class WorkRequestTable:
     cdef int grow(self) except -1:
         cdef uint32_t count = self.count * 2 if self.count else FIRST_SLOTS, i
         if count > MAX_SLOTS:
-            raise MemoryError("all slots of work requests are taken")
+            raise MemoryError("all slots for work requests are in use")
         cdef Slot *slots = <Slot *> PyMem_Realloc(self.slots, count * sizeof(Slot))
         if slots == NULL:
             raise MemoryError
@@ -388,7 +388,7 @@ cdef class WorkRequestTable:
         cdef WorkQueues queue = None
         cdef int more = 0, count, i
         if not 1 <= most <= BATCH:
-            raise ValueError(f"{most} completions in one crossing, not 1 to {BATCH}")
+            raise ValueError(f"the number of completions to drain must be from 1 to {BATCH}, not {most}")
         state.spin_us = spin_us
         state.polls_again = polls_again
         with nogil:
@@ -442,7 +442,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
     try:
         if not in_turn:
             raise RuntimeError(
-                f"the completion of wr_id {wc.wr_id:#x} overtook those before it"
+                f"the completion of wr_id {wc.wr_id:#x} arrived out of order"
             )
         elif wc.status or queue.failed:
             queue.on_error_completion(work, kind, wc, False)
@@ -453,7 +453,7 @@ cdef WorkQueues dispatch(WorkRequestTable table, const aiordma_completion *wc):
             if kind != KIND_RECV:
                 (<WorkRequest> work).on_completion(wc.byte_len)
             elif queue.frame_handler is None:
-                raise TypeError("a receive without a channel")
+                raise TypeError("a receive needs a channel")
             elif not wc.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV):
                 queue.frame_handler.received(<PoolBlock> work, wc.byte_len)
             elif wc.wc_flags & IBV_WC_WITH_IMM:

@@ -46,7 +46,7 @@ def refusal_text(error: BaseException) -> str:
     """Return the text that the peer's user sees when this side gives up a handshake."""
     text = cause_text(error)
     # A verb that fails here is no verdict on the peer.
-    return f"the listener's machine failed: {text}" if isinstance(error, VerbsError) else text
+    return f"the listener's host failed: {text}" if isinstance(error, VerbsError) else text
 
 
 def packed_refusal(error: BaseException) -> bytes:
@@ -65,13 +65,13 @@ class ConnectionLimits:
         """Raise ConnectionLimitError if this host may not have another connection."""
         if self._most is not None and self._taken.total() >= self._most:
             raise ConnectionLimitError(
-                f"the listener has as many connections as it takes ({self._most}), by its "
-                f"Config.max_connections"
+                f"the listener has reached its limit of {self._most} connections "
+                f"(Config.max_connections of the listener)"
             )
         if self._most_per_host is not None and self._taken[host] >= self._most_per_host:
             raise ConnectionLimitError(
-                f"the listener has as many connections with {host} as it takes "
-                f"({self._most_per_host}), by its Config.max_connections_per_host"
+                f"the listener has reached its limit of connections with {host}: "
+                f"{self._most_per_host} (Config.max_connections_per_host of the listener)"
             )
 
     def take(self, host: str) -> None:
@@ -211,15 +211,15 @@ class Acceptor:
                 return
             evicted = share.make_room(networks)
         except NoRoomError:
-            error = BusyError(f"too many handshakes are under way ({setting(share.limit)})")
-            self._give_up(request, peer, error, "turned away")
+            error = BusyError(f"too many handshakes are in progress ({setting(share.limit)})")
+            self._give_up(request, peer, error, "rejected")
             return
         except RDMAError as error:
             self._count_failure(host, error)
-            self._give_up(request, peer, error, "turned away")
+            self._give_up(request, peer, error, "rejected")
             return
         if evicted is not None:
-            why = f"it gave way to a newer handshake ({setting(share.limit)})"
+            why = f"the handshake was dropped in favour of a newer one ({setting(share.limit)})"
             self._evict(evicted, BusyError(why))
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)
@@ -252,9 +252,11 @@ class Acceptor:
         wait = self._failures.wait(host, self._loop.time())
         if wait:
             if self._failures.first_report(host):
-                logger.warning("%s is turned away for a while: too many failed handshakes", host)
+                logger.warning(
+                    "rejecting handshakes from %s for a while: too many have failed", host
+                )
             raise BusyError(
-                f"too many handshakes failed for want of the key: wait {wait:.1f} seconds"
+                f"too many handshakes failed because of a wrong key: wait {wait:.1f} seconds"
             )
 
     def _give_up(self, request: Request, peer: str | None, error: BaseException, how: str) -> None:
@@ -315,7 +317,7 @@ class Acceptor:
             handshake.place.take()
             return on_request is None or await admits(connection, via, on_request, limit)
         except (RDMAError, OSError) as error:
-            logger.info("%r turned away: %r", handshake.request, error)
+            logger.info("%r rejected: %r", handshake.request, error)
             observation.failed(handshake.peer, error, accepted=True)
             if isinstance(error, ConnectionLimitError):
                 await refuse(connection, str(error))

@@ -99,7 +99,7 @@ def places(wanted: int) -> int:
 
 def setting(limit: int) -> str:
     """Return the setting that determines a limit of `places`, for errors."""
-    return f"{limit}: Config.max_handshakes there, or an eighth of its descriptors"
+    return f"{limit}: Config.max_handshakes of the listener, or an eighth of its file descriptors"
 
 
 class NoRoomError(Exception):

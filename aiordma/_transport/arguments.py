@@ -29,17 +29,17 @@ def check_host(host: object, name: str = "host") -> None:
 def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of several devices. Raises TypeError or ValueError if they are invalid."""
     for name in names:
-        instance("device", name, str, "names of devices, as ['mlx5_0', 'mlx5_1']")
+        instance("device", name, str, "names of devices, such as ['mlx5_0', 'mlx5_1']")
         if not name:
-            raise ValueError(f"device has an empty name among {list(names)}")
+            raise ValueError(f"device contains an empty name: {list(names)}")
         if name in (SYSTEM, ALL):
-            raise ValueError(f"device={name!r} stands alone: it is no device of a list")
+            raise ValueError(f"device={name!r} cannot be part of a list of devices")
     if not names:
-        raise ValueError("device is an empty list; None is the default device")
+        raise ValueError("device is an empty list; use None for the default device")
     if len(set(names)) < len(names):
-        raise ValueError(f"device names a device twice: {', '.join(names)}")
+        raise ValueError(f"device contains a name twice: {', '.join(names)}")
     if len(names) > MAX_RAILS:
-        raise ValueError(f"device names {len(names)} devices; a connection uses {MAX_RAILS}")
+        raise ValueError(f"device has {len(names)} names; a connection can use at most {MAX_RAILS}")
     return tuple(names)
 
 
@@ -100,7 +100,7 @@ def check_options(via: str, config: Config) -> None:
     for name, instead in NOT_BY_CM.items():
         if getattr(config, name) is not None:
             raise ValueError(
-                f'the connection manager does not take Config.{name}: {instead}; via="tcp" takes it'
+                f'Config.{name} is not supported by via="cm": {instead}; use via="tcp"'
             )
 
 
@@ -108,8 +108,8 @@ def remote_memory(memory: object, wanted: type[T]) -> T:
     """Return `memory` if it is memory of the peer. Raises TypeError otherwise."""
     if isinstance(memory, wanted):
         return memory
-    what = "memory of this side" if isinstance(memory, LocalMemory) else type(memory).__name__
+    what = "local memory" if isinstance(memory, LocalMemory) else type(memory).__name__
     raise TypeError(
-        f"the peer's memory is a RemoteRegion (recv_region, request_region, open_region) or a "
-        f"slice of one, not {what}" + (f": {memory!r}" if isinstance(memory, LocalMemory) else "")
+        f"the peer's memory must be a RemoteRegion (recv_region, request_region, open_region) or "
+        f"a slice of one, not {what}" + (f": {memory!r}" if isinstance(memory, LocalMemory) else "")
     )

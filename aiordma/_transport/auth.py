@@ -22,7 +22,7 @@ KINDS = {
     True: "byte streams (open_connection, create_connection, start_stream_server, create_server)",
 }
 
-NOT_THE_SAME_KEY = "the peer says that it has not the same key"
+NOT_THE_SAME_KEY = "the peer reports that it has a different key"
 
 if TYPE_CHECKING:
     from .._core.admission import TicketOffice
@@ -55,15 +55,15 @@ class Security:
             check_key(self.auth)
         self._check_encrypt()
         if self.tls is not None and not isinstance(self.tls, ssl.SSLContext):
-            raise TypeError(f"ssl is an ssl.SSLContext, not {type(self.tls).__name__}")
+            raise TypeError(f"ssl must be an ssl.SSLContext, not {type(self.tls).__name__}")
 
     def _check_encrypt(self) -> None:
         if self.encrypt not in (False, True, "messages"):
-            raise ValueError(f'encrypt is True, False or "messages", not {self.encrypt!r}')
+            raise ValueError(f'encrypt must be True, False or "messages", not {self.encrypt!r}')
         if not self.encrypt:
             return
         if self.auth is None:
-            raise ValueError("encrypt= needs auth=, a key that both sides have")
+            raise ValueError("encrypt= needs auth=, a key that both sides share")
         try:
             from . import encryption  # noqa: F401, PLC0415 - it needs a package
         except ModuleNotFoundError as error:
@@ -90,18 +90,18 @@ class Security:
         """
         if peer.stream != self.stream:
             raise ProtocolError(
-                f"{host_port(address) if address else 'the peer'} has {KINDS[peer.stream]}, this "
-                f"side {KINDS[self.stream]}: use the same kind on both"
+                f"{host_port(address) if address else 'the peer'} uses {KINDS[peer.stream]}, this "
+                f"side {KINDS[self.stream]}: use the same kind on both sides"
             )
         if peer.authenticates and self.auth is None:
-            raise AuthenticationError("the peer asks for a key: give auth=")
+            raise AuthenticationError("the peer requires a key: pass auth=")
         if self.auth is not None and not peer.authenticates:
-            raise AuthenticationError("the peer was given no key: auth= must be the same on both")
+            raise AuthenticationError("the peer has no key: pass the same auth= on both sides")
         here, there = self._encrypts, (peer.encrypts, peer.memory_in_clear)
         if here != there:
             raise AuthenticationError(
                 f"the peer {_ENCRYPTS[there]}, and this side {_ENCRYPTS[here]}: "
-                f"give the same encrypt= on both"
+                f"pass the same encrypt= on both sides"
             )
 
     @property
@@ -113,7 +113,7 @@ _ENCRYPTS = {
     (False, False): "does not encrypt",
     (False, True): "does not encrypt",
     (True, False): "encrypts (encrypt=True)",
-    (True, True): 'encrypts messages alone (encrypt="messages")',
+    (True, True): 'encrypts only messages (encrypt="messages")',
 }
 
 
@@ -216,4 +216,4 @@ class KeyProof:
                 self._check("client", message.proof)
                 self.done.set_result(None)
             case _:
-                raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
+                raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")

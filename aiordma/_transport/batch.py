@@ -58,7 +58,7 @@ class Batch(BatchOfTransfers):
 
     def _collecting(self) -> WRChain:
         if self._chain is None:
-            raise BufferStateError("a batch collects inside its async with statement only")
+            raise BufferStateError("a batch can be used only inside its async with statement")
         self._check()
         return self._chain
 
@@ -103,7 +103,7 @@ class Batch(BatchOfTransfers):
 
     async def __aenter__(self) -> Self:
         if self._chain is not None:
-            raise BufferStateError("this batch is collecting already")
+            raise BufferStateError("this batch has already been entered")
         self._queue = self._session.lead
         self._held = ExitStack()  # until the end of the scope
         self._collect(new_chain(self._queue, OperationKind.BATCH))

@@ -114,7 +114,7 @@ class PendingConnect:
         return NoLink()
 
     def time_out(self) -> None:
-        settle(self.reply, None, FallbackToSocket("there was no reply in time"))
+        settle(self.reply, None, FallbackToSocket("the peer did not reply in time"))
 
     def replied(self, reply: protocol.ConnectReply) -> None:
         self._replied = True
@@ -170,9 +170,9 @@ class Initiator:
         )
         if not self._channel.controls.send_now(request):
             del self._pending[request_id]
-            pending.member.end("it was not requested")
+            pending.member.end("the connection was not requested")
             pending.member.release()
-            raise FallbackToSocket("there is no memory for the request")
+            raise FallbackToSocket("no memory for the request")
         return pending
 
     def control(self, message: protocol.Message) -> bool:
@@ -180,7 +180,7 @@ class Initiator:
             case protocol.ConnectReply():
                 pending = self._pending.pop(message.request_id, None)
                 if pending is None:
-                    raise ProtocolError("the peer replies to a connect request that was not sent")
+                    raise ProtocolError("the peer replied to a connect request that was not sent")
                 pending.replied(message)
             case protocol.Error() if message.request_id in self._pending:
                 self._pending.pop(message.request_id).refused(message)
@@ -298,7 +298,7 @@ class Responder:
     def _requested(self, request: protocol.ConnectRequest) -> None:
         if not request.number or request.number in self.group:
             raise ProtocolError(
-                f"the peer requests a connection {request.number}, which exists already"
+                f"the peer requested connection {request.number}, which already exists"
             )
         self._acceptor.admit(InbandRequest(self, request), in_band=True)
 
@@ -364,7 +364,7 @@ class InbandRequest(Request):
 
     def give_up(self, error: BaseException) -> None:
         if not self._replied:
-            self._member.end("it was refused")
+            self._member.end("the connection was rejected")
             code = REFUSALS.get(type(error), protocol.ErrorCode.INTERNAL)
             text = refusal_text(error)
             self._responder.channel.send(protocol.Error(self._request.request_id, code, text))

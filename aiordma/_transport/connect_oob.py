@@ -70,12 +70,12 @@ class PendingConnection:
             BufferStateError: If an endpoint was accepted before, or this object was closed.
         """
         if self._started and self._peer is None:
-            raise BufferStateError(f"{self!r}: it was given up")
+            raise BufferStateError(f"{self!r} has been aborted")
         if self._peer is not None:
-            raise BufferStateError(f"{self!r} has accepted its peer already")
+            raise BufferStateError(f"{self!r} has already accepted its peer")
         data = bytes(endpoint)
         if len(data) != SIZE:
-            raise ProtocolError(f"this is no endpoint of aiordma: {len(data)} bytes, not {SIZE}")
+            raise ProtocolError(f"not an aiordma endpoint: {len(data)} bytes, not {SIZE}")
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
         self._security.agree(peer)
@@ -98,7 +98,7 @@ class PendingConnection:
         if self._peer is None:
             raise BufferStateError(f"{self!r} has not accepted a peer yet")
         if self._started:
-            raise BufferStateError(f"{self!r} is a connection already")
+            raise BufferStateError(f"{self!r} is already a connection")
         self._started = True
         try:
             with self._attempt:
@@ -116,7 +116,7 @@ class PendingConnection:
         if not self._started:
             self._started = True
             connection = self._attempt.connection
-            self._attempt.give_up(BufferStateError("the connection was given up"))
+            self._attempt.give_up(BufferStateError("the connection was aborted"))
             await connection.wait_closed()
 
     async def __aenter__(self) -> Self:

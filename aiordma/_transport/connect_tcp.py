@@ -296,7 +296,7 @@ class TCPRequest(Request):
             assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
-                raise ProtocolError("the peer has a ticket for another challenge")
+                raise ProtocolError("the peer's ticket is for another challenge")
         devices, when_closed = acceptor.devices, acceptor.take_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, tcp.local_address),

@@ -111,8 +111,8 @@ def tell_of_windows(name: str, level: int) -> None:
     """Log that a device cannot restrict keys to one connection."""
     logger.log(
         level,
-        "%s has no memory windows of type 2: a key of memory works on every connection of its "
-        "event loop, for any peer that gets to know it (docs/security.md)",
+        "%s does not support memory windows of type 2: a memory key is valid on every connection "
+        "of its event loop, for any peer that learns it (docs/security.md)",
         name,
     )
 
@@ -312,7 +312,7 @@ class AddressedEndpoint(RailEndpoint):
         assert self.qp is not None
         if remote == self.endpoint:
             peer = host_port(address) if address is not None else "the peer"
-            raise ProtocolError(f"{peer} sends back this side's own endpoint: an echo server?")
+            raise ProtocolError(f"{peer} sent back this side's own endpoint: is it an echo server?")
         if address is not None and not self.config.allow_other_addresses:
             self._check_address(remote, address)
         config = self.config
@@ -330,12 +330,14 @@ class AddressedEndpoint(RailEndpoint):
                     sl=config.service_level or 0,
                 )
         except ValueError as error:
-            raise ProtocolError(f"the peer's queue pair does not fit: {error}") from error
+            raise ProtocolError(f"the peer's queue pair is incompatible: {error}") from error
         except VerbsError as error:
             # EIO is a device that has failed, which puts its queue pairs into ERR as well.
             if error.errno != errno.EINVAL or self.qp.query().qp_state is not verbs.QPState.ERR:
                 raise
-            raise HandshakeBrokenError("the peer's queue pair ended in the handshake") from error
+            raise HandshakeBrokenError(
+                "the peer's queue pair was closed during the handshake"
+            ) from error
 
     def _check_address(self, remote: Endpoint, address: Address) -> None:
         """Ensure that the peer cannot make a device connect to an address other than the peer's.

@@ -29,7 +29,7 @@ from ..errors import ConnectionBrokenError
 from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
-LEFT = "the peer goes on by another rail: this one broke there"
+LEFT = "the rail broke at the peer, which continues on another rail"
 LEAST_WAIT = 1.0  # seconds, for the peer's Resume
 
 
@@ -210,5 +210,7 @@ class Failover:
         self.rails.lead.left_by_peer = True
         self._leave(LEFT)
 
-    def _leave(self, why: str = "the peer does not go on by another rail, after one broke") -> None:
+    def _leave(
+        self, why: str = "the peer does not continue on another rail after one broke"
+    ) -> None:
         self.rails.messages.lead.rail_broke(ConnectionBrokenError(why))

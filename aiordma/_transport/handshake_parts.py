@@ -28,7 +28,7 @@ class Inspection:
     def control(self, message: protocol.Message) -> None:
         """Take the message. Raises ProtocolError if it is a wrong message or the second one."""
         if self._came.done() or not isinstance(message, self._awaited):
-            raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
+            raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
         self._came.set_result(message)
 
     def end(self, error: Callable[[], BaseException]) -> None:

@@ -57,8 +57,9 @@ def check_data(data: bytes) -> bytes:
     packed = bytes(bytes_of(data))
     if len(packed) > MAX_DATA:
         raise LimitError(
-            f"{len(packed)} bytes of data; connect carries at most {MAX_DATA}: send the rest once "
-            "connected",
+            f"data has {len(packed)} bytes, but connect can carry at most {MAX_DATA}: send "
+            "the rest "
+            "once connected",
             amount=len(packed),
             limit=MAX_DATA,
         )
@@ -136,7 +137,8 @@ async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | No
         if verdict is None or isinstance(verdict, str):
             return verdict
         raise TypeError(
-            f"on_request returns None, or the reason of a refusal as str, not {verdict!r:.80}"
+            "on_request must return None, or the reason for a refusal as a str, not "
+            f"{verdict!r:.80}"
         )
     except UNWINDING:
         raise

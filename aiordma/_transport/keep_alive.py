@@ -77,8 +77,8 @@ class KeepAlive:
         else:
             self._queue.rail_broke(
                 ConnectionBrokenError(
-                    f"the peer's device has not been heard for {self._interval + self._timeout:g} "
-                    f"seconds and does not answer (Config.keep_alive)"
+                    f"keep-alive timed out: nothing received from the peer's device for "
+                    f"{self._interval + self._timeout:g} seconds (Config.keep_alive)"
                 )
             )
 

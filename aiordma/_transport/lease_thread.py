@@ -48,7 +48,7 @@ def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
         return None
     length = real("a lease", lease, "a number of seconds, or None for no end")
     if not 0 < length <= LONGEST:
-        raise ValueError(f"a lease is more than 0 and at most {LONGEST} seconds, not {length}")
+        raise ValueError(f"a lease must be more than 0 and at most {LONGEST} seconds, not {length}")
     return length
 
 
@@ -100,7 +100,7 @@ class Deadline:
         try:
             action()
         except BaseException:  # the others have to end in time as well
-            logger.exception("the end of a lease failed")
+            logger.exception("ending a lease failed")
         finally:
             self._over.release()
 
@@ -206,9 +206,9 @@ def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
     except RuntimeError as error:
         deadline.cancel()
         raise RDMAError(
-            f"the memory is not shared: the thread that would end its lease cannot be "
-            f"started ({error}); end other threads, raise their limit (ulimit -u, "
-            f"pids.max), or share without a lease"
+            f"cannot share the memory: the thread that ends leases cannot be started "
+            f"({error}); end other threads, raise their limit (ulimit -u, pids.max), or "
+            f"share without a lease"
         ) from error
     _thread = thread  # another thread may have begun one at the same time: each ends its own
     return deadline

@@ -117,7 +117,7 @@ def meaning(goodbye: protocol.Goodbye, max_message: int) -> RDMAError:
             why = f"the listener's application refused the connection: {text}"
             reason = REJECTED_BY_APPLICATION
             return RejectedError(why, reason=reason, event="", by_application=True)
-    return ConnectionBrokenError(f"the peer gave up (code {goodbye.code}): {text}")
+    return ConnectionBrokenError(f"the peer aborted the connection (code {goodbye.code}): {text}")
 
 
 class InbandHandler(Protocol):
@@ -332,7 +332,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         proof = self._handshake.proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if proof is None:
-                raise ProtocolError("the peer sent a proof that it has a key; none was given here")
+                raise ProtocolError("the peer sent a proof of a key, but this side has no auth=")
             try:
                 proof.control(message)
             except AuthenticationError as error:
@@ -489,7 +489,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
 
     async def _end_with_loop(self) -> None:
         if self._state not in CLOSING:
-            self._end(ConnectionClosedError("its event loop has ended"))
+            self._end(ConnectionClosedError("the event loop of the connection has ended"))
         await self._closed.wait()
 
     def _end_without_loop(self) -> None:

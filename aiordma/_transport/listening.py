@@ -93,5 +93,5 @@ def _taken(host: str, port: int) -> AddressError:
 
     It does so if one of the two listeners listens on all addresses.
     """
-    text = f"cannot bind to {host_port((host, port))}: the port is in use"
+    text = f"cannot bind to {host_port((host, port))}: the port is already in use"
     return AddressError(text, status=-errno.EADDRINUSE)

@@ -124,9 +124,9 @@ TRANSITIONS: Mapping[tuple[RailState, RailEvent], RailState] = MappingProxyType(
 
 AWAITED: Mapping[RailState, str] = MappingProxyType(
     {
-        _S.OFFERED: "answered the offer of this rail",
+        _S.OFFERED: "responded to the offer of this rail",
         _S.CONNECTING: "shown that this rail works",
-        _S.STOPPED: "said that it has stopped this rail",
+        _S.STOPPED: "confirmed that it has stopped this rail",
     }
 )
 """The step that the peer must complete within a time limit, by state.
@@ -345,7 +345,7 @@ class Rails:
         following = TRANSITIONS.get((rail.state, event))
         if following is None:
             raise ProtocolError(
-                f"rail {rail.number} is {rail.state.name}, and the peer has {event.name}"
+                f"the peer sent {event.name} for rail {rail.number}, which is {rail.state.name}"
             )
         if following.shown != rail.state.shown:
             rail.since = self.clock()
@@ -451,7 +451,9 @@ class Rails:
         for rail in self.rails:
             if rail.number == number:
                 return rail
-        raise ProtocolError(f"the peer speaks of rail {number}, which is none of this connection")
+        raise ProtocolError(
+            f"the peer sent a message about rail {number}, which this connection does not have"
+        )
 
     def hear(self) -> None:
         """Stop all rails whose queue pair has failed. Do not call this from within a drain."""
@@ -504,13 +506,15 @@ class Rails:
     def lead_moved(self, again: int) -> None:
         """Log that the peer uses the new lead, and the number of items posted again."""
         took = 1e3 * (self.clock() - self.left.broke_at)
-        what = f"is the lead in place of {self.left.device}, {took:.3g} ms after that broke; "
-        self._log(self.lead, f"{what}{again} frames and requests go again", logging.WARNING)
+        what = f"is the lead in place of {self.left.device}, {took:.3g} ms after it broke; "
+        self._log(
+            self.lead, f"{what}{again} frames and requests are retransmitted", logging.WARNING
+        )
 
     def _told_down(self, message: protocol.RailDown) -> None:
         rail = self._rail(message.rail)
         if rail is self.lead and rail.state is _S.UP:
-            raise ProtocolError("the peer has stopped the rail of its messages")
+            raise ProtocolError("the peer has stopped the lead rail")
         tells = rail.state is not _S.STOPPED
         cause = protocol.rail_cause_text(message.request_id)
         if tells:
@@ -663,7 +667,9 @@ class OfferingRails(Rails):
             rail = next((rail for rail in self.rails if rail.device == name), None)
             if rail is None:
                 self._new(rail := Rail(name, _S.DOWN, self.clock()))
-            self._trouble(rail, "cannot be made", error)  # one that was before is down for longer
+            self._trouble(
+                rail, "cannot be created", error
+            )  # one that was before is down for longer
             berth.empty(self.clock())
             return
         self.latest += 1
@@ -674,7 +680,9 @@ class OfferingRails(Rails):
     def _answered(self, answer: protocol.RailAnswer) -> None:
         rail = self._rail(answer.rail)
         if rail.offer_id != answer.request_id:
-            raise ProtocolError(f"the peer answers another request with rail {rail.number}")
+            raise ProtocolError(
+                f"the peer sent a response for rail {rail.number} with an unknown request number"
+            )
         remote = Endpoint.unpack(answer.endpoint)
         self._advance(rail, _E.ANSWERED)
         if rail.state is _S.STOPPED:
@@ -731,19 +739,21 @@ class AnsweringRails(Rails):
     def _offered(self, offer: protocol.RailOffer) -> None:
         if offer.rail != self.latest + 1:
             raise ProtocolError(
-                f"the peer offers rail {offer.rail}, and the next one is {self.latest + 1}"
+                f"the peer offered rail {offer.rail} instead of rail {self.latest + 1}"
             )
         self.latest = offer.rail
         remote, now = Endpoint.unpack(offer.endpoint), self.clock()
         if self.offers.wait(now):
-            self._refuse(offer, protocol.ErrorCode.BUSY, "too many rails were offered of late")
+            self._refuse(
+                offer, protocol.ErrorCode.BUSY, "too many rails were offered in a short time"
+            )
             return
         self.offers.take(now)
         self._loop.call_soon(self._answer, offer, remote)  # to open a device takes a while
 
     def _refuse(self, offer: protocol.RailOffer, code: protocol.ErrorCode, why: str) -> None:
         if code == protocol.ErrorCode.QUOTA:
-            logger.info("%s offered a rail and is refused: %s", self.owner.peer_name, why)
+            logger.info("rejecting a rail offered by %s: %s", self.owner.peer_name, why)
         self._tell(protocol.Error(offer.request_id, code, why))
 
     def _answer(self, offer: protocol.RailOffer, remote: Endpoint) -> None:
@@ -751,7 +761,9 @@ class AnsweringRails(Rails):
         if self._over:
             self._refuse(offer, protocol.ErrorCode.CANCELLED, "the connection is being closed")
         elif len(alive) >= self.most:
-            text = f"there are {len(alive)} rails already (Config.max_rails of the listener)"
+            text = (
+                f"the connection already has {len(alive)} rails (Config.max_rails of the listener)"
+            )
             self._refuse(offer, protocol.ErrorCode.QUOTA, text)
         else:
             try:

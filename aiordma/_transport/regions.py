@@ -94,7 +94,7 @@ class Regions:
         quota = self._config.lend_quota
         if lent + length > quota:
             raise QuotaError(
-                f"{length} bytes were asked for, {lent} of {quota} are lent already "
+                f"{length} bytes were requested, but {lent} of {quota} are already lent "
                 f"(Config.lend_quota of the owner)",
                 amount=lent + length,
                 limit=quota,
@@ -102,7 +102,7 @@ class Regions:
         regions = len(self.shares) + handed_over
         if regions >= self._config.max_regions:
             raise QuotaError(
-                f"{regions} regions are shared already, or handed over and not received "
+                f"{regions} regions are already shared, or handed over and not yet received "
                 f"(Config.max_regions of the owner)",
                 amount=regions + 1,
                 limit=self._config.max_regions,
@@ -114,15 +114,15 @@ class Regions:
         """Raise for a token whose key the peer's device would refuse, if this side can tell."""
         region, granter = f"region {token.region_id:#x}", token.region_id >> NUMBER_BITS
         if granter == self._granter != self._peer:
-            raise ValueError(f"{region} is this side's own: its token is for the peer to open")
+            raise ValueError(f"{region} belongs to this side: only the peer can open its token")
         if granter != self._peer:
             raise ValueError(
-                f"{region} is not of this connection: a token is good at the other end of the "
-                f"connection whose `share` has made it"
+                f"{region} does not belong to this connection: a token can be opened only at the "
+                f"other end of the connection that shared it"
             )
         if bisect_right(self._ended, token.region_id) % 2:
             raise LeaseEndedError(
-                f"{region} has ended: its owner has to share the memory again", token.region_id
+                f"{region} has ended: its owner must share the memory again", token.region_id
             )
 
     def end(self, region_id: int) -> None:

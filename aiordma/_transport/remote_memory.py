@@ -37,8 +37,8 @@ class RemoteMemory(RemoteBase):
         self._check_use(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
-                f"nothing was done: the rail by which the connection goes on has no key for "
-                f"{self._root!r} yet; the key is on its way, so do it again"
+                f"nothing was executed: the connection has moved to a rail that does not have the "
+                f"key for {self._root!r} yet; the key is on its way, so try again"
             )
         if right == Rights.READ and not local.writable:
             raise ValueError(f"cannot read into {local!r}: it is read-only")
@@ -53,7 +53,9 @@ class RemoteMemory(RemoteBase):
             self._range.require_atomic()
         self._range.require(Rights(right))
         if length != len(self):
-            raise ValueError(f"{length} bytes here and {len(self)} there: slice one of them")
+            raise ValueError(
+                f"local memory has {length} bytes, the peer's memory {len(self)}: slice one of them"
+            )
 
     @property
     def _region(self) -> RemoteRegion:
@@ -173,7 +175,7 @@ class RemoteRegion(RemoteMemory):
 
     def _take_back(self) -> None:
         if self._usable:
-            self._why = "taken back by its owner"
+            self._why = "reclaimed by its owner"
             self._deadline: float = -math.inf
             self._give_up()
 
@@ -234,7 +236,9 @@ class RemoteRegion(RemoteMemory):
     async def _hand_over(self) -> None:
         """Return the region with its contents, as a Buffer for the owner."""
         if not self._lent:
-            raise ValueError(f"{self!r} was not borrowed with request_region: it is the peer's")
+            raise ValueError(
+                f"{self!r} was not borrowed with request_region, and belongs to the peer"
+            )
         self._give_up()
         await self._sharing.tell(protocol.RegionReturn(0, self.token.region_id))
 

@@ -132,8 +132,8 @@ class Sharing:
         self.check_allowed()
         if not isinstance(memory, LocalMemory):
             raise TypeError(
-                f"{memory!r} is not registered memory of this side (Connection.register, alloc); "
-                f"borrowed memory goes back by hand_over"
+                f"{memory!r} is not local registered memory (Connection.register, alloc); "
+                f"return borrowed memory with hand_over"
             )
         memory._check()
         share = Share(self, self.regions.next_id(), memory, rights, lease)
@@ -209,7 +209,7 @@ class Sharing:
         """Grant or refuse the peer's request for memory."""
         code = protocol.ErrorCode
         if missing := request.access & ~self._config.max_rights:
-            text = f"{missing!r} is not lent (Config.max_rights of the owner)"
+            text = f"the owner does not grant {missing!r} (Config.max_rights of the owner)"
             self._refuse(request.request_id, code.ACCESS, text)
             return
         try:
@@ -245,7 +245,7 @@ class Sharing:
 
     def _refuse(self, request_id: int, code: protocol.ErrorCode, text: str) -> None:
         if code in LIMITS:
-            logger.info("%s asked for memory and is refused: %s", self.owner.peer_name, text)
+            logger.info("rejecting a memory request of %s: %s", self.owner.peer_name, text)
         self._controls.send(protocol.Error(request_id, code, text))
 
     def _extend(self, request: protocol.RegionRenew) -> None:
@@ -254,7 +254,7 @@ class Sharing:
         lease = self.regions.lease_for(request.lease_ms)
         request_id, code = request.request_id, protocol.ErrorCode
         if share is not None and not isinstance(share, Loan):
-            text = "the region was not borrowed: its owner alone renews its lease (Share.renew)"
+            text = "the region was not borrowed: only its owner can renew its lease (Share.renew)"
             self._refuse(request_id, code.ACCESS, text)
             return
         try:
@@ -346,8 +346,8 @@ class Sharing:
     def control(self, message: protocol.Message) -> None:
         if self._sealed and not isinstance(message, protocol.Error):
             raise ProtocolError(
-                f"the peer sent a {type(message).__name__}, and this connection allows no "
-                f"operations on memory (encrypt=True)"
+                f"the peer sent a {type(message).__name__}, but operations on memory are not "
+                f"allowed on this connection (encrypt=True)"
             )
         match message:
             case protocol.RegionRequest():
@@ -376,18 +376,18 @@ class Sharing:
             case protocol.Error():
                 request = self._answered(message.request_id)
                 if request is None:
-                    raise ProtocolError("the peer refuses a request that was not made")
+                    raise ProtocolError("the peer refused a request that was not made")
                 peer = self.regions.lead.peer
                 refused = RequestRefusedError(message.code, message.text, peer=peer)
                 settle(request.answered, None, refused)
             case _:
-                raise ProtocolError(f"the peer sent a {type(message).__name__}, unexpected here")
+                raise ProtocolError(f"the peer sent an unexpected {type(message).__name__}")
 
     def _granted(self, grant: protocol.RegionGrant) -> None:
         if not grant.request_id:
             if len(self.arrived) + len(self.regions.keyless) >= self._config.max_regions:
                 raise ProtocolError(
-                    f"the peer has shown more than {self._config.max_regions} regions "
+                    f"the peer has handed over more than {self._config.max_regions} regions "
                     f"(Config.max_regions) before one was received"
                 )
             region = RemoteRegion(self, grant.token, lent=False)
@@ -395,13 +395,13 @@ class Sharing:
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
-            raise ProtocolError("the peer grants a request that was not made")
+            raise ProtocolError("the peer granted a request that was not made")
         if len(self.regions.keyless) >= len(self._requests) + self._config.max_regions:
-            raise ProtocolError("the peer grants a request again and again")
+            raise ProtocolError("the peer granted requests more than once")
         if grant.token.length != asked.length or asked.access & ~grant.token.access:
             raise ProtocolError(
-                f"the peer grants {grant.token.length} bytes with {grant.token.access!r}, and was "
-                f"asked for {asked.length} with {asked.access!r}"
+                f"the peer granted {grant.token.length} bytes with {grant.token.access!r}, but "
+                f"{asked.length} with {asked.access!r} were requested"
             )
         region = RemoteRegion(self, grant.token, lent=True, since=request.since)
         take = partial(self._lent, request, grant.request_id)
@@ -422,7 +422,7 @@ class Sharing:
                 or not isinstance(asked, protocol.RegionRenew)
                 or asked.region_id != lease.region_id
             ):
-                raise ProtocolError("the peer renews a lease that it was not asked for")
+                raise ProtocolError("the peer renewed a lease that it was not asked to renew")
             self._answered(lease.request_id)
             since = request.since
             settle(request.answered)
@@ -456,7 +456,10 @@ class Sharing:
             except (RDMAError, OSError) as error:  # the device has it for good: the rest goes on
                 if not self._loop.is_closed():
                     self._loop.call_exception_handler(
-                        {"message": f"aiordma: {share!r} keeps its memory", "exception": error}
+                        {
+                            "message": f"aiordma: {share!r} could not release its memory",
+                            "exception": error,
+                        }
                     )
 
     @property

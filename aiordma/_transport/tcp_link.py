@@ -145,7 +145,7 @@ class TCPLink(asyncio.Protocol):
             raise self._broken_off(self._error) from self._error
         assert self._transport is not None
         if self._lost:  # uvloop would raise a RuntimeError
-            raise HandshakeBrokenError(f"{self._peer} ended the bootstrap")
+            raise HandshakeBrokenError(f"{self._peer} closed the bootstrap connection")
         self._transport.write(data)
 
     async def read(self, size: int, magic: bytes) -> bytes:
@@ -183,7 +183,7 @@ class TCPLink(asyncio.Protocol):
             )
         what = "a web server answers; " if start.startswith(b"HTTP/") else ""
         return ProtocolError(
-            f"{self._peer} does not speak aiordma's bootstrap: {what}it sent {start!r}; {VIA_HINT}"
+            f"{self._peer} does not use the aiordma bootstrap: {what}it sent {start!r}; {VIA_HINT}"
         )
 
     async def _read(self, size: int) -> bytes:
@@ -193,7 +193,8 @@ class TCPLink(asyncio.Protocol):
                 raise self._broken_off(self._error) from self._error
             if self._lost:
                 raise HandshakeBrokenError(
-                    f"{self._peer} ended the bootstrap after {len(came)} bytes; {VIA_HINT}"
+                    f"{self._peer} closed the bootstrap connection after {len(came)} bytes; "
+                    f"{VIA_HINT}"
                 )
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -203,7 +204,7 @@ class TCPLink(asyncio.Protocol):
 
     def _broken_off(self, error: Exception) -> HandshakeBrokenError:
         return HandshakeBrokenError(
-            f"{self._peer} broke off the bootstrap: {cause_text(error)}; {VIA_HINT}"
+            f"the bootstrap connection with {self._peer} broke: {cause_text(error)}; {VIA_HINT}"
         )
 
     # ---- after it ------------------------------------------------------------------------
@@ -248,7 +249,7 @@ class TCPLink(asyncio.Protocol):
         self._on_ended = None
         if on_end is None:
             return  # closed meanwhile
-        reason = "the peer sent something after the bootstrap" if self._came else UNANNOUNCED
+        reason = "the peer sent data after the bootstrap" if self._came else UNANNOUNCED
         error = f": {self._error}" if self._error is not None else ""
         on_end(f"{reason} (the socket of the TCP bootstrap{error})")
 
@@ -268,7 +269,7 @@ def refusal(data: bytes) -> RejectedError | ProtocolError | AuthenticationError:
     """Return the error for a listener's refusal."""
     why = unpack_refusal(data)
     if why is None:
-        return ProtocolError(f"a refusal without a reason: {data[:8]!r}")
+        return ProtocolError(f"invalid refusal from the peer: {data[:8]!r}")
     if is_of_key(data):
         return AuthenticationError(NOT_THE_SAME_KEY)
     why = why or "the connection was rejected"

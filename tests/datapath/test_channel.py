@@ -49,7 +49,7 @@ def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
     if kind is FrameKind.RNDV_ACK:
         if len(behind) != 8:
             raise ProtocolError(f"the peer sent an acknowledgement of {len(content)} bytes")
-        raise ProtocolError("the peer says it has read a message that was not offered")
+        raise ProtocolError("the peer acknowledged a message that was not offered")
     if kind is FrameKind.CONTROL:
         message = protocol.decode(behind)
         return [], [] if isinstance(message, protocol.ReceiveSize) else [message], 0

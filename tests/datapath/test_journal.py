@@ -21,7 +21,7 @@ def test_numbers_that_cannot_be() -> None:
     journal, frames = sent(5, 2)
     journal.credited(1, 1)  # the peer has handled three
     for wrong in (0, 2, 6):
-        with pytest.raises(ProtocolError, match=f"says that {wrong} frames have arrived"):
+        with pytest.raises(ProtocolError, match=f"reports {wrong} received frames"):
             journal.after(wrong)
     for right in (3, 4, 5):
         assert journal.after(right) == frames[right:]
@@ -31,7 +31,7 @@ def test_a_credit_for_a_frame_that_is_missing() -> None:
     """Its block is still to be sent from, so it is not given back."""
     journal, frames = sent(3)
     assert journal.after(2) == frames[2:]
-    with pytest.raises(ProtocolError, match="a credit back for a frame that it says"):
+    with pytest.raises(ProtocolError, match="a credit for a frame that it reports"):
         journal.credited(0, 3)
     assert [frame.kept for frame in frames] == [False, False, True]
     assert journal.after(3) == []

@@ -209,7 +209,7 @@ def test_the_peer_could_not_take_it(wire: Wire, bare: BareChannel, library: Libr
     data = bytearray(SIZE)
     future = bare.send(data)
     wire.peer_sends(acknowledgement(1, BUSY))
-    with pytest.raises(RDMAError, match=f"could not take the message .code {BUSY}"):
+    with pytest.raises(RDMAError, match=f"could not receive the message .code {BUSY}"):
         future.result()
     assert not is_pinned(data)
     assert library.closed == [SIZE]

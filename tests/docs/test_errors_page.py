@@ -79,7 +79,7 @@ def test_every_text_of_authentication_has_a_row(text: str, kind: str) -> None:
 
 def test_the_texts_of_authentication_are_found() -> None:
     texts = raised_by_authentication()
-    assert texts["the peer asks for a key: give auth="] == "AuthenticationError"
+    assert texts["the peer requires a key: pass auth="] == "AuthenticationError"
     assert texts[auth.NOT_THE_SAME_KEY] == "AuthenticationError"
     assert texts["auth must be a key of type bytes, not ..."] == "TypeError"
 

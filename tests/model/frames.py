@@ -66,7 +66,7 @@ def unpack_header(
         first, control, data, imm = _HEADER.unpack_from(buffer, offset)
     except struct.error:
         raise ProtocolError(
-            f"the peer sent a message shorter than its header of {HEADER_SIZE} bytes"
+            f"the peer sent a frame shorter than its header of {HEADER_SIZE} bytes"
         ) from None
     known = _FIRST_BYTES.get(first)
     if known is None:
@@ -75,7 +75,7 @@ def unpack_header(
     if has_immediate:
         return kind, control, data, imm
     if imm:
-        raise ProtocolError(f"the peer sent a {kind.name} frame with stray immediate data")
+        raise ProtocolError(f"the peer sent a {kind.name} frame with unexpected immediate data")
     return kind, control, data, None
 
 
@@ -117,9 +117,9 @@ def unpack_bundle(buffer: memoryview) -> Iterator[tuple[int, int, int | None]]:
                 f"the peer sent a bundle with a message of {length} bytes, longer than the bundle"
             )
         if imm and not word & _ENTRY_IMMEDIATE:
-            raise ProtocolError("the peer sent a bundle with stray immediate data")
+            raise ProtocolError("the peer sent a bundle with unexpected immediate data")
         if any(buffer[start + length : offset]):
-            raise ProtocolError("the peer sent a bundle with stray bytes between its messages")
+            raise ProtocolError("the peer sent a bundle with nonzero bytes between its messages")
         yield start, length, imm if word & _ENTRY_IMMEDIATE else None
         count += 1
 
@@ -138,7 +138,7 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
     """
     size = HEADER_SIZE + len(content)
     if len(content) < _ENTRY.size:
-        raise ProtocolError(f"the peer sent a rendezvous request of {size} bytes")
+        raise ProtocolError(f"the peer sent a rendezvous request of invalid size: {size} bytes")
     request_id, count = _ENTRY.unpack_from(content)
     if not 0 < count <= MAX_PIECES or len(content) != _ENTRY.size + count * _PIECE.size:
         raise ProtocolError(
@@ -149,17 +149,19 @@ def unpack_rendezvous(content: bytes, longest: int) -> tuple[int, list[tuple[int
     for address, length, rkey, flags in _PIECE.iter_unpack(content[_ENTRY.size :]):
         total += length
         if not length:
-            raise ProtocolError("the peer offers a message of no bytes")
+            raise ProtocolError("the peer offered an empty message by rendezvous")
         if total > longest:
             whole = sum(each[1] for each in _PIECE.iter_unpack(content[_ENTRY.size :]))
             raise ProtocolError(
-                f"the peer sent a message of {whole} bytes, although this side takes at most "
+                f"the peer sent a message of {whole} bytes, but this side accepts at most "
                 f"{longest} (Config.max_message here)"
             )
         if address + length > 1 << 64:
-            raise ProtocolError("the message goes beyond the end of the address space")
+            raise ProtocolError(
+                "the peer offered a message that extends beyond the end of the address space"
+            )
         if flags & ~1:
-            raise ProtocolError("the peer sent a rendezvous request with stray bytes")
+            raise ProtocolError("the peer sent a rendezvous request with extra bytes")
         pieces.append((address, length, rkey))
     return request_id, pieces
 
@@ -178,5 +180,5 @@ def unpack_keys(content: bytes) -> tuple[int, int, int, list[tuple[int, int]]]:
         raise ProtocolError(f"the peer sent {size} bytes as keys of {count} pieces")
     keys = list(_KEY.iter_unpack(content[_KEYS.size :]))
     if any(flags & ~1 for _, flags in keys):
-        raise ProtocolError("the peer sent keys with stray bytes")
+        raise ProtocolError("the peer sent keys with extra bytes")
     return request_id, rail, first, keys

@@ -58,8 +58,8 @@ def test_keys_in_bytes() -> None:
         ("8200000000000000", "unknown kind 0x82"),
         ("8600000000000000", "unknown kind 0x86"),
         ("4100000000000000", "unknown kind 0x41"),
-        ("0100000001000000", "DATA frame with stray immediate"),
-        ("0300000000000001", "CREDIT frame with stray immediate"),
+        ("0100000001000000", "DATA frame with unexpected immediate"),
+        ("0300000000000001", "CREDIT frame with unexpected immediate"),
     ],
 )
 def test_what_is_refused(header: str, text: str) -> None:
@@ -109,8 +109,8 @@ def test_bundle_in_bytes() -> None:
         ("0000000000000000 00000000", "ends before"),
         ("0100000000000000", "longer than the bundle"),
         ("ffffff7f00000000 0000000000000000", "longer than the bundle"),
-        ("0100000000000000 6100000000000001", "stray bytes"),
-        ("0100000001000000 6100000000000000", "stray immediate"),
+        ("0100000000000000 6100000000000001", "nonzero bytes"),
+        ("0100000001000000 6100000000000000", "unexpected immediate"),
         ("0000000000000000" * (MAX_BUNDLE + 1), f"more than {MAX_BUNDLE} messages"),
     ],
 )

@@ -323,7 +323,7 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
             for values in ([[1], [2, 3]], "x", {"x": 1}):
                 told = str(await ends(remote.write(values), ValueError, TypeError))
                 assert told.startswith("values: ")
-            with pytest.raises(ValueError, match="this side's own"):
+            with pytest.raises(ValueError, match="belongs to this side"):
                 arrays.open_array(server, shared.token)
             await ends(remote.read(np.zeros((4, 3), np.float32).T), BufferError)
             await ends(remote[0].read([0.0] * 4), TypeError)

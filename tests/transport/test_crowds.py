@@ -214,7 +214,7 @@ async def test_failing_handshakes_of_a_host_are_limited(
             error = await ends(dial(factory, listener.port, key), RejectedError)
             assert "too many handshakes failed" in str(error)
         await elsewhere_is_let_in(factory, listener)
-    said = [text for text in caplog.messages if "turned away for a while" in text]
+    said = [text for text in caplog.messages if "for a while: too many" in text]
     assert len(said) == 1
     assert said[0].startswith(factory.host)
 

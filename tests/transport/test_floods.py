@@ -57,7 +57,7 @@ async def test_answers_that_are_never_let_out(factory: ConnectionFactory, questi
             most = max(most, figures(conn)["controls_waiting"])
             if conn.closed:
                 break
-        await ends_with(conn, ProtocolError, "answers waiting")
+        await ends_with(conn, ProtocolError, "does not return credits")
         assert 2 * FEW < most <= 4 * FEW
 
 
@@ -87,7 +87,7 @@ async def test_messages_whose_end_is_never_let_out(factory: ConnectionFactory) -
                 peer.send(frame(FrameKind.CREDIT, control=1))
             assert figures(conn)["controls_waiting"] <= 4 * FEW
         await ends(finish(taking), ProtocolError)
-        await ends_with(conn, ProtocolError, "answers waiting")
+        await ends_with(conn, ProtocolError, "does not return credits")
         memory.close()
 
 

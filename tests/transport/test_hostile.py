@@ -127,7 +127,7 @@ LIES: dict[str, Callable[[], list[bytes]]] = {
     "empty bundle": lambda: [frame(BUNDLE, b"")],
     "bundle beyond its end": lambda: [frame(BUNDLE, b"\xff\xff\xff\x7f" + bytes(12))],
     "credits with immediate data": lambda: [frame(CREDIT | IMMEDIATE, control=1)],
-    "stray immediate data": lambda: [frame(DATA)[:4] + b"\1\0\0\0"],
+    "unexpected immediate data": lambda: [frame(DATA)[:4] + b"\1\0\0\0"],
     "data credits that were not used": lambda: [frame(DATA, b"x", data=1)],
     "control credits that were not used": lambda: [frame(CREDIT, control=1)],
     "credits of nothing": lambda: [frame(CREDIT)],

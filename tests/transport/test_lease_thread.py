@@ -202,6 +202,6 @@ def test_what_is_no_lease(lease: Any) -> None:
 )
 def test_a_lease_that_cannot_be(lease: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"a lease is (more than 0 and at most 4294967|out of range)"
+        ValueError, match=r"a lease (must be more than 0 and at most 4294967|is out of range)"
     ):
         lease_seconds(lease)

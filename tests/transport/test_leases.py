@@ -185,7 +185,7 @@ async def test_what_no_thread_can_end_is_not_shared(
     factory: ConnectionFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither at first, nor when it had no end before; both sides are told."""
-    why = "the memory is not shared: .*can't start new thread"
+    why = "cannot share the memory: .*can't start new thread"
     async with factory.pair() as (client, server):
         before = await leases(client, server)
         with server.alloc(8) as buffer:
@@ -256,7 +256,7 @@ async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
 
 async def test_who_may_renew(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
-        with pytest.raises(RequestRefusedError, match="owner alone") as caught:
+        with pytest.raises(RequestRefusedError, match="only its owner") as caught:
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)

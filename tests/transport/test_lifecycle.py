@@ -164,7 +164,9 @@ async def test_pool_too_small_for_a_connection(factory: ConnectionFactory) -> No
     async with await factory.listen() as listener:
         # The pool is that of the loop: by "tcp" it is the listener's side that fails first.
         kind = QuotaError if factory.via == "cm" else ProtocolError
-        with pytest.raises(kind, match="pool_limit" if kind is QuotaError else "ended"):
+        with pytest.raises(
+            kind, match="pool_limit" if kind is QuotaError else "closed the bootstrap"
+        ):
             await factory.connect(listener.port, replace(SMALL, pool_limit=1 << 20))
 
 
@@ -395,7 +397,7 @@ async def test_peer_that_sends_more_on_the_socket_of_the_bootstrap(
     async with factory.witness(), factory.pair() as (client, server):
         client._link.group._link._transport.write(b"hello?")  # type: ignore[union-attr]
         error = await ends(server.recv(), ConnectionBrokenError)
-        assert "sent something after the bootstrap" in str(error)
+        assert "sent data after the bootstrap" in str(error)
 
 
 def wake_ups() -> int:

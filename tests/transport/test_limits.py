@@ -43,9 +43,7 @@ async def test_who_comes_too_many(factory: ConnectionFactory) -> None:
     async with await factory.listen(TWO) as listener:
         first, second = await factory.both(listener), await factory.both(listener)
         for _ in range(3):
-            assert "as many connections as it takes (2)" in await turned_away(
-                factory, listener.port
-            )
+            assert "its limit of 2 connections" in await turned_away(factory, listener.port)
         await check_alive(*first)
         await second[0].close()
         await second[1].wait_closed()
@@ -79,7 +77,7 @@ async def test_a_place_that_is_taken_during_the_proof(
                 async with await factory.connect(listener.port) as other:
                     await other.recv()
 
-            assert "as it takes (1)" in str(await ends(late(), RejectedError))
+            assert "its limit of 1 connections" in str(await ends(late(), RejectedError))
             await check_alive(client, server)
             assert limits._taken.total() == 1
 
@@ -177,7 +175,7 @@ async def test_the_owner_logs_the_setting_by_which_it_refuses(
     async with factory.pair() as (client, server):
         with pytest.raises(RequestRefusedError) as refused:
             await BEYOND[limit](client, server, value + 1)
-        (line,) = [text for text in caplog.messages if "is refused" in text]
+        (line,) = [text for text in caplog.messages if "rejecting a memory request" in text]
         assert line.endswith(refused.value.text)
         assert f"Config.{limit} of the owner" in line
         assert f"{value}" in line

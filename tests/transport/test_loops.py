@@ -368,7 +368,7 @@ LEFT: dict[str, Left] = {
     "everything": connected,
     "aborted": aborted,
     "not accepted": not_accepted,
-    "in the handshake": in_the_handshake,
+    "during the handshake": in_the_handshake,
     "many": more_than_one_queue_of_completions,
     "servers": servers,
     "recv": waiting(lambda listener, client, server: server.recv()),

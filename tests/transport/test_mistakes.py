@@ -85,8 +85,8 @@ class Series:
 
 
 NOT_REMOTE = (
-    "the peer's memory is a RemoteRegion (recv_region, request_region, open_region) or a slice of "
-    "one, not memory of this side: {local!r}"
+    "the peer's memory must be a RemoteRegion (recv_region, request_region, open_region) or a "
+    "slice of one, not local memory: {local!r}"
 )
 NO_MEMORY = "… has no memory to use: neither the buffer protocol nor DLPack; "
 NOT_LOCAL = f"an …{NO_MEMORY}it is the peer's memory: read or write it (Connection.read, write)"
@@ -132,8 +132,8 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "share remote": (
         lambda s: s.conn.send_region(s.remote),
         TypeError,
-        "{remote!r} is not registered memory of this side (Connection.register, alloc); borrowed "
-        "memory goes back by hand_over",
+        "{remote!r} is not local registered memory (Connection.register, alloc); return "
+        "borrowed memory with hand_over",
     ),
     # ---- no memory at all ----
     "register text": (lambda s: s.register("text"), TypeError, TEXT),
@@ -248,7 +248,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "web server, tcp": (
         connects("web", via="tcp"),
         ProtocolError,
-        "{host}:{ports[web]} does not speak aiordma's bootstrap: a web server answers; it sent "
+        "{host}:{ports[web]} does not use the aiordma bootstrap: a web server answers; it sent "
         'b\'HTTP/1.1\'; is an aiordma listener running there, with via="tcp" and not "cm"?',
     ),
     "web server, cm": (connects("web"), ConnectionManagerError, OTHER_CM),
@@ -256,7 +256,8 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
         f"{kind} at {port}": (
             connects(port, kind, via=port[-3:].strip()),
             ProtocolError,
-            f"{{host}}:{{ports[{port}]}} has {there}, this side {here}: use the same kind on both",
+            f"{{host}}:{{ports[{port}]}} uses {there}, this side {here}: use the same kind "
+            "on both sides",
         )
         for kind, port, there, here in (
             ("messages", "stream cm", STREAMS, MESSAGES),
@@ -400,7 +401,7 @@ async def test_no_memory_at_the_listener_is_its_failure(
             aiordma.connect(host, listener.port, device=device, via=via, config=PATIENT),
             RejectedError,
         )
-        text = "the listener's machine failed: ibv_reg_mr: Cannot allocate memory"
+        text = "the listener's host failed: ibv_reg_mr: Cannot allocate memory"
         assert text in str(refused), refused
         assert str(refused).count("[Errno") == 1
 

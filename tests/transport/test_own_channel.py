@@ -100,7 +100,7 @@ async def test_what_was_given_up_accepts_nothing(factory: ConnectionFactory) -> 
         await first.close()
         await first.close()
         assert len(first.endpoint) == len(second.endpoint) == 72
-        with pytest.raises(BufferStateError, match="given up"):
+        with pytest.raises(BufferStateError, match="aborted"):
             first.accept(second.endpoint)
 
 
@@ -187,10 +187,10 @@ async def test_a_token_that_is_good_elsewhere(factory: ConnectionFactory) -> Non
     async with factory.pair() as (client, server), factory.pair() as others:
         with server.alloc(8) as buffer, server.share(buffer, access=ALL) as share:
             for conn, why in (
-                (server, "this side's own"),
-                *((other, "not of this connection") for other in others),
+                (server, "belongs to this side"),
+                *((other, "does not belong to this connection") for other in others),
             ):
-                with pytest.raises(ValueError, match=f"{share.region_id:#x} is {why}"):
+                with pytest.raises(ValueError, match=f"{share.region_id:#x} {why}"):
                     conn.open_region(share.token.pack())
             assert await client.fetch_and_add(client.open_region(share.token), 1) >= 0
         await check_alive(client, server)

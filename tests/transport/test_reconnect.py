@@ -83,7 +83,7 @@ async def test_a_queue_pair_that_ends_while_it_is_brought_up(
             await factory.connect(listener.port)
     if dies == "the peer":
         assert type(caught.value) is HandshakeBrokenError
-        assert "ended in the handshake" in str(caught.value)
+        assert "closed during the handshake" in str(caught.value)
     else:
         assert type(caught.value) is VerbsError
     assert is_temporary(caught.value) is (dies == "the peer")

@@ -151,7 +151,7 @@ async def test_server_with_ssl_names_it_to_both_sides_when_the_client_writes_pla
         writer.write(data)
         error = await ends(reader.read(), ConnectionBrokenError)
         writer.close()
-    assert str(error).endswith(f"the peer gave up (code 2): {NO_TLS}")
+    assert str(error).endswith(f"the peer aborted the connection (code 2): {NO_TLS}")
     assert f"open>: {NO_TLS}" in caplog.text
 
 
@@ -167,7 +167,7 @@ async def test_server_with_ssl_names_it_when_the_client_does_not_begin_tls_in_ti
             await yield_loop(1)
         error = await when_limits_pass(ends(reader.read(), ConnectionBrokenError))
         writer.close()
-    assert str(error).endswith(f"the peer gave up (code 2): {NO_TLS}")
+    assert str(error).endswith(f"the peer aborted the connection (code 2): {NO_TLS}")
 
 
 async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

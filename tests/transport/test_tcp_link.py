@@ -58,7 +58,7 @@ async def test_what_came_before_the_exchange_was_over_counts(early: bytes) -> No
     link.established(heard.append)
     await turns()
     (reason,) = heard
-    assert ("sent something after the bootstrap" if early else "without a goodbye") in reason
+    assert ("sent data after the bootstrap" if early else "without a goodbye") in reason
     link.release()
 
 

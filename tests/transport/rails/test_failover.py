@@ -138,7 +138,7 @@ class HeldRails:
 async def test_peer_of_a_broken_lead_is_told_the_cause(
     error: Exception, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left = "the peer goes on by another rail: this one broke there"
+    left = "the rail broke at the peer, which continues on another rail"
     async with joined("tcp") as conns:
         await until_rails(conns)
         conns[0]._queue.rail_broke(error)
@@ -291,7 +291,7 @@ async def test_what_is_done_while_there_is_no_lead(
                 assert message == long
                 await done
                 for task in refused:
-                    assert "do it again" in str(await ends(task, BufferStateError))
+                    assert "try again" in str(await ends(task, BufferStateError))
                 while not region._keys:
                     assert not region.ended
                     await yield_loop(1)
@@ -678,7 +678,7 @@ async def test_grants_without_end() -> None:
         (asked,) = sharing._requests
         for number in range(SMALL.max_regions + 1):
             sharing.control(RegionGrant(asked, RegionToken(number, 4096, 64, 1, ALL)))
-        with pytest.raises(ProtocolError, match="again and again"):
+        with pytest.raises(ProtocolError, match="more than once"):
             sharing.control(RegionGrant(asked, RegionToken(99, 4096, 64, 1, ALL)))
         conns[0].abort()
         await ends(asking, ConnectionClosedError)
@@ -725,11 +725,15 @@ async def test_keys_that_come_after_the_lead_has_broken(
         await until_moved(*conns)
         for region in (lent, given):
             assert not region.ended
-            with pytest.raises(BufferStateError, match=r"nothing was done: .* has no key for"):
+            with pytest.raises(
+                BufferStateError, match=r"nothing was executed: .* does not have the key for"
+            ):
                 await client.write(b"early", region[:5])
-        with pytest.raises(BufferStateError, match=r"nothing was done: .* has no key for"):
+        with pytest.raises(
+            BufferStateError, match=r"nothing was executed: .* does not have the key for"
+        ):
             collected.write(b"early", lent[:5])
-        with pytest.raises(BufferStateError, match=r"nothing of the batch was done: .* again"):
+        with pytest.raises(BufferStateError, match=r"the batch was not executed: .* again"):
             await open_one.__aexit__(None, None, None)
         tell_keys()
         while not (lent._keys and given._keys):

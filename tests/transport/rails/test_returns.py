@@ -201,7 +201,9 @@ async def test_a_port_that_is_down_from_the_beginning(
                 assert later.waiting == 1
                 later.fire()
             assert conns[0].rails[1].since == since
-        told = [record.levelname for record in caplog.records if "cannot be made" in record.message]
+        told = [
+            record.levelname for record in caplog.records if "cannot be created" in record.message
+        ]
         assert told == ["WARNING", "INFO", "INFO", "INFO"]
 
 
@@ -226,8 +228,8 @@ async def test_the_leads_port_goes_and_comes(
     assert re.fullmatch(r"rail 0 to .* on embedded0 broke: device 'embedded0' .*PORT_ERR", told[1])
     [moved, _] = [text for text in told if "lead" in text]
     assert re.search(
-        r"^rail 1 to .* on embedded1 is the lead in place of embedded0, [\d.e+]+ ms after that "
-        r"broke; \d+ frames and requests go again$",
+        r"^rail 1 to .* on embedded1 is the lead in place of embedded0, [\d.e+]+ ms after it "
+        r"broke; \d+ frames and requests are retransmitted$",
         moved,
     )
     back = [text for text in told if "is back" in text]

@@ -53,7 +53,7 @@ async def test_an_offer_is_not_answered(
         there.limit.cancel()
         later.fire()
         assert (here.queue, here.endpoint) == (None, None)
-        assert "answered the offer" in str(conns[0].rails[1].error)
+        assert "responded to the offer" in str(conns[0].rails[1].error)
         assert f"{BY_CLIENT:g} seconds (Config.connect_timeout)" in str(conns[0].rails[1].error)
         assert not later.waiting
         await check_alive(*conns)
