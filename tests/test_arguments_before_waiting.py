@@ -103,7 +103,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "swap length": (
         lambda e: e.conn.compare_and_swap(e.writable[:16], 1, 0),
-        "an atomic operation needs 8 bytes at a multiple of 8, not 16",
+        "an atomic operation needs 8 bytes at an address that is a multiple of 8, not 16",
     ),
     "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "without the right to atomic"),
     "lease size": (lambda e: e.conn.lease(-1), "size must be an int from 0 to 2^64 - 1, not -1"),
@@ -282,7 +282,7 @@ async def test_call_with_an_address_refuses_invalid_arguments_before_it_waits(
         (
             asyncio.Protocol,
             {"ssl_shutdown_timeout": 0},
-            "ssl_shutdown_timeout is a positive number of seconds, not 0",
+            "ssl_shutdown_timeout must be a positive number of seconds, not 0",
         ),
         (asyncio.Protocol, {"local_addr": 5}, "source must be a local (host, port)"),
     ],
