@@ -251,7 +251,15 @@ def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
 def test_each_reason_has_a_meaning() -> None:
     """Of those that the device writes, and no others."""
     device = Path(__file__).parents[1] / "softdev/src"
-    names = ["objects/*.[ch]", "rc/*.c", "ud/*.c", "link/*.c", "path/roce/*.c", "trace/refusal.c"]
+    names = [
+        "objects/*.[ch]",
+        "rc/*.c",
+        "ud/*.c",
+        "link/*.c",
+        "path/roce/*.c",
+        "cm/cm_gsi.c",
+        "trace/refusal.c",
+    ]
     text = "".join(path.read_text() for name in names for path in device.glob(name))
     written = set(re.findall(r'"([A-Z_]{3,})"|\bR\(([A-Z_]+), E', text))
     others = ("AIORDMA_", "RDMA_")  # prefixes of other names in capitals

@@ -107,6 +107,8 @@ REASONS = {
     "GUESSES": "the sender has named too many wrong queue pairs",
     "PORT_DOWN": "the port is down",
     "NO_ROOM": "the device has no room for it",
+    "REQUEST_RATE": "too many requests of the connection manager arrive, in total or from the "
+    "sender's network: the sender repeats it",
     "UNSENT": "the host's network did not take it",
     # Causes of a retry.
     "RNR": "the peer has no receive posted",

@@ -13,6 +13,9 @@
  * connection is stale).
  */
 #include "cm_internal.h"
+#include "trace/trace.h"
+
+enum { GSI_QPN = 1 }; /* IBTA 3.5.10 */
 
 struct conversation {
 	struct soft_cm_link link;
@@ -221,6 +224,19 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 	transmit(&mad, to, from);
 }
 
+/* Returns whether there is time for a message that any host can send in any name.  A flood of them is
+ * dropped here, before it uses memory or sends anything. */
+static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
+{
+	struct sockaddr_storage address;
+
+	(void)soft_gid_address(from, to, 0, &address);
+	if (soft_fair_rate_use(&soft_device.cm->gsi.strangers, &address))
+		return true;
+	SOFT_TRACE_DROPPED(.reason = "REQUEST_RATE", .qp_num = GSI_QPN, .remote = from);
+	return false;
+}
+
 /* Another process of the address may know it. */
 static void not_here(const union ibv_gid *from, const union ibv_gid *to,
 		     const struct soft_cm_mad *received, uint16_t reason)
@@ -255,13 +271,16 @@ static uint8_t mtu_of(const union ibv_gid *gid)
 static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		      const struct soft_cm_mad *mad)
 {
-	struct conversation *conversation = begun(from, mad);
 	const struct soft_cm_message disconnect = {.type = SOFT_CM_DREQ};
-	struct listener *listener = listener_at(to, mad);
+	struct conversation *conversation;
+	struct listener *listener;
 	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* in another's name */
+	if (!has_time_for(from, to))
+		return;
+	conversation = begun(from, mad);
 	if (conversation && conversation->transaction == mad->transaction) {
 		(void)soft_cm_link_received(&conversation->link, &mad->message);
 		return;
@@ -276,6 +295,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		soft_cm_link_failed(&conversation->link, ECONNRESET);
 		return;
 	}
+	listener = listener_at(to, mad);
 	if (!listener) {
 		not_here(from, to, mad, SOFT_CM_REASON_INVALID_SERVICE_ID);
 		return;
@@ -342,7 +362,8 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	}
 	conversation = meant(from, &mad);
 	if (!conversation) {
-		if (mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ)
+		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
+		    has_time_for(from, to))
 			not_here(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}

@@ -21,6 +21,7 @@
 #include "cm.h"
 #include "cm_mad.h"
 #include "cm_states.h"
+#include "engine/fair_rate.h"
 #include "objects/objects.h"
 
 /* How long the other side may take, and how many handshakes may be half open.  A variable, so that
@@ -72,6 +73,7 @@ struct soft_cm {
 		/* Conversations by how the peer names them, in buckets. */
 		struct soft_node by_remote_id[SOFT_GSI_BUCKETS], by_peer_qpn[SOFT_GSI_BUCKETS];
 		uint64_t seed; /* of soft_hash */
+		struct soft_fair_rate strangers; /* messages that any host can send */
 	} gsi;
 };
 

@@ -71,17 +71,22 @@ uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 	return hash;
 }
 
-void soft_places_add(struct soft_places *places, struct soft_place *place,
-		     const struct sockaddr_storage *address)
+void soft_networks(uint64_t *seed, const struct sockaddr_storage *address, uint16_t bucket[LEVELS])
 {
 	uint8_t raw[IPV6] = {0};
 	const uint8_t *networks = networks_of(address, raw);
 
+	for (unsigned level = 0; level < LEVELS; level++)
+		bucket[level] = soft_hash(seed, raw, networks[level]) % SOFT_PLACES_BUCKETS;
+}
+
+void soft_places_add(struct soft_places *places, struct soft_place *place,
+		     const struct sockaddr_storage *address)
+{
+	soft_networks(&places->seed, address, place->bucket);
 	place->places = places;
 	soft_list_append(&places->peers, &place->node);
 	for (unsigned level = 0; level < LEVELS; level++) {
-		place->bucket[level] =
-			soft_hash(&places->seed, raw, networks[level]) % SOFT_PLACES_BUCKETS;
 		places->of_bucket[level][place->bucket[level]]++;
 		if (level)
 			places->larger[level][place->bucket[level]] = place->bucket[level - 1];

@@ -29,6 +29,11 @@ enum {
 /* Of what peers choose: they cannot find out what has the same hash.  *seed becomes random; 0: it is not yet. */
 uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length);
 
+/* Fill in the buckets of the networks that contain `address`, largest first, as a table with
+ * SOFT_PLACES_BUCKETS buckets for each level has them.  `seed` is that of soft_hash. */
+void soft_networks(uint64_t *seed, const struct sockaddr_storage *address,
+		   uint16_t bucket[SOFT_PLACES_LEVELS]);
+
 struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
 	unsigned count;

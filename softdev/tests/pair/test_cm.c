@@ -63,6 +63,12 @@ static struct mad {
 
 static int mad_counts[16]; /* sent, of each message */
 
+/* Returns whether no host of the simulation has the address: it is an IPv4 address outside of 127.0.0.0/8. */
+static bool is_elsewhere(const union ibv_gid *gid)
+{
+	return !memcmp(gid, &stranger, 12) && gid->raw[12] != 127;
+}
+
 static void put_on_the_way(struct mad mad)
 {
 	for (int i = 0; i < MADS; i++)
@@ -79,8 +85,7 @@ static void send_mad(const union ibv_gid *from, const union ibv_gid *to, const u
 {
 	struct mad mad = {.to = 1 - wire.entered, .from_gid = *from, .to_gid = *to};
 	bool lost = chance(plan.loss) ||
-		    (fuzz_now_ns >= plan.cut_at && fuzz_now_ns < plan.heals_at) ||
-		    !memcmp(to, &stranger, sizeof(*to));
+		    (fuzz_now_ns >= plan.cut_at && fuzz_now_ns < plan.heals_at) || is_elsewhere(to);
 
 	CHECK_EQUAL(length, SOFT_MAD_SIZE);
 	memcpy(mad.bytes, bytes, length);
@@ -707,7 +712,8 @@ static void begin_anew(void)
 	start_client(CLIENTS - 1, (int)draw(SIDES), 0);
 }
 
-static void one_step(uint64_t next)
+/* A step of the hosts and the network, without the applications. */
+static void network_step(uint64_t next)
 {
 	if (wire_next() <= next)
 		wire_step();
@@ -716,6 +722,11 @@ static void one_step(uint64_t next)
 	for (int i = 0; i < MADS; i++)
 		if (mads[i].due && mads[i].due <= fuzz_now_ns)
 			deliver(&mads[i]);
+}
+
+static void one_step(uint64_t next)
+{
+	network_step(next);
 	if (plan.quick || chance(500)) /* else applications act before they look */
 		take_events();
 	if (plan.closes_at <= fuzz_now_ns)
@@ -1149,6 +1160,87 @@ static void odd_requests(void)
 	close_all();
 }
 
+static void as_end(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_CM_DREQ;
+	mad->remote_id = mad->local_id;
+}
+
+static void as_reply(struct soft_cm_mad *mad)
+{
+	mad->message.type = SOFT_CM_REP;
+	mad->remote_id = mad->local_id;
+}
+
+static void at_no_service(struct soft_cm_mad *mad)
+{
+	mad->service_port++;
+}
+
+/* Send requests of each kind to host 1 for a second, in the names of hosts of so many networks.  The
+ * applications take no events in that time. */
+static void flood(const struct mad *request, unsigned networks, int per_second)
+{
+	void (*const kinds[])(struct soft_cm_mad *mad) = {without_mtu, as_end, as_reply,
+							  at_no_service, at_another_port};
+	const uint64_t begun = fuzz_now_ns;
+
+	for (int i = 0; i < per_second; i++) {
+		const uint64_t due = begun + (uint64_t)i * SECOND / (unsigned)per_second;
+		const unsigned network = draw(networks);
+		struct mad mad = {.to = 1, .from_gid = stranger, .to_gid = request->to_gid};
+		struct soft_cm_mad said;
+
+		while (next_due() <= due)
+			network_step(next_due());
+		fuzz_now_ns = due;
+		CHECK(soft_cm_mad_decode(request->bytes, sizeof(request->bytes), &said));
+		mad.from_gid.raw[12] = 10;
+		mad.from_gid.raw[13] = (uint8_t)(network >> 8);
+		mad.from_gid.raw[14] = (uint8_t)network;
+		mad.from_gid.raw[15] = (uint8_t)draw(256);
+		memcpy(said.source, &mad.from_gid, sizeof(said.source));
+		said.transaction = said.local_id = said.message.qpn = 1 + (unsigned)i;
+		if (i % 2)
+			kinds[(size_t)i / 2 % (sizeof(kinds) / sizeof(*kinds))](&said);
+		soft_cm_mad_encode(&said, mad.bytes);
+		deliver(&mad);
+	}
+}
+
+/* A flood of messages that any host can send causes a limited number of responses and conversations,
+ * whatever their kind.  It ends no connection.  In a flood from one network, the first request from
+ * another one that arrives is accepted. */
+static void flood_of_requests(void)
+{
+	enum { FLOOD = 60000, RATE = 2000, BURST = 1024, REPETITIONS = 5 };
+	struct party *open = begin(), *honest = &parties[2];
+	struct mad request;
+
+	wait_until(open, ASKED, false);
+	request = mads[0];
+	connected(open);
+	plan.unruly = true;
+	plan.cut_at = fuzz_now_ns;
+	plan.heals_at = fuzz_now_ns + 1300 * MS; /* between two repetitions, in the second flood */
+	start_client(2, 0, 0);
+	wait_until(honest, ASKED, false);
+	memset(mad_counts, 0, sizeof(mad_counts));
+	flood(&request, 1 << 16, FLOOD);
+	/* MRA, REJ, DREP and SIDR_REP */
+	int responses = mad_counts[1] + mad_counts[2] + mad_counts[6] + mad_counts[8];
+
+	CHECK(responses > RATE);
+	CHECK(responses <= 2 * (RATE + BURST)); /* MRA, and later REJ in favor of a newer request */
+	flood(&request, 1, FLOOD);
+	CHECK_EQUAL(mad_counts[0], REPETITIONS);
+	CHECK_EQUAL(soft_cm_id_of(honest->id)->link->heard, SOFT_CM_MRA);
+	CHECK_EQUAL(soft_cm_id_of(open->id)->state, SOFT_CM_CONNECTED);
+	CHECK_EQUAL(soft_cm_id_of(server()->id)->state, SOFT_CM_CONNECTED);
+	close_listeners(1);
+	close_all();
+}
+
 /* IBTA 12.6.7: the client has a REP, so the REJ that takes it back answers neither that nor the REQ. */
 static void taken_back(void)
 {
@@ -1224,11 +1316,11 @@ static const struct {
 	void (*run)(void);
 	uint32_t weight;
 } tests[] = {
-	TEST(random_run, 92),      TEST(flood_of_answers, 2), TEST(few_linger, 2),
-	TEST(addresses_taken, 2),  TEST(no_service, 2),       TEST(silent_server, 2),
-	TEST(silent_client, 2),    TEST(withdrawn_early, 2),  TEST(end_after_death, 2),
-	TEST(stale_connection, 2), TEST(late_request, 2),     TEST(odd_requests, 2),
-	TEST(taken_back, 2),       TEST(told_to_wait, 2),
+	TEST(random_run, 90),     TEST(flood_of_requests, 2), TEST(flood_of_answers, 2),
+	TEST(few_linger, 2),      TEST(addresses_taken, 2),   TEST(no_service, 2),
+	TEST(silent_server, 2),   TEST(silent_client, 2),     TEST(withdrawn_early, 2),
+	TEST(end_after_death, 2), TEST(stale_connection, 2),  TEST(late_request, 2),
+	TEST(odd_requests, 2),    TEST(taken_back, 2),        TEST(told_to_wait, 2),
 };
 
 static void run(void)

@@ -1,0 +1,44 @@
+/* A rate limit that is fair to networks: fair_rate.h.
+ *
+ * It is the generic cell rate algorithm (ITU-T I.371): a time stands for a bucket of tokens.
+ */
+#include "fair_rate.h"
+
+enum {
+	UNIT_NS = 500 * 1000, /* about 20 us of work each: 4 % of a processor */
+	BURST_NS = 1024 * UNIT_NS,
+	SHARE = 8,
+};
+
+/* Add `cost_ns` to a bucket, which never holds more than BURST_NS. */
+static void charge(uint64_t *used_until, uint64_t now, uint64_t cost_ns)
+{
+	const uint64_t until = (*used_until > now ? *used_until : now) + cost_ns;
+
+	*used_until = until < now + BURST_NS ? until : now + BURST_NS;
+}
+
+static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
+{
+	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
+}
+
+bool soft_fair_rate_use(struct soft_fair_rate *rate, const struct sockaddr_storage *address)
+{
+	const uint64_t now = soft_now();
+	uint16_t networks[SOFT_PLACES_LEVELS];
+
+	soft_assert_locked();
+	if (!has_room(rate->used_until, now, UNIT_NS))
+		return false;
+	soft_networks(&rate->seed, address, networks);
+	if (!has_room(rate->used_until, now, BURST_NS / 2))
+		for (unsigned level = 0; level < SOFT_PLACES_LEVELS; level++)
+			if (!has_room(rate->network_used_until[level][networks[level]], now,
+				      SHARE * UNIT_NS))
+				return false;
+	charge(&rate->used_until, now, UNIT_NS);
+	for (unsigned level = 0; level < SOFT_PLACES_LEVELS; level++)
+		charge(&rate->network_used_until[level][networks[level]], now, SHARE * UNIT_NS);
+	return true;
+}

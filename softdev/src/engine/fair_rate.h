@@ -1,0 +1,22 @@
+/* Rate limit for work that any host can cause before it has proved anything.
+ *
+ *   rate   2,000 units per second in total, and up to 1,024 at once after a pause
+ *   share  an eighth of both for each network (fair_share.h).  It only applies while less than half
+ *          of the 1,024 are left, so a single network can use the whole rate but cannot use it up.
+ *
+ * Under the engine's lock.
+ */
+#pragma once
+
+#include "fair_share.h"
+
+/* Each time is the one at which the rate, or the network's share of it, will have made up for the
+ * units used so far. */
+struct soft_fair_rate {
+	uint64_t seed; /* of soft_hash */
+	uint64_t used_until;
+	uint64_t network_used_until[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
+};
+
+/* Use one unit for a peer from `address`.  Returns false if none is left for it. */
+bool soft_fair_rate_use(struct soft_fair_rate *rate, const struct sockaddr_storage *address);
