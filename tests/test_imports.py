@@ -110,7 +110,8 @@ GROUPS: dict[str, set[str]] = {
     | {"monitoring_socket"},
     "pytest_plugin": {"", "testing", "verbs"},
     "_simulation": {"_core.arguments", "_loop", "_native", "_transport", "cm", "errors", "verbs"},
-    "testing": PUBLIC | {"", "streams", "_core.arguments", "_simulation"} | {"_loop.virtual_loop"},
+    "testing": PUBLIC
+    | {"", "streams", "_core.arguments", "_core.finalizers", "_simulation", "_loop.virtual_loop"},
     "perf": PUBLIC | {"", "streams", "_core.refusal", "_core.strict_json"},
     "cli": PUBLIC
     | {"", "streams", "testing", "perf", "monitoring", "monitoring_socket", "_private_files"}
