@@ -61,6 +61,25 @@ tried |
 | fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works: 5.0 to 5.1 s over \
 shared memory, 4.4 to 5.3 s over TCP (libfabric's TCP provider: 3.9 to 4.2 s). Each side registers \
 1 GiB; the first run on fresh memory took 14 s |
+| perftest 6.29 (00b55b6) | 122 option sets of ib_send, ib_write, ib_read and ib_atomic, `_lat` \
+and `_bw`: `-a`, `-b`, `-c UC`, `-c UD`, `-c XRC`, `-D`, `-e`, `-I`, `-l`, `-q`, `-Q`, `-R`, `-t`, \
+`--use-srq` and others | over shared memory, 113 work. ib_read_lat `-a` and ib_write_bw `-a` \
+finished only with fewer iterations. perftest refuses 5: UC with `-R` (4), and ib_send_bw \
+`--data_validation`. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. For \
+each size, perftest measures the CPU clock in a loop of 0.2 s, which takes seconds beside a \
+load of 20 |
+| fabtests 1.17.0, Debian's libfabric | 20 tests of msg and dgram endpoints, `verbs` | over shared \
+memory, 13 of 15 with msg work. fi_bw `-T 1` did not finish within 20 s, and fi_multi_ep fails in \
+fi_domain (EINVAL). None of 5 with dgram work: 4 fail with ENODATA, and fi_cq_data did not finish \
+within 20 s |
+| OSU micro-benchmarks 5.7, Open MPI 4.1.4 over UCX 1.13.1 | 33 programs with 2 processes, up to \
+64 KiB, 10 iterations | over shared memory, 29 work, including osu_latency, osu_bw and \
+osu_allreduce. osu_bcast, osu_gatherv, osu_reduce and osu_scatter did not finish within 40 s \
+beside a load of about 20 |
+| InfiniStore 0.2.35 (PyPI), uvloop 0.21.0 | its benchmark with `--rdma`; writing, reading, \
+finding and deleting keys, missing keys, unregistered memory, 64 requests at a time | work over \
+shared memory (all) and TCP (all but the benchmark, which was not tried). 3 clients at a time work \
+over TCP. Its server sets oom_score_adj, which needs a privilege; this step was removed |
 | GPI-2 (9eae0f2) | allreduce, 2 processes | works over shared memory, in 15 s |
 | GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | not finished after 100 s over shared memory or \
 TCP. With 3, the trace shows 45 to 67 successful requests per second and process. The processes \
@@ -71,8 +90,6 @@ later lose datagrams |
 | the-geek-in-the-corner (fb2358c) | 01, 02 (write), 03 with a file of 3 MB | work over shared \
 memory and TCP |
 | animeshtrivedi/rdma-example (615b85d) | server and client | work over shared memory and TCP |
-
-OSU micro-benchmarks were not tried.
 """
 
 
