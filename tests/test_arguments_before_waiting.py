@@ -107,7 +107,10 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "without the right to atomic"),
     "lease size": (lambda e: e.conn.lease(-1), "size must be an int from 0 to 2^64 - 1, not -1"),
-    "send_region memory": (lambda e: e.conn.send_region(b"x"), "b'x' is not registered memory"),
+    "send_region memory": (
+        lambda e: e.conn.send_region(b"x"),
+        "b'x' is not local registered memory",
+    ),
     "send_region access": (lambda e: e.conn.send_region(e.local, access="ALL"), RIGHTS),
     "send_region lease": (lambda e: e.conn.send_region(e.local, lease="x"), f"{LEASE}'x'"),
     "request_region size": (
@@ -190,7 +193,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: aiordma.connect(NAME, 1, config=cast(Any, {}), **d),
         "config must be an aiordma.Config",
     ),
-    "connect data": (lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d), "65 bytes of data"),
+    "connect data": (lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d), "data has 65 bytes"),
     "connect auth": (
         lambda d: aiordma.connect(NAME, 1, auth=cast(Any, "x"), **d),
         "auth must be a key",

@@ -48,7 +48,9 @@ def taken(content: bytes) -> tuple[list[Received], list[protocol.Message], int]:
         return [], [], 1
     if kind is FrameKind.RNDV_ACK:
         if len(behind) != 8:
-            raise ProtocolError(f"the peer sent an acknowledgement of {len(content)} bytes")
+            raise ProtocolError(
+                f"the peer sent an acknowledgement of invalid size: {len(content)} bytes"
+            )
         raise ProtocolError("the peer acknowledged a message that was not offered")
     if kind is FrameKind.CONTROL:
         message = protocol.decode(behind)
