@@ -513,9 +513,12 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 
 
 class RemoteArray:
-    """An array in the peer's memory; `await` it or a part of it to read, or `write` to it::
+    """An array in the peer's memory.
 
-        row = await remote[7] await remote[:, 3].write(column)
+    Index it to get a part. Await the part to read it, or call `write` on it::
+
+        row = await remote[7]
+        await remote[:, 3].write(column)
 
     `open_array` and `open_file` create remote arrays. Indices are integers, slices and `...`.
     Indexing returns another RemoteArray and transfers nothing.

@@ -1,7 +1,10 @@
-"""aiordma without await, for notebooks, torch, Ray, and threads without an event loop::
+"""aiordma without await, for notebooks, torch, Ray, and threads without an event loop.
 
-    with blocking.connect("127.0.0.1", port) as conn: conn.send(b"hello") answer =
-    conn.within(5).recv()
+Example::
+
+    with blocking.connect("127.0.0.1", port) as conn:
+        conn.send(b"hello")
+        answer = conn.within(5).recv()
 
 An event loop in a background thread does the work. Each function here calls the asynchronous
 function of the same name in that thread, with the same arguments, results and errors. Every object

@@ -1,4 +1,6 @@
-"""Monitoring of this process: `snapshot`, and hooks for connections::
+"""Monitoring of this process: `snapshot`, and hooks for connections.
+
+Print a snapshot::
 
     print(json.dumps(aiordma.snapshot(), indent=2))
 

@@ -1,4 +1,6 @@
-"""Metrics for OpenTelemetry, with the extra `aiordma[opentelemetry]`::
+"""Metrics for OpenTelemetry, with the extra `aiordma[opentelemetry]`.
+
+Example::
 
     import aiordma.opentelemetry
 

@@ -1,9 +1,12 @@
-"""Metrics for Prometheus, with the extra `aiordma[prometheus]`::
+"""Metrics for Prometheus, with the extra `aiordma[prometheus]`.
 
-    from prometheus_client import REGISTRY, start_http_server from aiordma.prometheus import
-    Collector
+Example::
 
-    REGISTRY.register(Collector()) start_http_server(9400, "127.0.0.1")  # runs in a separate thread
+    from prometheus_client import REGISTRY, start_http_server
+    from aiordma.prometheus import Collector
+
+    REGISTRY.register(Collector())
+    start_http_server(9400, "127.0.0.1")  # runs in a separate thread
 
 Each scrape takes one `aiordma.snapshot`. Nothing runs between scrapes.
 """

@@ -303,7 +303,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
-    """The faults of the test's marker: `.counts()` of those in this process, `.seed`, `.plan`."""
+    """Return the faults of the test's marker: their `counts()` here, `seed` and `plan`."""
     faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults

@@ -57,7 +57,7 @@ class Challenge(NamedTuple):
         return self.nonce[:_TAG_SIZE]
 
     def pack(self) -> bytes:
-        """The challenge as CHALLENGE_SIZE bytes."""
+        """Return the challenge as CHALLENGE_SIZE bytes."""
         return _CHALLENGE.pack(CHALLENGE_MAGIC, _VERSION, 0, 0, self.nonce)
 
     @classmethod
@@ -78,7 +78,7 @@ class Challenge(NamedTuple):
 
 
 def ticket(key: bytes, challenge: Challenge, offer: bytes, salt: bytes) -> bytes:
-    """The ticket for an offer, as TICKET_SIZE bytes; `salt` is SALT_SIZE random bytes."""
+    """Return the ticket for an offer: TICKET_SIZE bytes. `salt` is SALT_SIZE random bytes."""
     mac = ticket_mac(ticket_key(key), challenge.nonce, salt, offer)
     return _TICKET.pack(challenge.tag, salt, mac)
 
@@ -87,20 +87,22 @@ class TicketOffice:
     """A listener's challenges, and the tickets for them that it has admitted."""
 
     def __init__(self, key: bytes, random: Callable[[int], bytes]) -> None:
-        """`random` returns so many random bytes."""
+        """Create an office. `random(n)` returns n random bytes."""
         self._key = ticket_key(key)
         self._random = random
         self.challenge: Challenge = Challenge(random(NONCE_SIZE))
-        """The one that is given out now."""
+        """The challenge to send to new peers."""
         self._admitted: dict[Challenge, set[bytes]] = {self.challenge: set()}
         self._left = TICKETS
 
     def admits(self, ticket: bytes, offer: bytes) -> bool:
-        """Whether the ticket admits the offer; False: its sender has to be challenged again.
+        """Return whether the ticket admits the offer. If not, challenge its sender again.
 
-        That is so for TICKET_SIZE zeros, which say that there is none, for a challenge that is no
-        longer good, and for a ticket that was admitted before.  AuthenticationError for a ticket
-        that was made with another key, or for another offer.
+        A ticket of zeros means that the sender has none. Neither that, nor a ticket for an expired
+        challenge, nor one that was admitted before, admits an offer.
+
+        Raises:
+            AuthenticationError: The ticket was made with another key or for another offer.
         """
         tag, salt, mac = _TICKET.unpack(ticket)
         challenge = next((each for each in self._admitted if each.tag == tag), None)
@@ -118,7 +120,7 @@ class TicketOffice:
         return True
 
     def _renew(self) -> None:
-        """The current challenge becomes the one before; that one is good no more."""
+        """Replace the current challenge. The previous one stays valid for now."""
         before = self.challenge
         self.challenge = Challenge(self._random(NONCE_SIZE))
         self._admitted = {self.challenge: set(), before: self._admitted[before]}

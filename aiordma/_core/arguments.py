@@ -26,15 +26,19 @@ _BOOLS = ("bool", "bool_")
 
 
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
-    """The text of an error: the argument, what is wanted, what came, and perhaps what to write."""
+    """Return an error text with the argument, what it must be, what it is, and a hint."""
     came = "None" if value is None else f"{type(value).__name__} {brief(value)}"
     return f"{name} must be {wanted}, not {came}" + (f"; {hint}" if hint else "")
 
 
 def integer(name: str, value: object, low: int | None = 0, high: int | None = U64_MAX) -> int:
-    """A size, count or other whole number from `low` to `high`; None: without that bound.
+    """Check that `value` is an integer from `low` to `high`, and return it as an int.
 
-    TypeError for what is no integer (a float is none, nor is a bool), ValueError out of range.
+    None means no bound. Neither a float nor a bool counts as an integer.
+
+    Raises:
+        TypeError: `value` is not an integer.
+        ValueError: It is out of range.
     """
     number = value if type(value) is int else _index(name, value, low, high)
     if (low is not None and number < low) or (high is not None and number > high):
@@ -64,15 +68,18 @@ def _range(low: int | None, high: int | None) -> str:
 
 
 def integers(what: str, values: Mapping[str, object], high: int = U64_MAX) -> dict[str, int]:
-    """The numbers of a record, by their names in it."""
+    """Check the integers in the fields of a record, and return them by field name."""
     return {name: integer(f"{what}.{name}", value, 0, high) for name, value in values.items()}
 
 
 def seconds(name: str, value: object, *, endless: bool = False) -> float:
-    """A time: a real number of any kind, such as of numpy, a Fraction or a Decimal.
+    """Check that `value` is a number of seconds, and return it as a float.
 
-    TypeError for what is none (a bool, text, a timedelta), ValueError for nan, for a negative one,
-    and for infinity unless `endless` allows it.
+    Any real number will do, such as one of numpy, a Fraction or a Decimal.
+
+    Raises:
+        TypeError: `value` is not a real number, but for example a bool, a str or a timedelta.
+        ValueError: It is nan or negative, or it is infinite and `endless` is false.
     """
     length = value if type(value) is float else real(name, value, "a number of seconds")
     if not (0 <= length < math.inf or (endless and length == math.inf)):
@@ -82,7 +89,7 @@ def seconds(name: str, value: object, *, endless: bool = False) -> float:
 
 
 def real(name: str, value: object, wanted: str = "a number") -> float:
-    """A real number of any kind; TypeError for a bool and for what is none."""
+    """Check that `value` is a real number and not a bool, and return it as a float."""
     try:
         if type(value).__name__ in _BOOLS or not isinstance(value, SupportsFloat):
             raise TypeError
@@ -95,7 +102,7 @@ def real(name: str, value: object, wanted: str = "a number") -> float:
 
 
 def truth(name: str, value: object) -> bool:
-    """True or False, also numpy's, or 0 or 1."""
+    """Check that `value` is True, False, 0, 1 or one of numpy's bools, and return it as a bool."""
     if value is True or value is False:
         return value
     if type(value).__name__ in _BOOLS or (type(value) is int and value in (0, 1)):
@@ -104,7 +111,7 @@ def truth(name: str, value: object) -> bool:
 
 
 def choice(name: str, value: object, kind: type[E]) -> E:
-    """A member of an enumeration, or a set of its flags: also by name or by number."""
+    """Convert a member, a set of flags, a name or a number to the enumeration `kind`."""
     if type(value) is kind:
         return value
     names = list(kind.__members__)
@@ -135,7 +142,7 @@ def _every_bit(kind: type[Flag]) -> int:
 
 
 def text(name: str, value: object, wanted: str = "a str") -> str:
-    """A text that may be passed to C, where a null character would end it: ValueError for one."""
+    """Check that `value` is a str without a null character, which would end it in C."""
     value = instance(name, value, str, wanted)
     if "\0" in value:
         raise ValueError(f"{name} {brief(value)} contains a null character")
@@ -143,7 +150,7 @@ def text(name: str, value: object, wanted: str = "a str") -> str:
 
 
 def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "") -> T:
-    """An object of a class; `wanted` says which, in words, and how it is made."""
+    """Check that `value` is an instance of `kind`. `wanted` describes it in the error."""
     if isinstance(value, kind):
         return value
     raise TypeError(refusal(name, wanted, value, hint))

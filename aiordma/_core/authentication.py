@@ -48,7 +48,7 @@ def _key_for(purpose: bytes, key: bytes) -> bytes:
 
 
 def check_key(key: bytes) -> bytes:
-    """The key; ValueError or TypeError for what cannot be one."""
+    """Check a key and return it. Raise TypeError or ValueError if it cannot be used as one."""
     if not isinstance(key, bytes):
         raise TypeError(f"auth must be a key of type bytes, not {type(key).__name__}")
     if len(key) < MIN_KEY_SIZE:
@@ -59,37 +59,37 @@ def check_key(key: bytes) -> bytes:
 
 
 def transcript(client: Hello, server: Hello, client_qp: int, server_qp: int) -> bytes:
-    """A hash, of 32 bytes, of what both sides know of the connection."""
+    """Return a hash of 32 bytes over what both sides know about the connection."""
     numbers = client_qp.to_bytes(4, "little") + server_qp.to_bytes(4, "little")
     return hashlib.sha256(client.pack() + server.pack() + numbers).digest()
 
 
 def proof(key: bytes, role: str, client: bytes, server: bytes, connection: bytes) -> bytes:
-    """The answer of `role` ("client" or "server") to the two nonces."""
+    """Return the answer of `role` ("client" or "server") to the two nonces."""
     said = role.encode() + client + server + connection
     return hmac.digest(_key_for(b"proof", key), said, "sha256")
 
 
 def proves(expected: bytes, given: bytes) -> bool:
-    """Compares in constant time."""
+    """Compare in constant time."""
     return hmac.compare_digest(expected, given)
 
 
 @lru_cache(maxsize=4)  # a listener needs it for each stranger
 def ticket_key(key: bytes) -> bytes:
-    """The key of tickets (admission.py)."""
+    """Derive the key for tickets (see admission.py)."""
     return _key_for(b"ticket", key)
 
 
 def ticket_mac(key: bytes, nonce: bytes, salt: bytes, offer: bytes) -> bytes:
-    """The code by which a client proves its offer without the key; `key` is that of tickets."""
+    """Return the MAC that authenticates a client's offer. `key` is the ticket key."""
     return hmac.digest(key, nonce + salt + offer, "sha256")[:TICKET_MAC_SIZE]
 
 
 def traffic_secrets(
     key: bytes, shared: bytes, client: bytes, server: bytes, connection: bytes
 ) -> tuple[bytes, bytes]:
-    """The secrets of what the client sends and of what the server sends.
+    """Derive two secrets: one for what the client sends, one for what the server sends.
 
     `shared` is the shared secret of the two public keys `client` and `server`.
     """
@@ -99,10 +99,10 @@ def traffic_secrets(
 
 
 def resume_key(secret: bytes) -> bytes:
-    """The key of the Resume frames of that direction, by the first secret."""
+    """Derive the key for Resume frames from the first secret of that direction."""
     return _expand(secret, b"resume")
 
 
 def next_key(secret: bytes) -> tuple[bytes, bytes]:
-    """A key of 32 bytes, and the secret that the key after it comes of."""
+    """Derive a key of 32 bytes, and the secret from which the next key is derived."""
     return _expand(secret, b"key"), _expand(secret, b"next")

@@ -42,16 +42,17 @@ class SlabAllocator:
         self._freed = False  # whether anything was freed since buddies were last joined
 
     def add_slab(self) -> int:
-        """Take in a new, free slab; the answer is its index (the lowest that is not in use)."""
+        """Add a free slab, and return its index, which is the lowest unused one."""
         slab = next(index for index in range(len(self._slabs) + 1) if index not in self._slabs)
         self._slabs.add(slab)
         self._free[-1].append(slab << self._shift)
         return slab
 
     def allocate(self, size: int) -> tuple[int, int] | None:
-        """A free block of at least ``size`` bytes, 1 to ``slab_size``, as (slab index, offset).
+        """Allocate a block of at least ``size`` bytes, and return its slab index and offset.
 
-        None when the slabs there are have no room: add one, or wait for a free.
+        ``size`` is from 1 to ``slab_size``. Returns None if no slab has room: add a slab, or wait
+        until a block is freed.
         """
         wanted = max(0, (size - 1).bit_length() - self._smallest_bits)
         free = self._free[wanted]

@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 has it, of which the standard library's reader takes more."""
+"""A parser for JSON as in RFC 8259. The parser of the standard library accepts more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def unique(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """An object of names and values; ValueError for a name that is there twice."""
+    """Make a dict from the pairs of an object. Raise ValueError for a duplicate name."""
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
@@ -28,10 +28,11 @@ _DECODER = json.JSONDecoder(object_pairs_hook=unique, parse_constant=_no_number)
 
 
 def parse_json(data: bytes | str) -> object:
-    """The value of a text, which is UTF-8.
+    """Parse a text, which must be UTF-8 if it is bytes.
 
-    ValueError for anything else: also for NaN and Infinity, half a surrogate pair, a name that an
-    object has twice, and for more levels than the interpreter has.
+    Raises:
+        ValueError: The text is not JSON, or it contains NaN, Infinity, half a surrogate pair or a
+            duplicate name, or it is nested deeper than the interpreter can parse.
     """
     text = data if isinstance(data, str) else data.decode()
     try:

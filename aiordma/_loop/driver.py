@@ -447,10 +447,10 @@ class EventDriver(PerLoopResource):
 
 
 class RequestDriver(EventDriver):
-    """The same for the listeners of one loop, whose requests wait while their share of the loop's
-    time is used up: in the device, which keeps few of them for each network.
+    """An `EventDriver` for the listeners of one loop, which limits their share of its time.
 
-    An id that a request brings has to leave the channel before it waits for events of its own.
+    While that share is used up, requests wait in the device, which keeps only a few for each
+    network. The id of a request has to leave this channel before it waits for its own events.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:

@@ -113,8 +113,10 @@ class EndsWhenDropped:
 
 
 class ClosesAtExit(EndsWhenDropped):
-    """`async with`, the end of the loop, and being dropped, end an object by its `close`, which
-    does not wait."""
+    """An object whose `close` does not wait.
+
+    It is called at the end of `async with`, when the loop ends, and when the object is dropped.
+    """
 
     def close(self) -> None:
         raise NotImplementedError

@@ -126,7 +126,7 @@ class Library:
         return self._providers
 
     def missing_calls(self) -> tuple[str, ...]:
-        """The names of the calls that a newer version of the library would have."""
+        """Return the names of the calls that only newer versions of the library have."""
         fields = ffi.typeof("struct aiordma_calls").fields
         return tuple(name for name, _ in fields or () if not getattr(self.table, name))
 
@@ -145,10 +145,10 @@ _MISSING_SYMBOL = re.compile(r"symbol (\S+) is missing in (\S+),")
 
 
 def system() -> Library:
-    """libibverbs and librdmacm of the system, loaded at the first call.
+    """Return the system's libibverbs and librdmacm, which are loaded on the first call.
 
-    Raises LibraryNotFoundError naming the library or symbol that is missing; the next call tries
-    again.
+    Raises:
+        LibraryNotFoundError: A library or a symbol is missing. The next call tries again.
     """
     if (library := _libraries.get("system")) is None:
         table = ffi.new("struct aiordma_calls **")

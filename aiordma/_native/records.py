@@ -86,7 +86,10 @@ _types = cache(get_type_hints)
 
 
 def copy_of(structure: object, record: Callable[..., T], **given: object) -> T:
-    """A named tuple of a C structure's members: as the types of its fields, but for those given."""
+    """Copy a C structure to a named tuple: convert each member to its field's type.
+
+    Fields in `given` get those values instead.
+    """
     types: dict[str, Callable[[Any], object]] = _types(record)
     return record(
         **{

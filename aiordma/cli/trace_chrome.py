@@ -164,7 +164,7 @@ def connections_of(traced: Traced) -> Iterator[tuple[Ends, Connection]]:
 
 
 def match_messages(traces: Iterable[Traced]) -> dict[int, int]:
-    """Number the messages whose send and receive are both shown, by the id of their records.
+    """Assign a number to each message whose send and receive are shown, by their records' ids.
 
     A reliable connection delivers each message once and in order, so the first message belongs to
     the first completed receive, and so on. Queue pair numbers can repeat over time and between

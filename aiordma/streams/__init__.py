@@ -1,8 +1,11 @@
-"""asyncio's streams, protocols and servers over RDMA connections::
+"""asyncio's streams, protocols and servers over RDMA connections.
 
-    reader, writer = await aiordma.open_connection(host, port) transport, protocol = await
-    aiordma.create_connection(Protocol, host, port) server = await aiordma.create_server(Protocol,
-    host, port) server = await aiordma.start_stream_server(handler, host, port)
+The functions are::
+
+    reader, writer = await aiordma.open_connection(host, port)
+    transport, protocol = await aiordma.create_connection(Protocol, host, port)
+    server = await aiordma.create_server(Protocol, host, port)
+    server = await aiordma.start_stream_server(handler, host, port)
 
 They correspond to asyncio's functions of the same names, and the last one to
 `asyncio.start_server`. After the address they take the arguments of `aiordma.connect` and

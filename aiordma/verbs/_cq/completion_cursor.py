@@ -82,7 +82,7 @@ class CompletionCursor:
         return False
 
     def _record(self) -> tuple[int, int, int, int, int, int, int, int, int]:
-        """The record by which the queue pair finds its posted work."""
+        """Return the record with which the queue pair finds its posted work."""
         opcode = 0 if self.status else self._read("opcode")
         number = self._read("qp_num") if getattr(self._ex, "read_qp_num", None) else 0
         return self.wr_id, self.status, opcode, self.vendor_err, 0, 0, number, 0, 0

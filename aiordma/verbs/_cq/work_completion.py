@@ -141,7 +141,7 @@ def invalidated(imm_data: int) -> int:
 
 
 def _told(more: More, fields: WCFields | None) -> tuple[int | None, ...]:
-    """The members from ``timestamp`` on, None where the queue does not tell."""
+    """Return the members from ``timestamp`` on. Those that the queue does not report are None."""
     timestamp, wallclock_ns, tm_tag, slid, pkey_index, sl, bits, cvlan, flow_tag, tm_priv = more
     if fields is None:
         return None, None, slid, sl, bits, pkey_index

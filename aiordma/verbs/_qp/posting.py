@@ -189,14 +189,23 @@ class Posting(BringUp):
             raise self._post_error("ibv_post_recv", code, done, requests[done:])
 
     def batch(self) -> SendBatch:
-        """A scope that collects work requests and posts them at its end with one doorbell.
+        """Return a context manager that collects work requests and posts them with one doorbell.
 
-        An exception inside drops them all. ``with qp.batch() as batch: batch.write(...)``.
+        It posts them when the block ends, and none of them if the block raises::
+
+            with qp.batch() as batch:
+                batch.write(...)
         """
         return SendBatch(self.post_send)
 
     def recv_batch(self) -> ReceiveBatch:
-        """The same for receives: ``with qp.recv_batch() as batch: batch.recv(...)``."""
+        """Return a context manager that collects receive requests and posts them together.
+
+        It works like `batch`::
+
+            with qp.recv_batch() as batch:
+                batch.recv(...)
+        """
         return ReceiveBatch(self.post_recv)
 
     # --- checks ----------------------------------------------------------------------------
@@ -218,7 +227,7 @@ class Posting(BringUp):
             raise self._post_error("ibv_post_send", errno.EINVAL, 0, requests)
 
     def _check(self, wr: SendWorkRequest) -> None:
-        """Raise what is wrong with a request, if anything is."""
+        """Raise ValueError if the request is invalid."""
         try:
             closely = (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]
             opcode = WROpcode(wr.opcode) if closely else None
@@ -232,7 +241,7 @@ class Posting(BringUp):
     # --- errors ----------------------------------------------------------------------------
 
     def _check_room(self, signaled: Sequence[bool]) -> None:
-        """QueueFullError if these requests do not fit, or nothing could free an entry then."""
+        """Raise QueueFullError if the requests do not fit or would leave no way to free entries."""
         posted = self._account()
         if posted.has_room(signaled):
             return
@@ -250,7 +259,10 @@ class Posting(BringUp):
         bad_index: int,
         requests: Sequence[SendWorkRequest | ReceiveWorkRequest] = (),
     ) -> PostError:
-        """The error to raise when posting returned ``code``; ``requests`` were not posted."""
+        """Return the error to raise when posting failed with ``code``.
+
+        ``requests`` are those that were not posted.
+        """
         where = f"{self!r} on {self.context.name}"
         sends = verb != "ibv_post_recv"
         kind, caps = "send" if sends else "recv", self.capabilities._asdict()
