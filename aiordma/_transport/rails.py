@@ -345,7 +345,7 @@ class Rails:
         following = TRANSITIONS.get((rail.state, event))
         if following is None:
             raise ProtocolError(
-                f"the peer sent {event.name} for rail {rail.number}, which is {rail.state.name}"
+                f"unexpected {event.name} from the peer for rail {rail.number}, which is {rail.state.name}"
             )
         if following.shown != rail.state.shown:
             rail.since = self.clock()

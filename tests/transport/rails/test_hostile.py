@@ -71,7 +71,7 @@ LIES: dict[str, tuple[protocol.Message, str]] = {
     "an answer without an offer": (RailAnswer(1, 1, ENDPOINT), "RailAnswer"),
     "an unknown one is ready": (RailReady(0, 1), "rail 1, which this connection does not have"),
     "an unknown one is down": (RailDown(0, 1), "rail 1, which this connection does not have"),
-    "the lead is ready": (RailReady(0, 0), "READY for rail 0, which is UP"),
+    "the lead is ready": (RailReady(0, 0), "READY from the peer for rail 0, which is UP"),
     "the lead is down": (RailDown(0, 0), "stopped the lead rail"),
 }
 
@@ -109,7 +109,7 @@ async def test_a_second_time(factory: ConnectionFactory, answer: list[protocol.M
         for expected in answer:
             assert await peer.control() == expected
         peer.send_control(message)
-        assert "rail 1 is" in str(await ends(conn.recv(), ProtocolError))
+        assert "for rail 1, which is" in str(await ends(conn.recv(), ProtocolError))
 
 
 async def test_ready_crosses_the_end(factory: ConnectionFactory) -> None:
