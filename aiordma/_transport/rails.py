@@ -345,7 +345,8 @@ class Rails:
         following = TRANSITIONS.get((rail.state, event))
         if following is None:
             raise ProtocolError(
-                f"unexpected {event.name} from the peer for rail {rail.number}, which is {rail.state.name}"
+                f"unexpected {event.name} from the peer for rail {rail.number}, which is "
+                f"{rail.state.name}"
             )
         if following.shown != rail.state.shown:
             rail.since = self.clock()
