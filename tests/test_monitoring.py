@@ -312,7 +312,7 @@ async def test_an_attempt_that_fails(
     assert (change.kind, change.accepted, change.connection) == ("failure", False, None)
     assert change.peer == f"{host}:{port}"
     assert change.error is raised.value
-    with pytest.raises(ValueError, match="port must be an int from 0 to 65535, not -1"):
+    with pytest.raises(ValueError, match="port of source must be an int from 0 to 65535"):
         await aiordma.connect(host, port, device=device_name, source=("", -1))
     assert len(changes) == 1  # a mistake of the caller is no failure of a connection
 

@@ -99,7 +99,7 @@ class RailEvent(Enum):
     REFUSED = "the peer has none"
     READY = "a write by it was acknowledged: here, or at the peer, which says so"
     BROKE = "it failed here"
-    TOLD_DOWN = "the peer says that it is stopped there"
+    DOWN = "the peer says that it is stopped there"
 
 
 _S, _E = RailState, RailEvent
@@ -113,11 +113,11 @@ TRANSITIONS: Mapping[tuple[RailState, RailEvent], RailState] = MappingProxyType(
         (_S.ABANDONED, _E.REFUSED): _S.DOWN,
         (_S.CONNECTING, _E.READY): _S.UP,
         (_S.CONNECTING, _E.BROKE): _S.STOPPED,
-        (_S.CONNECTING, _E.TOLD_DOWN): _S.DOWN,
+        (_S.CONNECTING, _E.DOWN): _S.DOWN,
         (_S.UP, _E.BROKE): _S.STOPPED,
-        (_S.UP, _E.TOLD_DOWN): _S.DOWN,
+        (_S.UP, _E.DOWN): _S.DOWN,
         (_S.STOPPED, _E.READY): _S.STOPPED,  # they have crossed
-        (_S.STOPPED, _E.TOLD_DOWN): _S.DOWN,
+        (_S.STOPPED, _E.DOWN): _S.DOWN,
     }
 )
 """The next state. The peer must not cause any other transition."""
@@ -524,7 +524,7 @@ class Rails:
         elif rail.left_by_peer and cause:
             rail.error = ConnectionBrokenError(f"{rail.error}: {cause}")
             self._log(rail, f"broke at the peer: {cause}", logging.WARNING)
-        self._advance(rail, _E.TOLD_DOWN)
+        self._advance(rail, _E.DOWN)
         self._loop.call_soon(self._gone, rail, tells)
 
     def _gone(self, rail: Rail, tells: bool) -> None:

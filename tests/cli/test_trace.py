@@ -142,7 +142,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path, files: list[Path]) -> None:
     path.write_bytes(files[0].read_bytes().replace(b'"opcode"', b'"code"', 1))
     done = aiordma_trace(files[0], path)
     assert done.exit_code == 1
-    assert done.output == f"Error: {path}, line 8: it has no opcode\n"
+    assert done.output == f"Error: {path}, line 8: missing field opcode\n"
     assert aiordma_trace(tmp_path / "missing").exit_code == 2
     assert aiordma_trace().exit_code == 2
 

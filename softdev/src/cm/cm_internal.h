@@ -21,7 +21,7 @@
 #include "cm.h"
 #include "cm_mad.h"
 #include "cm_states.h"
-#include "engine/fair_rate.h"
+#include "fair_rate.h"
 #include "objects/objects.h"
 
 /* How long the other side may take, and how many handshakes may be half open.  A variable, so that

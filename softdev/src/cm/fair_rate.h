@@ -1,14 +1,14 @@
 /* Rate limit for work that any host can cause before it has proved anything.
  *
  *   rate   2,000 units per second in total, and up to 1,024 at once after a pause
- *   share  an eighth of both for each network (fair_share.h).  It only applies while less than half
+ *   share  an eighth of both for each network (engine/fair_share.h).  It only applies while less than half
  *          of the 1,024 are left, so a single network can use the whole rate but cannot use it up.
  *
  * Under the engine's lock.
  */
 #pragma once
 
-#include "fair_share.h"
+#include "engine/engine.h"
 
 /* Each time is the one at which the rate, or the network's share of it, will have made up for the
  * units used so far. */
