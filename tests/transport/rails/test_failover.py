@@ -147,7 +147,7 @@ async def test_peer_of_a_broken_lead_is_told_the_cause(
             await yield_loop(1)
         assert str(conns[1].rails[0].error) == f"{left}: {cause}"
         assert conns[0].rails[0].error is error
-        about = f"rail 0 to {conns[1]._owner.name} on embedded0 broke"
+        about = f"rail 0 to {conns[1]._owner.name} on {TWO[0]} broke"
     told = [it.getMessage() for it in caplog.records if it.getMessage().startswith(about)]
     assert told == [f"{about}: {left}", f"{about} at the peer: {cause}"]
 
@@ -196,7 +196,7 @@ async def test_connections_to_one_peer_differ_in_repr_and_log(
         await until_rails(other)
         names = [conn._owner.name for conn in conns]
         for conn, name in zip(conns, names, strict=True):
-            assert repr(conn) == f"<Connection on embedded0 with {name}, open>"
+            assert repr(conn) == f"<Connection on {TWO[0]} with {name}, open>"
             local, peer = conn.local_address, conn.peer_address
             addresses = f"{host_port(peer)} from {host_port(local)}" if peer and local else "a peer"
             assert name == f"{addresses} (QP {conn.queue_pair.qp_num})"
@@ -206,7 +206,7 @@ async def test_connections_to_one_peer_differ_in_repr_and_log(
         assert [conn._owner.name for conn in conns] == names  # those of the first queue pair
     told = [it.getMessage() for it in caplog.records]
     for name in (names[0], names[2]):
-        assert told.count(f"rail 0 to {name} on embedded0 broke: {CABLE}") == 1
+        assert told.count(f"rail 0 to {name} on {TWO[0]} broke: {CABLE}") == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
