@@ -17,7 +17,7 @@ USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = 
         qp.send_cq, capabilities=QPCapabilities(max_send_wr=value)
     ),
     "max_wr": lambda qp, mr, value: qp.pd.create_srq(value),
-    "qp_type must be a member of QPType": lambda qp, mr, value: qp.pd.create_qp(qp.send_cq, qp_type=value),
+    "qp_type must be a member of": lambda qp, mr, value: qp.pd.create_qp(qp.send_cq, qp_type=value),
     "access": lambda qp, mr, value: qp.pd.reg_mr(64, value),
     "iova": lambda qp, mr, value: qp.pd.reg_mr(64, iova=value),
     "addr": lambda qp, mr, value: qp.pd.reg_pointer(value, 8),
