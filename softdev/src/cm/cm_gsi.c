@@ -278,6 +278,9 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
 		return; /* in another's name */
+	if (soft_device.cm->gsi.calls->is_shared(to) && !begun(from, mad) &&
+	    !stale(from, mad->message.qpn) && !listener_at(to, mad))
+		return; /* for another process of the address, which limits the rate */
 	if (!has_time_for(from, to))
 		return;
 	conversation = begun(from, mad);
@@ -363,8 +366,8 @@ void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, co
 	conversation = meant(from, &mad);
 	if (!conversation) {
 		if ((mad.message.type == SOFT_CM_REP || mad.message.type == SOFT_CM_DREQ) &&
-		    has_time_for(from, to))
-			not_here(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
+		    !soft_device.cm->gsi.calls->is_shared(to) && has_time_for(from, to))
+			answer(from, to, &mad, SOFT_CM_REASON_INVALID_ID);
 		return;
 	}
 	if (mad.message.type == SOFT_CM_DREQ && mad.peer_qpn != conversation->qpn)

@@ -23,9 +23,22 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
 }
 
+/* What a unit costs a network that uses it while less than half of the bucket is left.  The cost
+ * doubles as often as what is left halves, so more networks can be active without using up the rate. */
+static uint64_t network_cost(uint64_t used_until, uint64_t now)
+{
+	uint64_t cost_ns = SHARE * UNIT_NS;
+
+	for (uint64_t left_ns = BURST_NS / 4;
+	     cost_ns < BURST_NS / 2 && !has_room(used_until, now, left_ns); left_ns /= 2)
+		cost_ns *= 2;
+	return cost_ns;
+}
+
 bool soft_fair_rate_use(struct soft_fair_rate *rate, const struct sockaddr_storage *address)
 {
 	const uint64_t now = soft_now();
+	const uint64_t cost_ns = network_cost(rate->used_until, now);
 	uint16_t networks[SOFT_PLACES_LEVELS];
 
 	soft_assert_locked();
@@ -35,10 +48,10 @@ bool soft_fair_rate_use(struct soft_fair_rate *rate, const struct sockaddr_stora
 	if (!has_room(rate->used_until, now, BURST_NS / 2))
 		for (unsigned level = 0; level < SOFT_PLACES_LEVELS; level++)
 			if (!has_room(rate->network_used_until[level][networks[level]], now,
-				      SHARE * UNIT_NS))
+				      cost_ns))
 				return false;
 	charge(&rate->used_until, now, UNIT_NS);
 	for (unsigned level = 0; level < SOFT_PLACES_LEVELS; level++)
-		charge(&rate->network_used_until[level][networks[level]], now, SHARE * UNIT_NS);
+		charge(&rate->network_used_until[level][networks[level]], now, cost_ns);
 	return true;
 }

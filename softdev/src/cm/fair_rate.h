@@ -3,6 +3,7 @@
  *   rate   2,000 units per second in total, and up to 1,024 at once after a pause
  *   share  an eighth of both for each network (engine/fair_share.h).  It only applies while less than half
  *          of the 1,024 are left, so a single network can use the whole rate but cannot use it up.
+ *          It shrinks with what is left, for the sake of networks that have used nothing.
  *
  * Under the engine's lock.
  */
