@@ -200,9 +200,6 @@ async def resolve(
             infos = await loop.getaddrinfo(host, port, family=family, type=kind, flags=flags)
     except socket.gaierror as error:
         raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
-    except UnicodeError as error:
-        what = "a name has parts of 1 to 63 characters, with dots between"
-        raise AddressError(f"{host!r} cannot be a host: {what}") from error
     return [numeric(info[4]) for info in infos]
 
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import aiordma
 from aiordma import arrays, rpc, testing
 from aiordma.cli import app
+from aiordma.errors import AddressError
 
 
 @pytest.mark.any_device
@@ -205,3 +206,62 @@ async def test_call_names_differing_serializers_when_its_result_is_unreadable(
         f"loads= on both sides: {why}"
     )
     assert type(caught.value.__cause__).__name__ == kind
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("host", ["a\udc80b", "a" * 64, "a..b"], ids=["surrogate", "long", "empty"])
+async def test_reconnect_refuses_a_host_that_cannot_exist(host: str, device_name: str) -> None:
+    with pytest.raises(AddressError, match="cannot be a host: a name has parts"):
+        async for _ in aiordma.reconnect(host, 1, device=device_name):
+            pass
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("name", ["a\0b", "\udc80"], ids=ascii)
+def test_simulated_host_must_have_a_name_that_can_be_resolved(name: str) -> None:
+    async def main(world: testing.World) -> None:
+        world.host(name)
+
+    with pytest.raises(ValueError, match=r"null character|cannot be a host"):
+        testing.simulate(main, seed=1)
+
+
+async def test_event_to_expect_is_checked_before_it_is_awaited(device_name: str) -> None:
+    async with aiordma.AsyncConnectionId(device_name) as connection_id:
+        with pytest.raises(TypeError, match="wanted must be a member of EventType"):
+            await connection_id.expect(cast(Any, "CONNECTED"))
+
+
+async def test_coroutine_function_is_refused_where_nothing_awaits_it(device_name: str) -> None:
+    async def function(_: object) -> None: ...
+
+    with pytest.raises(TypeError, match="hook must be a function of a ConnectionChange"):
+        aiordma.add_connection_hook(cast(Any, function))
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        with conn.register(bytearray(8)) as region:
+            await conn.send_region(region)
+            remote = await peer.recv_region()
+        with pytest.raises(TypeError, match="progress must be a function of the number"):
+            await peer.read(remote, bytearray(8), progress=cast(Any, function))
+
+
+async def test_pending_connection_that_was_closed_says_so(device_name: str) -> None:
+    pending = await aiordma.prepare_connection(device=device_name)
+    await pending.close()
+    with pytest.raises(aiordma.BufferStateError, match=r"closed> is closed$"):
+        await pending.start()
+
+
+@pytest.mark.any_device
+def test_history_refuses_a_result_that_was_not_awaited() -> None:
+    async def call() -> int:
+        return 1
+
+    history = testing.History()
+    coroutine = call()
+    with (
+        pytest.raises(TypeError, match=r"^op\.result is a coroutine: await it$"),
+        history.read("key") as op,
+    ):
+        op.result = cast(Any, coroutine)
+    coroutine.close()

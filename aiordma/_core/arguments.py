@@ -149,6 +149,17 @@ def text(name: str, value: object, wanted: str = "a str") -> str:
     return value
 
 
+def host_name(name: str, value: object, wanted: str = "a str") -> str:
+    """Check that a host can have the name `value`. Raise TypeError or ValueError if not."""
+    value = text(name, value, wanted)
+    try:
+        value.encode("idna")
+    except UnicodeError:
+        what = "a name has parts of 1 to 63 characters, with dots between"
+        raise ValueError(f"{value!r} cannot be a host: {what}") from None
+    return value
+
+
 def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "") -> T:
     """Check that `value` is an instance of `kind`. `wanted` describes it in the error."""
     if isinstance(value, kind):

@@ -46,10 +46,14 @@ class IdEvents:
         return error
 
     async def expect(self, wanted: cm.EventType) -> cm.ConnectionEvent:
-        """Wait for the next event, which must be `wanted`; another one is raised as an error.
+        """Wait for the next event, which must be `wanted`.
 
-        BufferStateError when the id is closed meanwhile.
+        Raises:
+            BufferStateError: The id was closed in the meantime.
+            ConnectionManagerError: Another event came.
         """
+        if not isinstance(wanted, cm.EventType):
+            raise TypeError(f"wanted must be a member of EventType, not {wanted!r}")
         if not self._seen:
             self._events.take()  # within a host it may be there already
         while not self._seen:

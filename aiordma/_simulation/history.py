@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -82,8 +82,10 @@ def _value(name: str, value: Any) -> Hashable:
 
     Raises:
         TypeError: If the value is not hashable, or is a buffer other than bytes, which compares by
-            identity or may change.
+            identity or may change, or it is awaitable.
     """
+    if isinstance(value, Awaitable):
+        raise TypeError(f"{name} is a {type(value).__name__}: await it")
     if type(value).__module__ == "numpy" and not getattr(value, "shape", True):
         value = value.item()
     if isinstance(value, memoryview):

@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any, TypeVar, overload
 from unittest.mock import patch
 
-from .._core.arguments import instance, integer, real, refusal, seconds, truth
+from .._core.arguments import host_name, instance, integer, real, refusal, seconds, truth
 from .._loop.futures import settle
 from .._loop.virtual_loop import StalledError, waiting
 from .._native import softdev
@@ -218,7 +218,7 @@ class World:
 
     def host(self, name: str) -> Host:
         """Return the host with that name, and boot it on first use."""
-        if instance("the name of a host", name, str, "text") not in self.hosts:
+        if host_name("the name of a host", name, "text") not in self.hosts:
             if name in ("", "localhost"):
                 why = "on every host it is the host itself" if name else "it is empty"
                 raise ValueError(f"invalid host name {name!r}: {why}; choose another one")

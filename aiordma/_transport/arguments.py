@@ -8,7 +8,7 @@ from __future__ import annotations
 from ssl import PROTOCOL_TLS_CLIENT, PROTOCOL_TLS_SERVER, SSLContext
 from typing import TypeVar
 
-from .._core.arguments import instance, integer, refusal, text
+from .._core.arguments import host_name, instance, integer, refusal
 from .._core.fields import MAX_RAILS
 from ..config import Config
 from ..errors import AddressError
@@ -19,9 +19,14 @@ T = TypeVar("T")
 
 
 def check_host(host: object, name: str = "host") -> None:
-    """Raise TypeError unless a host is a str, or AddressError if the resolver would truncate it."""
+    """Check a host without looking it up.
+
+    Raises:
+        TypeError: It is not a str.
+        AddressError: No host can have that name, or the resolver would truncate it.
+    """
     try:
-        text(name, host, "a str, as '192.0.2.1' or 'server.example'")
+        host_name(name, host, "a str, as '192.0.2.1' or 'server.example'")
     except ValueError as error:
         raise AddressError(str(error)) from None
 

@@ -55,7 +55,10 @@ class PendingConnection:
         """The message for the peer: 72 bytes, including a magic number and a version."""
 
     def __repr__(self) -> str:
-        state = "started" if self._started else "accepted" if self._peer else "new"
+        if self._started:
+            state = "started" if self._peer else "closed"
+        else:
+            state = "accepted" if self._peer else "new"
         return f"<PendingConnection on {self._devices[0].name}, {state}>"
 
     def accept(self, endpoint: bytes | bytearray | memoryview) -> None:
@@ -70,7 +73,7 @@ class PendingConnection:
             BufferStateError: If an endpoint was accepted before, or this object was closed.
         """
         if self._started and self._peer is None:
-            raise BufferStateError(f"{self!r} has been aborted")
+            raise BufferStateError(f"{self!r} is closed")
         if self._peer is not None:
             raise BufferStateError(f"{self!r} has already accepted its peer")
         data = bytes(endpoint)
@@ -96,7 +99,8 @@ class PendingConnection:
             BufferStateError: If no endpoint was accepted, or this is the second call.
         """
         if self._peer is None:
-            raise BufferStateError(f"{self!r} has not accepted a peer yet")
+            why = "is closed" if self._started else "has not accepted a peer yet"
+            raise BufferStateError(f"{self!r} {why}")
         if self._started:
             raise BufferStateError(f"{self!r} is already a connection")
         self._started = True

@@ -15,6 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from inspect import iscoroutinefunction
 from typing import Literal
 
 from .. import _transport
@@ -113,7 +114,7 @@ def add_connection_hook(hook: ConnectionHook) -> None:
     Args:
         hook: The function to call with a `ConnectionChange`.
     """
-    if not callable(hook):
+    if not callable(hook) or iscoroutinefunction(hook):
         raise TypeError(refusal("hook", "a function of a ConnectionChange", hook))
     _hooks.append(hook)
 
