@@ -4,9 +4,8 @@ A server publishes coroutine functions of one argument, and a client calls them 
 argument and the result are one value each. `dumps` and `loads` serialize them, with msgpack by
 default; both sides must use the same functions.
 
-`loads` gets a memoryview of the received bytes and may keep it. With `dumps=memoryview,
-loads=memoryview`, buffers are therefore passed without a copy. Do not use `pickle.loads` on data
-from an untrusted peer.
+`loads` gets a memoryview of the received bytes and may keep it. If both are `memoryview`, buffers
+are therefore passed without a copy. Do not use `pickle.loads` on data from an untrusted peer.
 """
 
 from __future__ import annotations
