@@ -71,7 +71,7 @@ def test_two_counts():
 
 
 @pytest.mark.rdma_seeds(0)
-def test_no_seed():
+def test_zero_seeds_are_refused():
     pass
 
 
@@ -81,7 +81,7 @@ def test_many_seeds():
 
 
 @pytest.mark.rdma_seeds(3)
-def test_no_simulation():
+def test_seeds_without_a_simulation_fail():
     pass
 
 
@@ -151,7 +151,7 @@ def test_chance():
 
 
 @pytest.mark.rdma(seed=5)
-def test_no_fault():
+def test_marker_without_faults_is_refused():
     pass
 
 
@@ -256,9 +256,9 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "test_seeds": ("PASSED", ""),
         "test_wrong_seeds": ("ERROR", "Failed"),
         "test_two_counts": ("ERROR", "Failed"),
-        "test_no_seed": ("ERROR", "Failed"),
+        "test_zero_seeds_are_refused": ("ERROR", "Failed"),
         "test_many_seeds": ("ERROR", "Failed"),
-        "test_no_simulation": ("FAILED", "Failed"),
+        "test_seeds_without_a_simulation_fail": ("FAILED", "Failed"),
         "test_seed_of_its_own": ("FAILED", "Failed"),
         "test_programs_without_the_device": ("FAILED", "Failed"),
         "test_without_faults": ("PASSED", ""),
@@ -280,7 +280,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "test_child_that_lived_on": ("PASSED", ""),
         "test_unknown": ("ERROR", "Failed"),
         "test_no_probability": ("ERROR", "Failed"),
-        "test_no_fault": ("ERROR", "Failed"),
+        "test_marker_without_faults_is_refused": ("ERROR", "Failed"),
         "test_no_keyword": ("ERROR", "Failed"),
         "test_no_marker": ("ERROR", "Failed"),
     }, report.stdout
@@ -310,7 +310,7 @@ def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: s
     ("test", "says"),
     [
         (
-            "test_no_simulation",
+            "test_seeds_without_a_simulation_fail",
             "@pytest.mark.rdma_seeds(3): the test did not call aiordma.testing.simulate without "
             "a seed, so it used none of these seeds",
         ),

@@ -77,7 +77,7 @@ OPERATIONS: dict[Callable[[Connection, RemoteRegion], Awaitable[None]], tuple[in
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.__name__)
-async def test_one_sided_bytes_are_counted_on_both_sides(
+async def test_both_sides_count_one_sided_bytes(
     factory: ConnectionFactory,
     operation: Callable[[Connection, RemoteRegion], Awaitable[None]],
     device_name: str,
