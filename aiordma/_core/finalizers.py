@@ -14,10 +14,10 @@ P = ParamSpec("P")
 def finalizer(function: Callable[P, None]) -> Callable[P, None]:
     """Make `function` do nothing once the interpreter is shutting down.
 
-    For `__del__`, callbacks of weak references, and functions called by them. Python sets the
-    globals of modules to None then, in any order, while objects are still being finalized. What
-    the function would release is gone by then, or goes with the process. The function that tells
-    is bound here, because a global of this module may be None as well.
+    Use it for `__del__`, callbacks of weak references, and functions that they call. During
+    shutdown Python sets the globals of modules to None, in any order, while it still finalizes
+    objects. The resources that the function would release end with the process. `is_finalizing` is
+    bound locally because the globals of this module may be None as well.
     """
     own_globals = cast(FunctionType, function).__globals__
 

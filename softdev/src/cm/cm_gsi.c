@@ -224,8 +224,8 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 	transmit(&mad, to, from);
 }
 
-/* Returns whether there is time for a message that any host can send in any name.  A flood of them is
- * dropped here, before it uses memory or sends anything. */
+/* Returns false to drop a message that any host can send, with a forged address as well, when too
+ * many of them arrive.  They are dropped before they use memory or cause a response. */
 static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
@@ -280,7 +280,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		return; /* in another's name */
 	if (soft_device.cm->gsi.calls->is_shared(to) && !begun(from, mad) &&
 	    !stale(from, mad->message.qpn) && !listener_at(to, mad))
-		return; /* for another process of the address, which limits the rate */
+		return; /* another process at this address may serve it, and limits the rate itself */
 	if (!has_time_for(from, to))
 		return;
 	conversation = begun(from, mad);

@@ -23,8 +23,8 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
 }
 
-/* What a unit costs a network that uses it while less than half of the bucket is left.  The cost
- * doubles as often as what is left halves, so more networks can be active without using up the rate. */
+/* Return the cost of a unit to a network while less than half of the bucket is left.  The cost doubles
+ * each time the remainder halves, so more networks can be active without using up the rate. */
 static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
 	uint64_t cost_ns = SHARE * UNIT_NS;

@@ -1,4 +1,4 @@
-/* Rate limit for work that any host can cause before it has proved anything.
+/* Rate limit for messages from unauthenticated hosts.
  *
  *   rate   2,000 units per second in total, and up to 1,024 at once after a pause
  *   share  an eighth of both for each network (engine/fair_share.h).  It only applies while less than half
