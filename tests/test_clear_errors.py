@@ -38,12 +38,40 @@ from aiordma.errors import AddressError
             "1,073,741,825 B is too long: a message has at most 1 GiB",
         ),
         (
-            ["perf", "client", "server.example:18515"],
-            "'server.example:18515' is a host and a port: write 'server.example --port 18515'",
+            ["perf", "client", "server.example:18515", "send", "lat"],
+            "'server.example:18515' is not a plain host name or address: "
+            "write 'server.example --port 18515'",
         ),
         (
-            ["perf", "client", "[fe80::1%eth0]:7"],
-            "'[fe80::1%eth0]:7' is a host and a port: write 'fe80::1%eth0 --port 7'",
+            ["perf", "client", "[fe80::1%eth0]:7", "send", "lat"],
+            "'[fe80::1%eth0]:7' is not a plain host name or address: write 'fe80::1%eth0 --port 7'",
+        ),
+        (
+            ["perf", "client", "rdma://server.example:7/path", "send", "lat"],
+            "'rdma://server.example:7/path' is not a plain host name or address: "
+            "write 'server.example --port 7'",
+        ),
+        (
+            ["perf", "server", "--host", "127.0.0.1:7"],
+            "'127.0.0.1:7' is not a plain host name or address: write '--host 127.0.0.1 --port 7'",
+        ),
+        (
+            ["echo", "--host", "[::1]"],
+            "'[::1]' is not a plain host name or address: write '--host ::1'",
+        ),
+        (
+            ["echo", "--host", "rdma://localhost:7"],
+            "'rdma://localhost:7' is not a plain host name or address: write '--host localhost'",
+        ),
+        (
+            ["run", "--failure-traces", "", "true"],
+            "Invalid value for '--failure-traces': the path must not be empty",
+        ),
+        (["run", ""], "Invalid value for PROGRAM: the name of the program must not be empty"),
+        (["trace", ""], "Invalid value for 'FILE...': the path must not be empty"),
+        (
+            ["perf", "--local", "send", "lat", "--plot", ""],
+            "Invalid value for '--plot': the path must not be empty",
         ),
     ],
 )

@@ -27,8 +27,7 @@ CDATA: Any = getattr(ffi, "CData")  # noqa: B009 - the stub has a class for each
 
 def public_modules() -> list[str]:
     names = ["aiordma", *(it.name for it in pkgutil.walk_packages(aiordma.__path__, "aiordma."))]
-    # The commands are no interface of Python's.
-    return [name for name in names if "._" not in name and not name.startswith("aiordma.cli")]
+    return [name for name in names if "._" not in name and name != "aiordma.__main__"]
 
 
 def functions(value: Any) -> list[Any]:

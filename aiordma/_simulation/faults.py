@@ -140,6 +140,11 @@ class FaultPlan:
             raise TypeError(refusal("exactly", "a list of Faults", self.exactly))
         for fault in self.exactly or ():
             instance("each of exactly", fault, Fault, "a Fault")
+        if self.at_least and self.exactly is None and not self._rates:
+            raise ValueError(
+                f"at_least is {self.at_least}, but the plan has no faults: set a rate such as "
+                "kills, or pass the faults with exactly"
+            )
         if MAIN in self._names:
             raise ValueError(f"a FaultPlan cannot affect {MAIN!r}, which exactly names")
 

@@ -280,7 +280,11 @@ def logged() -> Iterator[None]:
     level = root.level
     handler: logging.Handler | None = None
     if name := os.environ.get(LOG):
-        handler = logging.StreamHandler() if name == "-" else logging.FileHandler(name, "w")
+        try:
+            handler = logging.StreamHandler() if name == "-" else logging.FileHandler(name, "w")
+        except OSError as error:
+            reason = f"cannot write the log that {LOG} requests: {error.strerror}"
+            raise OSError(error.errno, reason, name) from None
         handler.setFormatter(logging.Formatter(LOG_LINE))
         root.addHandler(handler)
         root.setLevel(logging.DEBUG)

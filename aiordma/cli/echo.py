@@ -15,6 +15,7 @@ from aiordma import verbs
 from aiordma.perf.ends import devices_of
 
 from .child import ChildError, listening_child
+from .file_path import FilePath
 from .options import (
     NO_MEMORY,
     FiniteRange,
@@ -35,7 +36,7 @@ DEFAULT_SIZES = ",".join(str(4**power) for power in range(13))  # 1 B to 16 MiB
 # The command of the server, without its options.
 SERVER = [sys.executable, "-m", "aiordma", "echo-server"]
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE = FilePath(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()

@@ -62,6 +62,23 @@ def parse_qp_num(text: str) -> int:
     return int(text, 16 if text[:2] in ("0x", "0X") else 10)
 
 
+URL = re.compile(
+    r"(?:[a-z][a-z0-9+.-]*://)?(?:\[(?P<ip>[^]]+)\]|(?P<name>[^]:/[]+))(?::(?P<port>[^:/]*))?(?:/.*)?",
+    re.IGNORECASE,
+)
+
+
+def plain_host(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse a host with a scheme, brackets, a port or a path, and suggest what to write."""
+    found = URL.fullmatch(value or "")
+    if found is None or value in (host := found["ip"] or found["name"], None):
+        return value
+    instead = f"--host {host}" if isinstance(param, click.Option) else host
+    if (found["port"] or "").isdecimal() and any(it.name == "port" for it in ctx.command.params):
+        instead += f" --port {found['port']}"
+    raise click.UsageError(f"{value!r} is not a plain host name or address: write {instead!r}", ctx)
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers that excludes nan and inf."""
 
@@ -109,7 +126,9 @@ def transport_options(command: Command) -> Command:
 
 def connection_options(command: Command) -> Command:
     told = "Address to listen on [default: an address of the device]."
-    return transport_options(click.option("--host", metavar="ADDRESS", help=told)(command))
+    return transport_options(
+        click.option("--host", metavar="ADDRESS", help=told, callback=plain_host)(command)
+    )
 
 
 def chosen_devices(named: str | None) -> tuple[verbs.Device, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -38,6 +37,7 @@ from aiordma.perf.settings import (
 from .app import Group
 from .child import ChildError, listening_child
 from .echo_server import end_of_input
+from .file_path import FilePath
 from .options import (
     NO_MEMORY,
     SizeType,
@@ -48,6 +48,7 @@ from .options import (
     loop_factory,
     own_address,
     parse_sizes,
+    plain_host,
     transport_options,
 )
 from .perf_plot import PlotError, check_target, plot
@@ -119,7 +120,7 @@ def measurement_options(command: Command) -> Command:
     for option in (
         POLLING,
         click.option("--plot", "targets", metavar="FILE", multiple=True,
-            type=click.Path(dir_okay=False, path_type=Path),
+            type=FilePath(dir_okay=False, path_type=Path),
             help="Plot into this .png or .svg file; repeatable."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option("--verify-all", is_flag=True,
@@ -315,21 +316,8 @@ def progress_bar(settings: Settings) -> Iterator[Callable[[int], Callable[[float
         yield of
 
 
-HOST_AND_PORT = re.compile(r"(?:\[(?P<ip>[^]]+)\]|(?P<name>[^:]+)):(?P<port>[0-9]+)")
-
-
-def without_port(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Refuse HOST:PORT, and say how the port is given."""
-    if both := HOST_AND_PORT.fullmatch(value):
-        host = both["ip"] or both["name"]
-        raise click.UsageError(
-            f"{value!r} is a host and a port: write '{host} --port {both['port']}'", ctx
-        )
-    return value
-
-
 @perf.command()
-@click.argument("server_host", metavar="HOST", callback=without_port)
+@click.argument("server_host", metavar="HOST", callback=plain_host)
 @click.option("--port", type=click.IntRange(1, 0xFFFF), default=DEFAULT_PORT, show_default=True)
 @transport_options
 @measurement_options
@@ -349,9 +337,9 @@ def client(server_host: str, port: int, **given: Any) -> None:
 
 @perf.command("plot")
 @click.argument("files", metavar="JSON...", nargs=-1, required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
+    type=FilePath(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--output", "target", metavar="FILE", required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FilePath(dir_okay=False, path_type=Path),
     help="The .png or .svg file to write.")  # fmt: skip
 def plot_files(files: tuple[Path, ...], target: Path) -> None:
     """Plot several runs, saved with --json, in one figure."""

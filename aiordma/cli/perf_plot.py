@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+else:
+    # matplotlib may be missing, but the annotations must be evaluated without it.
+    Axes = Axis = Figure = Any
 
 Record = dict[str, Any]
 

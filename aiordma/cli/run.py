@@ -20,6 +20,8 @@ import click
 
 from aiordma._core.environment import unknown_variables
 
+from .file_path import FilePath
+
 UNUSED = 125
 """Exit status if a program did not use the device although it must, as in env(1) and timeout(1)."""
 
@@ -43,7 +45,7 @@ class UnusedError(click.ClickException):
 @click.option(
     "--failure-traces",
     metavar="FOLDER",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FilePath(file_okay=False, path_type=Path),
     help="Trace each process, and keep the traces in a new folder in FOLDER if PROGRAM fails.",
 )
 @click.option(
@@ -72,6 +74,8 @@ def run(
     cannot be started, or if the dynamic linker ignores LD_PRELOAD for it (static, set-user-ID, or
     for another architecture).
     """
+    if not program:
+        raise click.BadParameter("the name of the program must not be empty", param_hint="PROGRAM")
     check_environment(must_use)
     programs = f"{library().parent / 'bin'}:{os.environ.get('PATH', os.defpath)}"
     path = find(program, programs)

@@ -11,6 +11,7 @@ from aiordma._private_files import open_private
 from aiordma.trace import Outcome
 from aiordma.verbs import WCStatus
 
+from .file_path import FilePath
 from .options import parse_qp_num
 from .trace_chrome import chrome_trace
 from .trace_listing import listing, load
@@ -20,14 +21,14 @@ STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
+    type=FilePath(exists=True, dir_okay=False, path_type=Path))  # fmt: skip
 @click.option("--qp", "qps", type=parse_qp_num, metavar="NUMBER", multiple=True,
     help="Show only this queue pair, written as 17 or 0x11; repeatable.")  # fmt: skip
 @click.option("--status", "statuses", metavar="STATUS", multiple=True,
     type=click.Choice(STATUSES, case_sensitive=False), help="Show only requests with this status, "
     "such as WR_FLUSH_ERR, or FAILED for any error; repeatable.")  # fmt: skip
 @click.option("--chrome", "target", metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path), help="Write this file in the Chrome "
+    type=FilePath(dir_okay=False, path_type=Path), help="Write this file in the Chrome "
     "trace event format, for Perfetto, instead of printing.")  # fmt: skip
 def trace(
     files: tuple[Path, ...], qps: tuple[int, ...], statuses: tuple[str, ...], target: Path | None

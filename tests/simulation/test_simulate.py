@@ -243,6 +243,8 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         testing.FaultPlan(exactly=once)
     with pytest.raises(ValueError, match="cannot affect 'main', which exactly names"):
         testing.FaultPlan(exactly=[testing.Fault("pause", "main", 1, 2)])
+    with pytest.raises(ValueError, match="at_least is 1, but the plan has no faults: set a rate"):
+        testing.FaultPlan(at_least=1, link=testing.Link(loss=0.1))
     with pytest.raises(TypeError, match="faults must be a FaultPlan, not Link"):
         testing.simulate(fails, faults=testing.Link())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="hosts must be a mapping of names to programs, not list"):
@@ -974,6 +976,14 @@ def test_a_log_that_cannot_be_written_leaves_nothing_behind(
     monkeypatch.setenv("AIORDMA_SIMULATION_LOG", str(tmp_path))
     with pytest.raises(IsADirectoryError):
         testing.simulate(fails, seed=1)
+    path = str(tmp_path / "missing" / "log")
+    monkeypatch.setenv("AIORDMA_SIMULATION_LOG", path)
+    with pytest.raises(FileNotFoundError) as raised:
+        testing.simulate(fails, seed=1)
+    assert str(raised.value) == (
+        "[Errno 2] cannot write the log that AIORDMA_SIMULATION_LOG requests: "
+        f"No such file or directory: {path!r}"
+    )
     assert logging.getLogRecordFactory() is before
 
 

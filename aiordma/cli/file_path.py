@@ -1,0 +1,17 @@
+"""The type of options and arguments that name a file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+
+class FilePath(click.Path):
+    """A path that is not empty. click would take an empty path for the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("the path must not be empty", param, ctx)
+        return super().convert(value, param, ctx)
