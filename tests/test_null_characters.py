@@ -1,8 +1,9 @@
-"""Text with a null character, at which C would cut it, is refused wherever it could get to C."""
+"""Text that C would cut at a null character, or that cannot be encoded, never gets to C."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -131,12 +132,44 @@ def test_command_line_argument_with_a_null_character_is_refused() -> None:
 @pytest.mark.any_device
 @pytest.mark.parametrize(
     ("text", "encoded"),
-    [
-        ("mlx5_0", b"mlx5_0"),
-        (b"/tmp/\xff", b"/tmp/\xff"),
-        (Path("/tmp/\udcff"), b"/tmp/\xff"),
-        ("\ud800", b"?"),
-    ],
+    [("mlx5_0", b"mlx5_0"), (b"/tmp/\xff", b"/tmp/\xff"), (Path("/tmp/\udcff"), b"/tmp/\xff")],
 )
 def test_to_c_encodes_the_whole_text(text: Any, encoded: bytes) -> None:
     assert ffi.string(to_c("it", text)) == encoded
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff", Path("/tmp/\ud800")], ids=ascii)
+def test_to_c_refuses_a_text_that_cannot_be_encoded(text: Any) -> None:
+    shown = re.escape(repr(str(text)))
+    with pytest.raises(ValueError, match=f"^it {shown} cannot be encoded as utf-8: surrogates not"):
+        to_c("it", text)
+
+
+@pytest.mark.parametrize(("host", "service"), [("\ud800", None), ("127.0.0.1", "\ud800")])
+def test_getaddrinfo_of_the_connection_manager_refuses_half_a_surrogate_pair(
+    host: str, service: str | None, context: verbs.Context
+) -> None:
+    with pytest.raises(AddressError, match=r"(host|service) '\\ud800' cannot be encoded"):
+        cm.getaddrinfo(context.library, host, service)
+
+
+@pytest.mark.any_device
+def test_texts_for_the_embedded_device_refuse_half_a_surrogate_pair(tmp_path: Path) -> None:
+    refused = r"device '\ud800' cannot be encoded as utf-8: surrogates not allowed"
+    assert monitoring_socket.set_port("down", "\ud800") == refused
+    with pytest.raises(ValueError, match=r"the plan of faults 'loss.* cannot be encoded"):
+        verbs.find_device("embedded0").set_faults("loss=\ud800")
+    with pytest.raises(ValueError, match=r"name of the trace file .* cannot be encoded"):
+        trace.start(tmp_path / "\ud800.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.any_device
+def test_trace_file_may_have_any_name_of_a_file_system(tmp_path: Path) -> None:
+    path = tmp_path / "\udcff.json"
+    try:
+        assert trace.start(path) == path
+    finally:
+        trace.stop()
+    assert path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from reprlib import repr as brief
 
 from aiordma._core import arguments
 
@@ -13,11 +14,16 @@ from ._lib import ffi
 def to_c(name: str, value: str | bytes | os.PathLike[str]) -> h.Characters:
     """Encode a text or a path for a `char *` parameter; `name` describes it in errors.
 
-    Every text from a user is passed to C in this way. A text that C would cut raises ValueError.
+    Every text from a user is passed to C in this way.
+
+    Raises:
+        ValueError: If C would cut the text, or if the text cannot be encoded.
     """
     text = arguments.text(name, os.fsdecode(value))
     try:
         data = os.fsencode(text)
-    except UnicodeEncodeError:
-        data = text.encode(errors="replace")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} {brief(text)} cannot be encoded as {error.encoding}: {error.reason}"
+        ) from None
     return ffi.new("char[]", data)
