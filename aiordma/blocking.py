@@ -592,7 +592,7 @@ _Message = tuple[bytes, int | None]
 
 
 def _view(memory: LocalMemory | AnyMemory) -> memoryview:
-    return memory.view if isinstance(memory, LocalMemory) else bytes_of(memory)
+    return memory.view if isinstance(memory, LocalMemory) else bytes_of(memory, target=True)
 
 
 async def _copied(connection: transport.Connection) -> _Message:

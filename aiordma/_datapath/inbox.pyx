@@ -112,7 +112,7 @@ cdef class ReceiveTarget(Pinned):
                 raise ValueError(f"cannot receive into {memory!r}: it is read-only")
             self.bytes, self.length = <unsigned char *> <uintptr_t> self.local.address, self.local.length
             return 0
-        view = bytes_of(memory)
+        view = bytes_of(memory, True)
         if view.readonly:
             view = None  # its end may call Python, which an exception on its way would disturb
             raise ValueError(f"cannot receive into {type(memory).__name__}: it is read-only")

@@ -164,7 +164,7 @@ cdef class MessageMethods:
         """
         cdef RecvOperation operation
         if memory is None:
-            bytes_of(memory)  # it says what is wrong
+            bytes_of(memory, True)  # it says what is wrong
         operation = RecvOperation.__new__(RecvOperation)
         operation.inbox, operation.memory = self.inbox, memory
         return operation

@@ -128,7 +128,7 @@ class UserMemory:
         self._memory = memory
         self._data = data
         self._target = target
-        self._view = bytes_of(data)
+        self._view = bytes_of(data, target)
         if target and self._view.readonly:
             self._view.release()
             raise ValueError(f"cannot read into {type(data).__name__}: it is read-only")

@@ -264,7 +264,7 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         if imm is not None:
             integer("imm", imm, 0, U32_MAX)
         one_sided.check_progress(progress)
-        with bytes_of(data) as view:
+        with bytes_of(data, target=reads) as view:
             length = len(view)
         remote._check_use(self._owner, Rights.READ if reads else Rights.WRITE, length)
         memory = UserMemory(self._memory, data, target=reads)

@@ -212,7 +212,7 @@ class _Inbox:
         """Pass to the protocol as much data as it accepts, and return the length."""
         count = len(data)
         if self.is_buffered:
-            buffer = bytes_of(protocol.get_buffer(count))
+            buffer = bytes_of(protocol.get_buffer(count), target=True)
             count = min(len(buffer), count)
             if not count:
                 raise RuntimeError(f"get_buffer() of {protocol!r} returned an empty buffer")

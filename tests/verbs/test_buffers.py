@@ -350,6 +350,23 @@ def test_tensors_whose_memory_is_not_their_elements(
 
 
 @pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    ("different", "text"),
+    [
+        ({"device": SimpleNamespace(type="cuda")}, "use memory of the host and copy it from there"),
+        ({"is_quantized": True}, "use another tensor, and copy from it"),
+        ({"is_conj": lambda: True}, "use another tensor, and copy from it"),
+        ({"is_contiguous": lambda: False}, "use contiguous memory and copy from that"),
+    ],
+)
+def test_error_of_a_tensor_as_a_target_does_not_advise_a_copy_of_it(
+    different: dict[str, Any], text: str
+) -> None:
+    with pytest.raises((BufferError, UnsupportedError), match=text):
+        bytes_of(fake_torch.Tensor(bytearray(DATA), **different), target=True)
+
+
+@pytest.mark.usefixtures("torch")
 def test_without_numpy_a_tensor_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_torch.Tensor, "numpy", lambda _: raises_runtime_error())
     with pytest.raises(BufferError, match="install numpy"):

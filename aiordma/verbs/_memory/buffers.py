@@ -25,13 +25,17 @@ _PLAIN = frozenset({bytes, bytearray, array, mmap.mmap})
 _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
-def bytes_of(memory: AnyMemory) -> memoryview:
+def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
     """Return the memory of an object as bytes, without copying it. The view keeps it alive.
 
     The object may be anything with a buffer (bytearray, array, numpy array, mmap, memoryview,
     ctypes ...), or a tensor in this machine's memory that supports DLPack (torch ...). Its elements
     may have any type except Python objects and pointers. The view is read-only if the object says
     so.
+
+    Args:
+        memory: The object.
+        target: Whether the memory is to receive data. This only selects the advice in errors.
 
     Raises:
         TypeError: If the object has no memory, or its elements are addresses. Addresses mean
@@ -43,20 +47,20 @@ def bytes_of(memory: AnyMemory) -> memoryview:
     try:
         view = memoryview(cast("h.Buffer", memory))
     except TypeError:
-        return _of_tensor(memory)
+        return _of_tensor(memory, target)
     except (ValueError, BufferError) as error:
-        _refuse_objects(memory, memory)
+        _refuse_objects(memory, memory, target)
         if not hasattr(memory, "__dlpack__"):
             raise
         try:  # the buffer protocol has no name for its elements
-            return _of_tensor(memory)
+            return _of_tensor(memory, target)
         except BufferError:
             raise BufferError(f"{name(memory)}: {error}; take its bytes (view('u1'))") from error
     try:
         if type(view.obj) not in _PLAIN:
-            _refuse_addresses(memory, view)
+            _refuse_addresses(memory, view, target)
         if not view.c_contiguous:
-            raise not_contiguous(memory)
+            raise not_contiguous(memory, target)
     except BaseException:
         view.release()  # now, not when the exception is collected
         raise
@@ -80,14 +84,14 @@ def require_data(memory: T) -> T:
     return memory
 
 
-def _refuse_addresses(memory: object, view: memoryview) -> None:
+def _refuse_addresses(memory: object, view: memoryview, target: bool = False) -> None:
     owner = view.obj
-    _refuse_objects(memory, owner)
+    _refuse_objects(memory, owner, target)
     if type(owner).__mro__[-2].__module__ == "_ctypes":
         from .ctypes_types import has_addresses  # noqa: PLC0415 - loaded where ctypes is
 
         if has_addresses(type(owner)):
-            raise addresses(memory, "pointers or Python objects")
+            raise addresses(memory, "pointers or Python objects", target)
         return
     elements = view.format
     if type(memory) is memoryview:  # which may have been cast
@@ -97,20 +101,26 @@ def _refuse_addresses(memory: object, view: memoryview) -> None:
         except (TypeError, ValueError, BufferError):
             pass  # an exporter that can be asked once
     if elements != "B" and _ADDRESSES.search("".join(elements.split(":")[::2])):
-        raise addresses(memory, f"elements of the format {elements!r}, which are addresses")
+        what = f"elements of the format {elements!r}, which are addresses"
+        raise addresses(memory, what, target)
 
 
-def _refuse_objects(memory: object, owner: object) -> None:
+def _refuse_objects(memory: object, owner: object, target: bool) -> None:
     """Raise TypeError for Python objects, and for numpy's strings, which have no buffer."""
     if getattr(getattr(owner, "dtype", None), "hasobject", False) is True:
-        raise addresses(memory, "Python objects")
+        raise addresses(memory, "Python objects", target)
 
 
-def addresses(memory: object, what: str) -> TypeError:
+def addresses(memory: object, what: str, target: bool) -> TypeError:
+    advice = (
+        "an array of numbers, or a bytearray for a copy that was sent as bytes: json.loads(data)"
+        if target
+        else "an array of numbers (array.astype(float)), or send a copy as bytes: "
+        "json.dumps(array.tolist()).encode()"
+    )
     return TypeError(
         f"{name(memory)} of {what}: its bytes are addresses in this process, so they can be "
-        f"neither sent nor received; use an array of numbers (array.astype(float)), or send a copy "
-        f"as bytes: json.dumps(array.tolist()).encode()"
+        f"neither sent nor received; use {advice}"
     )
 
 
@@ -134,10 +144,10 @@ def keeper_of(view: memoryview) -> object:
             return None
 
 
-def _of_tensor(memory: object) -> memoryview:
+def _of_tensor(memory: object, target: bool) -> memoryview:
     from .dlpack import of_tensor  # noqa: PLC0415 - with ctypes: loaded where there are tensors
 
-    return of_tensor(memory)
+    return of_tensor(memory, target)
 
 
 def name(memory: object) -> str:
@@ -146,8 +156,13 @@ def name(memory: object) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def not_contiguous(memory: object) -> BufferError:
+def not_contiguous(memory: object, target: bool) -> BufferError:
+    advice = (
+        "use contiguous memory and copy from that (array[...] = data)"
+        if target
+        else "make a copy that is contiguous (numpy.ascontiguousarray, Tensor.contiguous)"
+    )
     return BufferError(
-        f"{name(memory)} whose elements do not lie one behind another in C order; make a copy "
-        f"that is contiguous (numpy.ascontiguousarray, Tensor.contiguous) or take its parts alone"
+        f"{name(memory)} whose elements do not lie one behind another in C order; {advice} or "
+        f"take its parts alone"
     )

@@ -73,34 +73,34 @@ _is_capsule = _prototype("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ct
 _pointer = _prototype("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 
 
-def of_tensor(memory: object) -> memoryview:
+def of_tensor(memory: object, target: bool) -> memoryview:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(memory, torch.Tensor):
         if memory.device.type not in ("cpu", "meta"):
-            raise _of_a_gpu(f"torch device {memory.device}")
-        return of_torch(torch, memory)
-    _refuse_gpu(memory)
+            raise _of_a_gpu(f"torch device {memory.device}", target)
+        return of_torch(torch, memory, target)
+    _refuse_gpu(memory, target)
     if not hasattr(memory, "__dlpack__"):
-        raise no_memory(memory)
+        raise no_memory(memory, target)
     capsule = _capsule(memory)
     try:
-        return _view(memory, capsule)
+        return _view(memory, capsule, target)
     except BaseException as error:
         del capsule  # and the frames that have it, which would hold the tensor
         raise error.with_traceback(None) from error.__cause__
 
 
-def _view(memory: object, capsule: object) -> memoryview:
+def _view(memory: object, capsule: object, target: bool) -> memoryview:
     tensor, read_only = _read(memory, capsule)
     if tensor.device_type not in OF_THE_HOST:
-        raise _of_a_gpu(f"DLPack device {tensor.device_type}:{tensor.device_id}")
+        raise _of_a_gpu(f"DLPack device {tensor.device_type}:{tensor.device_id}", target)
     if tensor.code == OPAQUE:
-        raise addresses(memory, "opaque handles")
+        raise addresses(memory, "opaque handles", target)
     shape, strides = tensor.shape[: tensor.ndim], None
     if tensor.strides:
         strides = tensor.strides[: tensor.ndim]
     if not _in_c_order(shape, strides):
-        raise not_contiguous(memory)
+        raise not_contiguous(memory, target)
     bits = tensor.bits * tensor.lanes
     for length in shape:
         bits *= length
@@ -115,21 +115,22 @@ def _view(memory: object, capsule: object) -> memoryview:
     return view.toreadonly() if read_only else view
 
 
-def _refuse_gpu(memory: object) -> None:
+def _refuse_gpu(memory: object, target: bool) -> None:
     """Refuse GPU tensors before creating a capsule, which may take a stream or a copy."""
     if hasattr(memory, "__cuda_array_interface__"):
-        raise _of_a_gpu("it has a __cuda_array_interface__")
+        raise _of_a_gpu("it has a __cuda_array_interface__", target)
     device = getattr(memory, "__dlpack_device__", None)
     if device is not None:
         kind, number = device()
         if int(kind) not in OF_THE_HOST:
-            raise _of_a_gpu(f"DLPack device {int(kind)}:{number}")
+            raise _of_a_gpu(f"DLPack device {int(kind)}:{number}", target)
 
 
-def _of_a_gpu(which: str) -> UnsupportedError:
+def _of_a_gpu(which: str, target: bool) -> UnsupportedError:
+    advice = "use memory of the host and copy it from there" if target else "copy it to the host"
     return UnsupportedError(
         f"memory of a GPU by its address ({which}): have its library export a dma-buf and register "
-        f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or copy it to the host"
+        f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or {advice}"
     )
 
 

@@ -9,6 +9,9 @@ from os import PathLike
 
 from .buffers import name
 
+_TARGET = "use writable memory, such as a bytearray or a numpy array"
+_INTO = "receive into a bytearray, and"
+
 
 def _has(method: str) -> Callable[[object], bool]:
     return lambda memory: hasattr(memory, method)
@@ -18,32 +21,41 @@ def _is(*types: type) -> Callable[[object], bool]:
     return lambda memory: isinstance(memory, types)
 
 
-# What it is, and what was meant, most likely: the first that fits.  A class of the transport's
-# says so itself (`_no_memory_hint`).
-_MEANT: tuple[tuple[Callable[[object], bool], str], ...] = (
-    (_is(str), "encode it: text.encode()"),
-    (_is(PathLike), "read the file: path.read_bytes()"),
-    (_is(bool, Number), "pack it: number.to_bytes(8, 'little'), or struct.pack('<d', number)"),
-    (lambda memory: memory is None, "an empty message is b''"),
-    (_has("to_numpy"), "take its memory: .to_numpy()"),
-    (_has("SerializeToString"), "serialize it: .SerializeToString()"),
-    (_has("getbuffer"), "take its memory: .getbuffer()"),
-    (_has("tobytes"), "copy it: .tobytes()"),
-    (_is(type), "give an object, not its class"),
-    (callable, "call it: what it returns may have memory"),
+# Kinds of objects, with advice for a source of data and for a target. The first row that matches
+# applies. A class of the transport has its own advice for sources (`_no_memory_hint`).
+_ADVICE: tuple[tuple[Callable[[object], bool], str, str], ...] = (
+    (_is(str), "encode it: text.encode()", f"{_INTO} decode that: data.decode()"),
+    (_is(PathLike), "read the file: path.read_bytes()", f"{_INTO} write that: path.write_bytes()"),
+    (
+        _is(bool, Number),
+        "pack it: number.to_bytes(8, 'little'), or struct.pack('<d', number)",
+        f"{_INTO} unpack that: int.from_bytes(data, 'little'), or struct.unpack('<d', data)",
+    ),
+    (lambda memory: memory is None, "an empty message is b''", _TARGET),
+    (_has("to_numpy"), "take its memory: .to_numpy()", _TARGET),
+    (_has("SerializeToString"), "serialize it: .SerializeToString()", f"{_INTO} parse that"),
+    (_has("getbuffer"), *("take its memory: .getbuffer()",) * 2),
+    (_has("tobytes"), "copy it: .tobytes()", _TARGET),
+    (_is(type), *("give an object, not its class",) * 2),
+    (callable, *("call it: what it returns may have memory",) * 2),
     (
         _is(Mapping, Iterable),
         "make bytes of it: json.dumps(value).encode(), or pickle.dumps(value)",
+        f"{_INTO} load that: json.loads(data), or pickle.loads(data)",
     ),
-    (is_dataclass, "make bytes of it: json.dumps(dataclasses.asdict(value)).encode()"),
+    (
+        is_dataclass,
+        "make bytes of it: json.dumps(dataclasses.asdict(value)).encode()",
+        f"{_INTO} load that: json.loads(data)",
+    ),
 )
 
 
-def no_memory(memory: object) -> TypeError:
-    """Return the error to raise."""
-    hint = getattr(type(memory), "_no_memory_hint", "") or next(
-        (hint for fits, hint in _MEANT if fits(memory)), "make bytes of it"
-    )
+def no_memory(memory: object, target: bool) -> TypeError:
+    """Return the error to raise, with advice for a source or a target of data."""
+    own = "" if target else getattr(type(memory), "_no_memory_hint", "")
+    hints = ((for_source, for_target) for fits, for_source, for_target in _ADVICE if fits(memory))
+    hint = own or next(hints, ("make bytes of it", _TARGET))[target]
     return TypeError(
         f"{name(memory)} has no memory to use: neither the buffer protocol nor DLPack; {hint}"
     )

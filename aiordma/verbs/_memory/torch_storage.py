@@ -22,13 +22,15 @@ from .buffers import name, not_contiguous
 # Methods that give a storage other memory; torch.multiprocessing calls the second and third.
 _MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 
+_COPY_FROM = "another tensor, and copy from it"
 
-def of_torch(torch: Any, tensor: Any) -> memoryview:
+
+def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
     """Return the bytes of a CPU tensor; BufferError if its memory does not contain them."""
-    if (problem := _problem(torch, tensor)) is not None:
+    if (problem := _problem(torch, tensor, target)) is not None:
         raise BufferError(f"{name(tensor)} {problem}")
     if not tensor.is_contiguous():
-        raise not_contiguous(tensor)
+        raise not_contiguous(tensor, target)
     size = tensor.numel() * tensor.element_size()
     if not size:
         return memoryview(bytearray())
@@ -75,7 +77,7 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
     return getattr(type(storage), name)(storage, *arguments)
 
 
-def _problem(torch: Any, tensor: Any) -> str | None:
+def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
     """Return why the memory of a tensor does not contain its elements, and what to use instead."""
     if tensor.device.type == "meta":
         return 'has no memory: it is on the device "meta"'
@@ -84,12 +86,11 @@ def _problem(torch: Any, tensor: Any) -> str | None:
     if tensor.is_nested:
         return "is nested: use its parts (unbind()) one by one"
     if tensor.is_quantized:
-        return "is quantized: use tensor.int_repr(), with its scale and zero point beside it"
+        use = _COPY_FROM if target else "tensor.int_repr(), with its scale and zero point beside it"
+        return f"is quantized: use {use}"
     if tensor.requires_grad:
         return "needs a gradient, and its memory is used past autograd: use tensor.detach()"
     if tensor.is_conj() or tensor.is_neg():
-        return (
-            "is conjugated or negated when it is read, and its memory is not: use "
-            "tensor.resolve_conj().resolve_neg()"
-        )
+        use = _COPY_FROM if target else "tensor.resolve_conj().resolve_neg()"
+        return f"is conjugated or negated when it is read, and its memory is not: use {use}"
     return None
