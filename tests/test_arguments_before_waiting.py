@@ -334,14 +334,28 @@ SEND = verbs.WROpcode.SEND
 ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]], str]] = {
     "send a piece": (lambda queue, piece: queue.send(piece), f"{PIECES}as a single one"),
     "send text": (lambda queue, _: queue.send(cast(Any, ["x"])), f"{PIECES}of str"),
-    "send imm": (lambda queue, piece: queue.send([piece], imm=-1), "does not fit its field"),
+    "send imm": (
+        lambda queue, piece: queue.send([piece], imm=-1),
+        "imm_data must be an int from 0",
+    ),
     "send imm text": (lambda queue, piece: queue.send([piece], imm=cast(Any, "x")), "not str 'x'"),
     "send pieces": (lambda queue, piece: queue.send([piece] * 1000), "1000 pieces of memory; max_"),
     "write address": (
         lambda queue, piece: queue.write([piece], cast(Any, "x"), 1),
-        "remote_addr must be an int, not str 'x'",
+        "remote_addr must be an int from 0 to 2^64 - 1, not str 'x'",
     ),
-    "read rkey": (lambda queue, piece: queue.read([piece], 0, -1), "does not fit its field"),
+    "read address": (
+        lambda queue, _: queue.read([], -1, 0),
+        "remote_addr must be an int from 0 to 2^64 - 1, not -1",
+    ),
+    "read rkey": (
+        lambda queue, piece: queue.read([piece], 0, -1),
+        "rkey must be an int from 0 to 4294967295, not -1",
+    ),
+    "piece": (
+        lambda queue, piece: queue.send([piece._replace(lkey=1 << 32)]),
+        "lkey of a piece must be an int from 0 to 4294967295, not 4294967296",
+    ),
     "add length": (
         lambda queue, piece: queue.fetch_and_add(piece._replace(length=4), 0, 1, 1),
         "ATOMIC_FETCH_AND_ADD of 4 bytes: it is always 8",
@@ -364,7 +378,7 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
     ),
     "submit wr_id": (
         lambda queue, _: queue.submit([verbs.SendWorkRequest(cast(Any, "x"), SEND)]),
-        "wr_id must be an int, not str 'x'",
+        "wr_id must be an int from 0 to 2^64 - 1, not str 'x'",
     ),
     "recv": (lambda queue, _: queue.recv(cast(Any, "x")), f"{PIECES}as str"),
 }

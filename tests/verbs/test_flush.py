@@ -77,6 +77,11 @@ def test_what_is_no_flush(flushed: Flushed) -> None:
         one.qp.post_send(
             [SendWorkRequest(1, WROpcode.FLUSH, (), SendFlags.INLINE, flush=FlushInfo(5))]
         )
+    with (
+        pytest.raises(ValueError, match=r"flush\.length must be an int from 0 .*, not -1"),
+        one.qp.batch() as batch,
+    ):
+        batch.flush(FlushInfo(-1), mr.addr, mr.rkey)
     with pytest.raises(PostError), one.qp.batch() as batch:
         batch.flush(FlushInfo(5, PlacementType.NONE), mr.addr, mr.rkey)
 

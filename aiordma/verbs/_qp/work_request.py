@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiordma import verbs
-from aiordma._core.arguments import integer
+from aiordma._core.arguments import U32_MAX, U64_MAX, integer
 from aiordma._native import RECV, SEND, SGE, RequestArray, ffi
 from aiordma._native import handles as h
 
@@ -108,6 +108,8 @@ def one_piece(addr: int, length: int, lkey: int) -> tuple[ScatterGatherElement, 
     return (ScatterGatherElement(addr, length, lkey),) if length != 0 else ()
 
 
+_U16_MAX = 0xFFFF
+
 NOT_PACKED = (struct.error, TypeError, AttributeError, IndexError)
 """The exceptions that packing invalid requests raises; callers raise `not_packed` instead."""
 
@@ -120,8 +122,8 @@ def not_packed(
         return TypeError(f"{label}: {wrong}")
     try:
         _check_numbers(requests)
-    except TypeError as named:
-        return TypeError(f"{label}: {named}")
+    except (TypeError, ValueError) as named:
+        return type(named)(f"{label}: {named}")
     return ValueError(f"{label}: a number that does not fit its field: {error}")
 
 
@@ -140,18 +142,32 @@ def wrong_requests(requests: object) -> str:
     return ""
 
 
-_NUMBERS = ("wr_id", "opcode", "send_flags", "imm_data", "remote_addr", "rkey", "compare_add",
-            "swap", "invalidate_rkey", "remote_qpn", "remote_qkey", "remote_srqn")  # fmt: skip
+# The maximum of each number in a request, in its parts, and in an element.
+_REQUEST = {
+    **dict.fromkeys(("wr_id", "remote_addr", "compare_add", "swap"), U64_MAX),
+    **dict.fromkeys(("opcode", "send_flags", "imm_data", "rkey", "invalidate_rkey"), U32_MAX),
+    **dict.fromkeys(("remote_qpn", "remote_qkey", "remote_srqn"), U32_MAX),
+}
+_PARTS = {
+    "bind": {"addr": U64_MAX, "length": U64_MAX, "rkey": U32_MAX, "access": U32_MAX},
+    "tso": {"header_addr": U64_MAX, "header_size": _U16_MAX, "mss": _U16_MAX},
+    "flush": {"length": U64_MAX, "types": _U16_MAX, "level": _U16_MAX},
+}
+_ELEMENT = {"addr": U64_MAX, "length": U32_MAX, "lkey": U32_MAX}
 
 
 def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> None:
-    """Raise a TypeError that names the field if a value should be a number but is not."""
+    """Raise a TypeError or ValueError that names the first number that does not fit its field."""
     for wr in requests:
-        for name in _NUMBERS:
-            integer(name, getattr(wr, name, 0), None, None)
+        for name, most in _REQUEST.items():
+            integer(name, getattr(wr, name, 0), 0, most)
+        for part, fields in _PARTS.items():
+            if (value := getattr(wr, part, None)) is not None:
+                for name, most in fields.items():
+                    integer(f"{part}.{name}", getattr(value, name), 0, most)
         for piece in wr.sges:
-            for name, value in zip(ScatterGatherElement._fields, piece, strict=True):
-                integer(f"{name} of a piece", value, None, None)
+            for (name, most), value in zip(_ELEMENT.items(), piece, strict=True):
+                integer(f"{name} of a piece", value, 0, most)
 
 
 def _wrong_pieces(sges: object) -> str:
