@@ -68,8 +68,16 @@ class DeviceEvents(shutdown.ClosesAtExit):
         return self._events.popleft()
 
     def get_nowait(self) -> verbs.AsyncEvent | None:
-        """Return the next event, or None if there is none."""
-        return self._events.popleft() if self._events else None
+        """Return the next event, or None if there is none.
+
+        Raises:
+            BufferStateError: If it is closed, and all events received before that have been taken.
+        """
+        if self._events:
+            return self._events.popleft()
+        if self._closed:
+            raise BufferStateError(f"{self!r} is closed")
+        return None
 
     async def __aiter__(self) -> AsyncIterator[verbs.AsyncEvent]:
         """Iterate over the events until it is closed, including those received before that."""

@@ -107,6 +107,18 @@ async def test_closing_ends_the_iteration_and_who_waits(device: verbs.Device) ->
             await waiter
     with pytest.raises(BufferStateError, match="is closed"):
         await events.get()
+    with pytest.raises(BufferStateError, match="is closed"):
+        events.get_nowait()
+
+
+async def test_get_nowait_returns_events_received_before_the_close(device: verbs.Device) -> None:
+    events = aiordma.device_events(device.name)
+    event = AsyncEvent(EventType.PORT_ACTIVE, None, 1)
+    ContextEvents.deliver(events.context, event)
+    events.close()
+    assert events.get_nowait() == event
+    with pytest.raises(BufferStateError, match="is closed"):
+        events.get_nowait()
 
 
 async def test_a_cancelled_wait_loses_no_event(device: verbs.Device) -> None:
