@@ -359,6 +359,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         device until :meth:`close`. This is for protocols that detect by other means that the peer
         is gone. An :class:`AsyncConnectionId` calls it on a disconnect.
         """
+        instance("cause", cause, Exception, "an exception")
         if self._cause is not None or self._channel.closed:
             return
         with suppress(OSError):  # the completion queue has failed

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import io
 import json
 import pickle
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import msgpack  # type: ignore[import-untyped]
@@ -293,3 +296,74 @@ def test_history_refuses_a_result_that_was_not_awaited() -> None:
     ):
         op.result = cast(Any, coroutine)
     coroutine.close()
+
+
+async def test_pending_connection_in_a_with_statement_names_async_with(device_name: str) -> None:
+    async with await aiordma.prepare_connection(device=device_name) as pending:
+        text = f"^{re.escape(repr(pending))} is an asynchronous context manager: write 'async with'"
+        with pytest.raises(TypeError, match=text), pending:
+            pass
+
+
+async def test_queue_pair_fails_with_an_exception_only(device_name: str) -> None:
+    with aiordma.verbs.open_device(device_name) as context, context.alloc_pd() as pd:
+        async with aiordma.AsyncQueuePair(pd) as queue:
+            with pytest.raises(TypeError, match=r"^cause must be an exception, not str 'gone'$"):
+                queue.fail(cast(Any, "gone"))
+            assert "closed" not in repr(queue)
+
+
+@pytest.mark.any_device
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("server:7471", "192.0.2.1:7471", "[::1]", "[::1]:7471", "[fe80::1%lo]:1"),
+        *("rdma://server", "rdma://server:7471", "rdma://[::1]:7471", "server:", "server/path"),
+    ],
+)
+async def test_host_with_more_than_a_host_says_what_it_must_not_contain(
+    host: str, device_name: str
+) -> None:
+    text = re.escape(
+        f"invalid host {host!r}: a host must not contain a scheme, brackets or a port; "
+        "pass the port as a separate argument"
+    )
+    for call in (
+        aiordma.connect(host, 1, device=device_name),
+        aiordma.listen(host, device=device_name),
+        aiordma.open_connection(host, 1, device=device_name),
+    ):
+        with pytest.raises(AddressError, match=text):
+            await call
+
+
+TARGETS: dict[str, tuple[Any, str]] = {
+    "text": ("text", "receive into a bytearray, and decode that: data.decode()"),
+    "path": (Path("/nowhere"), "receive into a bytearray, and write that: path.write_bytes()"),
+    "number": (5, "receive into a bytearray, and unpack that: int.from_bytes(data, 'little')"),
+    "none": (None, "use writable memory, such as a bytearray or a numpy array"),
+    "list": ([0], "receive into a bytearray, and load that: json.loads(data)"),
+    "object": (object(), "use writable memory, such as a bytearray or a numpy array"),
+    "stream": (io.BytesIO(), "take its memory: .getbuffer()"),
+    "objects": ((ctypes.py_object * 2)(), "or a bytearray for a copy that was sent as bytes"),
+    "part": (memoryview(bytearray(8))[::2], "use contiguous memory and copy from that"),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+async def test_memory_error_of_a_target_says_what_to_receive_into(
+    kind: str, device_name: str
+) -> None:
+    memory, advice = TARGETS[kind]
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        with conn.register(bytearray(8)) as region:
+            await conn.send_region(region)
+            remote = await peer.recv_region()
+            await peer.send(b"12345678")
+            for call in (
+                lambda: conn.recv_into(memory),
+                lambda: conn.recv_with(lambda _: memory),
+                lambda: peer.read(remote, memory),
+            ):
+                with pytest.raises((TypeError, BufferError), match=re.escape(advice)):
+                    await call()

@@ -24,6 +24,9 @@ U64_MAX = (1 << 64) - 1
 _BOOLS = ("bool", "bool_")
 """Names of the classes of truth values: Python's, and those of numpy's versions."""
 
+_OUTSIDE_A_HOST = frozenset("[]/")
+"""Characters that URLs have beside a host."""
+
 
 def refusal(name: str, wanted: str, value: object, hint: str = "") -> str:
     """Return an error text with the argument, what it must be, what it is, and a hint."""
@@ -157,6 +160,13 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
     except UnicodeError:
         what = "a name has parts of 1 to 63 characters, with dots between"
         raise ValueError(f"{value!r} cannot be a host: {what}") from None
+    if value.count(":") == 1 or not _OUTSIDE_A_HOST.isdisjoint(
+        value
+    ):  # IPv6 has two colons or more
+        raise ValueError(
+            f"invalid host {value!r}: a host must not contain a scheme, brackets or a port; "
+            "pass the port as a separate argument"
+        )
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from .. import verbs
+from .._core.async_only import AsyncContext
 from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from ..cm.address import Address
 from ..config import Config
@@ -18,7 +19,7 @@ from .endpoint import AddressedEndpoint, most_rails
 SIZE = ENDPOINT_SIZE + HELLO_SIZE
 
 
-class PendingConnection:
+class PendingConnection(AsyncContext):
     """This side's half of a connection. Created by `prepare_connection`.
 
     Both sides take the same steps:

@@ -84,6 +84,15 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
     assert one.cq.poll() == two.cq.poll() == []  # of a plain write the peer notices nothing
 
 
+async def test_batch_in_an_async_with_statement_names_with(connected_pair: ConnectedPair) -> None:
+    one, _ = connected_pair(QPCapabilities())
+    for batch in (one.qp.batch(), one.qp.recv_batch()):
+        text = f"^a {type(batch).__name__} is a context manager: write 'with'$"
+        with pytest.raises(TypeError, match=text):
+            async with batch:
+                pass
+
+
 def test_lists_with_several_pieces(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(max_send_sge=3, max_recv_sge=3))
     one.mr.buf[:48] = b"a" * 16 + b"b" * 16 + b"c" * 16

@@ -48,6 +48,12 @@ class _Batch(Generic[T]):
         if kind is None and requests:
             self._post(requests)
 
+    async def __aenter__(self) -> Self:
+        raise TypeError(f"a {type(self).__name__} is a context manager: write 'with'")
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        raise NotImplementedError
+
     def __len__(self) -> int:
         return len(self._requests or ())
 
