@@ -31,6 +31,7 @@ from typing import Unpack
 
 from . import cm, verbs
 from ._core.arguments import integer
+from ._core.async_only import AsyncIteration
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.driver import EventDriver
@@ -47,7 +48,7 @@ _RESOLVE_TIMEOUT = 10.0
 _PARAMETERS = cm.ConnectionParameters()
 
 
-class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit):
+class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     """One end of a connection, or a listener, of the connection manager on an event loop.
 
     ``id`` is the :class:`cm.ConnectionId`, for calls that do not wait: addresses, options, the

@@ -36,10 +36,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeAlias, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeAlias, Unpack
 
 from . import cm, verbs
 from ._core.arguments import instance, integer
+from ._core.async_only import AsyncContext, AsyncIteration
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.driver import ENDING, ContextEvents, Watch, concerns
@@ -429,7 +430,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends under way>"
 
 
-class ReceiveRing:
+class ReceiveRing(AsyncIteration):
     """Receives of one size with their own memory, taken in the order in which they were posted.
 
     Use :meth:`AsyncQueuePair.receives` to create one, for protocols whose peer may send at any
@@ -515,7 +516,7 @@ class ReceiveRing:
             yield await self.get()
 
 
-class AsyncBatch(verbs.SendBatch):
+class AsyncBatch(AsyncContext, verbs.SendBatch):
     """A batch for ``async with``, whose end posts everything with one doorbell and waits.
 
     An exception in the block discards everything. ``completions`` are those of the signaled
@@ -528,15 +529,12 @@ class AsyncBatch(verbs.SendBatch):
         self._queue = queue
         self.completions: list[verbs.WorkCompletion] = []
 
-    def __enter__(self) -> NoReturn:
-        raise TypeError("this batch waits at its end: it takes `async with`, not `with`")
-
     async def __aenter__(self) -> Self:
-        return super().__enter__()
+        return verbs.SendBatch.__enter__(self)
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         self._collected.clear()
-        super().__exit__(kind)
+        verbs.SendBatch.__exit__(self, kind)
         if self._collected:
             self.completions = await self._queue.submit(self._collected)
 

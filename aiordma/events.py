@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from . import verbs
+from ._core.async_only import AsyncIteration
 from ._loop import shutdown
 from ._loop.affinity import LoopAffinity
 from ._loop.driver import ContextEvents
@@ -20,7 +21,7 @@ logger: logging.Logger = logging.getLogger("aiordma.driver")
 KEPT = 1024
 
 
-class DeviceEvents(shutdown.ClosesAtExit):
+class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
     """The events of a device, its ports, queue pairs and queues, as they happen.
 
     ::

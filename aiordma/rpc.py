@@ -25,6 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from . import transport
 from ._core.arguments import instance, integer, refusal, seconds
+from ._core.async_only import AsyncContext
 from ._core.refusal import printable
 from ._datapath.packed import check_packed
 from ._loop.shutdown import EXITS, background
@@ -365,7 +366,7 @@ class _Calls:
                 self.release(number)
 
 
-class Client:
+class Client(AsyncContext):
     """A client that calls the functions of the server at the other end of a connection.
 
     `connect` creates a client. You can also create one for an existing connection, in that

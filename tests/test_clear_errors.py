@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import aiordma
-from aiordma import arrays, rpc, testing
+from aiordma import arrays, rpc, testing, verbs
 from aiordma.cli import app
 from aiordma.errors import AddressError
 
@@ -122,6 +122,30 @@ async def test_statement_without_async_names_the_statement_with_it(device_name: 
             text = f"^{name} is an asynchronous context manager: write 'async with'$"
             with pytest.raises(TypeError, match=text), thing:
                 pass
+
+
+async def test_every_asynchronous_class_names_the_statement_with_async(device_name: str) -> None:
+    with verbs.open_device(device_name) as context, context.alloc_pd() as pd:
+        async with (
+            testing.connected_pair(device=device_name) as (conn, _),
+            rpc.Client(conn) as client,
+            await aiordma.create_server(asyncio.Protocol, device=device_name) as server,
+            aiordma.AsyncQueuePair(pd) as queue,
+            aiordma.AsyncConnectionId(device_name) as connection_id,
+            aiordma.device_events(device_name) as events,
+            await aiordma.prepare_connection(device=device_name) as pending,
+        ):
+            batch = queue.batch(), conn.batch()
+            for scope in (client, server, queue, connection_id, events, pending, *batch):
+                text = f"{scope!r} is an asynchronous context manager: write 'async with'"
+                with pytest.raises(TypeError, match=f"^{re.escape(text)}$"), cast(Any, scope):
+                    pass
+            queue.qp.to_init()
+            for series in (queue.receives(1, 8), connection_id, events):
+                text = f"{series!r} is an asynchronous iterable: write 'async for'"
+                with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+                    for _ in cast(Any, series):
+                        pass
 
 
 async def test_array_kind_is_checked_before_a_message_is_taken(device_name: str) -> None:

@@ -60,12 +60,13 @@ GROUPS: dict[str, set[str]] = {
     "_loop.futures": set(),
     "_loop.id_events": {"cm", "verbs", "errors", "_loop.driver", "_loop.shutdown"},
     "_loop.per_loop_resource": {"_native"},
-    "_loop.shutdown": {"_core.finalizers", "_native", "_loop.affinity", "_loop.per_loop_resource"},
+    "_loop.shutdown": {"_core.async_only", "_core.finalizers", "_native", "_loop.affinity"}
+    | {"_loop.per_loop_resource"},
     "_loop.time_share": {"_core.finalizers", "_datapath"},
     "_loop.virtual_loop": {"_datapath"},
     "_loop.wait_queue": {"_loop.futures"},
     "_loop": set(),
-    "events": {"verbs", "_loop", "errors"},
+    "events": {"verbs", "_loop", "errors", "_core.async_only"},
     "async_connection_id": {
         "async_queue_pair",
         "cm",
@@ -73,8 +74,9 @@ GROUPS: dict[str, set[str]] = {
         "_loop",
         "errors",
         "_core.arguments",
+        "_core.async_only",
     },
-    "async_queue_pair": {"cm", "verbs", "_loop", "errors", "_core.arguments"},
+    "async_queue_pair": {"cm", "verbs", "_loop", "errors", "_core.arguments", "_core.async_only"},
     "_transport": {"_loop", "_memory", "_datapath", "mr_pool", "cm", "verbs", "_native", "config"}
     | {"dmabuf"}
     | CORE,
@@ -98,6 +100,7 @@ GROUPS: dict[str, set[str]] = {
     | {
         "_options",
         "_core.arguments",
+        "_core.async_only",
         "_core.lazy_exports",
         "_transport.arguments",
         "_loop.affinity",

@@ -21,6 +21,7 @@ from functools import partial
 from types import MethodType
 from typing import Any, Protocol, Self, TypeVar
 
+from .._core.async_only import AsyncContext
 from .._core.finalizers import finalizer
 from .._native import fork
 from .affinity import LoopAffinity
@@ -112,7 +113,7 @@ class EndsWhenDropped:
         warnings.warn(text, ResourceWarning, source=self, stacklevel=1)
 
 
-class ClosesAtExit(EndsWhenDropped):
+class ClosesAtExit(EndsWhenDropped, AsyncContext):
     """An object whose `close` does not wait.
 
     It is called at the end of `async with`, when the loop ends, and when the object is dropped.

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Self, TypeAlias
 
 from .._core.arguments import integer
+from .._core.async_only import AsyncContext
 from .._core.operations import OperationKind
 from .._core.region import ATOMIC_SIZE
 from .._datapath.message import Counts
@@ -26,7 +27,7 @@ from .remote_memory import Remote, RemoteMemory
 Atomics: TypeAlias = list[tuple[Buffer, asyncio.Future[int]]]
 
 
-class Batch(BatchOfTransfers):
+class Batch(BatchOfTransfers, AsyncContext):
     """Reads, writes and atomics that are collected in an `async with` block and posted at its end.
 
     The operations are posted in the order of the calls, with a single doorbell if the send queue

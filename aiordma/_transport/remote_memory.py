@@ -9,6 +9,7 @@ from typing import Self, cast
 
 from .. import _transport
 from .._core import protocol
+from .._core.async_only import AsyncContext
 from .._core.finalizers import finalizer
 from .._core.region import RegionToken, RemoteRange, Rights
 from .._datapath.memory import Local
@@ -70,7 +71,7 @@ class RemoteMemory(RemoteBase):
             raise region._unusable()
 
 
-class RemoteRegion(RemoteMemory):
+class RemoteRegion(RemoteMemory, AsyncContext):
     """Memory of the peer that this side may use. Slice it to select the bytes of an operation.
 
     The end of an `async with` block releases the region. Borrowed memory is also returned to its

@@ -10,6 +10,7 @@ from ssl import SSLContext
 from typing import Unpack
 
 from .._core.arguments import integer, truth
+from .._core.async_only import AsyncContext
 from .._loop import shutdown
 from .._loop.affinity import LoopAffinity
 from .._loop.shutdown import EXITS, background
@@ -24,7 +25,7 @@ from .transport import StreamTransport
 Hosts = str | Iterable[str | None] | None
 
 
-class StreamServer(asyncio.AbstractServer):
+class StreamServer(AsyncContext, asyncio.AbstractServer):
     """A server that attaches a protocol to every connection, from `create_server`.
 
     Use it like an `asyncio.Server`, also as an async context manager. `close` stops listening, and
