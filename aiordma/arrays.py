@@ -20,8 +20,10 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 
+from ._core.arguments import instance
 from ._core.region import TOKEN_SIZE, Rights
 from ._core.strict_json import parse_json
+from ._transport.remote_memory import RemoteMemory
 from .transport import Connection, Message, RemoteRegion, Share
 from .verbs import bytes_of
 
@@ -356,10 +358,15 @@ def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
     return Arrays(arrays, metadata)
 
 
+def _check_connection(conn: object) -> None:
+    instance("conn", conn, Connection, "an aiordma.Connection")
+
+
 async def send(
     conn: Connection, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Send arrays as one message for `recv`; see `pack` and `Connection.send`."""
+    _check_connection(conn)
     await conn.send(pack(arrays, metadata))
 
 
@@ -372,6 +379,7 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
         ValueError: If the message does not contain arrays. The message is lost.
     """
     _module(kind)
+    _check_connection(conn)
     received = await conn.recv_with(lambda length: np.empty(length, np.uint8))
     try:
         return unpack(received.memory, kind)
@@ -446,6 +454,7 @@ def share(
         TypeError: If `array` is not an array.
         ValueError: If elements of the array overlap (`broadcast_to`).
     """
+    _check_connection(conn)
     found, layout = _described("the array", array, in_place=True)
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
     with conn.register(memory) as region:  # which the share holds
@@ -464,6 +473,7 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
         ProtocolError: If this is not a token of a region.
     """
     _module(kind)
+    _check_connection(conn)
     data = bytes(_bytes_of(token))
     region = conn.open_region(data[:TOKEN_SIZE])
     try:
@@ -488,6 +498,8 @@ async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy"
         ValueError: If the memory has another layout.
     """
     _module(kind)
+    _check_connection(conn)
+    instance("region", region, RemoteMemory, "a RemoteRegion or a slice of one")
     first = bytearray(min(len(region), _PREFIX))
     await conn.read(region[: len(first)], first)
     header = bytearray(_header_size(bytes(first), len(region)))

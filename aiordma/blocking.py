@@ -35,6 +35,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeAlias,
 
 from . import mr_pool, streams, transport
 from ._core import arguments
+from ._core.arguments import refusal
 from ._core.finalizers import finalizer
 from ._loop import shutdown
 from ._native import fork
@@ -318,6 +319,9 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     uses `Connection.asynchronous`. An interrupt (Ctrl-C) cancels the call and waits until it has
     ended. A result that the function has already returned is then lost.
     """
+    if not callable(function):
+        wanted = "a function, which is called with the other arguments"
+        raise TypeError(refusal("function", wanted, function))
     return _started().call(partial(function, *arguments, **options), None)
 
 

@@ -18,13 +18,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
+from inspect import isawaitable
 from itertools import count
 from typing import Any, NamedTuple, Never, NoReturn, Self, Unpack
 
 import msgpack  # type: ignore[import-untyped]
 
 from . import transport
-from ._core.arguments import instance, integer, refusal, seconds
+from ._core import arguments
+from ._core.arguments import instance, integer, misfit, refusal, seconds
 from ._core.async_only import AsyncContext
 from ._core.refusal import printable
 from ._datapath.packed import check_packed
@@ -37,7 +39,9 @@ from .errors import (
     RDMAError,
     cause_text,
 )
+from .mr_pool import LocalMemory
 from .transport import Connection, Message, Server, check_handler
+from .verbs import bytes_of
 
 Function = Callable[[Any], Awaitable[Any]]
 Dumps = Callable[[Any], Any]
@@ -81,7 +85,10 @@ class _Frame(NamedTuple):
 
 
 def _pack(kind: int, number: int, name: str = "") -> bytes:
-    encoded = instance("the name of a function", name, str, "a str").encode()
+    try:
+        encoded = arguments.text("the name of a function", name).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the name of a function must be valid Unicode, not {name!r}") from None
     if len(encoded) > 255:
         raise ValueError(f"the name {name[:30]!r}... has {len(encoded)} bytes; 255 are the most")
     return _HEADER.pack(kind, len(encoded), number) + encoded
@@ -136,6 +143,17 @@ def _text(error: BaseException) -> str:
         return "its text cannot be had"
 
 
+def _dump(dumps: Dumps, value: Any) -> Any:
+    """Return the buffer that encodes `value`, or raise TypeError if `dumps` returns no buffer."""
+    data = dumps(value)
+    if not isinstance(data, bytes | LocalMemory):
+        try:
+            bytes_of(data).release()
+        except TypeError as error:
+            raise TypeError(f"dumps must return bytes or another buffer: {error}") from None
+    return data
+
+
 def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> Any:
     """Return the value that `data` encodes.
 
@@ -164,6 +182,8 @@ def _check(dumps: object, loads: object, max_calls: object) -> int:
     for name, function in (("dumps", dumps), ("loads", loads)):
         if not callable(function):
             raise TypeError(refusal(name, f"a function of one value, as pickle.{name}", function))
+        if why := misfit(function, [None]):
+            raise TypeError(f"{name} is called with one value: {why}")
     return integer("max_calls", max_calls, 1)
 
 
@@ -176,6 +196,8 @@ def _check_functions(functions: Mapping[str, Function]) -> None:
         _pack(_CALL, 0, name)
         if not callable(function):
             raise TypeError(refusal(name, "a coroutine function of one argument", function))
+        if why := misfit(function, [None]):
+            raise TypeError(f"function {name!r} is called with one argument: {why}")
 
 
 _caller: ContextVar[Connection] = ContextVar("caller")
@@ -234,7 +256,10 @@ async def serve(
                     return
                 called = functions[name](argument)
                 del argument, data  # they keep the memory in which the call was received
-                result = dumps(await called)
+                if not isawaitable(called):
+                    wanted = "a coroutine or another awaitable (async def)"
+                    raise TypeError(refusal(f"the result of {name}()", wanted, called))
+                result = _dump(dumps, await called)
                 answering.add(tasks[number])
                 await conn._send_alone([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
@@ -416,7 +441,7 @@ class Client(AsyncContext):
             text = f"{name} takes one argument, not {1 + len(more)}: give several as one list"
             raise TypeError(text)
         limit = None if timeout is None else seconds("timeout", timeout, endless=True)
-        request = [head, self._dumps(data)]
+        request = [head, _dump(self._dumps, data)]
         calls = self._calls
         try:
             async with asyncio.timeout(limit) as until:

@@ -642,6 +642,8 @@ async def listen_with(
     check_options(via, config)
     if on_request is not None and not callable(on_request):
         raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
+    if on_request is not None and (why := misfit(on_request, [None])):
+        raise TypeError(f"on_request {on_request!r} is called with a ConnectionRequest: {why}")
     port, backlog = port_number(port), integer("backlog", options["backlog"], 0, I32_MAX)
     hosts = host if isinstance(host, list) else [host]
     for each in hosts:
@@ -791,8 +793,11 @@ class Server(Listening, AsyncContext):
 
         Raises:
             DeviceEventError: If the device has failed. The server has ended; start another one.
+            RuntimeError: If the server was already closed.
         """
         self._affinity.check(self)
+        if self._closing:
+            raise RuntimeError(f"{self!r} is closed; start another server")
         try:
             await asyncio.shield(self._accepting)
             if self._tasks:  # `close` of another task gives the handlers time

@@ -80,6 +80,7 @@ PROGRESS = "progress must be a function of the number of bytes transferred, not 
 IMM = "imm must be an int from 0 to 4294967295, not "
 LEASE = "a lease must be a number of seconds, or None for no end, not str "
 KIND = 'kind is "numpy" or "torch", not \'tensorflow\''
+CONN = "conn must be an aiordma.Connection, not "
 RIGHTS = "access must be a member of Rights ("
 REMOTE = "the peer's memory must be a RemoteRegion"
 
@@ -128,6 +129,32 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
         lambda e: arrays.open_file(e.conn, e.remote, cast(Any, "tensorflow")),
         KIND,
     ),
+    "arrays.send connection": (lambda e: arrays.send(cast(Any, None), {}), f"{CONN}None"),
+    "arrays.recv connection": (lambda e: arrays.recv(cast(Any, None)), f"{CONN}None"),
+    "arrays.open_file connection": (
+        lambda e: arrays.open_file(cast(Any, "x"), e.remote),
+        f"{CONN}str 'x'",
+    ),
+    "arrays.open_file region": (
+        lambda e: arrays.open_file(e.conn, cast(Any, "x")),
+        "region must be a RemoteRegion or a slice of one, not str 'x'",
+    ),
+    "rpc.serve arity": (
+        lambda e: rpc.serve(e.conn, {"add": cast(Any, lambda: None)}),
+        "function 'add' is called with one argument: too many positional arguments",
+    ),
+    "rpc.serve dumps arity": (
+        lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, lambda: b"")),
+        "dumps is called with one value: too many positional arguments",
+    ),
+    "rpc.serve surrogate": (
+        lambda e: rpc.serve(e.conn, {"\udc80": handler}),
+        "the name of a function must be valid Unicode, not '\\udc80'",
+    ),
+    "rpc.serve null": (
+        lambda e: rpc.serve(e.conn, {"a\0b": handler}),
+        "the name of a function 'a\\x00b' contains a null character",
+    ),
     "rpc.serve functions": (
         lambda e: rpc.serve(e.conn, cast(Any, [])),
         "functions must be a mapping",
@@ -150,6 +177,15 @@ async def test_connection_refuses_invalid_arguments_before_it_waits(
     make, text = ON_CONNECTION[call]
     async with two_ends(device_name) as ends:
         assert text in str(refused(make(ends)))
+
+
+def test_sharing_an_array_refuses_what_is_not_a_connection() -> None:
+    for call in (
+        lambda: arrays.share(cast(Any, 5), bytearray(8)),
+        lambda: arrays.open_array(cast(Any, 5), b""),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(CONN)}int 5$"):
+            call()
 
 
 def test_open_array_refuses_the_kind_before_it_opens_the_region() -> None:
@@ -208,6 +244,10 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: aiordma.listen(NAME, 1, on_request=cast(Any, 5), **d),
         "on_request must be a function of a ConnectionRequest, not int 5",
     ),
+    "listen on_request arity": (
+        lambda d: aiordma.listen(NAME, 1, on_request=cast(Any, lambda: None), **d),
+        "is called with a ConnectionRequest: too many positional arguments",
+    ),
     "start_server handler": (
         lambda d: aiordma.start_server(cast(Any, 5), NAME, **d),
         "the handler 5 is no coroutine function",
@@ -233,6 +273,22 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "create_connection factory": (
         lambda d: aiordma.create_connection(cast(Any, 5), NAME, 1, **d),
         FACTORY,
+    ),
+    "create_connection factory arity": (
+        lambda d: aiordma.create_connection(cast(Any, lambda _: None), NAME, 1, **d),
+        "must not require arguments: missing a required argument: '_'",
+    ),
+    "create_server factory arity": (
+        lambda d: aiordma.create_server(cast(Any, lambda _: None), NAME, 1, **d),
+        "must not require arguments: missing a required argument: '_'",
+    ),
+    "server_hostname surrogate": (
+        lambda d: aiordma.open_connection(NAME, 1, ssl=True, server_hostname="\udc80", **d),
+        "'\\udc80' cannot be a host",
+    ),
+    "server_hostname null": (
+        lambda d: aiordma.open_connection(NAME, 1, ssl=True, server_hostname="a\0b", **d),
+        "server_hostname 'a\\x00b' contains a null character",
     ),
     "open_connection limit": (
         lambda d: aiordma.open_connection(NAME, 1, limit=0, **d),

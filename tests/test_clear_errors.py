@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import aiordma
-from aiordma import arrays, rpc, testing, verbs
+from aiordma import arrays, blocking, rpc, streams, testing, trace, verbs
 from aiordma.cli import app
 from aiordma.errors import AddressError
 
@@ -261,6 +261,92 @@ async def test_call_names_differing_serializers_when_its_result_is_unreadable(
         f"loads= on both sides: {why}"
     )
     assert type(caught.value.__cause__).__name__ == kind
+
+
+STR = "dumps must return bytes or another buffer: a str has no memory to use: neither the buffer "
+
+
+async def test_call_names_dumps_that_returns_a_str(device_name: str) -> None:
+    async with rpc_client(device_name, {"dumps": json.dumps}, {}) as caller:
+        with pytest.raises(TypeError, match=f"^{re.escape(STR)}.*text.encode"):
+            await caller.call("same", [1])
+    async with rpc_client(device_name, {}, {"dumps": json.dumps}) as caller:
+        with pytest.raises(rpc.CallError, match=f"^same: TypeError: {re.escape(STR)}.*text.encode"):
+            await caller.call("same", [1])
+
+
+async def test_function_that_returns_no_awaitable_is_named_at_both_ends(
+    device_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiordma.rpc")
+    text = "the result of five() must be a coroutine or another awaitable (async def), not int 5"
+    functions: dict[str, Any] = {"five": lambda _: 5, "six": lambda _: asyncio.sleep(0, 6)}
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        serving = asyncio.create_task(rpc.serve(peer, functions))
+        async with rpc.Client(conn) as client:
+            with pytest.raises(rpc.CallError, match=f"^five: TypeError: {re.escape(text)}$"):
+                await client.call("five")
+            assert await client.call("six") == 6
+        await serving
+    assert text in caplog.text
+
+
+@pytest.mark.parametrize("name", ["\udc80", "a\0b"], ids=ascii)
+async def test_call_refuses_a_name_that_no_function_can_have(name: str, device_name: str) -> None:
+    async with rpc_client(device_name, {}, {}) as caller:
+        with pytest.raises(ValueError, match=r"^the name of a function .*(Unicode|null character)"):
+            await caller.call(name)
+
+
+async def handler(conn: aiordma.Connection) -> None:
+    """A handler that is never called."""
+
+
+async def test_server_that_is_closed_cannot_serve_again(device_name: str) -> None:
+    server = await aiordma.start_server(handler, device=device_name)
+    await server.close()
+    with pytest.raises(RuntimeError, match=r"^<Server of .*> is closed; start another server$"):
+        await server.serve_forever()
+
+
+async def test_sendfile_names_the_wrong_transport_or_file(
+    device_name: str, host: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("text")
+    where: dict[str, Any] = {"device": device_name}
+    async with await aiordma.create_server(asyncio.Protocol, host, **where) as server:
+        _, writer = await aiordma.open_connection(host, server.address[1], **where)
+        with path.open("rb") as file:
+            wrong = r"must be a StreamTransport, not StreamWriter .*; pass writer\.transport$"
+            with pytest.raises(TypeError, match=wrong):
+                await streams.sendfile(cast(Any, writer), file)
+        with path.open(encoding="utf-8") as text:
+            for count in (None, 0):
+                with pytest.raises(ValueError, match=r"^file must be opened in binary mode: "):
+                    await streams.sendfile(writer.transport, cast(Any, text), 0, count)
+        writer.transport.abort()
+
+
+@pytest.mark.any_device
+def test_trace_requests_names_the_run_it_wants() -> None:
+    with pytest.raises(TypeError, match=r"^run must be a Run, .*trace\.read\(\), not list \[\]$"):
+        trace.requests(cast(Any, []))
+
+
+@pytest.mark.any_device
+def test_blocking_call_refuses_a_coroutine() -> None:
+    coroutine = same(1)
+    with pytest.raises(TypeError, match=r"^function must be a function, .*, not coroutine "):
+        blocking.call(cast(Any, coroutine))
+    coroutine.close()
+
+
+async def test_pending_connection_refuses_an_endpoint_that_is_not_bytes(device_name: str) -> None:
+    async with await aiordma.prepare_connection(device=device_name) as pending:
+        for endpoint in ("x", 8):
+            with pytest.raises(TypeError, match="has no memory to use"):
+                pending.accept(cast(Any, endpoint))
 
 
 @pytest.mark.any_device

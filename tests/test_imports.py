@@ -85,8 +85,8 @@ GROUPS: dict[str, set[str]] = {
     | {"config"}
     | CORE,
     "reconnecting": PUBLIC | {"_options", "_core.arguments", "_transport.arguments"},
-    "arrays": {"transport", "verbs"} | CORE,
-    "rpc": {"transport", "_options", "_loop.shutdown", "_datapath"} | CORE,
+    "arrays": {"transport", "_transport.remote_memory", "verbs"} | CORE,
+    "rpc": {"transport", "_options", "_loop.shutdown", "_datapath", "mr_pool", "verbs"} | CORE,
     "monitoring": PUBLIC | {"_transport", "_loop", "_datapath", "_core.snapshot_types"},
     "_private_files": set(),
     "monitoring_socket": {"monitoring", "_native", "_private_files", "verbs"},

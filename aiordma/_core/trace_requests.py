@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aiordma._core.arguments import instance
 from aiordma._core.trace_records import (
     Completion,
     DestroyedQP,
@@ -111,6 +112,7 @@ def requests(run: Run) -> list[Request]:
     completion of a signaled request implies the completion of all requests posted to that queue
     before it.
     """
+    instance("run", run, Run, "a Run, one element of trace.read()")
     found: list[Request] = []
     waiting: dict[int, Request] = {}  # by number
     sends: dict[int, deque[Request]] = {}  # by queue pair, in the order of posts

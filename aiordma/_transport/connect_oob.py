@@ -10,6 +10,7 @@ from .._core.handshake import ENDPOINT_SIZE, HELLO_SIZE, Endpoint, Hello
 from ..cm.address import Address
 from ..config import Config
 from ..errors import BufferStateError, ProtocolError
+from ..verbs import bytes_of
 from . import observation
 from .auth import Security
 from .connect_attempt import ConnectAttempt
@@ -77,7 +78,7 @@ class PendingConnection(AsyncContext):
             raise BufferStateError(f"{self!r} is closed")
         if self._peer is not None:
             raise BufferStateError(f"{self!r} has already accepted its peer")
-        data = bytes(endpoint)
+        data = bytes(bytes_of(endpoint))
         if len(data) != SIZE:
             raise ProtocolError(f"not an aiordma endpoint: {len(data)} bytes, not {SIZE}")
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import IO, Any, TypeVar, Unpack
 
-from .._core.arguments import instance, integer, refusal
+from .._core.arguments import host_name, integer, misfit, refusal
 from .._options import STREAM, TLS, StreamOptions, complete, shows
 from ..errors import AddressError, host_port
 from ..transport import Connection, check_security, connect_with
@@ -33,7 +33,7 @@ class ClientTLS:
     ) -> None:
         if server_hostname is not None:
             wanted = "a str, the name in the server's certificate"
-            instance("server_hostname", server_hostname, str, wanted)
+            host_name("server_hostname", server_hostname, wanted)
         if server_hostname is not None and not ssl:
             raise ValueError(
                 f"server_hostname {server_hostname!r} is the name in a certificate: it needs ssl=, "
@@ -76,6 +76,8 @@ def check_factory(factory: object) -> None:
     if not callable(factory):
         wanted = "a function that returns a protocol, as a class of asyncio.Protocol"
         raise TypeError(refusal("protocol_factory", wanted, factory))
+    if why := misfit(factory, ()):
+        raise TypeError(f"protocol_factory {factory!r} must not require arguments: {why}")
 
 
 def port_number(port: int | str | bytes | None) -> int:
@@ -152,13 +154,16 @@ async def sendfile(
 
     Raises:
         ConnectionError: If the connection ends before everything has been sent.
-        ValueError: If the file is not a regular file, or the transport uses TLS, which has to copy.
+        TypeError: If `transport` is not a `StreamTransport`.
+        ValueError: If the file is not a regular file or is open in text mode, or if the transport
+            uses TLS, which has to copy.
     """
     if not isinstance(transport, StreamTransport):
-        raise ValueError(
-            f"{type(transport).__name__} is not a StreamTransport: with TLS, use write()"
-        )
-    check_part(offset, count)
+        if isinstance(transport, asyncio.Transport) and transport.get_extra_info("ssl_object"):
+            raise ValueError("sendfile is not supported by a TLS stream; use write() instead")
+        hint = "pass writer.transport" if isinstance(transport, asyncio.StreamWriter) else ""
+        raise TypeError(refusal("transport", "a StreamTransport", transport, hint))
+    check_part(file, offset, count)
     if not is_regular(file):
         raise ValueError(f"{file!r} is no regular file: read it, and use write()")
     size = os.fstat(file.fileno()).st_size
@@ -172,8 +177,10 @@ async def sendfile(
     return end - offset
 
 
-def check_part(offset: int, count: int | None) -> None:
-    """Raise TypeError or ValueError if this is not a part of a file."""
+def check_part(file: IO[bytes], offset: int, count: int | None) -> None:
+    """Raise TypeError or ValueError if this is not a part of a binary file."""
+    if hasattr(file, "encoding"):
+        raise ValueError(f"file must be opened in binary mode: {file!r}")
     integer("offset", offset)
     if count is not None:
         integer("count", count, 1)

@@ -237,7 +237,7 @@ async def copy_file(
     transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
 ) -> int:
     """Read the file in a thread, send the data, and return its length."""
-    client.check_part(offset, count)
+    client.check_part(file, offset, count)
     if offset or (hasattr(file, "seekable") and file.seekable()):
         file.seek(offset)  # 0 as well: its position may be another one
     sent = 0
