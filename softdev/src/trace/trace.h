@@ -33,7 +33,7 @@ struct soft_trace {
 		pid_t pid;
 		off_t end; /* of the lines */
 		rlim_t limit;
-		char refusal[160]; /* why the latest one was not opened; empty if errno says it */
+		char refusal[900]; /* why the latest one was not opened; empty if errno says it */
 	} file;
 };
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -107,28 +108,39 @@ const char *soft_trace_file_refusal(void)
 	return soft_device.trace->file.refusal;
 }
 
-/* The keys in a trace are for this user alone.  In a directory where others may write, such as /tmp,
- * another user may have made the file before.  Returns 0 or an errno value. */
-static int check_private(const struct stat *status)
+/* Check that only this user can access the file, because a trace contains memory keys.  In a
+ * directory where others may write, such as /tmp, another user may have created the file.  A new
+ * file fails the check only if its file system cannot store an owner or a mode.  Returns 0 or an
+ * errno value. */
+static int check_private(const struct stat *status, bool created)
 {
 	if (!S_ISREG(status->st_mode))
 		return refuse(ESPIPE, "it is not a regular file"); /* pwrite needs an offset */
 	if (status->st_uid != geteuid())
-		return refuse(EPERM, "it belongs to user %u, and this process to user %u",
-			      status->st_uid, geteuid());
+		return created ? refuse(EPERM,
+					"its file system assigns new files to user %u instead of "
+					"user %u",
+					status->st_uid, geteuid())
+			       : refuse(EPERM, "it belongs to user %u, and this process to user %u",
+					status->st_uid, geteuid());
 	if (status->st_mode & 077)
-		return refuse(EPERM,
-			      "others may access it (mode %04o), and a trace has memory keys: "
-			      "remove it or chmod 600 it",
-			      status->st_mode & 07777);
+		return created ? refuse(EPERM,
+					"its file system gives new files mode %04o instead of "
+					"0600, and a trace contains memory keys",
+					status->st_mode & 07777)
+			       : refuse(EPERM,
+					"others may access it (mode %04o), and a trace contains "
+					"memory keys: remove it or chmod 600 it",
+					status->st_mode & 07777);
 	if (status->st_nlink > 1)
 		return refuse(EMLINK, "it has other names (%lu hard links)",
 			      (unsigned long)status->st_nlink);
 	return 0;
 }
 
-/* Lines go behind what is there, and begin a new line if a process was killed in one. */
-static int find_end(void)
+/* Lock the file and find its end.  Starts a new line if a process was killed while it wrote one.
+ * Returns 0, EWOULDBLOCK if another process has locked the file, or another errno value. */
+static int find_end(bool created)
 {
 	struct rlimit limit;
 	struct stat status;
@@ -136,7 +148,7 @@ static int find_end(void)
 
 	if (fstat(soft_device.trace->file.fd, &status) || getrlimit(RLIMIT_FSIZE, &limit))
 		return errno;
-	int rc = check_private(&status);
+	int rc = check_private(&status, created);
 
 	if (rc)
 		return rc;
@@ -150,40 +162,57 @@ static int find_end(void)
 	return last == '\n' ? 0 : write_at(soft_device.trace->file.end, "\n", 1);
 }
 
-/* Ours alone, as long as it is open: 0, EWOULDBLOCK when it is another's, or why not. */
+/* Open and lock the file, and remove it again if it is new but cannot be used.  Returns as
+ * find_end. */
 static int take(void)
 {
-	/* With O_NONBLOCK opening a FIFO, which is refused, does not wait for its other end. */
-	soft_device.trace->file.fd =
-		open(soft_device.trace->file.path,
-		     O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK, 0600);
-	int rc = soft_device.trace->file.fd < 0 ? errno : find_end();
+	const char *path = soft_device.trace->file.path;
+	/* With O_NONBLOCK, opening a FIFO, which is refused, does not wait for its other end. */
+	const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW | O_NONBLOCK;
+	int fd = open(path, flags | O_EXCL, 0600);
+	const bool created = fd >= 0;
 
-	if (soft_device.trace->file.fd < 0 && rc == ELOOP)
-		refuse(rc, "it is a symbolic link");
+	if (!created && errno == EEXIST)
+		fd = open(path, flags, 0600);
+	if (fd < 0)
+		return errno == ELOOP ? refuse(ELOOP, "it is a symbolic link") : errno;
+	soft_device.trace->file.fd = fd;
+	int rc = find_end(created);
 
 	if (rc)
 		soft_trace_file_forget();
+	if (rc && rc != EWOULDBLOCK && created)
+		unlink(path);
 	return rc;
+}
+
+/* Open the file whose name ends in the process ID, because another process writes to `path`. */
+static int take_own(const char *path)
+{
+	struct soft_trace_file *file = &soft_device.trace->file;
+	char suffix[16], why[sizeof(file->refusal)];
+
+	snprintf(suffix, sizeof(suffix), ".%d", (int)file->pid);
+	int rc = expand(path, suffix);
+
+	if (!rc)
+		rc = take();
+	if (!rc)
+		return 0;
+	snprintf(why, sizeof(why), "%s", *file->refusal ? file->refusal : strerror(rc));
+	return refuse(rc, "another process writes to it, and %.600s cannot be used instead: %s",
+		      file->path, why);
 }
 
 int soft_trace_file_open(const char *path)
 {
-	char suffix[16];
-
 	soft_device.trace->file.pid = getpid();
 	soft_device.trace->file.refusal[0] = '\0';
-	snprintf(suffix, sizeof(suffix), ".%d", (int)soft_device.trace->file.pid);
 	int rc = expand(path, "");
 
 	if (!rc)
 		rc = take();
-	if (rc == EWOULDBLOCK) {
-		rc = expand(path, suffix);
-		if (!rc)
-			rc = take();
-	}
-	return rc;
+	return rc == EWOULDBLOCK ? take_own(path) : rc;
 }
 
 void soft_trace_file_forget(void)

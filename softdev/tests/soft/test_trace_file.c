@@ -6,7 +6,7 @@
 
 #include "trace_side.h"
 
-static char folder[64], path[128], other[160], longer[160];
+static char folder[64], path[128], other[160], longer[300];
 
 /* So many writes; two lines each. */
 static void work(struct side *a, const struct side *b, unsigned count)
@@ -196,7 +196,7 @@ static void children_of_the_engine(void)
 /* `why` is the reason beside the errno value, NULL for none. */
 static void refused(const char *name, int error, const char *why)
 {
-	char used[160] = "";
+	char used[400] = "";
 
 	CHECK_EQUAL(aiordma_trace_start(name, used, sizeof(used)), error);
 	CHECK(!why == !used[0]);
@@ -204,7 +204,7 @@ static void refused(const char *name, int error, const char *why)
 	/* By the environment, no device can be opened, unless there is merely no space; it is said on
 	 * the standard error output. */
 	struct ibv_device **list = verbs->ibv_get_device_list(NULL);
-	char said[400];
+	char said[900];
 
 	CHECK_OK(setenv("AIORDMA_TRACE", name, 1));
 	struct capture capture = capture_stderr();
@@ -248,9 +248,17 @@ static void impossible_files(void)
 
 	CHECK_OK(flock(first, LOCK_EX));
 	CHECK_OK(flock(second, LOCK_EX));
-	refused(path, EWOULDBLOCK, NULL);
-	close(first);
+	snprintf(longer, sizeof(longer),
+		 "another process writes to it, and %s cannot be used instead: %s", other,
+		 strerror(EWOULDBLOCK));
+	refused(path, EWOULDBLOCK, longer);
 	close(second);
+	/* The second one is refused for another reason. */
+	CHECK_OK(chmod(other, 0604));
+	snprintf(longer, sizeof(longer),
+		 "%s cannot be used instead: others may access it (mode 0604)", other);
+	refused(path, EPERM, longer);
+	close(first);
 	unlink(other);
 	unlink(path);
 }
@@ -285,6 +293,41 @@ static void files_of_others(void)
 		refused(path, EPERM, "it belongs to user 65533, and this process to user 0");
 	CHECK_OK(stat(path, &status));
 	CHECK_EQUAL(status.st_size, 0);
+	unlink(path);
+}
+
+/* ---- file systems without owners or modes ---------------------------------------------------- */
+
+static unsigned added_mode, added_uid; /* by the file system to that of each file */
+
+int __real_fstat64(int fd, struct stat *status);
+int __wrap_fstat64(int fd, struct stat *status);
+int __wrap_fstat64(int fd, struct stat *status)
+{
+	int rc = __real_fstat64(fd, status);
+
+	status->st_mode |= added_mode;
+	status->st_uid += added_uid;
+	return rc;
+}
+
+/* A new file does not stay, because it cannot be used, but an existing one does. */
+static void modes_that_are_not_stored(void)
+{
+	added_mode = 0055;
+	refused(path, EPERM,
+		"its file system gives new files mode 0655 instead of 0600, and a trace contains");
+	CHECK(access(path, F_OK) && errno == ENOENT);
+	added_mode = 0;
+	added_uid = 65534 - geteuid();
+	snprintf(longer, sizeof(longer),
+		 "its file system assigns new files to user 65534 instead of user %u", geteuid());
+	refused(path, EPERM, longer);
+	CHECK(access(path, F_OK) && errno == ENOENT);
+	write_file("", 0);
+	refused(path, EPERM, "it belongs to user 65534");
+	CHECK_OK(access(path, F_OK));
+	added_uid = 0;
 	unlink(path);
 }
 
@@ -346,6 +389,7 @@ int main(void)
 #endif
 	STEP(in_child(impossible_files));
 	STEP(in_child(files_of_others));
+	STEP(in_child(modes_that_are_not_stored));
 	STEP(in_child(no_room));
 	STEP(in_child(no_more_room));
 	CHECK_OK(rmdir(folder));
