@@ -583,15 +583,13 @@ static void port_in_use(void)
 	close_side(&connected);
 }
 
-#ifndef __SANITIZE_THREAD__ /* it cannot start threads in such a child */
-/* The child has none of it but the address, which they share, and may have other links. */
-/* Whether the device's thread takes nothing in any more. */
+/* Stops the device's thread before it handles what it was woken for. */
 static atomic_bool is_stopped;
 
 int __real_poll(struct pollfd *fds, nfds_t count, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
 
-/* The device's thread has no lock here. */
+/* The device's thread holds no lock while it is in poll. */
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 {
 	int ready = __real_poll(fds, count, timeout);
@@ -601,6 +599,7 @@ int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 	return ready;
 }
 
+#ifndef __SANITIZE_THREAD__ /* it cannot start threads in a child of fork */
 /* The child has the port.  The datagram that it sends last, to its guest, is still in the child's
  * own socket when the child ends. */
 static void sent_by_the_owner_at_its_end(bool closes)
