@@ -1177,6 +1177,25 @@ static void at_no_service(struct soft_cm_mad *mad)
 	mad->service_port++;
 }
 
+/* Returns whether the rate limit of host 1 happens to count two addresses in the same bucket. */
+static bool is_counted_together(const union ibv_gid *first, const union ibv_gid *second)
+{
+	const union ibv_gid *gids[] = {first, second};
+	uint16_t buckets[2][SOFT_PLACES_LEVELS];
+
+	enter(1);
+	for (int i = 0; i < 2; i++) {
+		struct sockaddr_storage address;
+
+		(void)soft_gid_address(gids[i], gids[i], 0, &address);
+		soft_networks(&soft_device.cm->gsi.strangers.seed, &address, buckets[i]);
+	}
+	for (int level = 0; level < SOFT_PLACES_LEVELS; level++)
+		if (buckets[0][level] == buckets[1][level])
+			return true;
+	return false;
+}
+
 /* Send requests of each kind to host 1 for a second, in the names of hosts of so many networks.  The
  * applications take no events in that time. */
 static void flood(const struct mad *request, unsigned networks, int per_second)
@@ -1185,9 +1204,10 @@ static void flood(const struct mad *request, unsigned networks, int per_second)
 							  at_no_service, at_another_port};
 	const uint64_t begun = fuzz_now_ns;
 
+	for (int i = 0; i < PARTIES; i++)
+		parties[i].acts_at = NEVER;
 	for (int i = 0; i < per_second; i++) {
 		const uint64_t due = begun + (uint64_t)i * SECOND / (unsigned)per_second;
-		const unsigned network = draw(networks);
 		struct mad mad = {.to = 1, .from_gid = stranger, .to_gid = request->to_gid};
 		struct soft_cm_mad said;
 
@@ -1195,10 +1215,14 @@ static void flood(const struct mad *request, unsigned networks, int per_second)
 			network_step(next_due());
 		fuzz_now_ns = due;
 		CHECK(soft_cm_mad_decode(request->bytes, sizeof(request->bytes), &said));
-		mad.from_gid.raw[12] = 10;
-		mad.from_gid.raw[13] = (uint8_t)(network >> 8);
-		mad.from_gid.raw[14] = (uint8_t)network;
-		mad.from_gid.raw[15] = (uint8_t)draw(256);
+		do {
+			const unsigned network = draw(networks);
+
+			mad.from_gid.raw[12] = 10;
+			mad.from_gid.raw[13] = (uint8_t)(network >> 8);
+			mad.from_gid.raw[14] = (uint8_t)network;
+			mad.from_gid.raw[15] = (uint8_t)draw(256);
+		} while (is_counted_together(&mad.from_gid, &request->from_gid));
 		memcpy(said.source, &mad.from_gid, sizeof(said.source));
 		said.transaction = said.local_id = said.message.qpn = 1 + (unsigned)i;
 		if (i % 2)
