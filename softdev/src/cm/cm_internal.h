@@ -315,7 +315,7 @@ struct soft_cm_link {
 	unsigned heard; /* the greatest type of the other side's; 0: it has not spoken */
 	struct soft_timer timer; /* the deadline, or the next repetition before it */
 	uint64_t deadline; /* 0: none */
-	uint64_t insists_until;
+	uint64_t begun_at;
 	uint64_t pause_ns; /* until the next repetition; doubles */
 };
 

@@ -10,7 +10,8 @@
 
 #define TYPE(name) (1u << SOFT_##name)
 #define LAST (TYPE(CM_REJ) | TYPE(CM_DREP) | TYPE(SIDR_REP))
-#define AGAIN_NS UINT64_C(1000000) /* between two tries at a port without a listener */
+#define FIRST_RETRY_NS                                                                             \
+	UINT64_C(1000000) /* after the first rejection by a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
 /* So that within the longest deadline no message is repeated more than 15 times, the most that a REQ can allow
  * (IBTA 12.6.5, maximum of CM retries): a REP may go to a host in whose name another one has asked. */
@@ -91,7 +92,7 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	id->link = link;
 	id->state = SOFT_CM_CONNECTING;
 	soft_cm_id_waits(id, true);
-	link->insists_until = soft_cm_in(soft_device.cm->limits.refused_ms);
+	link->begun_at = soft_now();
 	link->said = *message;
 	/* Of a datagram service no message says "received": the application must answer. */
 	soft_cm_link_expect(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
@@ -117,14 +118,22 @@ void soft_cm_link_expect_nothing(struct soft_cm_link *link)
 	soft_timer_stop(&link->timer);
 }
 
-/* A server may be between two listeners, as perftest's is between its two connections: on a network
- * the request would still be on its way. */
+/* Retry the request a little later if the peer has no listener at the port: a server may be closing one
+ * listener and opening the next, as perftest does between its two connections.  Pauses grow by half of
+ * the time spent so far, so a port that stays closed costs its host about ten requests.  Returns false
+ * when `refused_ms` have passed. */
 bool soft_cm_link_insist(struct soft_cm_link *link)
 {
-	if (soft_now() >= link->insists_until)
+	const uint64_t limit_ns = soft_device.cm->limits.refused_ms * UINT64_C(1000000);
+	const uint64_t elapsed_ns = soft_now() - link->begun_at;
+	uint64_t pause_ns = FIRST_RETRY_NS + elapsed_ns / 2;
+
+	if (elapsed_ns >= limit_ns)
 		return false;
+	if (pause_ns > limit_ns - elapsed_ns)
+		pause_ns = limit_ns - elapsed_ns;
 	link->pause_ns = FIRST_PAUSE_NS;
-	start_timer(link, AGAIN_NS);
+	start_timer(link, pause_ns);
 	return true;
 }
 

@@ -913,7 +913,7 @@ static void no_service(void)
 	start_client(SIDR, 0, applications[1].port); /* where connections are made */
 	plan.dead = true; /* so that "no service" is allowed */
 	wait_until(client, FAILED, false);
-	CHECK(mad_counts[8] > 1);
+	CHECK(mad_counts[8] > 1 && mad_counts[8] <= 12); /* the pauses between them grow */
 	enter(1);
 	CHECK_EQUAL(soft_device.cm->gsi.ids.count, 0);
 	close_all();
