@@ -18,41 +18,41 @@ from aiordma.errors import InternalError
 class ConnectionState(Enum):
     """A state of a connection, with its meaning."""
 
-    CONNECTING = "the queue pair exists; the handshake is under way"
-    AUTHENTICATING = "the handshake is done; both sides are proving that they have the key"
+    CONNECTING = "the queue pair exists, and the handshake is in progress"
+    AUTHENTICATING = "the handshake is done, and both sides are proving that they have the key"
     OPEN = "messages and operations on memory are possible"
-    DRAINING = "`close` was called; work under way is finished, new work is refused"
-    GOODBYE_SENT = "all work is done and the goodbye is sent; its acknowledgement is awaited"
-    PEER_CLOSED = "the peer's goodbye has arrived; completions of earlier work are awaited"
+    DRAINING = "`close` was called; work in progress continues, but new work is refused"
+    GOODBYE_SENT = "all work is done; the goodbye was sent but not acknowledged yet"
+    PEER_CLOSED = "the peer's goodbye has arrived; some earlier work has not completed yet"
     BOTH_CLOSING = "`close` was called and the peer's goodbye has arrived"
-    ENDED = "all waiters have got the error; the resources go in the loop's next iteration"
-    CLOSED = "the resources have been given back"
+    ENDED = "all waiters have the error; the loop's next iteration releases the resources"
+    CLOSED = "the resources have been released"
 
 
 class LifecycleEvent(Enum):
     """An event in the life of a connection."""
 
-    ESTABLISHED = "the handshake is done, and no key was given, or its proof was part of it"
+    ESTABLISHED = "the handshake is done, and no proof of a key has to follow"
     KEY_REQUIRED = "the handshake is done, and a key was given"
     PROVED = "the peer has proved that it has the key"
     CLOSE = "the user calls `close`"
-    DRAINED = "no work of before `close` is left"
+    DRAINED = "all work that was started before `close` is done"
     PEER_GOODBYE = "the peer's goodbye arrives"
-    FINISHED = "the last awaited completion has come, or `close_timeout` has passed"
+    FINISHED = "the last completion has arrived, or `close_timeout` has passed"
     BROKEN = "a disconnect, a silent peer or a failed work request"
     ABORTED = (
         "`abort`, a dropped connection, a failed handshake, a protocol error, a device event, "
         "the loop's end"
     )
-    RELEASED = "the resources have been given back"
+    RELEASED = "the resources have been released"
 
 
 class Cause(Enum):
     """The error with which the connection ends for its waiters."""
 
-    GIVEN = "that of the event"
-    CLOSED = "ConnectionClosedError: the break is the peer's answer to the goodbye"
-    PEER = "that of the peer's goodbye"
+    GIVEN = "the error of the event"
+    CLOSED = "ConnectionClosedError, because the break is the peer's response to the goodbye"
+    PEER = "the error of the peer's goodbye"
 
 
 class Transition(NamedTuple):
