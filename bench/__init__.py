@@ -1,17 +1,17 @@
-"""What aiordma reaches, measured beside what people would use instead, in one run of the machine.
+"""Benchmarks that compare aiordma with its alternatives in one run on one machine.
 
-    python -m bench all         everything, into RESULTS.md (a few minutes; --quick: one)
-    python -m bench latency     one comparison, printed (styles: those of programs)
-    python -m bench peers       installs ucxx and nixl, which are measured where they are
-    python -m bench softroce    perftest on SoftRoCE, in the virtual machine, into RESULTS.md
-    python -m bench roce        RoCE v2 beside UDP, in network namespaces, into RESULTS.md
-    python -m bench render      RESULTS.md again, from results.json
-    python -m bench instructions    how many an operation takes: a check, see there
-    python -m bench cost        memory and CPU beside the traffic
+    python -m bench all         run every comparison and write RESULTS.md (--quick: 3 short turns)
+    python -m bench latency     run one comparison and print it (styles: ways to write a program)
+    python -m bench peers       install ucxx and nixl, which are measured if they are installed
+    python -m bench softroce    run perftest on SoftRoCE in the virtual machine
+    python -m bench roce        compare RoCE v2 with UDP in network namespaces
+    python -m bench render      write RESULTS.md from results.json without measuring
+    python -m bench instructions    count the instructions of an operation; see instructions.py
+    python -m bench cost        measure the memory and CPU time that connections use
 
-A comparison (in messages.py, imports.py ...) says what is measured and what is to be reached;
-lanes.py has all take turns; contender.py starts their processes, worker.py is what they do in
-Python and verbs.c in C.  `aiordma.perf` measures aiordma; over_*.py are the others, in Python.
-results.py and plots.py show what came out, and measure nothing; notes.toml says why what is not
-reached is not.
+Each comparison has a module (messages.py, imports.py ...) that defines what is measured and the
+goals. lanes.py runs the contenders in turns. contender.py starts their processes, worker.py is the
+process of a contender in Python, and verbs.c the one in C. `aiordma.perf` measures aiordma itself,
+and over_*.py the other libraries. results.py and plots.py render the results, and notes.toml
+explains why a goal was missed.
 """

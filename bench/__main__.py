@@ -1,4 +1,4 @@
-"""`python -m bench`: measures, and writes bench/RESULTS.md."""
+"""Run the benchmarks and write bench/RESULTS.md: `python -m bench`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 SAVED = "results.json"
 SUMMARY = "summary"
 NOTES: dict[str, str] = tomllib.loads((HERE / "notes.toml").read_text())
-"""What is known of that which is not reached; by hand, since measuring cannot know it."""
+"""Explanations of missed goals, written by hand."""
 COMPARISONS: dict[str, Comparison] = {
     "latency": messages.LATENCY,
     "rate": messages.RATE,
@@ -48,14 +48,14 @@ COMPARISONS: dict[str, Comparison] = {
     "roce": roce.COMPARISON,
 }
 IN_ALL = [name for name in COMPARISONS if not COMPARISONS[name].elsewhere]
-"""The others need root, and their time."""
+"""The comparisons that `all` runs. The others need root and take longer."""
 
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "cost": cost.main,
     "peers": peers.main,
     "instructions": instructions.main,
 }
-"""Measurements with arguments of their own, which print by themselves."""
+"""Measurements that parse their own arguments and print their own results."""
 
 
 def measure(names: Sequence[str], options: Options) -> Results:
@@ -72,18 +72,18 @@ def measure(names: Sequence[str], options: Options) -> Results:
 
 
 def text(results: Results) -> str:
-    """RESULTS.md."""
+    """Return the text of RESULTS.md."""
     return markdown(results, COMPARISONS, pictures(results), NOTES)
 
 
 def pictures(results: Results) -> dict[str, str]:
-    """Where they are, by comparison."""
+    """Return the path of each comparison's chart."""
     names = [SUMMARY, *(name for name in results["data"] if name in COMPARISONS)]
     return {name: f"plots/{name}.svg" for name in names}
 
 
 def render(results: Results, folder: Path) -> None:
-    """RESULTS.md and its pictures."""
+    """Write RESULTS.md and its charts to a folder."""
     data = results["data"]
     for name, path in pictures(results).items():
         whole = name != SUMMARY

@@ -1,4 +1,4 @@
-"""A dict of numpy arrays to another process, and an answer; also where both cores are busy."""
+"""Sending a dict of NumPy arrays to another process, with idle and with busy cores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 
 @contextmanager
 def others() -> Iterator[None]:
-    """A process that computes on each core."""
+    """Keep every core busy with a computing process."""
     with ExitStack() as stack:
         for core in sorted(os.sched_getaffinity(0))[:2]:
             with on_core(core):

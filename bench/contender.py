@@ -1,6 +1,8 @@
-"""Contenders: each is two processes, one of which does jobs when it is told to, and says how long
-one operation took.  All of a comparison stand ready and take turns, since a machine's speed changes
-by the minute."""
+"""Contenders: pairs of processes that run measuring jobs on request.
+
+Each job returns the duration of one operation. All contenders of a comparison are started first and
+then take turns, because the speed of a machine changes from minute to minute.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,21 @@ from . import device
 Words = tuple[str, ...]
 
 Cores = tuple[int, int]
-"""The cores of the client and of the server."""
+"""The cores of the client and the server."""
 
 
 def two_cores() -> Cores:
-    """One for each process; the same for both where there is one alone."""
+    """Return a core for each process, or the same core twice on a machine with one."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[0], cores[min(1, len(cores) - 1)]
 
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What is started in here stays there: affinity is inherited (sched_setaffinity(2))."""
+    """Pin the processes started in this block to one core.
+
+    Processes inherit their parent's affinity (sched_setaffinity(2)).
+    """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -68,7 +73,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 class Contender:
-    """Its processes are started when they are first needed, and end with `close`."""
+    """A pair of processes that is started for its first job and stopped by `close`."""
 
     afresh = False  # or for each job
 
@@ -76,14 +81,14 @@ class Contender:
         self._stack = ExitStack()
 
     def do(self, kind: str, **numbers: Any) -> float:
-        """Seconds that one operation took."""
+        """Run a job and return the duration of one operation in seconds."""
         raise NotImplementedError
 
     def close(self) -> None:
         self._stack.close()
 
     def _start(self, command: Sequence[str], core: int) -> subprocess.Popen[str]:
-        """Ends with its input; by force, if it goes on."""
+        """Start a process that ends when its input is closed, and is killed if it does not."""
         with on_core(core):
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -93,12 +98,11 @@ class Contender:
 
 
 class InPython(Contender):
-    """`way` is one of `worker.WAYS`, `loop` one of `worker.loops()`.
+    """A contender in Python: one of `worker.WAYS` on one of the loops of `worker.loops()`.
 
-    `python` is the one of another environment.  What is measured there polls for ever, as does what
-    is awake: its processes are stopped while others have their turn.
-
-    `before` are the words before the commands of the client and of the server.
+    If `python` is the interpreter of another environment, or the program never sleeps, its
+    processes are stopped while other contenders have their turn. `before` contains words to put
+    before the commands of the client and the server.
     """
 
     def __init__(
@@ -148,11 +152,10 @@ class InPython(Contender):
 
 
 class InC(Contender):
-    """A C program on the same device through plain verbs: see verbs.c.
+    """A C program (verbs.c) that uses plain verbs on the same device.
 
-    `waiting` is how its processes wait, the one that asks and the one that serves: "polling" or
-    "sleeping".  There are two processes for each kind of job.  `links`, if given, is
-    AIORDMA_EMBEDDED_LINKS.
+    `waiting` says how the client and the server wait for completions: "polling" or "sleeping". Each
+    kind of job has its own two processes. `links` sets AIORDMA_EMBEDDED_LINKS.
     """
 
     def __init__(self, waiting: tuple[str, str], cores: Cores, links: str = "") -> None:

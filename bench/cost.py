@@ -1,7 +1,8 @@
-"""What aiordma costs beside the traffic: memory of connections that are idle, memory of a large
-transfer beyond the buffers of its users, and CPU while nothing happens. Each beside what is asked.
+"""Memory and CPU time that aiordma needs in addition to the traffic, compared with the goals.
 
-Two processes, one for each end, on the embedded device of this machine. Memory is what is resident.
+Measures the memory of idle connections, the memory that a large transfer uses beyond the buffers of
+the program, and the CPU time of idle connections. Each end of the connections is a process on the
+embedded device of this machine. Memory means resident memory.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ Data = dict[str, Any]
 
 
 def both(first: End, second: End, *commands: tuple[Any, ...]) -> list[Any]:
-    """Tells each its command, and waits for both."""
+    """Send a command to each end and wait for both answers."""
     for end, command in zip((first, second), commands, strict=True):
         end.tell(*command)
     return [first.answer(), second.answer()]
 
 
 class Pair:
-    """Two processes with connections between them; one at first."""
+    """Two processes with one connection between them, to which more can be added."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.client, self.server = (stack.enter_context(End()) for _ in range(2))
@@ -51,7 +52,7 @@ class Pair:
         self.connect(1)
 
     def connect(self, count: int) -> None:
-        """So many more."""
+        """Add `count` connections."""
         self.both((Commands.connect, self._port, count), (Commands.accept, count))
 
     def both(self, client: tuple[Any, ...], server: tuple[Any, ...]) -> list[Any]:
@@ -67,9 +68,10 @@ class Pair:
         return [scheduled(end.pid) for end in (self.client, self.server)]
 
     def idle(self, seconds: float) -> list[tuple[int, int]]:
-        """How often each end ran while both were idle for so long, and nanoseconds for which.
+        """Return how often each end was scheduled while idle, and its CPU time in nanoseconds.
 
-        The first stretch in which neither ran counts, or the last of a few.
+        Measures up to a few periods of `seconds` each and returns the first in which neither end
+        ran, or else the last one.
         """
         for _ in range(STRETCHES):
             before = self.scheduled()
@@ -84,7 +86,7 @@ class Pair:
 
 
 def connections(count: int, seconds: float) -> Data:
-    """Memory and CPU of idle connections, of both ends."""
+    """Measure the memory and CPU time of idle connections at both ends."""
     with ExitStack() as stack:
         pair = Pair(stack)
         pair.talk()
@@ -118,7 +120,7 @@ TRANSFERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 def transfers(size: int) -> Data:
-    """Memory beyond the two users' own buffers, of both ends."""
+    """Measure the memory that a transfer needs at both ends beyond the program's buffers."""
     found: Data = {"size": size, "extra": {}}
     for name, commands in TRANSFERS.items():
         with ExitStack() as stack:
@@ -134,12 +136,15 @@ def transfers(size: int) -> Data:
 
 
 def measure(count: int = 1000, size: int = 1 << 30, seconds: float = IDLE_SECONDS) -> Data:
-    """All of it; sizes in bytes, of the client and the server where there are two."""
+    """Run all measurements. Results that differ between client and server are given for both."""
     return {"connections": connections(count, seconds), "transfers": transfers(size)}
 
 
 def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
-    """What, what is asked, what was measured, and whether that is reached (None: nothing asked)."""
+    """Return each measurement's name, its goal, its result, and whether it was reached.
+
+    The last value is None if there is no goal.
+    """
     idle, large = data["connections"], data["transfers"]
     count = idle["count"]
 

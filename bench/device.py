@@ -1,5 +1,7 @@
-"""The C programs beside, compiled when they are first needed: they run on the very library that
-`aiordma run` puts under programs, the embedded device."""
+"""Compiles the C programs of the benchmarks.
+
+They are linked with the library that `aiordma run` preloads, so they run on the embedded device.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ FLAGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 
 
 def program(name: str) -> Path:
-    """`name`.c of this folder as a program on the device."""
+    """Compile `name`.c of this folder for the embedded device and return its path."""
     device = library()
     include = ["-I", str(HERE.parent / "softdev")]
     return compiled(f"{name}.c", name, [*include, f"-Wl,-rpath,{device.parent}"], [device])
 
 
 def compiled(source: str, target: str, flags: list[str], libraries: list[Path]) -> Path:
-    """A file of this folder, compiled unless that has been done since anything changed."""
+    """Compile a file of this folder unless the target is up to date. Return the target."""
     built = BUILT / target
     parts = [HERE / source, *libraries, *(HERE.parent / "softdev").rglob("*.h")]
     if not built.exists() or any(p.stat().st_mtime > built.stat().st_mtime for p in parts):

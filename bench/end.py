@@ -1,6 +1,8 @@
-"""One end of connections, in a process of its own, which does what it is told.
+"""One end of the connections of `cost`, as a process that executes commands.
 
-python -m bench.end          reads a command a line, `NAME ARGUMENTS` as JSON, and answers each so
+    python -m bench.end         read commands, one per line, and print each result
+
+Each command is `NAME ARGUMENTS` in JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ CONFIG = aiordma.Config(keep_alive=None, max_message=1 << 40)
 
 
 def allow_files() -> None:
-    """As many as the system lets a process ask for; the library never asks."""
+    """Raise the limit of open files to the maximum, which the library itself never does."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -37,7 +39,7 @@ def pool_of(conn: aiordma.Connection) -> aiordma.MemoryPool:
 
 
 class Commands:
-    """What an end can be told; the first connection is the one that transfers."""
+    """The commands of an end. Transfers use the first connection."""
 
     def __init__(self) -> None:
         self._conns: list[aiordma.Connection] = []
@@ -59,7 +61,7 @@ class Commands:
             self._conns.append(await aiordma.connect("127.0.0.1", port, config=CONFIG))
 
     async def ask(self) -> None:
-        """A small message by each connection, and an answer."""
+        """Send a small message on each connection and wait for the response."""
         for conn in self._conns:
             await conn.send(b"a small message")
             with await conn.recv():
@@ -76,7 +78,7 @@ class Commands:
     # ---- one large transfer --------------------------------------------------------------
 
     async def buffer(self, size: int, filled: bool) -> None:
-        """A buffer of the user's, all of it in memory; what is taken beyond it counts from here."""
+        """Allocate the program's buffer in resident memory. `extra` counts from here."""
         self._buffer = bytearray(os.urandom(PATTERN) if filled else b"\xff" * PATTERN) * (
             size // PATTERN
         )
@@ -109,7 +111,7 @@ class Commands:
         await conn.send(b"")
 
     async def extra(self) -> tuple[int, int]:
-        """The most that was in memory at a time beyond what there was before, and a checksum."""
+        """Return the peak of memory since the call of `buffer`, and the buffer's checksum."""
         extra = peak() - self._base
         return extra, zlib.crc32(self._buffer)
 
@@ -134,7 +136,7 @@ async def main() -> None:
 
 
 class End:
-    """The process, in `with`: told with `tell`, asked for its answer with `answer`."""
+    """The process as a context manager. `tell` sends a command and `answer` returns its result."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a process takes up: memory by kind, open files, the scheduler's account of it."""
+"""What a process uses: memory by kind, open files, and CPU time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ Footprint = dict[str, int]
 
 
 def footprint(pool: MemoryPool | None) -> Footprint:
-    """Bytes of this process in memory, in all and of its own (`private`), and of the latter those
-    in slabs of the pool; what the pool has registered; open files."""
+    """Return the memory and open files of this process.
+
+    `private` is the part of the resident memory that is not shared with other processes. The result
+    also contains the resident part of the pool's slabs, and the memory that the pool has
+    registered.
+    """
     kinds = {"Rss": 0, "Private_Dirty": 0}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         name, _, amount = line.partition(":")
@@ -34,7 +38,7 @@ def footprint(pool: MemoryPool | None) -> Footprint:
 
 
 def present(address: int, length: int) -> int:
-    """Bytes of a range that are in memory."""
+    """Return how many bytes of a range are resident."""
     first, last = address // PAGE, (address + length - 1) // PAGE
     entries = array("Q")
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
@@ -44,12 +48,12 @@ def present(address: int, length: int) -> int:
 
 
 def reset_peak() -> None:
-    """`peak` counts from here (proc_pid_clear_refs(5))."""
+    """Reset the value that `peak` returns (proc_pid_clear_refs(5))."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """The most that this process has had in memory at a time, in bytes."""
+    """Return the peak resident memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * KIB
@@ -57,7 +61,7 @@ def peak() -> int:
 
 
 def scheduled(pid: int) -> tuple[int, int]:
-    """How often all threads of a process have run, and for how many nanoseconds."""
+    """Return how often a process's threads were scheduled, and their CPU time in nanoseconds."""
     times = runs = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         ran, _waited, slices = (int(word) for word in (task / "schedstat").read_text().split())

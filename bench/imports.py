@@ -1,4 +1,4 @@
-"""How long `import aiordma` takes in a new process, beside what every such library would import."""
+"""The time of `import aiordma` in a new process, compared with its dependencies alone."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""How many instructions an operation takes: a check that does not look at the clock.
+"""The number of instructions that an operation takes: a performance check without a clock.
 
-    python -m bench instructions             compares with instructions.json; fails when it is more
-    python -m bench instructions --record    writes the counts of this Python and compiler there
-    python -m bench instructions --parts     prints where they are
+    python -m bench instructions             compare with instructions.json; fail if higher
+    python -m bench instructions --record    record the counts for this Python and compiler
+    python -m bench instructions --parts     print the counts by part of the program
 
-Fixed work runs in one process, with both ends of a connection in it, under valgrind's callgrind,
-which counts: instructions of the thread that runs the event loop, and of no other. Hashes,
-addresses, random numbers and the garbage collector are pinned, so that two runs differ by little.
+A fixed amount of work runs in one process that has both ends of a connection, under valgrind's
+callgrind. Only instructions of the thread that runs the event loop count. Hashes, addresses, random
+numbers and the garbage collector are fixed so that two runs differ little.
 
-What happens when is pinned as far as it can be: all threads share one processor, and polling is off
-but in the works that say it. How often a loop polls before it sleeps depends on the clock: one poll
-more for each batch of writes is 3 % more instructions.
+Scheduling is fixed as far as possible: all threads share one processor, and polling is off unless
+the work is about polling. How often a loop polls before it sleeps depends on the clock, and one
+more poll for each batch of writes adds 3 % of instructions.
 
-Another Python or compiler makes other instructions of the same program. Each has its own record.
-Where there is none, a work of asyncio alone says how many times as many instructions this Python
-takes; the first record is taken that many times, and more room is left.
+Each Python and compiler has a record of its own, because both change the instructions of the same
+program. Without a record for this environment, the first record is scaled by the ratio of a work
+that uses asyncio alone, and a larger tolerance applies.
 """
 
 from __future__ import annotations
@@ -48,18 +48,24 @@ if TYPE_CHECKING:
 RECORDS = Path(__file__).with_name("instructions.json")
 
 SAME, OTHER = 0.05, 0.25
-"""By how much a count may be higher: in the environment of the record, and in another one."""
+"""The tolerance of a count, in the environment of the record and in another one."""
 
 COUNT = 256
 BATCHED = 40 * 64  # a batch is little work
 LONG = 32
 REPEATED = 5
-"""How often each work is counted. The least counts: a loop that is woken for each half of its work
-takes more, and so does one that polls while the device's thread waits for the processor."""
+"""How often each work is counted. The lowest count is used.
+
+A loop that wakes up once for each half of its work takes more instructions, and so does a loop that
+polls while the device's thread waits for the processor.
+"""
 TRIES = 4
-"""How often all is counted while something is too high, each time with other numbers of types.
-Python keeps attributes that it found in places by the type's number and the name's address: two
-that share a place cost each operation 500 to 2,000 instructions. The least counts."""
+"""How often everything is counted again while a count is too high. The lowest count is used.
+
+Each try creates a different number of types. Python's cache of attributes is indexed by the type's
+version and the name's address, and two attributes with the same index add 500 to 2,000 instructions
+to each operation.
+"""
 CALIBRATION = "asyncio alone: a future set by a callback, awaited"
 
 SLEEPING = [
@@ -70,12 +76,12 @@ SLEEPING = [
     ("64 B write", COUNT, "write", "alone", 64, 1, 1),
     ("64 B write in a batch of 64", BATCHED, "write", "flood", 64, 64, 64),
 ]
-"""What the ends of `aiordma.perf` do with polling off: `both_ends` says what the columns are."""
+"""Works of `aiordma.perf` without polling. The columns are the parameters of `both_ends`."""
 POLLING = [
     ("64 B echo, polling", COUNT, "send", "ping", 64, 1, 1),
     ("64 B write, polling", COUNT, "write", "alone", 64, 1, 1),
 ]
-"""The same with polling as it comes."""
+"""Works of `aiordma.perf` with the default polling."""
 
 Counts = dict[str, float]
 """Instructions of one operation, by work."""
@@ -88,10 +94,13 @@ PARTS = {
     "C library": "/libc",
     "Python": "",
 }
-"""Each part of the program, and what the first of its objects and functions have in their names."""
+"""The parts of the program, each with a pattern for the names of its objects and functions.
+
+The first pattern that matches applies.
+"""
 LOOP, KERNEL = "the loop's turns", "calls of the kernel"
 COLUMNS = [LOOP, *reversed(PARTS), KERNEL]
-"""A byte that is copied is an instruction to valgrind, which does a `rep movsb` in steps."""
+"""The columns of the output. Valgrind counts each byte of a `rep movsb` copy as an instruction."""
 
 
 # ---- counting, inside valgrind ------------------------------------------------------------------
@@ -107,7 +116,7 @@ async def futures(count: int) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """So many operations, each like the other."""
+    """A number of identical operations."""
 
     name: str
     count: int
@@ -115,7 +124,7 @@ class Work:
 
 
 async def works() -> AsyncGenerator[Work, None]:
-    """One after another, while its surroundings are there."""
+    """Generate the works. Each one's connections exist until the next work is requested."""
     from .over_rdma import OverRDMA  # noqa: PLC0415 - starting valgrind needs none of it
 
     yield Work(CALIBRATION, COUNT, futures)
@@ -143,7 +152,7 @@ async def stream(client: RDMAClient, sender: str, count: int) -> None:
 async def both_ends(
     way: OverRDMA, operation: str, kind: str, size: int, depth: int, batch: int
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Both ends of one connection as `aiordma.perf` has them, without what it says beside."""
+    """Open both ends of a connection as `aiordma.perf` does, without its reporting."""
     import aiordma  # noqa: PLC0415
     from aiordma.perf import client, ends, server, wire  # noqa: PLC0415
 
@@ -204,12 +213,12 @@ VALGRIND = [
 
 
 def counts(types: int = 0) -> Counts:
-    """Instructions for each operation, counted in a run of its own, after so many other types."""
+    """Count the instructions of each operation in a process that first creates `types` types."""
     return {name: parts[""] for name, parts in in_parts(types).items()}
 
 
 def in_parts(types: int) -> dict[str, Counts]:
-    """The same, and by part of the program."""
+    """Return the instructions of each operation, by part of the program."""
     library = device.compiled("instructions.c", "instructions.so", ["-shared", "-fPIC"], [])
     with TemporaryDirectory() as folder:
         out = Path(folder, "out")
@@ -232,7 +241,7 @@ LINE = re.compile(r"(?m)^(?:(c?ob|c?fn|calls)=(?:\((\d+)\))? ?(.*)|[-+*\d]\S* (\
 
 
 def of_file(path: Path) -> tuple[str, Counts] | None:
-    """Operation and instructions of one dump: callgrind-format, in valgrind's manual."""
+    """Return the operation and the counts of one Callgrind dump (see valgrind's manual)."""
     text = path.read_text()
     work = re.search(r"^desc: Trigger: Client Request: (\d+) x (.*)$", text, re.MULTILINE)
     if work is None:
@@ -268,7 +277,7 @@ def environment() -> str:
 
 
 def compare(here: Counts, records: dict[str, Counts], where: str) -> tuple[list[str], bool]:
-    """Lines that say what came out, and whether nothing is more than it may be."""
+    """Return the lines of the report, and whether all counts are within the tolerance."""
     if where in records:
         record, room, lines = records[where], SAME, [f"As recorded for {where}:"]
     else:

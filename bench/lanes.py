@@ -1,4 +1,4 @@
-"""What is measured beside what, in turns; and the ratios of what came out."""
+"""Comparisons: what is measured with which contenders, in turns, and the ratios of the results."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ NOT_INSTALLED, NOT_MEASURED = "not installed", "not measured"
 
 @dataclass(frozen=True)
 class Options:
-    """How much is measured: `turns` of every lane, each with its count times `share`; messages of
-    `most` bytes and less."""
+    """How much is measured.
+
+    Each lane has `turns` turns with `share` of its count. Messages have at most `most` bytes.
+    """
 
     turns: int = TURNS
     share: float = 1.0
     most: int = 64 << 20
 
     def count(self, count: int, unit: int = 1) -> int:
-        """A multiple of `unit`."""
+        """Return the scaled count as a multiple of `unit`."""
         return max(1, round(count * self.share / unit)) * unit
 
 
 class Measured(TypedDict):
-    """One lane, as it is kept in results.json."""
+    """The result of one lane, as stored in results.json."""
 
     work: str
     who: str
     seconds: list[float]
-    """For one operation, turn by turn; none if `who` could not do it."""
+    """The duration of one operation in each turn. Empty if the contender could not run the work."""
     failed: NotRequired[str]
 
 
 Data = list[Measured]
-"""What a comparison has measured."""
+"""The results of a comparison."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """`who` does `work`: one operation of it takes what `do` returns, in seconds."""
+    """One kind of work run by one contender. `do` returns the seconds of one operation."""
 
     work: str
     who: str
     do: Callable[[], float]
     afresh: bool = False
-    """Each is a process of its own, so that there is nothing to warm up."""
+    """Whether each turn starts a new process, so that a warm-up has no effect."""
 
     @classmethod
     def of(cls, contender: Contender, work: str, who: str, kind: str, **numbers: Any) -> Self:
@@ -59,7 +61,7 @@ class Lane:
 
     @classmethod
     def missing(cls, work: str, who: str) -> Self:
-        """Its contender is not installed: it is in the results, without figures."""
+        """Return a lane without figures for a contender that is not installed."""
 
         def do() -> float:
             raise RuntimeError(NOT_INSTALLED)
@@ -68,8 +70,10 @@ class Lane:
 
 
 def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
-    """Each lane once to warm up, then all of them in every turn.  One of others that fails is in
-    the results, without figures."""
+    """Run each lane once as a warm-up, and then all lanes in every turn.
+
+    If another contender's lane fails, it stays in the results without figures.
+    """
     measured: Data = [{"work": lane.work, "who": lane.who, "seconds": []} for lane in lanes]
     for turn in range(-1, options.turns):
         for lane, entry in zip(lanes, measured, strict=True):
@@ -90,17 +94,20 @@ def take_turns(lanes: Sequence[Lane], options: Options) -> Data:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A line of the table of what is to be reached."""
+    """A row of the table of goals."""
 
     what: str
     asked: str
     measured: str
     reached: bool | None
-    """None: one of what it compares was not measured."""
+    """Whether the goal was reached. None if a contender that it needs was not measured."""
 
 
 class Contenders(ExitStack):
-    """The contenders of one comparison, by their arguments; closed together."""
+    """Creates the contenders of a comparison on demand, and closes all of them together.
+
+    Arguments that were used before return the same contender.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +138,7 @@ class Contenders(ExitStack):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One part of the results."""
+    """A section of the results."""
 
     title: str
     note: str
@@ -139,13 +146,13 @@ class Comparison:
     requirements: Callable[[Data], Iterator[Requirement]]
     unit: str = "us"
     figure: Callable[[str, float], float] = lambda work, seconds: seconds * 1e6
-    """What is shown, in `unit`, for work of which one operation took so many seconds."""
+    """Converts the duration of one operation to the figure shown, in `unit`."""
     ours: str = "aiordma"
     """The contender that the others are compared with."""
     style: str = ""
-    """How the programs of these figures send and receive."""
+    """How the measured programs send and receive."""
     elsewhere: Callable[[Options], Data] | None = None
-    """Measures them in another machine."""
+    """Runs the lanes in another environment, if they need one."""
 
     def measure(self, options: Options) -> Data:
         if self.elsewhere:
@@ -165,8 +172,11 @@ def size_name(size: int) -> str:
 
 
 def seconds(data: Data, work: str, who: str) -> list[float]:
-    """Seconds for an operation, turn by turn; empty where `who` is not installed, or where the data
-    are older than the lane."""
+    """Return the duration of an operation in each turn.
+
+    The list is empty if `who` is not installed, or if the results were recorded before the lane
+    existed.
+    """
     for entry in data:
         if (entry["work"], entry["who"]) == (work, who):
             return entry["seconds"]
@@ -175,7 +185,7 @@ def seconds(data: Data, work: str, who: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Spread:
-    """The values of several turns; shown as their median, and the least and greatest."""
+    """The values of several turns, shown as their median, minimum and maximum."""
 
     values: tuple[float, ...]
 
@@ -193,7 +203,10 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
-    """Turn by turn, since what disturbs one turn disturbs both; none where one has none."""
+    """Divide the values of two lanes turn by turn, because a disturbance affects a whole turn.
+
+    The result is empty if one of the lanes has no values.
+    """
     if not (over and under):
         return spread(())
     return spread(a / b for a, b in zip(over, under, strict=True))
@@ -216,6 +229,6 @@ def judged(
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:
-    """What belongs together, in the order of measuring."""
+    """Group the results by work, in the order in which they were measured."""
     for work in dict.fromkeys(entry["work"] for entry in data):
         yield work, [entry for entry in data if entry["work"] == work]

@@ -1,4 +1,4 @@
-"""What was measured, and where."""
+"""A description of the measured software and the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Facts = dict[str, str]
 
 
 def said_by(*command: str) -> str:
-    """Its first line, or why there is none."""
+    """Return the first line that a command prints, or the reason why there is none."""
     try:
         return subprocess.check_output(command, text=True, stderr=subprocess.STDOUT).splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError) as error:
@@ -39,7 +39,7 @@ def memory() -> str:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Of each process, by its command, without what else is in that, and its number."""
+    """Return the CPU time of each process, by its command and process ID."""
     found, tick = {}, os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
@@ -51,7 +51,7 @@ def cpu_seconds() -> dict[str, float]:
 
 
 def computing(seconds: float = 1.0) -> list[str]:
-    """What else takes a twentieth of a processor or more, and how much."""
+    """Return the other processes that use at least 5 % of a processor, with their share."""
     before = cpu_seconds()
     time.sleep(seconds)
     shares = {one: (took - before.get(one, took)) / seconds for one, took in cpu_seconds().items()}

@@ -1,5 +1,8 @@
-"""Messages between two processes, a core each: there and back, many at a time, one way, encrypted,
-on many connections, and over TCP."""
+"""Messages between two processes with one core each.
+
+Measures round trips, windows of messages, one-way streams, encryption, many connections, and TCP
+links.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ TCP, UNIX, C, UCXX = "uvloop TCP protocol", "uvloop Unix protocol", "C, polling"
 
 
 def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
-    """Contenders in Python and C: aiordma on both loops, sockets as "LOOP WAY", and C."""
+    """Return the contenders: aiordma on both event loops, sockets as "LOOP WAY", and C."""
     found = {OURS: contenders.python(OURS), ASYNCIO: contenders.python(OURS, "asyncio")}
     for name in names:
         loop, _, way = name.partition(" ")
@@ -35,14 +38,14 @@ def runners(contenders: Contenders, *names: str) -> dict[str, Contender]:
 
 
 def faster(data: Data, work: str, who: str, whom: str) -> Spread:
-    """How many times as fast `who` is as `whom`."""
+    """Return the speed of `who` relative to `whom`."""
     return ratio(seconds(data, work, whom), seconds(data, work, who))
 
 
 # ---- there and back ------------------------------------------------------------------------------
 
 COUNTS = {64: 500, 4 << 10: 500, 64 << 10: 200, 1 << 20: 40}
-"""Sizes in bytes, and round trips of each in one turn."""
+"""The number of round trips in one turn, by message size in bytes."""
 
 RIVALS = TCP, UNIX, "asyncio TCP protocol"
 SLEEPING = "aiordma, polling=0"

@@ -1,4 +1,4 @@
-"""One-sided writes, and what Python adds to one."""
+"""One-sided writes, and the time that Python adds to each."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def requirements(data: Data) -> Iterator[Requirement]:
         return seconds(data, work, "aiordma"), seconds(data, work, "C")
 
     def added(work: str, target: str) -> Spread:
-        """Microseconds."""
+        """Return the added time in microseconds."""
         return spread((ours - its) * 1e6 for ours, its in zip(*pair(work, target), strict=True))
 
     for target in (AWAKE, ASLEEP):

@@ -1,4 +1,4 @@
-"""numpy arrays over a blocking TCP socket, as a program without asyncio would send them."""
+"""NumPy arrays over a blocking TCP socket, as in a program without asyncio."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BlockingClient:
 
 
 class OverBlocking:
-    """It carries arrays alone."""
+    """A blocking TCP socket that transfers arrays only."""
 
     @asynccontextmanager
     async def serve(self, folder: str) -> AsyncIterator[dict[str, Place]]:

@@ -1,7 +1,7 @@
-"""nixl: one-sided operations between two agents with UCX's backend, on ordinary memory.
+"""NIXL: one-sided operations between two agents with the UCX backend, on ordinary memory.
 
-The other agent's program sleeps; its progress thread, which nixl has by default, is there.  What
-has begun is asked for again and again until it is done, as nixl's examples do.
+The program of the target sleeps, but its progress thread runs, as is NIXL's default. The initiator
+polls the state of a transfer until it is done, as NIXL's examples do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NIXLClient(Agent):
         self._there = self.agent.deserialize_descs(there)[0][0]
 
     def _transfer(self, operation: str, size: int, parts: int) -> Any:
-        """All parts are at the same place, as those of aiordma's batch are."""
+        """Prepare a transfer whose parts all have the same address, as in aiordma's batch."""
         here = self.agent.get_xfer_descs([self.part(0, size)] * parts, mem_type="DRAM")
         there = self.agent.get_xfer_descs([(self._there, size, 0)] * parts, mem_type="DRAM")
         return self.agent.initialize_xfer(operation, here, there, self._peer)
@@ -60,7 +60,7 @@ class NIXLClient(Agent):
             state = self.agent.check_xfer_state(transfer)
 
     async def one(self, operation: str, size: int, count: int) -> float:
-        """The median of operations, awaited one after another."""
+        """Return the median duration of operations that run one after another."""
         transfer, times = self._transfer(operation, size, 1), []
         for _ in range(count):
             start = perf_counter()
@@ -70,7 +70,7 @@ class NIXLClient(Agent):
         return median(times)
 
     async def batch(self, operation: str, size: int, count: int, window: int) -> float:
-        """Operations in transfers of `window`."""
+        """Return the duration of an operation in transfers of `window` operations."""
         transfer = self._transfer(operation, size, window)
         start = perf_counter()
         for _ in range(count // window):

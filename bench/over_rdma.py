@@ -1,6 +1,7 @@
-"""aiordma's connections: measured by `aiordma.perf`, which both sides have here as a library.
+"""aiordma's connections, measured with the functions of `aiordma.perf` on both sides.
 
-What it does not measure is here: messages by tasks, and the styles of `streaming`.
+This module adds messages sent by tasks, and the styles of `streaming`, which `aiordma.perf` does
+not measure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KEY = b"of both sides of a measurement"
 
 
 async def answer(conn: aiordma.Connection) -> None:
-    """Takes the next message while answers are under way, of which its client bounds the number."""
+    """Echo each message in its own task. The client limits the number of messages in flight."""
 
     def reply(message: aiordma.Message) -> None:
         conn.send_nowait(message).add_done_callback(lambda _: message.release())
@@ -43,7 +44,7 @@ async def sink(conn: aiordma.Connection) -> None:
 
 
 async def stay_awake() -> None:
-    """A program that has something to do in every iteration of its loop."""
+    """Keep the event loop busy by scheduling work for every iteration."""
     for _ in repeat(None):
         await asyncio.sleep(0)
 
@@ -56,7 +57,7 @@ async def take_arrays(conn: aiordma.Connection) -> None:
 
 
 async def take_arrays_into(conn: aiordma.Connection) -> None:
-    """Memory that is there; the next ones take the place of these."""
+    """Receive arrays into existing memory, which the next ones overwrite."""
     memory = bytearray(b"\xff") * (1 << 27)
     with suppress(aiordma.ConnectionClosedError):
         while True:
@@ -110,10 +111,10 @@ class RDMAClient:
 
 @dataclass(frozen=True)
 class OverRDMA:
-    """`via`, `polling` (seconds; None: as it comes), `in_band` and `encrypt` are those of aiordma.
+    """aiordma with the given options. `polling` is in seconds, or None for the default.
 
-    Where the server is `awake`, its event loop never sleeps. `links`, if given, is
-    AIORDMA_EMBEDDED_LINKS, which the device reads when it starts.
+    If the server is `awake`, its event loop never sleeps. `links` sets AIORDMA_EMBEDDED_LINKS
+    before the device starts.
     """
 
     via: Literal["cm", "tcp"] = "cm"
@@ -181,7 +182,7 @@ class ByPerf(Measuring):
         return result
 
     async def _each(self, operation: str, size: int, count: int, **more: Any) -> float:
-        """Seconds for each of several under way."""
+        """Return the duration of one of several concurrent operations in seconds."""
         result = await self._perf(operation, "bw", size, count, **more)
         return result.seconds / result.operations
 

@@ -1,6 +1,7 @@
-"""asyncio's protocols, over TCP and over Unix sockets, of which its streams are made.
+"""asyncio's protocols over TCP and Unix sockets.
 
-They receive into one buffer that they use again and again, which is as good as asyncio gets.
+They receive into one buffer that is reused, which is the fastest way that asyncio offers. asyncio's
+streams are built on these protocols.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def frame(data: bytes) -> bytes:
 async def serving(
     answering: Mapping[str, Any], make: Callable[..., Awaitable[asyncio.Server]], folder: str = ""
 ) -> AsyncIterator[dict[str, Place]]:
-    """One server for each, and where: in a folder, or at a port of the host."""
+    """Start a server for each service, and yield their ports, or paths in `folder`."""
     async with AsyncExitStack() as stack:
         places: dict[str, Place] = {}
         for name, answer in answering.items():
@@ -41,7 +42,10 @@ async def serving(
 
 
 class Frames(asyncio.BufferedProtocol):
-    """Collects frames in one buffer and hands each to `whole`, which must be done with it then."""
+    """Collects frames in one buffer and passes each complete frame to `whole`.
+
+    The buffer is reused when `whole` returns.
+    """
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(2 * READ))
@@ -95,7 +99,7 @@ class Frames(asyncio.BufferedProtocol):
 
 
 class EchoProtocol(Frames):
-    """For one message at a time: nothing else arrives before the buffer has been sent."""
+    """Echoes one message at a time. Nothing else may arrive until the buffer has been sent."""
 
     def whole(self, frame: memoryview) -> None:
         self.transport.write(frame)

@@ -1,7 +1,7 @@
-"""ucxx, UCX's package for asyncio: shared memory between two processes, which poll.
+"""ucxx, UCX's package for asyncio: shared memory between two processes that poll.
 
-What receives must know how long a message is: a client says so beforehand.  Messages are received
-into memory of the program's, as by `recv_into`.
+A receiver has to know the length of a message, so the client sends it first. Messages are received
+into the program's own memory, as with `recv_into`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DONE = np.ones(1, np.uint8)
 
 
 async def answer(endpoint: Any) -> None:
-    """The length first; then each message of that length is sent back."""
+    """Receive the message length, and then echo each message of this length."""
     length = np.empty(1, np.uint64)
     with suppress(ucxx.exceptions.UCXError):
         await endpoint.recv(length)
@@ -42,7 +42,7 @@ async def answer(endpoint: Any) -> None:
 
 
 async def sink(endpoint: Any) -> None:
-    """The length and the number of messages, the messages, and a word that they have arrived."""
+    """Receive the length and number of messages, then the messages, and confirm their arrival."""
     numbers = np.empty(2, np.uint64)
     memory = np.empty(0, np.uint8)
     with suppress(ucxx.exceptions.UCXError):
@@ -60,7 +60,7 @@ SERVICES = {"echo": answer, "echo_many": answer, "sink": sink}
 
 
 class UCXXClient:
-    """Echoes have a connection for each length of message."""
+    """A client that opens a connection for each message length that it echoes."""
 
     def __init__(self, endpoint: Any, place: Place) -> None:
         self._endpoint = endpoint

@@ -1,9 +1,9 @@
-"""ucxx and nixl, which are measured where they are installed.
+"""ucxx and nixl, which are measured if they are installed.
 
-    python -m bench peers        installs both into an environment of their own, under build/bench
+    python -m bench peers        install both into a virtual environment below build/bench
 
-They cannot be an extra of this package: each asks for other versions of the same packages of CUDA,
-which nixl does not need here.  A lane of what is not installed says so in the results.
+They cannot be an extra of this package because they require conflicting versions of CUDA packages,
+which nixl does not need here. Lanes of packages that are not installed are marked in the results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INSTALLED = [
 
 
 def python() -> str:
-    """The Python that has them, or should."""
+    """Return the interpreter of the virtual environment of these packages, installed or not."""
     return str(PYTHON) if PYTHON.exists() else sys.executable
 
 
@@ -38,7 +38,10 @@ def is_installed(name: str) -> bool:
 
 
 def lane(contenders: Contenders, way: str, work: str, who: str, kind: str, **numbers: Any) -> Lane:
-    """A lane of the package, the way's first word, or one that says that it is not installed."""
+    """Return a lane of the package named by the first word of `way`.
+
+    If the package is not installed, the lane has no figures.
+    """
     if not is_installed(way.split(maxsplit=1)[0]):
         return Lane.missing(work, who)
     return Lane.of(contenders.python(way, python=python()), work, who, kind, **numbers)

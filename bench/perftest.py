@@ -1,8 +1,11 @@
-"""perftest, the usual programs for measuring RDMA devices, on the same device: the embedded one
-under `aiordma run`, another one as they are.
+"""perftest, the standard benchmark for RDMA devices, on the same device as aiordma.
 
-python -m bench.perftest        in the virtual machine of softdev/tests/softroce: measures SoftRoCE,
-                                the kernel's device, and prints a line of JSON
+On the embedded device it runs under `aiordma run`, and on other devices directly.
+
+    python -m bench.perftest        measure SoftRoCE and print a line of JSON
+
+This command runs inside the virtual machine of softdev/tests/softroce. SoftRoCE is the kernel's
+software device.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ MANY = {
     "64 KiB write": ("write", 64 * KIB, 4000, 128),
     "64 KiB read": ("read", 64 * KIB, 4000, 16),
 }
-"""What is done, the size, how often, and how many aiordma has under way."""
+"""For each work: the operation, the size, the count, and the number that aiordma keeps in flight.
+"""
 ASKED = "64 KiB write", "64 KiB read"
 LIMIT = 60.0  # seconds until a program counts as hung
 TRIES = 5
@@ -62,14 +66,14 @@ PROGRAMS = {"send_bw": 3, "write_bw": 3, "read_bw": 3, "send_lat": 4}
 
 @dataclass(frozen=True)
 class End:
-    """Where one of the two programs runs, and on which device."""
+    """The device and network of one of the two programs."""
 
     device: str
     options: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    """The words before the program: what gives it its device and its network."""
+    """The words before the program that select its device and its network."""
     host: str = "127.0.0.1"
-    """Where the other program finds it, for their own TCP connection."""
+    """The address at which the other program reaches this one for perftest's TCP connection."""
 
     @classmethod
     def here(cls, device: str, options: tuple[str, ...] = ()) -> Self:
@@ -78,7 +82,10 @@ class End:
 
 
 class InPerftest(Contender):
-    """Each job is a run of its own, of `ib_` and its kind; the first end connects."""
+    """A contender that runs a perftest program for each job, named `ib_` and the kind of the job.
+
+    The first end connects to the second.
+    """
 
     afresh = True
 
@@ -122,7 +129,7 @@ class InPerftest(Contender):
 
 
 def result(text: str) -> list[float]:
-    """The numbers of the one line below the headings."""
+    """Return the numbers in the line below the headings."""
     lines = text.splitlines()
     heading = next(at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes"))
     return [float(word) for word in lines[heading + 1].split()]
@@ -136,8 +143,11 @@ def free_port() -> int:
 
 
 def listens(port: int, process: subprocess.Popen[str]) -> bool:
-    """Wait until it does, in its network: a client that comes too early gives up.  False: it has
-    ended."""
+    """Wait until a process listens at a port, or return False if the process has ended.
+
+    A perftest client that connects too early gives up. The port belongs to the network of the
+    process.
+    """
     until = time.monotonic() + LIMIT
     table = Path(f"/proc/{process.pid}/net/tcp")
     while process.poll() is None:
@@ -195,7 +205,7 @@ def inside(options: Options) -> Data:
 
 
 def in_machine(module: str, options: Options, **environment: str) -> Data:
-    """What `python -m MODULE TURNS SHARE` measures in the virtual machine, which it boots."""
+    """Boot the virtual machine, and return what `python -m MODULE TURNS SHARE` measures in it."""
     command = [str(HERE.parent / "tests" / "softroce" / "vm"), sys.executable, "-m", module]
     command += [str(options.turns), str(options.share)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The comparisons as pictures: SVG, readable on light and dark pages and on a phone."""
+"""Renders comparisons as SVG charts for light and dark pages and for narrow screens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .lanes import Spread
 WIDTH, MARGIN = 480, 8
 TITLE, ROW, AXIS, GAP = 26, 28, 18, 10  # heights
 LINEAR = 12.0
-"""A panel whose greatest figure is so many times its least one has a logarithmic axis."""
+"""The ratio of the largest to the smallest figure from which a panel has a logarithmic axis."""
 
 STYLE = """\
 text { font: 12px sans-serif; fill: #24292f }
@@ -29,7 +29,7 @@ text { fill: #e6edf3 } .tick { fill: #9ea7b3 } .grid { stroke: #3d444d } .turns 
 
 @dataclass(frozen=True)
 class Panel:
-    """One kind of work: who did it, and the figures of the turns."""
+    """One kind of work with the figures of every contender and turn."""
 
     title: str
     unit: str
@@ -41,7 +41,10 @@ class Panel:
 
 
 def ticks(values: Sequence[float]) -> tuple[bool, list[float]]:
-    """Whether the axis is logarithmic, and its ticks: from 0, or powers of 10 and the ends."""
+    """Return whether the axis is logarithmic, and the positions of its ticks.
+
+    A linear axis starts at 0. A logarithmic axis has ticks at powers of 10 and at both ends.
+    """
     least, most = min(values), max(values)
     if most > LINEAR * least:
         powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
@@ -71,7 +74,10 @@ def two_digits(value: float) -> str:
 
 
 def panel(one: Panel, top: int) -> list[str]:
-    """Bars from 0, or points on a logarithmic axis; a line from the lowest turn to the highest."""
+    """Draw a bar for each contender, or a point on a logarithmic axis.
+
+    A line goes from the lowest to the highest turn.
+    """
     logarithmic, marks = ticks([value for _, found in one.rows for value in found.values])
 
     def at(value: float) -> float:

@@ -1,4 +1,4 @@
-"""RESULTS.md, from what was measured: nothing in it comes from elsewhere."""
+"""Writes RESULTS.md from the measurements alone."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ SUMMARY = (
 )
 """The rows of the summary: title, comparison, work, and the alternative to compare with."""
 BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
-"""Contenders that the chart of the summary shows as well."""
+"""Additional contenders in the chart of the summary."""
 
 NO_NOTE = "not investigated."
 VERDICTS = {True: "met", False: "**missed**", None: ""}
 
 
 class Results(TypedDict):
-    """What results.json has."""
+    """The contents of results.json."""
 
     machine: Facts
     turns: int
     data: dict[str, Data]
-    """By comparison."""
+    """The results of each comparison, by name."""
     cost: NotRequired[dict[str, Any]]
-    """Memory and CPU; see `cost`."""
+    """Memory and CPU time, measured by `cost`."""
 
 
 def table(

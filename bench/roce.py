@@ -1,5 +1,8 @@
-"""The embedded device over RoCE v2, beside a UDP socket: between two network namespaces, which a
-pair of virtual Ethernet interfaces (veth) joins. Needs root."""
+"""RoCE v2 of the embedded device compared with UDP sockets.
+
+The two ends are network namespaces connected by a pair of virtual Ethernet interfaces (veth).
+Creating them needs root.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +64,14 @@ def network(stack: ExitStack) -> None:
 
 @dataclass(frozen=True)
 class Side:
-    """An end: its namespace and its address there."""
+    """One end: a network namespace and its address."""
 
     namespace: str
     address: str
 
     @property
     def before(self) -> Words:
-        """The words before a command there."""
+        """The words before a command that run it in the namespace."""
         return "ip", "netns", "exec", self.namespace
 
     def perftest(self) -> End:
@@ -84,11 +87,11 @@ class Side:
 
 
 SIDES = Side("bench-left", "10.89.0.1"), Side("bench-right", "10.89.0.2")
-"""The one that connects, and the one that listens."""
+"""The end that connects, and the end that listens."""
 
 
 class InUDP(Contender):
-    """Each job is a run of its own, since the one that answers polls for ever."""
+    """A contender that starts new processes for each job, because the server polls forever."""
 
     afresh = True
 

@@ -1,4 +1,4 @@
-"""Messages one way over aiordma, in each style that programs have: senders, receivers, memory."""
+"""One-way messages over aiordma in each style that programs use: senders, receivers and memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import aiordma
 from .ways import ENOUGH
 
 WINDOW = 8
-"""Messages that a sender has under way, but for `one`, and for `tasks`."""
+"""The number of messages that a sender keeps in flight, except in the styles `one` and `tasks`."""
 TASKS = 64
 
 Memory = Any
-"""What `send` takes, or `recv_into`."""
+"""An argument of `send` or `recv_into`."""
 
 
 # ---- memory --------------------------------------------------------------------------------------
 
 
 def touched(size: int) -> bytearray:
-    """Memory of which every page is there."""
+    """Return a buffer whose pages are all resident."""
     return bytearray(b"\xff") * size
 
 
@@ -123,14 +123,17 @@ async def recv_into(conn: aiordma.Connection, target: Memory, count: int) -> int
 RECEIVERS: dict[str, Callable[[aiordma.Connection, Memory, int], Awaitable[int]]] = {
     receiver.__name__: receiver for receiver in (recv, iterate, recv_into)
 }
-"""Each returns the length of the last message."""
+"""The receivers by name. Each returns the length of the last message."""
 
 
 # ---- both sides ----------------------------------------------------------------------------------
 
 
 async def serve(conn: aiordma.Connection) -> None:
-    """Receives as a first message says; answers when it is ready, and when all has arrived."""
+    """Receive messages in the style that the first message selects.
+
+    Sends a message when the receiver is ready, and another when all messages have arrived.
+    """
     with suppress(aiordma.ConnectionClosedError):
         while True:
             with await conn.recv() as message:
@@ -150,7 +153,7 @@ async def stream(
     size: int,
     count: int,
 ) -> float:
-    """Seconds for one message; `source` and `target` are kinds of memory."""
+    """Return the duration of one message in seconds. `source` and `target` are kinds of memory."""
     with memory(source, conn, size) as data:
         await conn.send(json.dumps([receiver, target, size, count]).encode())
         (await conn.recv()).release()

@@ -1,4 +1,4 @@
-"""Messages one way in each style in which programs send and receive them."""
+"""One-way messages in each style in which programs send and receive them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ REGISTERED = {
     "aiordma: gather, `register`, `recv`": "aiordma: gather, `recv`",
     "aiordma: window, `recv_into` registered": "aiordma: window, `recv_into` bytearray",
 }
-"""Styles with registered memory, and the same ones without."""
+"""Styles with registered memory, each with the same style without it."""
 
 TCP, C, MEMCPY = "uvloop TCP protocol", "C, polling", "memcpy"
 UCXX = "ucxx, polling: gather"
@@ -100,8 +100,11 @@ SAME = 0.95  # never slower: two turns of the very same differ by a twentieth
 def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
     def lane(contender: Contender, work: str, who: str, kind: str, count: int, **job: Any) -> Lane:
-        """A lane that begins with an eighth of its work, untimed, where that is a window or more: a
-        lane after another one of the same two processes finds them awake, and others do not."""
+        """Return a lane that runs an eighth of its work untimed if that is at least a window.
+
+        Without it, a lane that follows another one of the same processes would find them awake, and
+        other lanes would not.
+        """
 
         def do() -> float:
             if count >= 8 * WINDOW:
@@ -133,7 +136,7 @@ def lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
 
 def ranked(data: Data, work: str) -> list[str]:
-    """Our styles, the fastest first."""
+    """Return our styles, fastest first."""
     return sorted((style.who for style in STYLES), key=lambda who: median(seconds(data, work, who)))
 
 

@@ -1,8 +1,8 @@
-"""Ways to move messages between two processes, and what a worker can be asked to measure on each.
+"""Ways to send messages between two processes, and the jobs that a worker can measure with each.
 
-Every contender carries messages, not bytes: a receiver handles a message when it is complete.  Over
-sockets a message is an 8-byte length and its contents, and the client makes that frame before the
-clock starts.
+Every contender transfers messages, not bytes: a receiver handles a message when it is complete.
+Over sockets, a message is an 8-byte length and the contents. The client builds this frame before
+the measurement starts.
 """
 
 from __future__ import annotations
@@ -17,54 +17,58 @@ from typing import Any, Protocol
 
 HOST = os.environ.get("BENCH_HOST", "127.0.0.1")
 DEVICE = os.environ.get("AIORDMA_DEVICE", "embedded0")
-"""The device, and an address that it has."""
+"""The name of the device, and one of its addresses."""
 
 Place = int | str
 """A port, or the path of a Unix socket."""
 
 ENOUGH = b"?"
-"""A message that a sink answers: everything before it has arrived."""
+"""A message that a sink answers after everything sent before it has arrived."""
 
 
 class Client(Protocol):
-    """One connection."""
+    """One connection to a service."""
 
     async def echo(self, data: bytes) -> bytes | memoryview:
-        """One message there and back; the view is good until the next call."""
+        """Send a message and return the response. A view is valid until the next call."""
 
     async def echo_many(self, data: bytes, count: int, window: int) -> None:
-        """`count` messages there and back, `window` of them under way."""
+        """Exchange `count` messages and responses with `window` messages in flight."""
 
     async def send_many(self, data: bytes, count: int, window: int) -> None:
-        """`count` messages one way, and a word that the last one has arrived."""
+        """Send `count` messages with `window` in flight, and wait until all have arrived."""
 
     async def send_gather(self, data: bytes, count: int, window: int) -> None:
-        """As `send_many`, by coroutines that send one each, `window` of them gathered at a time."""
+        """Send `count` messages by gathering `window` coroutines that send one each."""
 
     async def echo_tasks(self, data: bytes, count: int, window: int) -> None:
-        """`count` messages there and back by `window` tasks, each with one under way."""
+        """Exchange `count` messages from `window` tasks that have one message in flight each."""
 
     async def arrays(self, arrays: dict[str, Any]) -> None:
-        """All of them, and the answer of a peer that has them as arrays."""
+        """Send all arrays and wait for the response of a peer that has received them as arrays."""
 
 
 class Way(Protocol):
-    """`serve` gives the places of its services, by name, and serves until it is left.
+    """A transport to compare. `serve` starts its services and yields their places by name.
 
-    "echo" answers each message with the same; "sink" takes messages, and answers ENOUGH.
+    The service "echo" returns each message. The service "sink" discards messages and answers
+    ENOUGH.
     """
 
     def prepare(self, data: bytes) -> bytes:
-        """What `Client` takes for a message of these contents."""
+        """Convert the contents of a message to what `Client` accepts."""
 
     def serve(self, folder: str) -> AbstractAsyncContextManager[dict[str, Place]]: ...
 
     def connect(self, place: Place) -> AbstractAsyncContextManager[Any]:
-        """A `Client`, or what jobs of this way alone use."""
+        """Return a `Client`, or a connection for jobs that only this transport supports."""
 
 
 class Measuring:
-    """Connections that jobs of a kind go on using, and the jobs; each returns seconds for one."""
+    """The jobs of a worker, and the connections that jobs of the same kind share.
+
+    Each job returns the duration of one operation in seconds.
+    """
 
     def __init__(self, way: Way, places: dict[str, Place], stack: AsyncExitStack) -> None:
         self._way = way
@@ -80,7 +84,7 @@ class Measuring:
         return clients[:count]
 
     async def echo(self, size: int, count: int) -> float:
-        """The median of messages there and back, one after another."""
+        """Return the median duration of round trips that run one after another."""
         (client,) = await self._connected("echo")
         data = os.urandom(size)
         prepared = self._way.prepare(data)
@@ -94,7 +98,7 @@ class Measuring:
         return median(times)
 
     async def echo_beside(self, size: int, count: int, stream: int) -> float:
-        """`echo`, beside messages of `stream` bytes one way on another connection."""
+        """Run `echo` while messages of `stream` bytes are sent on another connection."""
         (other,) = await self._connected("sink")
         prepared = self._way.prepare(os.urandom(stream))
         ends = asyncio.Event()
@@ -111,7 +115,7 @@ class Measuring:
             await filling
 
     async def _under_way(self, service: str, kind: str, size: int, **numbers: int) -> float:
-        """What `Client` has by this name, with messages of one size."""
+        """Run the `Client` method named `kind` with messages of one size."""
         (client,) = await self._connected(service)
         prepared = self._way.prepare(os.urandom(size))
         start = perf_counter()
@@ -131,13 +135,13 @@ class Measuring:
         return await self._under_way("sink", "send_gather", size, count=count, window=window)
 
     async def by_client(self, service: str, do: str, **numbers: Any) -> float:
-        """What the client of one way alone can do, by the name of its method."""
+        """Run the method named `do`, which only this transport's client has."""
         (client,) = await self._connected(service)
         measure: Callable[..., Awaitable[float]] = getattr(client, do)
         return await measure(**numbers)
 
     async def arrays(self, parts: int, size: int, count: int, into: int) -> float:
-        """Seconds for that many numpy arrays, of a size together, and the answer to them."""
+        """Measure sending `parts` NumPy arrays (`size` bytes in total) until the response."""
         import numpy as np  # noqa: PLC0415 - only this needs it
 
         (client,) = await self._connected("arrays into" if into else "arrays")
@@ -149,7 +153,7 @@ class Measuring:
         return (perf_counter() - start) / count
 
     async def echo_together(self, size: int, count: int, connections: int) -> float:
-        """Messages there and back on many connections, one under way on each."""
+        """Measure round trips on many connections, with one message in flight on each."""
         prepared = self._way.prepare(os.urandom(size))
         each = count // connections
 
@@ -163,7 +167,7 @@ class Measuring:
         return (perf_counter() - start) / (each * connections)
 
     async def connect(self, count: int) -> float:
-        """Connections made and closed, one after another, while another one stays."""
+        """Measure connections that are opened and closed in turn while another one stays open."""
         await self._connected("echo")
         start = perf_counter()
         for _ in range(count):
@@ -172,7 +176,7 @@ class Measuring:
         return (perf_counter() - start) / count
 
     async def connect_all(self, count: int) -> float:
-        """Seconds for each of `count` connections, none of which is closed before all are made."""
+        """Return the duration of each of `count` connects. None is closed until all are open."""
         await self._connected("echo")
         start = perf_counter()
         async with AsyncExitStack() as stack:

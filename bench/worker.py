@@ -1,7 +1,9 @@
-"""One of two processes that a contender in Python has: its server, or its client.
+"""The server or client process of a contender in Python.
 
-python -m bench.worker serve WAY LOOP FOLDER      says its places, ends with its input
-python -m bench.worker measure WAY LOOP           reads places, then jobs: a line in, seconds out
+    python -m bench.worker serve WAY LOOP FOLDER    print the places of the services, and serve
+    python -m bench.worker measure WAY LOOP         read the places and run a job for each line
+
+Both end with their input. A job's result is the number of seconds of one operation.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def the_way(name: str) -> Way:
 
 
 def loops() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loops there are, by name."""
+    """Return the available event loops by name."""
     found: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - it need not be installed
@@ -76,7 +78,7 @@ async def serve(way: Way, folder: str) -> None:
 
 
 def go_on_without_parent() -> None:
-    """Stopped while others have their turn, it goes on when what started it has gone, and ends."""
+    """Let this process continue and exit if its parent ends while the process is stopped."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
 
 

@@ -1,11 +1,11 @@
-"""Writes the stubs of the modules of the data path, for type checkers: from their .pyx and .pxd.
+"""Writes type stubs for the modules of the data path from their .pyx and .pxd files.
 
     python datapath_stub.py FOLDER MODULE.pyx ...
 
-Run by meson. Parameters and results have their types as annotations, which Cython leaves alone; so
-does one that has a type of C already, where that says enough. An attribute has its type of C, or
-that in a comment: `cdef public object loop  # type: AbstractEventLoop; of the driver`. A class
-that is more to Python has its base so: `cdef class Operation:  # type: Coroutine[...]`.
+Run by meson. Parameters and results have their types as annotations, which Cython ignores. A C type
+is used where it says enough. Attributes have their C type, or a type in a comment: `cdef public
+object loop  # type: AbstractEventLoop; of the driver`. A base class that only Python sees is given
+in the same way: `cdef class Operation:  # type: Coroutine[...]`.
 """
 
 import re
@@ -52,7 +52,7 @@ CONSTANT = re.compile(r"^([A-Z_]+)(?:: (.+?))? = (.*)", re.MULTILINE)
 
 
 def split(text: str) -> Iterator[str]:
-    """The parts between commas that are in no brackets."""
+    """Split a text at the commas outside of brackets."""
     depth, part = 0, ""
     for character in text + ",":
         depth += (character in "([{") - (character in ")]}")
@@ -65,7 +65,7 @@ def split(text: str) -> Iterator[str]:
 
 
 def end_of(text: str, start: int) -> int:
-    """Behind the bracket that closes the one before `start`."""
+    """Return the index after the bracket that closes the one before `start`."""
     depth = 1
     while depth:
         depth += (text[start] in "([{") - (text[start] in ")]}")

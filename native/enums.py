@@ -1,4 +1,4 @@
-"""Writes aiordma/verbs/_device/enums.py from enums.py.in, with what cffi has parsed.
+"""Writes aiordma/verbs/_device/enums.py from enums.py.in and the declarations that cffi has parsed.
 
 Run by lib_source.py.
 """
@@ -10,7 +10,7 @@ from cffi import FFI
 
 
 def enums(ffi: FFI, template: str) -> Iterator[str]:
-    """The lines of the module."""
+    """Generate the lines of the module."""
     everything: dict[str, int] = ffi._parser._int_constants
     base, constants = "", everything
     for line in template.splitlines():

@@ -1,8 +1,9 @@
-"""Writes stubs of the names that packages import when they are first used, for type checkers.
+"""Writes type stubs for the names that packages import lazily.
 
     python exports_stub.py FOLDER PACKAGE/__init__.py ...
 
-Run by meson.  A package is read for its call of `lazy_exports`; its stub is aiordma/_exports/NAME.
+Run by meson. The names come from the package's call of `lazy_exports`, and the stub is
+aiordma/_exports/NAME.
 """
 
 import ast

@@ -1,8 +1,8 @@
-"""Writes the C of the module `aiordma._native._lib`, by cffi in API mode; its stub; enums; steps.
+"""Writes the C source of `aiordma._native._lib` with cffi in API mode.
 
-Run by meson (meson.build), never imported by the package.  The headers in native/ are the only
-source of declarations: cffi reads the same files as the compiler, so a layout that differs fails
-the build, not the program.
+Also writes its stub and generated tables. Run by meson (meson.build), and never imported by the
+package. The headers in native/ are the only source of declarations. cffi and the compiler read the
+same files, so a wrong layout fails the build instead of the program.
 """
 
 import re
@@ -39,7 +39,7 @@ CALL = re.compile(
 
 
 def calls_struct(name: str, header: str, *more: str) -> str:
-    """A table of calls as cffi must see it, from the lines of calls.h or provider_calls.h."""
+    """Return the cffi declaration of a table of calls, from calls.h or provider_calls.h."""
     members = [match for line in header.splitlines() if (match := CALL.match(line))]
     if len(members) != sum(line.startswith(("CALL(", "OPTIONAL(")) for line in header.splitlines()):
         raise ValueError(f"struct {name}: a line that the build cannot read")
@@ -70,7 +70,7 @@ STEP = re.compile(r"^QP_STEP\((\w+), (\w+), (\w+), ([^,]+),([^,]+)\)$", re.MULTI
 
 
 def steps() -> str:
-    """The steps of queue pairs between states: their type, states and masks, as numbers."""
+    """Return the table of queue pair transitions: type, states and attribute masks, as numbers."""
     value: dict[str, int] = ffibuilder._parser._int_constants
     lines = ['"""The steps of abi/qp_states.h. Written by native/lib_source.py."""\n\nSTEPS = (\n']
     header = (SOFTDEV / "abi" / "qp_states.h").read_text()

@@ -1,8 +1,8 @@
-"""Writes the stub of the module `aiordma._native._lib`, from what cffi has parsed.
+"""Writes the type stub of `aiordma._native._lib` from the declarations that cffi has parsed.
 
-Run by lib_source.py. A class stands for a C structure, and for every pointer to one and array of
-them: at run time all of them are `ffi.CData`, and their members are reached in the same way. What
-C calls `struct ibv_qp *` is `ibv_qp` here; NULL may be passed and set wherever C has a pointer.
+Run by lib_source.py. One class represents a C structure, all pointers to it and all arrays of it:
+at run time each of them is `ffi.CData`, and members are accessed in the same way. The class for
+`struct ibv_qp *` is `ibv_qp`. NULL is accepted wherever C has a pointer.
 """
 
 import re
@@ -103,7 +103,7 @@ class FFI:
 
 
 class Stub:
-    """The classes of one module; `seen` are those that are written or being written."""
+    """The classes of one module. `seen` contains those that have been written or begun."""
 
     def __init__(self, ffi: FFI) -> None:
         self.declared = {name: kind for name, (kind, _) in ffi._parser._declarations.items()}
@@ -112,7 +112,7 @@ class Stub:
         self.seen: dict[object, str] = {}
 
     def name_of(self, struct: model.StructOrUnion, within: str) -> str:
-        """The class of a structure; one without a name has that of the member it is."""
+        """Return the class name of a structure. An anonymous one is named after its member."""
         if struct not in self.seen:
             self.seen[struct] = within if struct.name.startswith("$") else struct.name.lstrip("_")
             self.classes.append(self.class_of(struct, self.seen[struct]))
@@ -131,7 +131,7 @@ class Stub:
         return f"    {name}: " + (read if read == accepted else f"Member[{read}, {accepted}]")
 
     def read(self, kind: model.BaseTypeByIdentity, within: str = "") -> str:
-        """The type of a result, or of a member that is read."""
+        """Return the type of a result, or of a member when it is read."""
         if isinstance(kind, model.StructOrUnion):
             return self.name_of(kind, within)
         if isinstance(kind, model.BaseFunctionType):
@@ -150,7 +150,7 @@ class Stub:
         return "Text" if target.get_c_name() == "char" else "IntegerPointer"
 
     def accept(self, kind: model.BaseTypeByIdentity) -> str:
-        """The type of an argument, or of a member that is set."""
+        """Return the type of an argument, or of a member when it is set."""
         read = self.read(kind)
         if not isinstance(kind, model.PointerType | model.FunctionPtrType):
             return read
@@ -164,7 +164,7 @@ class Stub:
         return f"Callable[[{', '.join(self.accept(each) for each in kind.args)}], {result}]"
 
     def checked(self, verb: str, kind: model.BaseFunctionType) -> str:
-        """A call as `aiordma._native.calls` has it."""
+        """Return the signature of a call as wrapped by `aiordma._native.calls`."""
         convention = convention_of(verb, kind.result.get_c_name())
         result = {
             Convention.ERRNO: "None",

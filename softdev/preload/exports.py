@@ -1,9 +1,9 @@
-"""Writes what gives the library of `aiordma run` the exports of libibverbs and librdmacm.
+"""Writes the linker scripts that give the library of `aiordma run` the exports of rdma-core.
 
-Run by meson (meson.build): exports.txt and calls.h in; out come a linker script, a version script
-for each of the two libraries, and the calls that are missing, in C. The linker script makes the
-public name of each call of calls.h another name for the device's function soft_NAME. A name without
-a version satisfies a program that asks for any version; dlvsym(3) wants the right one.
+Run by meson (meson.build) with exports.txt and calls.h. It writes a linker script, a version script
+for each of the two libraries, and C stubs for the missing calls. The linker script makes each
+public name of calls.h an alias of the device's function soft_NAME. An unversioned name satisfies a
+program that requests any version, but dlvsym(3) needs the right version.
 """
 
 import re
@@ -35,7 +35,7 @@ def stub(name: str, form: str) -> str:
 
 
 def version_script(names: dict[str, list[str]]) -> str:
-    """The versions with their names."""
+    """Return a version script that lists each version with its names."""
     return "".join(
         f"{version} {{ {'global: ' + '; '.join(of) + '; ' if of else ''}}};\n"
         for version, of in names.items()

@@ -1,11 +1,11 @@
-"""Makes the folders that stand for those of the device in /sys and /dev: `aiordma run`.
+"""Creates the directories that replace the device's in /sys and /dev under `aiordma run`.
 
-Run by meson (meson.build): tree.h in, a folder out. A program that lists one of the device's
-folders lists one of these; the files in them are empty and only give their names. Links are
-folders here, because a wheel has no links.
+Run by meson (meson.build) with tree.h. Programs that list a directory of the device list one of
+these instead. The files are empty because only their names matter. Links are directories, because a
+wheel cannot contain links.
 
-Each device has folders of its own. Those that list the devices are there for each number of them:
-``2/sys/class/infiniband`` for two.
+Each device has its own directories. Directories that list devices exist once for each number of
+devices: ``2/sys/class/infiniband`` is the list of two.
 """
 
 import re
@@ -33,7 +33,10 @@ def of_device(path: str, number: int) -> str:
 
 
 def paths(header: str) -> Iterator[str]:
-    """Files of the first device; in place of a link, one in a folder."""
+    """Generate the paths of the first device's files.
+
+    A link appears as a file in a directory.
+    """
     for kind, below_device, path in ENTRY.findall(Path(header).read_text()):
         whole = (DEVICE if below_device else "") + path
         yield f"{whole}/.link" if kind == "LINK" else whole
