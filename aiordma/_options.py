@@ -82,8 +82,8 @@ def complete(call: str, options: O, defaults: O) -> O:
             limit = "handshake_timeout" if "backlog" in defaults else "connect_timeout"
             setting = limit if name == "timeout" else name
             known = setting in Config.__dataclass_fields__
-            instead = f"write config=aiordma.Config({setting}=...)"
-            hint = instead if known else f"its options are {', '.join(defaults)}"
+            instead = f"pass config=aiordma.Config({setting}=...) instead"
+            hint = instead if known else f"the options are {', '.join(defaults)}"
             raise TypeError(f"{call}() got an unexpected keyword argument {name!r}; {hint}")
     return cast(O, {**defaults, **options})
 

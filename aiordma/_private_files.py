@@ -13,12 +13,14 @@ def check_private(path: Path, found: os.stat_result) -> None:
     """Raise PermissionError if a file or directory is another user's or is open to others."""
     if found.st_uid != os.geteuid():
         raise PermissionError(
-            f"{path} belongs to user {found.st_uid}, and this process to user {os.geteuid()}: "
-            "choose another path"
+            f"{path} belongs to user {found.st_uid}, but this process runs as user "
+            f"{os.geteuid()}; choose another path"
         )
     if mode := found.st_mode & 0o077:
         right = "700" if stat.S_ISDIR(found.st_mode) else "600"
-        raise PermissionError(f"{path} is open to others ({mode:03o}): chmod {right} {path}")
+        raise PermissionError(
+            f"{path} is accessible to other users ({mode:03o}); run chmod {right} {path}"
+        )
 
 
 def open_private(path: Path) -> TextIO:
@@ -35,7 +37,7 @@ def open_private(path: Path) -> TextIO:
         fd = os.open(path, flags, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(f"{path} is a symbolic link: name the file itself") from error
+            raise OSError(f"{path} is a symbolic link; use the path of the file itself") from error
         if error.errno == errno.ENXIO:  # a FIFO that nobody reads
             raise OSError(f"{path} is not a regular file") from error
         raise
@@ -47,7 +49,7 @@ def open_private(path: Path) -> TextIO:
         check_private(path, found)
         if found.st_nlink > 1:
             raise OSError(
-                f"{path} has other names ({found.st_nlink} hard links): name another file"
+                f"{path} has {found.st_nlink} hard links, which is not allowed; choose another file"
             )
         os.ftruncate(fd, 0)
     except BaseException:

@@ -121,7 +121,7 @@ class _Layout(NamedTuple):
         dots = [at for at, index in enumerate(keys) if index is ...]
         missing = len(self.shape) - len(keys) + len(dots)
         if missing < 0 or len(dots) > 1:
-            raise IndexError(f"too many indices for {len(self.shape)} dimensions")
+            raise IndexError(f"too many indices for an array of {len(self.shape)} dimensions")
         at = dots[0] if dots else len(keys)
         keys[at : at + 1] = [slice(None)] * missing
         shape, strides, origin = [], [], self.origin
@@ -138,11 +138,13 @@ class _Layout(NamedTuple):
                     origin += range(count)[operator.index(index)] * step
             except TypeError:
                 raise IndexError(
-                    f"{reprlib.repr(index)} is no index of a remote array: use integers, slices "
-                    "and `...`, or index what `await` has read; several rows: asyncio.gather"
+                    f"invalid index {reprlib.repr(index)}: a remote array supports integers, "
+                    "slices and `...`; for other indices, await the array and index the result"
                 ) from None
             except IndexError:
-                raise IndexError(f"index {index} is outside of a dimension of {count}") from None
+                raise IndexError(
+                    f"index {index} is out of bounds for a dimension of size {count}"
+                ) from None
         return _Layout(self.code, tuple(shape), tuple(strides), origin)
 
 
@@ -151,7 +153,7 @@ class _Layout(NamedTuple):
 
 def _module(kind: Kind) -> Any:
     if kind not in ("numpy", "torch"):
-        raise ValueError(f'kind is "numpy" or "torch", not {kind!r}')
+        raise ValueError(f'kind must be "numpy" or "torch", not {kind!r}')
     return importlib.import_module(kind)
 
 
@@ -165,7 +167,7 @@ def _dtype(code: str, kind: Kind) -> Any:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except (ImportError, AttributeError):
         raise TypeError(
-            f'numpy has no {name}; install or update ml_dtypes, or write kind="torch"'
+            f'numpy does not support {name}; install or update ml_dtypes, or pass kind="torch"'
         ) from None
 
 
@@ -192,7 +194,9 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
     of ml_dtypes. With `in_place`, objects without memory of their own, such as lists, are rejected.
     """
     if in_place and not hasattr(array, "dtype"):
-        raise TypeError(f"{what} is {type(array)}: make an array of it (numpy.asarray)")
+        raise TypeError(
+            f"{what} must be an array, not {type(array)}; convert it with numpy.asarray"
+        )
     if _is_tensor(array):
         if array.is_nested or str(array.layout) != "torch.strided":
             bytes_of(array)  # raises BufferError, which says what to use
@@ -200,22 +204,24 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
         strides = tuple(step * array.element_size() for step in array.stride())
     else:
         if np.ma.isMaskedArray(array):
-            raise TypeError(f"{what} is a masked array; use its `data` and `mask`, or `filled()`")
+            raise TypeError(
+                f"{what} must not be a masked array; use its `data` and `mask`, or `filled()`"
+            )
         array = _asarray(what, array)
         name, strides = array.dtype.name, array.strides
         if array.dtype.hasobject:
             raise TypeError(
-                f"{what} has Python objects (dtype {array.dtype}), which mean nothing to a peer: "
-                f"give each array of a nested one a name of its own, as 'layer.weight', and send "
-                f"other values as metadata (str) or in a message of their own (json, pickle)"
+                f"{what} contains Python objects (dtype {array.dtype}), which cannot be sent; give "
+                f"each array of a nested structure its own name, such as 'layer.weight', and send "
+                f"other values as metadata (str) or in a separate message (json, pickle)"
             )
         if name in _CODES and not array.dtype.isnative:
-            raise TypeError(f"{what} has the other byte order; use astype({name!r})")
+            raise TypeError(f"{what} has a non-native byte order; convert it with astype({name!r})")
     if name not in _CODES:
         raise TypeError(
-            f"{what} is of {name}, which a safetensors message cannot hold: convert numbers "
-            f"(astype, Tensor.to), or send its bytes (reshape(-1).view('u1'), torch.uint8 for a "
-            f"tensor); it can hold {', '.join(_CODES)}"
+            f"{what} has the type {name}, which safetensors does not support; convert it (astype, "
+            f"Tensor.to), or send its bytes (reshape(-1).view('u1'), torch.uint8 for a tensor); "
+            f"supported types are {', '.join(_CODES)}"
         )
     memory = array if _is_tensor(array) else array.view(f"u{array.itemsize}")
     return memory, _Layout(_CODES[name], tuple(array.shape), strides, 0)
@@ -250,12 +256,12 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
         texts = (*arrays.keys(), *metadata.keys(), *metadata.values())
         "".join(texts).encode()
     except (AttributeError, TypeError):
-        wanted = "arrays come by name, in a dict; names and metadata are strings"
+        wanted = "arrays must be a dict of arrays by name; names and metadata must be strings"
         raise TypeError(wanted) from None
     except UnicodeEncodeError as error:
-        raise ValueError(f"a name or metadata has half of a surrogate pair: {error}") from None
+        raise ValueError(f"names and metadata must be valid Unicode: {error}") from None
     if "__metadata__" in arrays:
-        raise ValueError("no array has the name '__metadata__': it is that of the metadata")
+        raise ValueError("the array name '__metadata__' is reserved; choose another name")
     found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
     # The largest elements first: so each begins at a multiple of its size.
     found.sort(key=lambda it: -_TYPES[it[2].code][0])
@@ -267,8 +273,8 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + _PREFIX) % _ALIGNMENT)
     if len(text) > _MAX_HEADER:
-        what = f"{len(found)} arrays and their metadata have a header of {len(text)} bytes"
-        raise ValueError(f"{what}; {_MAX_HEADER} are the most: send several messages")
+        what = f"the header of {len(found)} arrays and their metadata has {len(text)} bytes"
+        raise ValueError(f"{what} (maximum {_MAX_HEADER}); send several messages instead")
     buffers = [_contiguous(array) for _, array, layout in found if layout.nbytes]
     return [len(text).to_bytes(_PREFIX, "little") + text, *buffers]
 
@@ -278,7 +284,7 @@ def _bytes_of(memory: Any) -> memoryview:
 
 
 def _no_file(what: str) -> ValueError:
-    return ValueError(f"no message or file of safetensors: {what}")
+    return ValueError(f"invalid safetensors data: {what}")
 
 
 def _numbers(value: object) -> tuple[int, ...]:
@@ -303,7 +309,8 @@ def _header_size(prefix: bytes, size: int) -> int:
     """Return the size of the header of a message of `size` bytes that begins with `prefix`."""
     length = int.from_bytes(prefix, "little")
     if length > min(_MAX_HEADER, size - _PREFIX):
-        raise _no_file(f"{size} bytes with a header of {length}, which has at most {_MAX_HEADER}")
+        what = f"{size} bytes cannot contain a header of {length} bytes (maximum {_MAX_HEADER})"
+        raise _no_file(what)
     return length
 
 
@@ -312,10 +319,10 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
     try:
         header: Any = parse_json(text) if text.startswith(b"{") else None
     except ValueError as error:
-        raise _no_file(f"its header is no JSON ({error})") from None
+        raise _no_file(f"the header is not valid JSON ({error})") from None
     metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _no_file("its header has another form")
+        raise _no_file("the header is not an object, or its metadata are not strings")
     data = _PREFIX + len(text)
     entries: dict[str, _Layout] = {}
     for name, entry in header.items():
@@ -327,15 +334,15 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
             if end - start != entries[name].nbytes:
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            what = f"the entry {reprlib.repr(name)} is {reprlib.repr(entry)}"
-            raise _no_file(f"{what}; types are {', '.join(_TYPES)}") from None
+            what = f"invalid header entry {reprlib.repr(name)}: {reprlib.repr(entry)}"
+            raise _no_file(f"{what}; supported types are {', '.join(_TYPES)}") from None
     place = data
     for start, length in sorted((entry.origin, entry.nbytes) for entry in entries.values()):
         if start != place:
-            raise _no_file(f"bytes from {place} to {start} belong to no array, or to two")
+            raise _no_file(f"there is a gap or an overlap between bytes {place} and {start}")
         place += length
     if place != size:
-        raise _no_file(f"its arrays end at {place}, and it has {size} bytes")
+        raise _no_file(f"its arrays need {place} bytes, but it has {size}")
     return entries, metadata
 
 
@@ -385,8 +392,8 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
         return unpack(received.memory, kind)
     except ValueError as error:
         raise ValueError(
-            f"the message has no arrays: {error}; arrays are sent with aiordma.arrays.send, and "
-            "Connection.recv takes any message"
+            f"the message does not contain arrays: {error}; send arrays with aiordma.arrays.send, "
+            "and receive other messages with Connection.recv"
         ) from None
 
 
@@ -433,7 +440,9 @@ def _memory(array: Any, layout: _Layout) -> tuple[Any, int]:
     flat = root.transpose(sorted(range(root.ndim), key=lambda axis: -root.strides[axis]))
     low, high = layout.span()
     if high - low < layout.nbytes or not flat.flags.c_contiguous:
-        raise ValueError("elements of the array lie in the same place; share what it is a view of")
+        raise ValueError(
+            "cannot share an array with overlapping elements; share the array it is a view of"
+        )
     at = array.ctypes.data - root.ctypes.data + low
     return np.ndarray(high - low, np.uint8, flat, at), -low
 
@@ -485,7 +494,7 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
         if low < 0 or high > len(region) or high - low < layout.nbytes:
             raise ValueError
     except (ValueError, TypeError, KeyError):
-        raise ValueError(f"no token of an array: {data[TOKEN_SIZE:][:200]!r}") from None
+        raise ValueError(f"invalid array token: {data[TOKEN_SIZE:][:200]!r}") from None
     return RemoteArray(conn, region, layout, kind)
 
 
@@ -576,8 +585,8 @@ class RemoteArray:
 
     def _elsewhere(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
-            f"{self!r} is in the peer's memory: `await` it, or a part of it, to get an array; "
-            f"`await part.write(values)` changes it"
+            f"{self!r} is in the peer's memory; await it, or a part of it, to get a local array, "
+            f"and use write() to change it"
         )
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -630,7 +639,7 @@ class RemoteArray:
         memory, layout = _described(what, array, in_place=in_place)
         if layout[:2] != self._layout[:2]:
             here, there = (f"{_TYPES[it.code][1]} {it.shape}" for it in (layout, self._layout))
-            raise ValueError(f"{what}: {here}, but the part of the remote array is {there}")
+            raise ValueError(f"{what}: {here} does not match the part of the remote array, {there}")
         return memory
 
     async def _move(self, part: _Layout, array: Any, *, reading: bool) -> None:

@@ -141,7 +141,9 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         """
         if self._pd is None:
             if self.id.context is None:
-                raise ValueError(f"{self!r} is bound to no device yet: resolve its address first")
+                raise ValueError(
+                    f"{self!r} is not bound to a device yet; call resolve_addr() first"
+                )
             self._pd = self.id.context.alloc_pd()
         return self._pd
 
@@ -189,7 +191,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
             ValueError: If the backlog is below 1. See also :meth:`cm.ConnectionId.listen`.
         """
         if integer("backlog", backlog, None) < 1:
-            raise ValueError(f"a backlog of {backlog}: at least one request must be able to wait")
+            raise ValueError(f"backlog must be at least 1, not {backlog}")
         self.id.listen(backlog)
         self._backlog = backlog
 
@@ -228,7 +230,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
             if self._ended is not None:
                 raise self._ended
             if not self._backlog:
-                raise ValueError(f"{self!r} does not listen: call listen() first")
+                raise ValueError(f"{self!r} is not listening; call listen() first")
             await self._waiters.wait()
         return self._requests.popleft()
 

@@ -182,8 +182,8 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise QueueFullError(
                 "ibv_post_send",
                 0,
-                f"{len(requests)} wanted, {self.qp.free_send_slots} slots of {self.qp!r} free,"
-                f" {len(self._waiters)} others wait",
+                f"requested slots: {len(requests)}, free slots: {self.qp.free_send_slots} on "
+                f"{self.qp!r}, other waiting tasks: {len(self._waiters)}",
             )
         return self._post(requests)
 
@@ -204,7 +204,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._check_list(requests)
         size = self.qp.capabilities.max_send_wr
         if len(requests) > size:
-            raise ValueError(f"{len(requests)} requests; the send queue of {self.qp!r} has {size}")
+            raise ValueError(
+                f"too many requests: {len(requests)} (the send queue of {self.qp!r} has {size} "
+                "slots)"
+            )
         every = self.qp.sq_sig_all
         asked = [every or bool(request.send_flags & _SIGNALED) for request in requests]
         if self._has_room(requests):
@@ -427,7 +430,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             self._release()
 
     def __repr__(self) -> str:
-        return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends under way>"
+        return f"<AsyncQueuePair {self.qp.qp_num:#x}, {len(self._sends)} sends in flight>"
 
 
 class ReceiveRing(AsyncIteration):
@@ -443,8 +446,8 @@ class ReceiveRing(AsyncIteration):
         count, size = integer("count", count, None), integer("size", size, None)
         if count < 1 or not 1 <= size <= LONGEST:
             raise ValueError(
-                f"{count} receives of {size} bytes: ask for 1 or more, of 1 to {LONGEST} bytes,"
-                " as long as a message can be"
+                f"cannot post {count} receives of {size} bytes: count must be at least 1, and size "
+                f"must be from 1 to {LONGEST}"
             )
         queue._check()
         limit = queue.qp.capabilities.max_recv_wr
@@ -452,8 +455,8 @@ class ReceiveRing(AsyncIteration):
             raise QueueFullError(
                 "ibv_post_recv",
                 0,
-                f"{count} wanted, {limit - len(queue._receives)} of {limit} slots of"
-                f" {queue.qp!r} free",
+                f"requested slots: {count}, free slots: {limit - len(queue._receives)} of "
+                f"{limit}, on {queue.qp!r}",
             )
         self._queue = queue
         self._size = size
@@ -486,7 +489,9 @@ class ReceiveRing(AsyncIteration):
             BusyError: If another task is waiting here.
         """
         if self._is_waited_for:
-            raise BusyError(f"another task waits for the next receive of {self._queue!r}")
+            raise BusyError(
+                f"another task is already waiting for the next receive of {self._queue!r}"
+            )
         self._queue._check_open()
         try:
             self._post()

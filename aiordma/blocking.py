@@ -128,7 +128,7 @@ class _Call:
     def _explained(self, error: BaseException, limit: asyncio.Timeout) -> BaseException:
         told: BaseException
         if isinstance(error, TimeoutError) and limit.expired():
-            told = TimeoutError(f"the call did not end within {self._seconds:g} seconds")
+            told = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
         elif not isinstance(error, asyncio.CancelledError):
             return error
         else:  # by the end of the thread; else the function has cancelled itself
@@ -181,7 +181,7 @@ class _LoopThread:
                 try:
                     self._serve()
                 except BaseException as error:  # such as a task that has stopped the loop
-                    logger.exception("the thread of aiordma.blocking has failed")
+                    logger.exception("the background thread of aiordma.blocking failed")
                     self._failure = error
                 finally:
                     self.over = True
@@ -194,11 +194,13 @@ class _LoopThread:
             try:
                 self.loop.run_until_complete(self._end.wait())
             except (SystemExit, KeyboardInterrupt):  # it has ended the task, and the run
-                logger.exception("a task in the event loop of aiordma.blocking has exited")
+                logger.exception(
+                    "a task in the event loop of aiordma.blocking raised an exit exception"
+                )
 
     def ended_error(self) -> BaseException:
         """Return the error for a call that the end of the thread prevented or interrupted."""
-        return self._failure or ConnectionClosedError("blocking.stop() has ended the call")
+        return self._failure or ConnectionClosedError("the call was ended by blocking.stop()")
 
     def call(
         self, function: Callable[[], Any], seconds: float | None = None, undo: _Undo[Any] = None
@@ -252,9 +254,8 @@ def check_thread() -> None:
     """Raise WrongLoopError in a thread that must not wait for the event loop."""
     if in_service_thread():
         raise WrongLoopError(
-            f"aiordma.blocking was called in thread {threading.current_thread().name!r}: it waits "
-            "for its own event loop, which may wait for this thread; only `close` and `abort` are "
-            "for it, and do not wait there"
+            f"cannot wait for aiordma.blocking in thread {threading.current_thread().name!r}, "
+            "which the call itself may be waiting for; only close() and abort() can be called there"
         )
 
 
@@ -288,7 +289,7 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
     if not thread.usable:
         return
     if in_service_thread():
-        failure = "what was to end without waiting has failed"
+        failure = "cannot close an object of aiordma.blocking"
         _Call(thread, partial(_logged, function, failure)).begin()
         return
     try:
@@ -300,9 +301,9 @@ def _end(thread: _LoopThread, function: Callable[[], Any], seconds: float | None
 
 LATE = (TimeoutError, UnreachableError)
 OWN_LOOP = (
-    "An event loop runs in this thread, and can do nothing during the call. If the peer is a "
-    "task of it, each waits for the other: await aiordma.connect() there, or call from another "
-    "thread (asyncio.to_thread)."
+    "The call blocks the event loop of this thread. If the peer is a task in this loop, neither "
+    "side can continue: await aiordma.connect() instead, or make the call in another thread "
+    "(asyncio.to_thread)."
 )
 
 
@@ -320,8 +321,8 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     ended. A result that the function has already returned is then lost.
     """
     if not callable(function):
-        wanted = "a function, which is called with the other arguments"
-        raise TypeError(refusal("function", wanted, function))
+        hint = "pass its arguments separately, as in call(function, 1)"
+        raise TypeError(refusal("function", "a function", function, hint))
     return _started().call(partial(function, *arguments, **options), None)
 
 
@@ -367,7 +368,9 @@ class _Handle(Generic[A]):
     def _call(self, function: Callable[[], Any], undo: _Undo[Any] = None) -> Any:
         check_thread()
         if not self._thread.usable:
-            raise WrongLoopError(f"{self!r} was made before a fork or before blocking.stop()")
+            raise WrongLoopError(
+                f"{self!r} was created before a fork or before blocking.stop(); create another one"
+            )
         return self._thread.call(function, self._timeout, undo)
 
 
@@ -454,7 +457,7 @@ async def check_server(
             and (thing._affinity.loop, thing.port) == (loop, port)
             and any(is_here(found[0]) for found in await transport.resolve(host, port))
         ):
-            raise WrongLoopError(f"{thing!r} belongs to this thread. {OWN_LOOP}")
+            raise WrongLoopError(f"{thing!r} belongs to the event loop of this thread. {OWN_LOOP}")
 
 
 # ---- the interface ------------------------------------------------------------------------------

@@ -210,9 +210,9 @@ class Config:
             object.__setattr__(self, name, value)
             if limits is not None and not limits[0] <= value <= limits[1]:
                 low, high = limits
-                raise ValueError(f"Config.{name} must be within {low} and {high}, not {value}")
+                raise ValueError(f"Config.{name} must be between {low} and {high}, not {value}")
             if limits is None and isinstance(value, float) and not value > 0:
-                raise ValueError(f"Config.{name} must be more than 0 seconds, not {value}")
+                raise ValueError(f"Config.{name} must be a positive number of seconds, not {value}")
         if self.path_mtu not in (None, *_MTUS):
             raise ValueError(f"Config.path_mtu must be one of {_MTUS}, not {self.path_mtu}")
 

@@ -59,8 +59,8 @@ class DmabufRegion(OwnMemory):
     def view(self) -> memoryview:
         self._check()
         raise BufferStateError(
-            f"{self!r} is memory of another device: this process cannot access it, so it cannot be "
-            f"sent or received as a message; use read, write and send_region"
+            f"cannot send or receive {self!r} as a message, because this process cannot access its "
+            f"memory; use read, write or send_region instead"
         )
 
     def _expose(

@@ -51,7 +51,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
     def _hear(self, event: verbs.AsyncEvent) -> None:
         if len(self._events) == KEPT:
             lost = self._events.popleft()
-            logger.warning("%d events of %r wait to be read: %s is dropped",
+            logger.warning("more than %d events of %r are waiting to be read; dropped %s",
                            KEPT, self.context, lost.type.name)  # fmt: skip
         self._events.append(event)
         self._waiters.wake()

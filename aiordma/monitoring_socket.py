@@ -83,8 +83,8 @@ def private(path: Path) -> Path:
     """Return the directory, creating it if it is missing. Raises the exceptions of `directory`."""
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
-            f"the path {path} has {size} bytes, but a directory of sockets can have at most "
-            f"{MOST_PATH}: choose a shorter one"
+            f"the path {path} is too long for a directory of sockets: {size} bytes (maximum "
+            f"{MOST_PATH}); choose a shorter path"
         )
     with suppress(FileExistsError):
         path.mkdir(0o700)
@@ -206,7 +206,7 @@ def answer(peer: socket.socket) -> None:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
-        logger.warning("rejected a monitoring request of user %d", uid)
+        logger.warning("rejected a monitoring request from user %d", uid)
         return
     peer.settimeout(ANSWER_TIMEOUT)
     asked, *names = peer.recv(MOST_ASKED).decode(errors="replace").split(" ", 2)

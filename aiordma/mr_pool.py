@@ -256,8 +256,8 @@ class MemoryPool(BlockCache):
         needed = max(SLAB_SIZE, block_size(size))
         if needed > self.limit:
             raise QuotaError(
-                f"{size} bytes take {needed} of registered memory, and the memory pool is limited "
-                f"to {self.limit}; raise Config.pool_limit",
+                f"{size} bytes need {needed} bytes of registered memory, but the memory pool is "
+                f"limited to {self.limit} bytes; raise Config.pool_limit",
                 amount=needed,
                 limit=self.limit,
             )
@@ -318,8 +318,8 @@ class MemoryPool(BlockCache):
     def _exhausted(self, size: int) -> QuotaError:
         registered = self._registered.bytes
         return QuotaError(
-            f"the memory pool is limited to {self.limit} bytes, {registered} are registered "
-            f"and {len(self._waiters)} wait for some; release buffers and messages, wait with "
+            f"the memory pool is limited to {self.limit} bytes: {registered} bytes are registered, "
+            f"and {len(self._waiters)} tasks are waiting; release buffers and messages, wait with "
             f"`lease`, or raise Config.pool_limit",
             amount=registered + max(SLAB_SIZE, block_size(size)),
             limit=self.limit,

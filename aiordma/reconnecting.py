@@ -100,9 +100,9 @@ async def reconnect(
                 failures = 0
                 continue
             failures += 1
-            why = "the connection has ended and carried nothing"
+            why = "it ended without carrying any data"
         delay = min(longest_delay, first_delay * 2 ** min(failures - 1, 30))
         delay *= random.uniform(0.5, 1)
         where = host_port((host, port))
-        logger.info("connecting to %s: %s; again in %.3g seconds", where, why, delay)
+        logger.info("connection to %s failed: %s; retrying in %.3g seconds", where, why, delay)
         await asyncio.sleep(delay)

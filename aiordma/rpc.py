@@ -90,7 +90,9 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
     except UnicodeEncodeError:
         raise ValueError(f"the name of a function must be valid Unicode, not {name!r}") from None
     if len(encoded) > 255:
-        raise ValueError(f"the name {name[:30]!r}... has {len(encoded)} bytes; 255 are the most")
+        raise ValueError(
+            f"function name {name[:30]!r}... is too long: {len(encoded)} bytes (maximum 255)"
+        )
     return _HEADER.pack(kind, len(encoded), number) + encoded
 
 
@@ -103,12 +105,12 @@ def _unpack(message: memoryview, *kinds: int) -> _Frame:
             name = str(message[_HEADER.size : end], "utf-8")
             return _Frame(kind, number, name, message[end:])
     raise ProtocolError(
-        f"the peer sent {len(message)} bytes that are no message of aiordma.rpc here: rpc.connect "
-        "goes with rpc.start_server, rpc.Client with rpc.serve"
+        f"the peer sent {len(message)} bytes that are not a valid aiordma.rpc message; use "
+        "rpc.connect with rpc.start_server, and rpc.Client with rpc.serve"
     )
 
 
-_OTHERWISE = "give dumps= and loads= on both sides, or move arrays by aiordma.arrays"
+_OTHERWISE = "pass dumps= and loads= on both sides, or send arrays with aiordma.arrays"
 
 
 def _packb(value: Any) -> bytes:
@@ -116,14 +118,14 @@ def _packb(value: Any) -> bytes:
         packed: bytes = msgpack.packb(value, default=_not_packed)
         check_packed(packed)
     except (ValueError, BufferError) as error:
-        raise ValueError(f"msgpack cannot carry the value: {error}; {_OTHERWISE}") from None
+        raise ValueError(f"msgpack cannot serialize the value: {error}; {_OTHERWISE}") from None
     return packed
 
 
 def _not_packed(value: object) -> NoReturn:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     what = f"an int of {value.bit_length()} bits" if isinstance(value, int) else kind
-    raise TypeError(f"msgpack has no form for {what}: {_OTHERWISE}")
+    raise TypeError(f"msgpack cannot serialize {what}; {_OTHERWISE}")
 
 
 def _unpackb(data: memoryview) -> Any:
@@ -131,7 +133,7 @@ def _unpackb(data: memoryview) -> Any:
         check_packed(data)
         return msgpack.unpackb(data)
     except ValueError as error:
-        raise ValueError(f"{len(data)} bytes are no value that msgpack can read: {error}") from None
+        raise ValueError(f"cannot decode {len(data)} bytes as msgpack: {error}") from None
 
 
 def _text(error: BaseException) -> str:
@@ -140,7 +142,7 @@ def _text(error: BaseException) -> str:
     except EXITS:
         raise
     except BaseException:
-        return "its text cannot be had"
+        return "the message is not available, because __str__ of the exception failed"
 
 
 def _dump(dumps: Dumps, value: Any) -> Any:
@@ -164,15 +166,20 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
         return loads(data)
     except Exception as error:
         text = (
-            f"loads of the {side} cannot read the {value}; give the same dumps= and loads= on both "
-            f"sides: {_text(error)}"
+            f"loads of the {side} cannot decode the {value}; use the same dumps= and loads= on "
+            f"both sides: {_text(error)}"
         )
         raise CallError(call, type(error).__name__[:60], printable(text[:_MAX_TEXT])) from error
 
 
 def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
     """Return the connection's messages. It has no other reader while the iterator exists."""
-    instance("conn", conn, Connection, "an aiordma.Connection, as of connect() or accept()")
+    instance(
+        "conn",
+        conn,
+        Connection,
+        "an aiordma.Connection, such as the result of connect() or accept()",
+    )
     conn._affinity.check(conn)
     return conn._read_alone(reader)
 
@@ -181,23 +188,25 @@ def _check(dumps: object, loads: object, max_calls: object) -> int:
     """Check the arguments of a client or server; return the number of calls."""
     for name, function in (("dumps", dumps), ("loads", loads)):
         if not callable(function):
-            raise TypeError(refusal(name, f"a function of one value, as pickle.{name}", function))
+            raise TypeError(
+                refusal(name, f"a function of one value, such as pickle.{name}", function)
+            )
         if why := misfit(function, [None]):
-            raise TypeError(f"{name} is called with one value: {why}")
+            raise TypeError(f"{name} must accept one argument: {why}")
     return integer("max_calls", max_calls, 1)
 
 
 def _check_functions(functions: Mapping[str, Function]) -> None:
     """Raise TypeError for an invalid mapping, or ValueError for a name that no client can call."""
     if not isinstance(functions, Mapping):
-        wanted = "a mapping of names to coroutine functions, as {'add': add}"
+        wanted = "a mapping of names to coroutine functions, such as {'add': add}"
         raise TypeError(refusal("functions", wanted, functions))
     for name, function in functions.items():
         _pack(_CALL, 0, name)
         if not callable(function):
             raise TypeError(refusal(name, "a coroutine function of one argument", function))
         if why := misfit(function, [None]):
-            raise TypeError(f"function {name!r} is called with one argument: {why}")
+            raise TypeError(f"function {name!r} must accept one argument: {why}")
 
 
 _caller: ContextVar[Connection] = ContextVar("caller")
@@ -215,8 +224,8 @@ def caller() -> Connection:
         return _caller.get()
     except LookupError:
         raise LookupError(
-            "rpc.caller() has no connection outside of a call: use it in a function that "
-            "rpc.start_server or rpc.serve calls, or in a task that this function creates"
+            "rpc.caller() was called outside of an rpc call; use it in a function that serves a "
+            "call, or in a task that this function creates"
         ) from None
 
 
@@ -257,8 +266,8 @@ async def serve(
                 called = functions[name](argument)
                 del argument, data  # they keep the memory in which the call was received
                 if not isawaitable(called):
-                    wanted = "a coroutine or another awaitable (async def)"
-                    raise TypeError(refusal(f"the result of {name}()", wanted, called))
+                    wanted = "awaitable (define the function with async def)"
+                    raise TypeError(refusal(f"the return value of {name}()", wanted, called))
                 result = _dump(dumps, await called)
                 answering.add(tasks[number])
                 await conn._send_alone([_pack(_RESULT, number), result])
@@ -295,12 +304,12 @@ async def serve(
                 else:  # it has been answered, or was cancelled before it was sent
                     await refuse(number, "CancelledError", "the call was cancelled")
             elif number in tasks:
-                raise ProtocolError(f"the peer sent call {number} twice")
+                raise ProtocolError(f"the peer sent two calls with the number {number}")
             elif name not in functions:
                 await refuse(number, "LookupError", "the server has no such function")
             elif len(tasks) - len(answering) >= max_calls:
-                text = f"{max_calls} calls are under way (max_calls of the server)"
-                logger.info("%s: the call of %s is refused: %s", conn, name, text)
+                text = f"{max_calls} calls are in progress, the limit (max_calls) of the server"
+                logger.info("%s: rejected a call of %s: %s", conn, name, text)
                 await refuse(number, "TooManyCalls", text)
             else:
                 # A client that has its answer may call again before this side knows that it has.
@@ -345,7 +354,9 @@ async def start_server(
         try:
             check_handler(function)
         except TypeError:
-            text = f"{name}: no coroutine function of one argument (async def): {function}"
+            text = (
+                f"{name} must be a coroutine function of one argument (async def), not {function}"
+            )
             raise TypeError(text) from None
     given = complete("rpc.start_server", options, LISTEN)
     calls = _check(dumps, loads, max_calls)
@@ -438,7 +449,9 @@ class Client(AsyncContext):
         number = next(self._numbers)
         head = _pack(_CALL, number, name)
         if more:
-            text = f"{name} takes one argument, not {1 + len(more)}: give several as one list"
+            text = (
+                f"{name} must be called with one argument, not {1 + len(more)}; pass a list instead"
+            )
             raise TypeError(text)
         limit = None if timeout is None else seconds("timeout", timeout, endless=True)
         request = [head, _dump(self._dumps, data)]
@@ -463,13 +476,13 @@ class Client(AsyncContext):
                     raise
         except TimeoutError:
             if until.expired():
-                text = f"{name} was not answered within {limit:g} seconds"
+                text = f"the call of {name} timed out after {limit:g} seconds"
                 raise TimeoutError(text) from None
             raise
         if frame is None:
             error = ConnectionBrokenError if calls.error else ConnectionClosedError
             why = f": {cause_text(calls.error)}" if calls.error else ""
-            raise error(f"the connection ended before {name} was answered{why}") from calls.error
+            raise error(f"the connection ended before {name} returned{why}") from calls.error
         if frame.kind == _RESULT:
             return _load(self._loads, frame.data, name, "result", "client")
         text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")

@@ -101,7 +101,7 @@ def start(path: str | os.PathLike[str]) -> Path:
     used = ffi.new("char[]", 4097)
     code = softdev.trace_start(to_c("the name of the trace file", path), used, len(used))
     if code == errno.EBUSY:
-        raise BusyError("this process is being traced already: call stop() first")
+        raise BusyError("this process is already being traced; call stop() first")
     if code:
         why = ffi.string(used).decode() or os.strerror(code)
         raise OSError(code, why, os.fspath(path))

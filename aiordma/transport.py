@@ -643,7 +643,7 @@ async def listen_with(
     if on_request is not None and not callable(on_request):
         raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
     if on_request is not None and (why := misfit(on_request, [None])):
-        raise TypeError(f"on_request {on_request!r} is called with a ConnectionRequest: {why}")
+        raise TypeError(f"on_request must accept one argument, a ConnectionRequest: {why}")
     port, backlog = port_number(port), integer("backlog", options["backlog"], 0, I32_MAX)
     hosts = host if isinstance(host, list) else [host]
     for each in hosts:

@@ -79,7 +79,7 @@ SIDES = "local memory has 32 bytes, the peer's memory 64: slice one of them"
 PROGRESS = "progress must be a function of the number of bytes transferred, not int 5"
 IMM = "imm must be an int from 0 to 4294967295, not "
 LEASE = "a lease must be a number of seconds, or None for no end, not str "
-KIND = 'kind is "numpy" or "torch", not \'tensorflow\''
+KIND = 'kind must be "numpy" or "torch", not \'tensorflow\''
 CONN = "conn must be an aiordma.Connection, not "
 RIGHTS = "access must be a member of Rights ("
 REMOTE = "the peer's memory must be a RemoteRegion"
@@ -123,7 +123,10 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     "hand_over": (lambda e: e.conn.hand_over(e.local), REMOTE),
     "renew remote": (lambda e: e.remote.renew("default"), f"{LEASE}'default'"),
     "renew share": (lambda e: e.share.renew("default"), f"{LEASE}'default'"),
-    "arrays.send": (lambda e: arrays.send(e.conn, cast(Any, [1])), "arrays come by name"),
+    "arrays.send": (
+        lambda e: arrays.send(e.conn, cast(Any, [1])),
+        "arrays must be a dict of arrays by name",
+    ),
     "arrays.recv": (lambda e: arrays.recv(e.conn, cast(Any, "tensorflow")), KIND),
     "arrays.open_file": (
         lambda e: arrays.open_file(e.conn, e.remote, cast(Any, "tensorflow")),
@@ -141,11 +144,11 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "rpc.serve arity": (
         lambda e: rpc.serve(e.conn, {"add": cast(Any, lambda: None)}),
-        "function 'add' is called with one argument: too many positional arguments",
+        "function 'add' must accept one argument: too many positional arguments",
     ),
     "rpc.serve dumps arity": (
         lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, lambda: b"")),
-        "dumps is called with one value: too many positional arguments",
+        "dumps must accept one argument: too many positional arguments",
     ),
     "rpc.serve surrogate": (
         lambda e: rpc.serve(e.conn, {"\udc80": handler}),
@@ -246,7 +249,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "listen on_request arity": (
         lambda d: aiordma.listen(NAME, 1, on_request=cast(Any, lambda: None), **d),
-        "is called with a ConnectionRequest: too many positional arguments",
+        "on_request must accept one argument, a ConnectionRequest: too many positional arguments",
     ),
     "start_server handler": (
         lambda d: aiordma.start_server(cast(Any, 5), NAME, **d),
@@ -300,7 +303,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "open_connection server_hostname": (
         lambda d: aiordma.open_connection(NAME, 1, server_hostname="x", **d),
-        "server_hostname 'x' is the name in a certificate: it needs ssl=",
+        "server_hostname 'x' requires TLS; pass ssl=",
     ),
     "create_server ssl": (
         lambda d: aiordma.create_server(

@@ -94,8 +94,8 @@ def test_device_variable_that_names_a_device_twice_is_a_usage_error() -> None:
 @pytest.mark.any_device
 def test_caller_outside_of_a_call_says_where_to_use_it() -> None:
     text = (
-        "rpc.caller() has no connection outside of a call: use it in a function that "
-        "rpc.start_server or rpc.serve calls, or in a task that this function creates"
+        "rpc.caller() was called outside of an rpc call; use it in a function that serves a "
+        "call, or in a task that this function creates"
     )
     with pytest.raises(LookupError, match=f"^{re.escape(text)}$"):
         rpc.caller()
@@ -151,7 +151,7 @@ async def test_every_asynchronous_class_names_the_statement_with_async(device_na
 async def test_array_kind_is_checked_before_a_message_is_taken(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (conn, peer):
         await peer.send(b"not lost")
-        text = '^kind is "numpy" or "torch", not \'tensorflow\'$'
+        text = '^kind must be "numpy" or "torch", not \'tensorflow\'$'
         with pytest.raises(ValueError, match=text):
             await arrays.recv(conn, cast(Any, "tensorflow"))
         assert bytes(await conn.recv()) == b"not lost"
@@ -162,10 +162,10 @@ async def test_array_kind_is_checked_before_a_message_is_taken(device_name: str)
 async def test_message_without_arrays_says_how_arrays_are_sent(device_name: str) -> None:
     async with testing.connected_pair(device=device_name) as (conn, peer):
         await peer.send(b"plain message")
-        with pytest.raises(ValueError, match=r"^the message has no arrays: .*") as caught:
+        with pytest.raises(ValueError, match=r"^the message does not contain arrays: .*") as caught:
             await arrays.recv(conn)
     assert str(caught.value).endswith(
-        "; arrays are sent with aiordma.arrays.send, and Connection.recv takes any message"
+        "; send arrays with aiordma.arrays.send, and receive other messages with Connection.recv"
     )
 
 
@@ -197,10 +197,10 @@ CODERS: dict[str, Any] = {
     "json": {"dumps": to_json, "loads": from_json},
     "pickle": {"dumps": pickle.dumps, "loads": pickle.loads},
 }
-NO_MSGPACK = "bytes are no value that msgpack can read: extra bytes after the end"
+NO_MSGPACK = "bytes as msgpack: extra bytes after the end"
 UNREADABLE = [
-    ("json", "msgpack", "ValueError", f"8 {NO_MSGPACK}"),
-    ("pickle", "msgpack", "ValueError", f"22 {NO_MSGPACK}"),
+    ("json", "msgpack", "ValueError", f"cannot decode 8 {NO_MSGPACK}"),
+    ("pickle", "msgpack", "ValueError", f"cannot decode 22 {NO_MSGPACK}"),
     (
         "msgpack",
         "json",
@@ -241,7 +241,7 @@ async def test_call_names_differing_serializers_when_its_argument_is_unreadable(
         with pytest.raises(rpc.CallError) as caught:
             await caller.call("same", [1, "a"])
     assert str(caught.value) == (
-        f"same: {kind}: loads of the server cannot read the argument; give the same dumps= and "
+        f"same: {kind}: loads of the server cannot decode the argument; use the same dumps= and "
         f"loads= on both sides: {why}"
     )
 
@@ -257,7 +257,7 @@ async def test_call_names_differing_serializers_when_its_result_is_unreadable(
         with pytest.raises(rpc.CallError) as caught:
             await caller.call("same", [1, "a"])
     assert str(caught.value) == (
-        f"same: {kind}: loads of the client cannot read the result; give the same dumps= and "
+        f"same: {kind}: loads of the client cannot decode the result; use the same dumps= and "
         f"loads= on both sides: {why}"
     )
     assert type(caught.value.__cause__).__name__ == kind
@@ -279,7 +279,8 @@ async def test_function_that_returns_no_awaitable_is_named_at_both_ends(
     device_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "aiordma.rpc")
-    text = "the result of five() must be a coroutine or another awaitable (async def), not int 5"
+    wanted = "awaitable (define the function with async def)"
+    text = f"the return value of five() must be {wanted}, not int 5"
     functions: dict[str, Any] = {"five": lambda _: 5, "six": lambda _: asyncio.sleep(0, 6)}
     async with testing.connected_pair(device=device_name) as (conn, peer):
         serving = asyncio.create_task(rpc.serve(peer, functions))
@@ -337,7 +338,9 @@ def test_trace_requests_names_the_run_it_wants() -> None:
 @pytest.mark.any_device
 def test_blocking_call_refuses_a_coroutine() -> None:
     coroutine = same(1)
-    with pytest.raises(TypeError, match=r"^function must be a function, .*, not coroutine "):
+    with pytest.raises(
+        TypeError, match=r"^function must be a function, not coroutine .*; pass its arguments"
+    ):
         blocking.call(cast(Any, coroutine))
     coroutine.close()
 

@@ -53,9 +53,9 @@ def test_an_option_that_there_is_not(function: Callable[..., Any], name: str) ->
     called = "open_connection" if function is blocking.open_stream else function.__name__
     listens = "backlog" in inspect.signature(function).parameters
     hints = {
-        "devise": "its options are .*device",
-        "timeout": rf"write .*\({'handshake' if listens else 'connect'}_timeout=",
-        "close_timeout": r"write .*\(close_timeout=",
+        "devise": "the options are .*device",
+        "timeout": rf"pass .*\({'handshake' if listens else 'connect'}_timeout=",
+        "close_timeout": r"pass .*\(close_timeout=",
     }
     text = rf"^{called}\(\) got an unexpected keyword argument '{name}'; {hints[name]}"
     with pytest.raises(TypeError, match=text):

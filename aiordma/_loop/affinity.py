@@ -49,8 +49,8 @@ class LoopAffinity:
     def _elsewhere(self, what: object, here: asyncio.AbstractEventLoop | None) -> None:
         if self.is_after_fork:
             raise WrongLoopError(
-                f"{what!r} was made before fork() and belongs to the parent process; "
-                f"a child makes connections of its own"
+                f"{what!r} was created before fork() and belongs to the parent process; "
+                f"create new connections in the child process"
             )
         if here is not None:
             where = "another event loop"
@@ -59,8 +59,8 @@ class LoopAffinity:
         else:
             return
         raise WrongLoopError(
-            f"{what!r} was used in {where}: it belongs to the event loop in which it was made"
-            f"{self.made()}; asyncio.run_coroutine_threadsafe() runs a coroutine there"
+            f"{what!r} was used in {where}, but belongs to the event loop in which it was created"
+            f"{self.made()}; use asyncio.run_coroutine_threadsafe() to run a coroutine there"
         )
 
     def made(self) -> str:

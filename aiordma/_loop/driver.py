@@ -294,7 +294,7 @@ class Driver(PerLoopResource):
             # First: what follows has this cause.
             level = logging.WARNING if event.type in BREAKING else logging.INFO
             port = f", port {event.port_num}" if event.port_num is not None else ""
-            logger.log(level, "%s of %s%s", event.type.name, self.context.name, port)
+            logger.log(level, "%s event on %s%s", event.type.name, self.context.name, port)
         for sink in concerned:
             sink.device_event(event)
 

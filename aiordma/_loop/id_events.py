@@ -64,7 +64,7 @@ class IdEvents:
             raise self.id.closed_error()
         if event.type is not wanted:
             raise self._explained(event.error()) or ConnectionManagerError(
-                f"{event.type.name} came instead of {wanted.name}",
+                f"received the event {event.type.name} instead of {wanted.name}",
                 event=event.type.name,
                 status=event.status,
             )
@@ -77,7 +77,7 @@ class IdEvents:
             try:
                 self.id.disconnect()
             except (RDMAError, OSError) as error:
-                logger.debug("disconnect: %s", error)  # the peer, or the device, was quicker
+                logger.debug("cannot disconnect: %s", error)  # the peer, or the device, was quicker
 
     def release(self) -> None:
         """Close the id. Internal to the library."""
@@ -108,6 +108,6 @@ def check_name(id: cm.ConnectionId, names: Collection[str] | None, address: cm.A
     if names is not None and id.context.name not in names:
         named = " or ".join(map(repr, names))
         raise ConnectionManagerError(
-            f"{host_port(address)} is reached by device {id.context.name!r}, not {named}; name "
-            f"that one, or none; or give an address of {named} to listen on, or as the source"
+            f"{host_port(address)} is reached through device {id.context.name!r}, not {named}; "
+            f"pass device={id.context.name!r}, or use an address of {named}"
         )

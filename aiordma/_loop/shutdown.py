@@ -207,7 +207,7 @@ class LoopShutdown:
 
     def _texts(self) -> list[str]:
         return [
-            f"{thing!r}{thing._affinity.made()} was not closed before its event loop"
+            f"{thing!r}{thing._affinity.made()} was not closed before its event loop was"
             for thing in self.left()
             if id(thing) not in self._closing
         ]

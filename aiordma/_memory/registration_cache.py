@@ -209,7 +209,7 @@ class KeptMemory(OwnMemory):
     """User memory for one operation; it cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
-    _over = "given back to the caller"
+    _over = "returned to the caller"
 
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
         self._use: _Use = _Use(cache, kept, memory)
@@ -220,7 +220,7 @@ class KeptMemory(OwnMemory):
         self.writable: bool = not memory.readonly
 
     def __repr__(self) -> str:
-        return f"<memory of the caller's, {self.length} bytes at {self.address:#x}>"
+        return f"<memory of the caller, {self.length} bytes at {self.address:#x}>"
 
     @property
     def view(self) -> memoryview:

@@ -36,12 +36,12 @@ class ClientTLS:
             host_name("server_hostname", server_hostname, wanted)
         if server_hostname is not None and not ssl:
             raise ValueError(
-                f"server_hostname {server_hostname!r} is the name in a certificate: it needs ssl=, "
-                "a context or True"
+                f"server_hostname {server_hostname!r} requires TLS; pass ssl=True or an "
+                "ssl.SSLContext as well"
             )
         name = host if server_hostname is None else server_hostname
         if ssl and name is None:
-            raise ValueError("ssl= without a host needs server_hostname=")
+            raise ValueError("ssl= without a host requires server_hostname=")
         self.context: SSLContext | None = context_of(ssl, client=True)
         self.name: str = name or ""
         self.limits = limits
@@ -74,7 +74,7 @@ async def create_connection(
 
 def check_factory(factory: object) -> None:
     if not callable(factory):
-        wanted = "a function that returns a protocol, as a class of asyncio.Protocol"
+        wanted = "a function that returns a protocol, such as a subclass of asyncio.Protocol"
         raise TypeError(refusal("protocol_factory", wanted, factory))
     if why := misfit(factory, ()):
         raise TypeError(f"protocol_factory {factory!r} must not require arguments: {why}")
@@ -92,7 +92,9 @@ def port_number(port: int | str | bytes | None) -> int:
     try:
         return socket.getservbyname(text, "tcp")
     except (OSError, ValueError):
-        raise AddressError(f"port {port!r} is neither a number nor a known service") from None
+        raise AddressError(
+            f"invalid port {port!r}: expected a number or the name of a service"
+        ) from None
 
 
 async def attach(
@@ -165,7 +167,7 @@ async def sendfile(
         raise TypeError(refusal("transport", "a StreamTransport", transport, hint))
     check_part(file, offset, count)
     if not is_regular(file):
-        raise ValueError(f"{file!r} is no regular file: read it, and use write()")
+        raise ValueError(f"{file!r} is not a regular file; read it and use write() instead")
     size = os.fstat(file.fileno()).st_size
     end = size if count is None else min(size, offset + count)
     if end <= offset:

@@ -181,8 +181,8 @@ class OverRDMA:
         check_options("create_server", options, SERVER_OPTIONS)
         if False in meant:
             raise ValueError(
-                f"some of the hosts {host!r} are for RDMA and some are not (applies()): start a "
-                "server for each kind"
+                f"cannot start one server at {host!r}: applies() selects RDMA for only some of "
+                "these hosts; start a second server for the others"
             )
         served: StreamServerOptions = {
             **STREAM_SERVER,
@@ -198,7 +198,9 @@ class OverRDMA:
             )
         except OSError as error:
             if options.get("reuse_port") and error.errno == errno.EADDRINUSE:
-                error.add_note("reuse_port has no effect over RDMA: a port has one listener")
+                error.add_note(
+                    "reuse_port is not supported over RDMA: a port can have only one listener"
+                )
             raise
 
     async def sendfile(
@@ -225,11 +227,11 @@ class OverRDMA:
             )
             return sent
         if transport.is_closing():
-            raise RuntimeError(f"{transport!r} is closing: it sends no file")
+            raise RuntimeError(f"cannot send a file: {transport!r} is closing")
         if client.is_regular(file):
             return await client.sendfile(transport, file, offset, count)
         if not fallback:
-            raise asyncio.SendfileNotAvailableError(f"{file!r} is no regular file")
+            raise asyncio.SendfileNotAvailableError(f"{file!r} is not a regular file")
         return await copy_file(transport, file, offset, count)
 
 

@@ -82,7 +82,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         """Start accepting connections; do nothing if the server already does."""
         self._affinity.check(self)
         if self._closing is not None:
-            raise RuntimeError(f"{self!r} is closed: make another one")
+            raise RuntimeError(f"{self!r} is closed; create another server")
         if self._accepting is None:
             self._accepting = background(self._loop, self._accept())
 
@@ -93,7 +93,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             DeviceEventError: If the device has failed. The server has then ended; start a new one.
         """
         if self._serving_forever is not None:
-            raise RuntimeError(f"{self!r} is already being awaited in serve_forever()")
+            raise RuntimeError(f"serve_forever() of {self!r} is already running")
         await self.start_serving()
         assert self._accepting is not None
         self._serving_forever = asyncio.shield(self._accepting)
@@ -121,7 +121,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         except BaseException as error:
             connection.abort()
             self._loop.call_exception_handler(
-                {"message": "the protocol factory of a server failed", "exception": error}
+                {"message": "the protocol factory of a stream server failed", "exception": error}
             )
         else:
             self._transports.add(transport)

@@ -44,7 +44,7 @@ def socket_name(address: Address | None) -> SocketName | None:
 
 
 def refused(what: str, number: int, instead: str) -> OSError:
-    return OSError(number, f"{what}: this stream goes over RDMA and has no socket; {instead}")
+    return OSError(number, f"{what} is not supported by a stream over RDMA; {instead}")
 
 
 class StreamSocket:
@@ -121,7 +121,7 @@ class StreamSocket:
         self._options[key] = value
 
     def _unknown(self, key: tuple[int, int]) -> OSError:
-        return refused(f"option {key}", errno.ENOPROTOOPT, "see aiordma.Config for its options")
+        return refused(f"socket option {key}", errno.ENOPROTOOPT, "use aiordma.Config instead")
 
     def get_inheritable(self) -> bool:
         """Return False; child processes do not inherit it."""
@@ -129,11 +129,11 @@ class StreamSocket:
 
     def shutdown(self, how: int) -> None:
         """Raise OSError (EOPNOTSUPP)."""
-        raise refused("shutdown", errno.EOPNOTSUPP, "call write_eof() of its transport")
+        raise refused("shutdown", errno.EOPNOTSUPP, "use write_eof() of the transport instead")
 
     def dup(self) -> socket.socket:
         """Raise OSError (EOPNOTSUPP)."""
-        raise refused("dup", errno.EOPNOTSUPP, "there is nothing to duplicate")
+        raise refused("dup", errno.EOPNOTSUPP, "the stream has no socket to duplicate")
 
 
 def transport_socket(

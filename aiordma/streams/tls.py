@@ -32,7 +32,7 @@ class TLSLimits(NamedTuple):
             if value is None:
                 continue
             if not options.get("ssl"):
-                raise ValueError(f"{name} is a time limit of TLS: it needs ssl=")
+                raise ValueError(f"{name} requires TLS; pass ssl= as well")
             if not seconds(name, value, endless=True):
                 raise ValueError(f"{name} must be a positive number of seconds, not {value}")
         return limits
@@ -49,7 +49,7 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
         if client:
             return ssl.create_default_context()
         raise TypeError(
-            "ssl=True is for clients: a server needs an ssl.SSLContext with its certificate"
+            "ssl=True is not supported by servers; pass an ssl.SSLContext with a certificate"
         )
     if not isinstance(tls, ssl.SSLContext):
         raise TypeError(f"ssl must be an ssl.SSLContext or None, not {type(tls).__name__}")
@@ -61,7 +61,7 @@ def hinted(error: OSError, peer: str) -> OSError:
     """Return the error of a client's TLS handshake, with the remedy if `peer` may not use TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error
-    text = f"no TLS with {peer}: {cause_text(error)}; {TLS_HINT}"
+    text = f"the TLS handshake with {peer} failed: {cause_text(error)}; {TLS_HINT}"
     if isinstance(error, ssl.SSLError):
         error.strerror = text  # a new error would have neither `reason` nor `library`
         return error

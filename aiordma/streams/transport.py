@@ -57,9 +57,9 @@ ENDED = (ConnectionError, ProtocolError)
 # The type of the first record of a TLS client: RFC 8446, section 5.1.
 TLS_HANDSHAKE = 0x16
 
-NO_TLS = f"the client of the stream uses no TLS, its server does: {TLS_HINT}"
-NOT_READ = "{} closed before it had read everything"
-NOT_SENT = "the connection to {} ended before everything was sent"
+NO_TLS = f"the server of this stream uses TLS, but its client does not: {TLS_HINT}"
+NOT_READ = "{} closed the stream before it had read all data"
+NOT_SENT = "the connection to {} ended before all data was sent"
 
 
 def take_buffered(protocol: object) -> bytes:
@@ -251,7 +251,9 @@ class StreamTransport(_FlowControlMixin):
         awaits_tls: bool = False,
     ) -> None:
         if not hasattr(protocol, "connection_made"):
-            raise TypeError(refusal("what the factory returns", "a protocol of asyncio", protocol))
+            raise TypeError(
+                refusal("the result of protocol_factory", "an asyncio protocol", protocol)
+            )
         self._socket, socket = transport_socket(
             connection.local_address, connection.peer_address, self._is_readable
         )
@@ -280,7 +282,7 @@ class StreamTransport(_FlowControlMixin):
         self._watch: asyncio.Task[None] | None = None  # while closing
         self._protocol: Any = None  # has the methods, not necessarily the base classes
         self.set_protocol(protocol)
-        self._loop.call_soon(self._call, "its connection was made", protocol.connection_made, self)
+        self._loop.call_soon(self._call, "in connection_made()", protocol.connection_made, self)
         self._reader: asyncio.Task[None] | None = None
         self._loop.call_soon(self._start_reading)
 
@@ -330,7 +332,7 @@ class StreamTransport(_FlowControlMixin):
                 if not len(message):
                     self._take_eof()
                 elif self._eof_received:
-                    raise reset(self._connection, "{} wrote after the end of its stream")
+                    raise reset(self._connection, "{} sent data after the end of its stream")
                 elif self._awaits_tls and message.data[0] != TLS_HANDSHAKE:
                     raise ProtocolError(NO_TLS)
                 else:
@@ -353,7 +355,7 @@ class StreamTransport(_FlowControlMixin):
 
     def _deliver(self, data: memoryview) -> int:
         """Pass to the protocol as much data as it accepts, and return the length."""
-        taken = self._call("it was given data", self._inbox.give, self._protocol, data)
+        taken = self._call("while receiving data", self._inbox.give, self._protocol, data)
         return taken or 0
 
     def _call(self, when: str, callback: Callable[..., Any], *args: object) -> Any:
@@ -364,14 +366,14 @@ class StreamTransport(_FlowControlMixin):
             self._force_close(None)
             raise
         except BaseException as error:
-            self._fatal(error, f"the protocol failed when {when}")
+            self._fatal(error, f"the protocol failed {when}")
             return None
 
     def _take_eof(self) -> None:
         if self._eof_received or self._closing:
             return
         self._eof_received = True
-        if not self._call("it was told of the end of its data", self._protocol.eof_received):
+        if not self._call("in eof_received()", self._protocol.eof_received):
             self.close()
 
     def is_reading(self) -> bool:
@@ -402,13 +404,13 @@ class StreamTransport(_FlowControlMixin):
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
         if self._outbox.eof_written:
-            raise RuntimeError(f"{self!r}: write() after write_eof()")
+            raise RuntimeError(f"cannot write to {self!r} after write_eof()")
         # First of all: a view of several dimensions has a length, and perhaps no bytes.
         data = bytes(require_data(data))
         if not data:
             return
         if self._lost or self._closing:
-            logger.warning("%r: write after close is ignored", self)
+            logger.warning("ignored data written to %r after close()", self)
             return
         self._outbox.append(data)
         if self._outbox.sends < EAGER_WRITES:
@@ -426,7 +428,7 @@ class StreamTransport(_FlowControlMixin):
         """
         self._affinity.check(self)
         if self._outbox.eof_written or self._closing:
-            raise reset(self._connection, "the stream to {} has been closed for writing")
+            raise reset(self._connection, "the stream to {} is closed for writing")
         if len(data):
             self._outbox.append(data)
             self._flush()
@@ -456,7 +458,7 @@ class StreamTransport(_FlowControlMixin):
         if error is None or self._lost:
             return
         if not isinstance(error, ENDED):
-            self._fatal(error, "what was written could not be sent")
+            self._fatal(error, "cannot send the written data")
         elif self._paused:
             closed = isinstance(error, ConnectionClosedError)
             self._force_close(reset(self._connection, NOT_READ) if closed else error)
@@ -498,7 +500,7 @@ class StreamTransport(_FlowControlMixin):
                 None
                 if self._end
                 else self._force_close(
-                    reset(self._connection, "{} ended before it had read everything")
+                    reset(self._connection, "{} ended the connection before it had read all data")
                 )
             )
         )

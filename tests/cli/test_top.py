@@ -465,7 +465,7 @@ def test_another_user_gets_nothing(
         answer(there)
         there.close()
         assert here.recv(1) == b""
-    assert f"request of user {os.getuid()}\n" in caplog.text
+    assert f"request from user {os.getuid()}\n" in caplog.text
 
 
 @pytest.mark.any_device
@@ -497,7 +497,7 @@ def test_directories_that_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     where.mkdir()
     for mode in (0o755, 0o770, 0o701):
         where.chmod(mode)
-        told = rf"open to others \({mode & 0o77:03o}\): chmod 700 /"
+        told = rf"accessible to other users \({mode & 0o77:03o}\); run chmod 700 /"
         with pytest.raises(PermissionError, match=told):
             directory(str(where))
     (tmp_path / "link").symlink_to(tmp_path)
@@ -506,13 +506,13 @@ def test_directories_that_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="absolute path"):
         directory("yes")
     long = Path("/" + "x" * (monitoring_socket.MOST_PATH - 1))
-    with pytest.raises(ValueError, match=rf"{long}x has 86 bytes, .* at most 85: "):
+    with pytest.raises(ValueError, match=rf"{long}x is too long .*: 86 bytes \(maximum 85\); "):
         directory(f"{long}x")
     with socket.socket(socket.AF_UNIX) as listener, pytest.raises(FileNotFoundError):
         listener.bind(f"{long}/4194304-00000000.sock")  # not "path too long"
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    told = f"user {other - 1}, and this process to user {other}"
+    told = f"user {other - 1}, but this process runs as user {other}"
     with pytest.raises(PermissionError, match=told):
         directory(str(tmp_path))
 

@@ -472,9 +472,9 @@ def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
         ("none/run.json", 1, "No such file or directory"),
         (".", 2, "is a directory"),
         ("first", 2, "is one of the traces: choose another file"),
-        ("link", 1, "is a symbolic link: name the file itself"),
-        ("linked", 1, "has other names (2 hard links): name another file"),
-        ("open", 1, "is open to others (066): chmod 600 "),
+        ("link", 1, "is a symbolic link; use the path of the file itself"),
+        ("linked", 1, "has 2 hard links, which is not allowed; choose another file"),
+        ("open", 1, "is accessible to other users (066); run chmod 600 "),
         ("fifo", 1, "is not a regular file"),
     ],
 )

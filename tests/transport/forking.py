@@ -113,7 +113,7 @@ def uses_what_it_inherited(parent: Parent) -> None:
             parent.server.serve_forever(),
         ):  # fmt: skip
             error = await ends(awaitable, WrongLoopError)
-            assert "made before fork()" in str(error)
+            assert "created before fork()" in str(error)
             assert "parent" in str(error)
         await conn.close()
         await conn.wait_closed()

@@ -103,7 +103,9 @@ def test_types_that_have_no_place() -> None:
         np.zeros((2, 2), complex).T,
         np.zeros(2, ">f4,i2"),
     ):
-        with pytest.raises(TypeError, match=r"array 'x' is of .*bytes \(reshape\(-1\)\.view"):
+        with pytest.raises(
+            TypeError, match=r"array 'x' has the type .*bytes \(reshape\(-1\)\.view"
+        ):
             arrays.pack({"x": array})
         arrays.pack({"x": array.reshape(-1).view("u1")})
     with pytest.raises(ValueError, match=r"array 'x': .*inhomogeneous"):
@@ -121,7 +123,7 @@ def test_names_that_cannot_be() -> None:
     array: Any = np.zeros(1)
     with pytest.raises(ValueError, match="__metadata__"):
         arrays.pack({"__metadata__": array})
-    with pytest.raises(ValueError, match=r"2097\d{3} bytes; 2097152 are the most: send several"):
+    with pytest.raises(ValueError, match=r"2097\d{3} bytes \(maximum 2097152\); send several"):
         arrays.pack({"x" * (2 << 20): array})
     wrong: list[tuple[Any, Any]] = [
         ({1: array}, {}),
@@ -133,9 +135,9 @@ def test_names_that_cannot_be() -> None:
     for sent, metadata in wrong:
         with pytest.raises(TypeError, match="strings"):
             arrays.pack(sent, metadata)
-    with pytest.raises(ValueError, match="half of a surrogate pair"):
+    with pytest.raises(ValueError, match="must be valid Unicode"):
         arrays.pack({"\ud800": array})
-    with pytest.raises(ValueError, match="kind is"):
+    with pytest.raises(ValueError, match="kind must be"):
         arrays.unpack(header(entry(), bytes(4)), "tensor")  # type: ignore[arg-type]
 
 
@@ -181,7 +183,7 @@ NO_FILES = {
 
 @pytest.mark.parametrize("what", NO_FILES)
 async def test_what_is_no_message_of_arrays(factory: ConnectionFactory, what: str) -> None:
-    with pytest.raises(ValueError, match="no message or file of safetensors"):
+    with pytest.raises(ValueError, match="invalid safetensors data"):
         arrays.unpack(NO_FILES[what])
     async with factory.pair() as (client, server):
         receiving = asyncio.create_task(arrays.recv(server))
@@ -191,7 +193,7 @@ async def test_what_is_no_message_of_arrays(factory: ConnectionFactory, what: st
             await client.send_region(region, lease=None)
             remote = await server.recv_region()
             error = await ends(arrays.open_file(server, remote), ValueError)
-            assert "no message or file of safetensors" in str(error)
+            assert "invalid safetensors data" in str(error)
         check(arrays.unpack(header(entry(), b"abcd")), {"x": np.frombuffer(b"abcd", np.uint8)})
 
 
@@ -297,14 +299,14 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
         with arrays.share(server, array) as shared:
             remote = arrays.open_array(client, shared.token)
             for key in (3, (0, 4), (0, 0, 0), (..., ...), (-4,)):
-                with pytest.raises(IndexError, match=r"outside of|too many"):
+                with pytest.raises(IndexError, match=r"out of bounds|too many"):
                     remote[key]
             some: Any
             for some in ("x", 1.5, None, True, [0, 1], array > 0, slice("x")):
-                with pytest.raises(IndexError, match="is no index"):
+                with pytest.raises(IndexError, match="invalid index"):
                     remote[some]
             for take in TAKES_ELEMENTS:
-                with pytest.raises(TypeError, match=r"is in the peer's memory: `await` it.*write"):
+                with pytest.raises(TypeError, match=r"is in the peer's memory; await it.*write"):
                     take(remote)
             assert hash(remote)
             with pytest.raises(TypeError):
@@ -314,11 +316,14 @@ async def test_what_a_remote_array_refuses(factory: ConnectionFactory) -> None:
                 await ends(client.send(no_memory), TypeError)
             await ends(remote.write(1), RemoteRangeError)
             wide = await ends(remote.read(np.zeros((3, 4))), ValueError)
-            assert "float64 (3, 4), but the part of the remote array is float32 (3, 4)" in str(wide)
+            assert (
+                "float64 (3, 4) does not match the part of the remote array, float32 (3, 4)"
+                in str(wide)
+            )
             values: Any
             for values in (np.zeros((4, 3)), np.zeros((2, 3, 4))):
                 told = str(await ends(remote.write(values), ValueError))
-                assert f"values: float32 {values.shape}, but " in told
+                assert f"values: float32 {values.shape} does not match" in told
                 assert told.endswith("float32 (3, 4)")
             for values in ([[1], [2, 3]], "x", {"x": 1}):
                 told = str(await ends(remote.write(values), ValueError, TypeError))
@@ -342,7 +347,7 @@ async def test_what_is_shared(factory: ConnectionFactory) -> None:
             (np.lib.stride_tricks.sliding_window_view(np.arange(6), 3), ValueError),
         ]
         for array, error in refused:
-            with pytest.raises(error, match=r"make an array|in the same place"):
+            with pytest.raises(error, match=r"must be an array|overlapping elements"):
                 arrays.share(server, array)
         of_any_order = np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2).copy(order="K")
         assert not of_any_order.flags.forc
@@ -386,7 +391,7 @@ async def test_what_is_no_token(factory: ConnectionFactory, description: bytes) 
     """A peer's description reaches no byte outside of what it shares."""
     async with factory.pair() as (client, server):
         with arrays.share(server, np.zeros(3, np.float32)) as shared:
-            with pytest.raises(ValueError, match="no token of an array"):
+            with pytest.raises(ValueError, match="invalid array token"):
                 arrays.open_array(client, shared.token[:TOKEN_SIZE] + description)
             with pytest.raises(ProtocolError):
                 arrays.open_array(client, b"no token")

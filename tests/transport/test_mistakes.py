@@ -93,7 +93,7 @@ NOT_LOCAL = f"an …{NO_MEMORY}it is the peer's memory: read or write it (Connec
 TEXT = f"a str{NO_MEMORY}encode it: text.encode()"
 NO_PORT = "port must be an int from 0 to 65535, not "
 NO_FACTORY = (
-    "protocol_factory must be a function that returns a protocol, as a class of "
+    "protocol_factory must be a function that returns a protocol, such as a subclass of "
     "asyncio.Protocol, not "
 )
 OTHER_CM = '…; is an aiordma listener running there, with via="cm" and not "tcp"?'
@@ -199,7 +199,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "factory of no protocol": (
         lambda s: s.attach(object),
         TypeError,
-        "what the factory returns must be a protocol of asyncio, not object …",
+        "the result of protocol_factory must be an asyncio protocol, not object …",
     ),
     "handler of streams, none": (
         lambda s: s.serve(aiordma.start_stream_server, None),
@@ -225,7 +225,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "sendfile, bytes": (
         lambda s: s.sendfile(io.BytesIO(b"x")),
         ValueError,
-        "<…> is no regular file: read it, and use write()",
+        "<…> is not a regular file; read it and use write() instead",
     ),
     "sendfile, offset": (
         lambda s: s.sendfile(None, "0"),
@@ -360,7 +360,7 @@ async def test_a_source_of_the_other_family(factory: ConnectionFactory) -> None:
 @pytest.mark.parametrize("port", ["\u0663", "no-such-service", b"\xff", "\ud800", "1\0"])
 async def test_what_cannot_be_the_port_of_a_stream(factory: ConnectionFactory, port: Any) -> None:
     opening = aiordma.open_connection(factory.host, port, device=factory.device)
-    assert f"port {port!r} is neither a number nor" in str(await ends(opening, AddressError))
+    assert f"invalid port {port!r}: expected a number or" in str(await ends(opening, AddressError))
 
 
 # ---- running out of something --------------------------------------------------------------------

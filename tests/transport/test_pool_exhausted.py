@@ -83,7 +83,7 @@ async def test_leases_wait(factory: ConnectionFactory) -> None:
     async with exhausted(factory) as (client, server, held):
         leasing = [asyncio.create_task(conn.lease(1 << 20)) for conn in (client, server)]
         await held.until_waiting(2)
-        with pytest.raises(QuotaError, match="2 wait"):
+        with pytest.raises(QuotaError, match="2 tasks are waiting"):
             client.alloc(1)
         held.release()
         for task in leasing:

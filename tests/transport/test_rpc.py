@@ -180,8 +180,13 @@ async def test_errors(factory: ConnectionFactory, caplog: pytest.LogCaptureFixtu
             ("fail", HOSTILE, "ValueError", SHOWN),
             ("fail", "x" * 10_000, "ValueError", "xxx"),
             ("add", 5, "TypeError", "not iterable"),
-            ("object", None, "TypeError", "no form for object: give dumps= and loads= on both"),
-            ("no text", None, "NoTextError", "cannot be had"),
+            (
+                "object",
+                None,
+                "TypeError",
+                "cannot serialize object; pass dumps= and loads= on both",
+            ),
+            ("no text", None, "NoTextError", "the message is not available"),
             ("__len__", None, "LookupError", "no such function"),
             ("Outcome", None, "Outcome", "own"),
             ("GeneratorExit", None, "GeneratorExit", "of it"),
@@ -224,7 +229,7 @@ async def test_serializers_that_fail(factory: ConnectionFactory, of: str) -> Non
 MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     "a list of functions": (
         lambda conn, _: rpc.serve(conn, [failing]),  # type: ignore[arg-type]
-        "functions must be a mapping of names to coroutine functions, as {'add': add}, not list [",
+        "functions must be a mapping of names to coroutine functions, such as {'add': add}, not li",
     ),
     "a name that is none": (
         lambda conn, _: rpc.serve(conn, {5: failing}),  # type: ignore[dict-item]
@@ -232,7 +237,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "a name that is too long": (
         lambda conn, _: rpc.serve(conn, {"x" * 256: failing}),
-        "the name 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'... has 256 bytes; 255 are the most",
+        "function name 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'... is too long: 256 bytes (maximum 255)",
     ),
     "no function": (
         lambda conn, _: rpc.serve(conn, {"add": 5}),  # type: ignore[dict-item]
@@ -240,7 +245,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "no dumps": (
         lambda conn, _: rpc.serve(conn, {}, dumps=5),  # type: ignore[arg-type]
-        "dumps must be a function of one value, as pickle.dumps, not int 5",
+        "dumps must be a function of one value, such as pickle.dumps, not int 5",
     ),
     "no calls": (
         lambda conn, _: rpc.Client(conn, max_calls=0),
@@ -248,7 +253,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "no connection": (
         lambda _, client: rpc.Client(client),  # type: ignore[arg-type]
-        "conn must be an aiordma.Connection, as of connect() or accept(), not Client <",
+        "conn must be an aiordma.Connection, such as the result of connect() or accept(), not C",
     ),
     "a name of another type": (
         lambda _, client: client.call(b"add"),  # type: ignore[arg-type]
@@ -256,7 +261,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "two arguments": (
         lambda _, client: client.call("add", 1, 2),  # type: ignore[arg-type]
-        "add takes one argument, not 2: give several as one list",
+        "add must be called with one argument, not 2; pass a list instead",
     ),
     "a time as text": (
         lambda _, client: client.call("add", timeout="5"),  # type: ignore[arg-type]
@@ -264,15 +269,15 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "a number as a key": (
         lambda _, client: client.call("add", [{"a": {1: 2}}]),
-        "msgpack cannot carry the value: a dict key is not str or bytes; give ",
+        "msgpack cannot serialize the value: a dict key is not str or bytes; pass ",
     ),
     "an array": (
         lambda _, client: client.call("add", [np.zeros(3)]),
-        "msgpack has no form for numpy.ndarray: give dumps= and loads= on both sides, or move arr",
+        "msgpack cannot serialize numpy.ndarray; pass dumps= and loads= on both sides, or send arr",
     ),
     "a large number": (
         lambda _, client: client.call("add", 1 << 70),
-        "msgpack has no form for an int of 71 bits: give ",
+        "msgpack cannot serialize an int of 71 bits; pass ",
     ),
 }
 
@@ -430,7 +435,7 @@ async def test_a_peer_without_calls(factory: ConnectionFactory, plain: str) -> N
             errors = [await ends(client.recv(), ConnectionBrokenError)]
             await ends(serving, ProtocolError)
         for error in errors:
-            assert "that are no message of aiordma.rpc here: rpc.connect goes with" in str(error)
+            assert "that are not a valid aiordma.rpc message; use rpc.connect with" in str(error)
 
 
 async def test_too_long(factory: ConnectionFactory) -> None:
@@ -464,7 +469,7 @@ async def test_timeout_and_cancellation(factory: ConnectionFactory) -> None:
     """The server gives up what its client has given up; then there is room for the next call."""
     functions = Functions()
     async with calls(factory, functions, max_calls=1) as client:
-        with pytest.raises(TimeoutError, match=r"^wait was not answered within 0\.01 seconds$"):
+        with pytest.raises(TimeoutError, match=r"^the call of wait timed out after 0\.01 seconds$"):
             await client.call("wait", timeout=0.01)
         await until(functions, running=0, given_up=1)
         for turns in factory.cancel_points:
@@ -541,7 +546,7 @@ async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -
             server.abort()
         kind = ConnectionBrokenError if how == "server aborts" else ConnectionClosedError
         error = await ends(call, kind)
-        assert "before wait was answered" in str(error)
+        assert "before wait returned" in str(error)
         await ends(caller.call("add", [1]), ConnectionClosedError, ConnectionBrokenError)
         await caller.close()
         await asyncio.wait([serving])

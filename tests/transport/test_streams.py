@@ -630,7 +630,7 @@ async def test_writes_after_close_are_dropped(
         here.write_eof()
         await server.lost.wait()
         assert server.data == b"before"
-        assert "write after close" in caplog.text
+        assert "after close()" in caplog.text
 
 
 @one_loop

@@ -134,7 +134,8 @@ async def test_a_server_that_is_not_trusted(
 
 
 NO_TLS = (
-    "the client of the stream uses no TLS, its server does: give ssl= on both sides or on neither"
+    "the server of this stream uses TLS, but its client does not: "
+    "give ssl= on both sides or on neither"
 )
 
 
@@ -197,7 +198,8 @@ async def test_client_with_ssl_names_it_when_the_server_has_none(
         made.abort_clients()
     where = re.escape(host_port((factory.host, port)))
     assert re.fullmatch(
-        rf"no TLS with {where}: .+; give ssl= on both sides or on neither", str(error)
+        rf"the TLS handshake with {where} failed: .+; give ssl= on both sides or on neither",
+        str(error),
     )
 
 
