@@ -5,6 +5,7 @@ Pages are Markdown that a forge shows as well; `_extensions` has what the site a
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -25,6 +26,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "diagrams",
+    "narrow_screens",
     "public_names",
     "repository_pages",
 ]
@@ -54,3 +56,18 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(DOCS / "_extensions" / "search_scorer.js")
 html_copy_source = False
+
+# The address of the repository, for the link "Source code" on every page.
+SOURCE_URL = os.environ.get("SOURCE_URL") or PROJECT.get("urls", {}).get("Source")
+templates_path = ["_templates"]
+html_context = {"source_url": SOURCE_URL}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/source.html",
+        "sidebar/scroll-end.html",
+    ]
+}

@@ -261,6 +261,8 @@ def process_signature(
     internal = _INTERNAL.search(signature) or "Made by" in (value.__doc__ or "")
     if what == "exception" or (what == "class" and (internal or issubclass(value, enum.Enum))):
         return "", ""
+    # Sphinx splits a signature into its parameters only if it is valid Python.
+    signature = re.sub(r"<function ([\w.]+)>", r"\1", signature)
     signature, result = (
         re.sub(r"(?<![\w.])\w+", lambda word: _SPELLED.get(word[0], word[0]), text or "")
         for text in (signature, result)

@@ -131,6 +131,23 @@ def test_what_a_search_shows_first() -> None:
     assert dict(zip(FOUND, json.loads(done.stdout), strict=True)) == FOUND
 
 
+def test_long_lines_of_code_have_their_indentation() -> None:
+    """The style sheet indents the parts of a line that wraps on a narrow screen."""
+    text = (built() / "connecting.html").read_text()
+    assert '<span class="long" style="--indent: 4ch">    ' in text
+
+
+def test_module_names_in_headings_wrap_only_after_dots() -> None:
+    text = (built() / "reference" / "aiordma.verbs.raw.html").read_text()
+    assert "<h1>aiordma.<wbr>verbs.<wbr>raw<" in text
+
+
+def test_functions_as_default_values_do_not_prevent_links_in_a_signature() -> None:
+    text = (built() / "reference" / "aiordma.rpc.html").read_text()
+    assert "dumps" in text
+    assert "~collections" not in text
+
+
 def test_no_markup_is_shown() -> None:
     """A role that docutils does not see as one is shown with its backticks."""
     pages = (built() / "reference").glob("*.html")
