@@ -13,11 +13,12 @@ MOONCAKE = Software(
     "mooncake-transfer-engine-non-cuda",
     apt=("libcurl4", "libnuma1"),
     pip=("mooncake-transfer-engine-non-cuda", "numpy"),
-    note="Built from the same source as `mooncake-transfer-engine`, which needs a CUDA driver.",
+    note="This package and `mooncake-transfer-engine`, which needs a CUDA driver, have the same "
+    "source.",
 )
 
 IBVERBS = Software(
-    "ibverbs", "ibverbs", pip=("ibverbs",), note="It opens libibverbs with `dlopen`, as NCCL does."
+    "ibverbs", "ibverbs", pip=("ibverbs",), note="Like NCCL, it opens libibverbs with `dlopen`."
 )
 
 INFINISTORE = Software(
@@ -25,8 +26,8 @@ INFINISTORE = Software(
     "infinistore",
     # The server passes its own libuv's structures to the event loop of uvloop.
     pip=("--no-deps", "infinistore", "numpy", "uvloop==0.21.0"),
-    note="Its server needs uvloop 0.21. With uvloop 0.23 it aborts in libuv's `uv__io_cb` when a "
-    "client connects.",
+    note="The server needs uvloop 0.21. With uvloop 0.23, the server aborts in libuv's `uv__io_cb` "
+    "when a client connects.",
 )
 
 TRANSFERS = 21 << 24  # programs/meeting.py

@@ -10,8 +10,8 @@ SOFTWARE = Software(
     "libfabric",
     "libfabric1",
     apt=("libfabric-bin",),
-    note="Debian does not package fabtests. They need a host address for `-s`, because the "
-    "provider loses the port of a loopback address.",
+    note="Debian does not package fabtests. Its programs need a host address for `-s`, because the "
+    "verbs provider loses the port of a loopback address.",
 )
 
 # The row of 64 bytes: #sent, #ack, total, time, MB/sec, us/transfer.

@@ -19,19 +19,19 @@ LINKS = {"shared": "shared memory", "tcp": "TCP wire"}
 INTRODUCTION = """\
 # Unmodified RDMA software on the embedded device
 
-`make guests` runs this software, from Debian 12 and PyPI packages, under `aiordma run`, over shared
-memory and over the TCP wire (`AIORDMA_EMBEDDED_LINKS`). A row works if its programs succeed in
-bounded time and a [trace](../../docs/trace.md) shows that work requests of the device carried its
-bytes. CI runs the rows marked with \\* (`make guests ARGS=--quick`).
+`make guests` runs this software from Debian 12 and PyPI packages under `aiordma run`, over shared
+memory and over TCP (`AIORDMA_EMBEDDED_LINKS`). A row works if its programs succeed in bounded time,
+and a [trace](../../docs/trace.md) shows that work requests of the device carried their data. CI
+runs the rows marked with \\* (`make guests ARGS=--quick`).
 
-Between two hosts, each side must select a GID that reaches the other (`-g` for the pingpongs, `-x`
-for perftest). Index 0 is the host's first address that is neither link-local nor loopback. `aiordma
-devinfo` lists the others. With the connection manager (perftest `-R`, qperf `-cm 1`, rping), the
-addresses select the GID. All of this also applies to [RoCE v2](roce-v2.md).
+Between two hosts, each program must select a GID that reaches the other host (`-g` for the
+pingpongs, `-x` for perftest). `aiordma devinfo` lists the GIDs. Index 0 is the first address that
+is neither link-local nor loopback. With the connection manager (perftest `-R`, qperf `-cm 1`,
+rping), the IP addresses select the GID. The same applies to [RoCE v2](roce-v2.md).
 
-Tables show the rows of CI and those that fail, with the figures that the programs print, or "yes".
-The last column is measured over the kernel's TCP on the loopback interface with the same software
-(qperf for perftest). [results.json](../tests/guests/results.json) has all figures.
+The tables show the rows that CI runs, and those that fail, with the figures that the programs
+print. The last column shows the same software (qperf for perftest) over the kernel's TCP on the
+loopback interface. [results.json](../tests/guests/results.json) has all figures.
 
 {machine}
 """
@@ -45,47 +45,48 @@ This software was built and run under `aiordma run` by hand in 2026:
 |---|---|
 | QEMU | live migration works |
 | librpma | works |
-| the Rust suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests pass |
-| rdma4py, its ibverbs, two embedded devices | 88 tests pass; two are skipped (GPUs, mlx5) |
-| rdma-core 64, its own tests | 187 pass, none fail |
-| gloo, its ibverbs transport | failed when a peer's exit broke idle queue pairs; not retried |
+| the Rust test suites of rust-ibverbs, sideway, async-rdma and rust-rdma-io | 313 of 315 tests \
+pass |
+| rdma4py, its ibverbs, two embedded devices | 88 tests pass, and two are skipped (GPUs, mlx5) |
+| rdma-core 64, its own tests | 187 tests pass, and none fail |
+| gloo, its ibverbs transport | failed because the exit of a peer broke idle queue pairs; not \
+retried |
 
-Tried on 2026-11-30, on a machine with 2 busy cores:
+The following was tried on 2026-11-30, on a machine with 2 busy cores:
 
 | software | programs | result |
 |---|---|---|
 | perftest 6.29 (00b55b6) | ib_send_bw `--use-srq` (1 and 4 queue pairs), ib_send_lat `--use-srq`, \
 ib_write_bw `-R` | work over shared memory, TCP and RoCE |
-| perftest 6.29 (00b55b6) | ib_send_bw `-R`, ib_read_lat `-R` | work over RoCE; other links not \
-tried |
-| fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works: 5.0 to 5.1 s over \
-shared memory, 4.4 to 5.3 s over TCP (libfabric's TCP provider: 3.9 to 4.2 s). Each side registers \
-1 GiB; the first run on fresh memory took 14 s |
+| perftest 6.29 (00b55b6) | ib_send_bw `-R`, ib_read_lat `-R` | work over RoCE, the only path that \
+was tried |
 | perftest 6.29 (00b55b6) | 122 option sets of ib_send, ib_write, ib_read and ib_atomic, `_lat` \
 and `_bw`: `-a`, `-b`, `-c UC`, `-c UD`, `-c XRC`, `-D`, `-e`, `-I`, `-l`, `-q`, `-Q`, `-R`, `-t`, \
-`--use-srq` and others | over shared memory, 113 work. ib_read_lat `-a` and ib_write_bw `-a` \
-finished only with fewer iterations. perftest refuses 5: UC with `-R` (4), and ib_send_bw \
-`--data_validation`. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. For \
-each size, perftest measures the CPU clock in a loop of 0.2 s, which takes seconds beside a \
-load of 20 |
+`--use-srq` and others | over shared memory, 113 work. perftest refuses 5: UC with `-R` (4), and \
+ib_send_bw `--data_validation`. ib_read_lat `-a` and ib_write_bw `-a` finished only with fewer \
+iterations. ib_send_lat `-a` and ib_write_lat `-a` did not finish within 60 s. For each size, \
+perftest measures the CPU clock, which takes seconds on a machine with a load of 20 |
+| fabtests 1.17.0, Debian's libfabric | fi_recv_cancel, `verbs;ofi_rxm` | works: 5.0 to 5.1 s over \
+shared memory, 4.4 to 5.3 s over TCP (libfabric's TCP provider: 3.9 to 4.2 s). Each side registers \
+1 GiB. The first run, on fresh memory, took 14 s |
 | fabtests 1.17.0, Debian's libfabric | 20 tests of msg and dgram endpoints, `verbs` | over shared \
 memory, 13 of 15 with msg work. fi_bw `-T 1` did not finish within 20 s, and fi_multi_ep fails in \
-fi_domain (EINVAL). None of 5 with dgram work: 4 fail with ENODATA, and fi_cq_data did not finish \
-within 20 s |
+fi_domain (EINVAL). None of the 5 with dgram work: 4 fail with ENODATA, and fi_cq_data did not \
+finish within 20 s |
 | OSU micro-benchmarks 5.7, Open MPI 4.1.4 over UCX 1.13.1 | 33 programs with 2 processes, up to \
 64 KiB, 10 iterations | over shared memory, 29 work, including osu_latency, osu_bw and \
 osu_allreduce. osu_bcast, osu_gatherv, osu_reduce and osu_scatter did not finish within 40 s \
-beside a load of about 20 |
+on a machine with a load of 20 |
 | InfiniStore 0.2.35 (PyPI), uvloop 0.21.0 | its benchmark with `--rdma`; writing, reading, \
 finding and deleting keys, missing keys, unregistered memory, 64 requests at a time | work over \
-shared memory (all) and TCP (all but the benchmark, which was not tried). 3 clients at a time work \
-over TCP. Its server sets oom_score_adj, which needs a privilege; this step was removed |
+shared memory and over TCP, where the benchmark was not tried. 3 concurrent clients work over \
+TCP. The server's step that sets oom_score_adj was removed, because it needs a privilege |
 | GPI-2 (9eae0f2) | allreduce, 2 processes | works over shared memory, in 15 s |
 | GPI-2 (9eae0f2) | allreduce, 3 and 4 processes | not finished after 100 s over shared memory or \
-TCP. With 3, the trace shows 45 to 67 successful requests per second and process. The processes \
-poll and outnumber the cores |
+TCP. With 3 processes, the trace shows 45 to 67 successful requests per second and process. The \
+processes poll, and there are more of them than cores |
 | rdma-core's mckey 44.0 | two hosts, RoCE | received all datagrams in 43 runs, four of them \
-through a bridge with multicast snooping. Its sender waits 3 s after joining; receivers that join \
+through a bridge with multicast snooping. The sender waits 3 s after joining. Receivers that join \
 later lose datagrams |
 | the-geek-in-the-corner (fb2358c) | 01, 02 (write), 03 with a file of 3 MB | work over shared \
 memory and TCP |

@@ -11,17 +11,17 @@ FIO = Software(
     "fio",
     "fio",
     apt=("fio",),
-    note="The rdma engine's measured time includes half a second of sleep after connecting. A "
-    "sender hangs after `cq completion status 13` if the receiver has not posted all receives by "
-    "then, because the engine does not retry (rnr_retry_count 0). One run of RoCE with "
-    "`--iodepth=1` did.",
+    note="The measured time includes half a second for which fio's rdma engine sleeps after "
+    "connecting. If the receiver has not posted all receives by then, the sender hangs after "
+    "`cq completion status 13`, because the engine does not retry (rnr_retry_count 0). This "
+    "happened in one run over RoCE with `--iodepth=1`.",
 )
 ISER = Software(
     "tgt and libiscsi",
     "tgt",
     apt=("tgt", "libiscsi-bin"),
-    note="tgtd's iSER responds `Target not found` unless the initiator's address and name are "
-    "bound to the target. It refuses `--iser port=` even without RDMA.",
+    note="With iSER, tgtd responds `Target not found` unless the initiator's address and name are "
+    "bound to the target. tgtd refuses `--iser port=` even without RDMA.",
 )
 
 

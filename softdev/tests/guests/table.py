@@ -14,7 +14,7 @@ SOFTWARE = [
         "perftest",
         "perftest",
         apt=("perftest", "qperf"),  # the latter for the figures over TCP
-        note="Not included: `ib_write_bw -e` (events are not available for writes), `--cqe-poll` "
+        note="Not included: `ib_write_bw -e` (perftest has no events for writes), `--cqe-poll` "
         "(later versions only), and `--run_infinitely`, which works but never ends.",
     ),
     Software(
@@ -22,9 +22,9 @@ SOFTWARE = [
         "qperf",
         apt=("qperf",),
         note="Debian's build lacks the xrc tests. Without `-cm1`, qperf addresses peers by LID "
-        "without a GRH, which RoCE cards refuse. This device refuses it for other hosts and on "
-        "RoCE links. The poll_lat tests and perftest's ib_write_lat poll memory, so they must wake "
-        "the device's thread, which may have to wait for a time slice.",
+        "without a GRH. RoCE cards refuse such addresses, and this device refuses them for other "
+        "hosts and on RoCE links. The poll_lat tests and perftest's ib_write_lat poll memory, so "
+        "the device's thread must run, and may have to wait for a time slice.",
     ),
     Software("uDAPL", "dapl2-utils", apt=("dapl2-utils", "libdapl2")),
     libfabric.SOFTWARE,

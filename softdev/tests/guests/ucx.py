@@ -11,8 +11,8 @@ SOFTWARE = Software(
     "ucx-utils",
     apt=("ucx-utils",),
     note="Without `UCX_TLS`, processes on one host use UCX's own shared memory instead of RDMA. "
-    "UCX 1.23 needs `UCX_FENCE_MODE=weak` to fence one-sided operations, because its strong fence "
-    "reads with an invalid key, which this device refuses.",
+    "UCX 1.23 needs `UCX_FENCE_MODE=weak` to fence one-sided operations. Its strong fence reads "
+    "with an invalid key, which this device refuses.",
 )
 
 # Not UCX's own shared memory; ud_verbs connects.

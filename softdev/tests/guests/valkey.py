@@ -18,7 +18,7 @@ VALKEY = Software(
     tells=f"{SERVER}/valkey-server --version",
     note="The unmodified server is built from a newer Debian's source package (`make valkey`). The "
     "client uses the streams of [integrations/valkey](../../docs/valkey.md), or asyncio for kernel "
-    "TCP. It sets and gets 1 MiB, then gets 64 bytes repeatedly.",
+    "TCP. The client sets and gets 1 MiB, and then gets 64 bytes repeatedly.",
 )
 
 VALUE = 1 << 20  # programs/valkey_get.py
