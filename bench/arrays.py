@@ -56,13 +56,14 @@ def requirements(data: Data) -> Iterator[Requirement]:
 
 COMPARISON = Comparison(
     "Arrays",
-    f"The throughput of sending a dict of {PARTS} numpy arrays to another process, which replies "
-    "when it has received them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into "
-    "existing memory* uses `conn.recv_into` and `arrays.unpack`. Blocking sockets send a header "
-    "with names, types and shapes first, and receive each array into new memory. *Busy cores*: "
-    "another process computes continuously on each core.",
+    f"The throughput of sending a dict of {PARTS} numpy arrays to another process, until its "
+    "reply says that it has them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. "
+    "*Into existing memory* receives with `conn.recv_into` and `arrays.unpack` instead. Blocking "
+    "sockets send a header with names, types and shapes, and receive each array into new memory. "
+    "*Busy cores*: another process computes on each core all the time.",
     lanes,
     requirements,
     unit="GB/s",
     figure=lambda work, seconds: SIZE / seconds / 1e9,
+    caption="Throughput of arrays in GB/s",
 )

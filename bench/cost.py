@@ -148,6 +148,9 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
     idle, large = data["connections"], data["transfers"]
     count = idle["count"]
 
+    def calls(name: str) -> str:
+        return " and ".join(f"`{call}`" for call in name.split(", "))
+
     def amounts(values: Sequence[float], unit: int, name: str) -> str:
         return " and ".join(f"{value / unit:.0f}" for value in values) + f" {name}"
 
@@ -158,32 +161,32 @@ def rows(data: Data) -> list[tuple[str, str, str, bool | None]]:
     registered = idle["registered"][0] / KIB
     return [
         (
-            "an idle connection, without the pool",
+            "idle connection, without pooled buffers",
             "at most 64 KiB",
             amounts(own, KIB, "KiB"),
             max(own) <= IDLE_CONNECTION,
         ),
         (
-            "resident memory of its receives after a message in each direction",
+            "pooled buffers of a connection after one message in each direction",
             "",
-            amounts(idle["pool"], KIB, "KiB") + f" of {registered:.0f}",
+            amounts(idle["pool"], KIB, "KiB") + f", of {registered:.0f} KiB registered",
             None,
         ),
         (
-            f"a process with {count:,} idle connections",
+            f"process with {count:,} idle connections",
             "at most 200 MiB" if thousand else "",
             amounts(resident, MIB, "MiB"),
             small,
         ),
         (
-            f"CPU time of that process in {idle['idle_seconds']:g} s",
+            f"CPU time of that process in {idle['idle_seconds']:g} s without traffic",
             "none",
             amounts(idle["idle_ns"], 1000, "us"),
             not any(idle["idle_runs"]),
         ),
         *(
             (
-                f"transferring {gib:g} GiB with {name}, without the users' buffers",
+                f"transfer of {gib:g} GiB with {calls(name)}, without the program's buffers",
                 "at most 64 MiB",
                 amounts(extra, MIB, "MiB"),
                 max(extra) <= TRANSFER,

@@ -151,6 +151,8 @@ class Comparison:
     """The contender that the others are compared with."""
     style: str = ""
     """How the measured programs send and receive."""
+    caption: str = ""
+    """The caption of the table: the quantity and its unit."""
     elsewhere: Callable[[Options], Data] | None = None
     """Runs the lanes in another environment, if they need one."""
 
@@ -193,9 +195,13 @@ class Spread:
     def typical(self) -> float:
         return median(self.values)
 
-    def __format__(self, spec: str) -> str:
+    def ends(self, spec: str) -> str:
+        """Return the lowest and the highest value."""
         least, most = min(self.values), max(self.values)
-        return f"{self.typical:{spec}} ({least:{spec}}-{most:{spec}})"
+        return f"{least:{spec}}{' to ' if least < 0 else '-'}{most:{spec}}"
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.typical:{spec}} ({self.ends(spec)})"
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -212,12 +218,18 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Spread:
     return spread(a / b for a, b in zip(over, under, strict=True))
 
 
+def _suffix(unit: str) -> str:
+    return unit if unit == "x" else f" {unit}"
+
+
 def at_least(what: str, least: float, found: Spread, unit: str = "x") -> Requirement:
-    return judged(what, f"at least {least:.3g} {unit}", found, unit, lambda one: one >= least)
+    return judged(
+        what, f"at least {least:.3g}{_suffix(unit)}", found, unit, lambda one: one >= least
+    )
 
 
 def at_most(what: str, most: float, found: Spread, unit: str = "x") -> Requirement:
-    return judged(what, f"at most {most:g} {unit}", found, unit, lambda one: one <= most)
+    return judged(what, f"at most {most:g}{_suffix(unit)}", found, unit, lambda one: one <= most)
 
 
 def judged(
@@ -225,7 +237,8 @@ def judged(
 ) -> Requirement:
     if not found.values:
         return Requirement(what, asked, NOT_MEASURED, None)
-    return Requirement(what, asked, f"{found:.2f} {unit}".rstrip(), good(found.typical))
+    measured = f"{found.typical:.2f}{_suffix(unit)} ({found.ends('.2f')})"
+    return Requirement(what, asked, measured, good(found.typical))
 
 
 def by_work(data: Data) -> Iterator[tuple[str, Data]]:

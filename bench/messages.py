@@ -67,21 +67,21 @@ def latency_lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 def latency_requirements(data: Data) -> Iterator[Requirement]:
     for who, how, whom, least in (
         (OURS, "adaptive polling", TCP, 5),
-        (SLEEPING, "sleeping", TCP, 1),
-        (SLEEPING, "sleeping", UNIX, 1),
+        (SLEEPING, "`polling=0`", TCP, 1),
+        (SLEEPING, "`polling=0`", UNIX, 1),
     ):
-        what = f"64 B echo, {how}: speed relative to {whom}s"
+        what = f"64 B echo, {how}: speed relative to {whom}"
         yield at_least(what, least, faster(data, "64 B", who, whom))
 
 
 LATENCY = Comparison(
     "Echo",
-    "The round-trip time of one message at a time: the median of all messages in a turn. Each of "
-    "the two processes has its own core. *aiordma* uses the defaults, with adaptive polling. "
-    "*aiordma, polling=0* never polls. aiordma runs on uvloop unless the row says otherwise.",
+    "The time from sending a message until its echo has arrived, with one message at a time. "
+    "Each turn contributes the median of its messages.",
     latency_lanes,
     latency_requirements,
-    style="one task that awaits `send`, then `recv`; the other side does the same",
+    style="a task on each side that awaits `send` and `recv` in turn",
+    caption="Round-trip time in us",
 )
 
 # ---- many at a time ------------------------------------------------------------------------------
@@ -105,14 +105,14 @@ def rate_lanes(contenders: Contenders, options: Options) -> Iterator[Lane]:
 
 def rate_requirements(data: Data) -> Iterator[Requirement]:
     yield at_least(
-        "64 B echoes, 64 outstanding: rate relative to uvloop TCP protocols",
+        f"64 B echoes, 64 outstanding: rate relative to {TCP}",
         3,
         faster(data, OUTSTANDING, OURS, TCP),
     )
     ours = seconds(data, TASKS, OURS)
     for work, how in ((TASKS, "with 64 tasks"), (OUTSTANDING, "without tasks")):
         yield at_least(
-            f"64 B echoes from 64 tasks: rate relative to uvloop TCP protocols {how}",
+            f"64 B echoes from 64 tasks: rate relative to {TCP} {how}",
             1.5,
             ratio(seconds(data, work, TCP), ours),
         )
@@ -120,17 +120,16 @@ def rate_requirements(data: Data) -> Iterator[Requirement]:
 
 RATE = Comparison(
     "Rate",
-    "The number of 64 B messages echoed per second, with 64 of them in flight on one connection. "
-    "*64 outstanding*: one task sends them, with `send_nowait` or with a protocol that writes the "
-    "next message when a reply arrives. *64 tasks*: each task has one message in flight. It awaits "
-    "`send` and then `recv`. Over a protocol, it writes and awaits a future that `buffer_updated` "
-    "sets for the first waiting task. The other side replies as messages arrive. Each process has "
-    "its own core.",
+    "Echoes of 64 B per second on one connection, with 64 messages in flight. *64 outstanding*: "
+    "a single task keeps all of them in flight. Over sockets, a protocol sends the next message "
+    "when an echo arrives. *64 tasks*: each task has one message in flight and waits for its "
+    "echo.",
     rate_lanes,
     rate_requirements,
     "messages/s",
     lambda work, seconds: 1 / seconds,
-    style="64 futures of `send_nowait` in flight, or 64 tasks that await `send` and `recv`",
+    style="one task with 64 futures of `send_nowait`, or 64 tasks that await `send` and `recv`",
+    caption="Echoes per second",
 )
 
 # ---- encrypted -----------------------------------------------------------------------------------
@@ -167,18 +166,18 @@ def encryption_requirements(data: Data) -> Iterator[Requirement]:
         for work, least in zip(works(size), asked, strict=True):
             if seconds(data, work, OURS):
                 found = faster(data, work, SEALED, OURS)
-                yield at_least(f"{work}: speed relative to unencrypted", least, found)
+                yield at_least(f"encrypted, {work}: speed relative to unencrypted", least, found)
 
 
 ENCRYPTION = Comparison(
     "Encryption",
-    "The time per message with and without `encrypt=True`: for round trips of one message at a "
-    "time, and for one-way messages with several in flight. The `cryptography` package encrypts "
-    "and decrypts each message with AES-256-GCM, in the thread of the event loop. Each process has "
-    "its own core.",
+    "The time per message with and without `encrypt=True`. Round trips have one message in "
+    "flight, and one-way messages have several. The event loop's thread encrypts and decrypts "
+    "each message with AES-256-GCM (package `cryptography`).",
     encryption_lanes,
     encryption_requirements,
-    style="round trips as in Echo; one way, a window of futures of `send_nowait`",
+    style="for round trips, as in Echo; one way, several futures of `send_nowait` in flight",
+    caption="Time per message in us",
 )
 
 # ---- connections ---------------------------------------------------------------------------------
@@ -217,36 +216,37 @@ def connections_lanes(contenders: Contenders, options: Options) -> Iterator[Lane
 
 def connections_requirements(data: Data) -> Iterator[Requirement]:
     together = seconds(data, MANY, OURS)
-    what = "echoes on 256 connections: rate relative to"
+    what = "64 B echoes on 256 connections: rate relative to"
     found = ratio(seconds(data, ONE, OURS), together)
     yield at_least(f"{what} one connection", 1, found)
     found = ratio(seconds(data, MANY, UNIX), together)
-    yield at_least(f"{what} uvloop Unix protocols", 1, found)
+    yield at_least(f"{what} {UNIX}", 1, found)
     for who, how in (
         (OURS, "TCP bootstrap"),
         (EACH, "TCP bootstrap, one socket each"),
-        (MANAGER, "CM"),
+        (MANAGER, "connection manager"),
     ):
         found = faster(data, CONNECT, who, UCXX)
-        yield at_least(f"connect and close with the {how}: rate relative to ucxx", 1.5, found)
+        yield at_least(f"connect and close, {how}: rate relative to ucxx", 1.5, found)
     found = faster(data, CONNECT, MANAGER, TCP)
-    yield at_least("connect and close with the CM: rate relative to uvloop TCP", 1 / 3, found)
+    what = f"connect and close, connection manager: rate relative to {TCP}"
+    yield at_least(what, 1 / 3, found)
 
 
 CONNECTIONS = Comparison(
     "Connections",
-    "The first two columns show the total number of 64 B echoes per second, with one message in "
-    "flight on each connection. The other two show how many connections are made and closed per "
-    "second, one after the other, or 200 of them before the first is closed. Another connection "
-    'stays open. *aiordma* uses the TCP bootstrap (`via="tcp"`) and opens further connections over '
-    "the existing one. *One socket each* turns that off (`Config.in_band`). Each process has its "
-    'own core. Up to commit 6f6a183, `via="tcp"` reused the queue pair of a closed connection; '
-    "later figures do not.",
+    "The first two columns are 64 B echoes per second over all connections, with one message in "
+    "flight on each. The other two are connections made and closed per second. *Connect and "
+    "close* closes each connection before it makes the next. *Connect all, then close* makes 200 "
+    'first. *aiordma* connects with the TCP bootstrap (`via="tcp"`), which opens further '
+    "connections to the same peer over an existing one. *One socket each* turns this off "
+    "(`Config.in_band`).",
     connections_lanes,
     connections_requirements,
     "per second",
     lambda work, seconds: 1 / seconds,
-    style="one message in flight on each connection; one task that awaits `connect` and `close`",
+    style="one message in flight on each connection, or a task that awaits `connect` and `close`",
+    caption="Echoes and connections per second",
 )
 
 # ---- over TCP ------------------------------------------------------------------------------------
@@ -292,18 +292,21 @@ def over_tcp_requirements(data: Data) -> Iterator[Requirement]:
         for who, least in asked.items():
             if least and seconds(data, work, who):
                 found = faster(data, work, who, TCP)
-                yield at_least(f"over TCP, {work}, {who}: speed relative to {TCP}s", least, found)
+                what = f"over TCP links, {work}{', C' if who == VERBS else ''}"
+                yield at_least(f"{what}: speed relative to {TCP}", least, found)
 
 
 OVER_TCP = Comparison(
     "Over TCP",
-    "The time per operation over TCP links (`AIORDMA_EMBEDDED_LINKS=tcp`), which the embedded "
-    "device uses between hosts, measured within one host. *256 connections*: a 64 B echo, with one "
-    "message in flight on each connection. *Connect and close*: one connection, while another one "
-    "stays open, with the connection manager, with the TCP bootstrap, and in C, where it takes a "
-    "queue pair and a write. The last row is a 64 B echo while another connection of the same "
-    "processes is saturated with 1 MiB messages. Each process has its own core.",
+    "The time per operation when the embedded device uses TCP links "
+    "(`AIORDMA_EMBEDDED_LINKS=tcp`) instead of shared memory. The device does this between "
+    "hosts, but here both processes are on one host. *256 connections* is the time per 64 B "
+    "echo, with one message in flight on each connection. *Connect and close* uses the "
+    "connection manager, unless the column says otherwise. In C, it also creates a queue pair "
+    "and does one write. In the last row, another connection carries 1 MiB messages at full "
+    "speed at the same time.",
     over_tcp_lanes,
     over_tcp_requirements,
-    style="as in Connections; one way, a window of futures of `send_nowait`",
+    style="as in Connections; one way, several futures of `send_nowait` in flight",
+    caption="Time per operation over TCP links in us",
 )

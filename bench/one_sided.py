@@ -22,20 +22,17 @@ from .lanes import (
 )
 
 NOTE = (
-    "The time of reads from and writes to the memory of another process. Each process has its own "
-    "core. *Target polling*: the target's C program polls its completion queue, or its Python "
-    "program runs a task that never sleeps. *Target idle*: the target sleeps, and its device must "
-    "wake up for each write. The initiator polls: always in C, adaptively in aiordma. *memcpy* "
-    "copies between two shared mappings that fit into one core's caches. *memcpy between cores* "
-    "copies to memory that the other core has just written, as is the case for a write. Its cost "
-    "depends on whether the two cores share a cache, which may change at any time on a virtual "
-    "machine. The same holds for the write, so it is compared with this copy. Unless the row says "
-    "otherwise, each write or batch is awaited before the next one starts, which measures latency. "
-    "*In flight* means that several writes have been started and not yet awaited, which measures "
-    "throughput: the total time divided by the number of writes. aiordma uses one task for each "
-    "write in flight, and C uses entries of the send queue. *nixl* polls for the end of each "
-    "transfer. The target's program sleeps, but its progress thread does not. A batch is one "
-    "transfer with as many parts."
+    "The time to write to the memory of another process, or to read it where the row says so. "
+    "*Target polling*: the program that owns the memory polls all the time (in C) or has a task "
+    "that never waits (in Python). *Target idle*: that program sleeps, and its device has to "
+    "wake up. The initiator polls. By default, the initiator awaits each operation before it "
+    "starts the next. *In flight* means several writes at once, and the value is the total time "
+    "divided by the number of writes. In a batch, 64 writes are posted together. For nixl, a "
+    "batch is one transfer with 64 parts, and a progress thread polls at the target. *memcpy* "
+    "copies between two shared mappings that fit into the cache of one core. *memcpy between "
+    "cores* copies to memory that the other core has just written, as a write does. Both this "
+    "copy and a write depend on whether the two cores share a cache, which can change at any "
+    "time on a virtual machine."
 )
 
 AWAKE, ASLEEP = "target polling", "target idle"
@@ -99,41 +96,31 @@ def requirements(data: Data) -> Iterator[Requirement]:
         return spread((ours - its) * 1e6 for ours, its in zip(*pair(work, target), strict=True))
 
     for target in (AWAKE, ASLEEP):
-        for work, what in (
-            (LARGE, "1 MiB one-sided write"),
-            (LARGE_MANY, "1 MiB one-sided writes, 4 in flight"),
-        ):
+        for work, what in ((LARGE, "1 MiB write"), (LARGE_MANY, "1 MiB writes, 4 in flight")):
             times = ratio(*pair(work, target))
             yield at_most(f"{what}, {target}: time relative to C", 1.1, times)
         ours, its = pair(SMALL, target)
         beyond = spread((a - 1.5 * b) * 1e6 for a, b in zip(ours, its, strict=True))
-        what = f"64 B one-sided write, sequential, {target}: time beyond 1.5 times that of C"
+        what = f"64 B write, {target}: time minus 1.5 times that of C"
         yield at_most(what, 3, beyond, "us")
-        what = f"time that Python adds to a 64 B write, sequential, {target}"
+        what = f"64 B write, {target}: time minus that of C"
         yield at_most(what, EACH * 1e6, added(SMALL, target), "us")
         ours, _ = pair(f"64 B {BATCHED}", target)
         rate = spread(1e-6 / one for one in ours)
-        yield at_least(f"64 B writes {BATCHED}, {target}", 1, rate, "million a second")
-        what = f"time that Python adds to a 64 B write, {BATCHED}, {target}"
+        yield at_least(f"64 B writes {BATCHED}, {target}: rate", 1, rate, "million/s")
+        what = f"64 B writes {BATCHED}, {target}: time minus that of C"
         yield at_most(what, ALL * 1e6, added(f"64 B {BATCHED}", target), "us")
     for work, what in ((LARGE, "write"), (READ, "read")):
         nixl = seconds(data, f"{work}, {ASLEEP}", "nixl")
         for target in (AWAKE, ASLEEP):
             times = ratio(seconds(data, f"{work}, {target}", "aiordma"), nixl)
-            yield at_most(f"1 MiB one-sided {what}, {target}: time relative to nixl", 1, times)
+            yield at_most(f"1 MiB {what}, {target}: time relative to nixl", 1, times)
     across = seconds(data, f"{LARGE}, {AWAKE}", "memcpy between cores")
-    for work, what in (
-        (LARGE, "1 MiB one-sided write in C"),
-        (LARGE_MANY, "1 MiB one-sided writes in C, 4 in flight"),
-    ):
+    for work, what in ((LARGE, "1 MiB write in C"), (LARGE_MANY, "1 MiB writes in C, 4 in flight")):
         copied = ratio(seconds(data, f"{work}, {AWAKE}", "C"), across)
         yield at_most(f"{what}: time relative to memcpy between cores", 1.3, copied)
 
 
 COMPARISON = Comparison(
-    "One-sided",
-    NOTE,
-    lanes,
-    requirements,
-    style="one awaited `write` or `read` at a time, several tasks, or a batch, as the row says",
+    "One-sided", NOTE, lanes, requirements, caption="Time per one-sided operation in us"
 )

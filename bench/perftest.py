@@ -41,9 +41,10 @@ from .lanes import (
 from .ways import DEVICE
 
 NOTE = (
-    "*perftest* is `ib_send_bw` and related programs on the same device; they poll continuously. "
-    "The values are the time per message, with many messages in flight. The last row is half of a "
-    "round trip, which perftest calls latency. For aiordma it is half of an echo."
+    "*perftest* is a suite of programs such as `ib_send_bw`, which run on the same device and "
+    "poll all the time. The values are the time per message with many messages in flight. The "
+    "last row is half of a round trip, which perftest calls latency. For aiordma, it is half of "
+    "an echo."
 )
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
@@ -185,13 +186,19 @@ def requirements(data: Data) -> Iterator[Requirement]:
         yield at_least(f"{work} on the embedded device: bandwidth relative to perftest", 0.8, found)
 
 
-COMPARISON = Comparison("perftest on the embedded device", NOTE, lanes, requirements)
+COMPARISON = Comparison(
+    "perftest on the embedded device",
+    NOTE,
+    lanes,
+    requirements,
+    caption="Time per message on the embedded device in us",
+)
 
 # ---- SoftRoCE ------------------------------------------------------------------------------------
 
 ON_SOFTROCE = (
-    "The same comparison on `rxe0`, the kernel's SoftRoCE device, in a virtual machine whose "
-    "processor is emulated. The times mean nothing there, and the ratios little."
+    "The same comparison on the kernel's SoftRoCE device (`rxe0`), in a virtual machine with an "
+    "emulated processor. The times mean nothing there, and the ratios mean little."
 )
 # As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
@@ -230,7 +237,12 @@ def softroce_requirements(data: Data) -> Iterator[Requirement]:
 
 
 SOFTROCE = Comparison(
-    "perftest on SoftRoCE", ON_SOFTROCE, lanes, softroce_requirements, elsewhere=on_softroce
+    "perftest on SoftRoCE",
+    ON_SOFTROCE,
+    lanes,
+    softroce_requirements,
+    caption="Time per message on SoftRoCE in us",
+    elsewhere=on_softroce,
 )
 
 if __name__ == "__main__":

@@ -23,15 +23,25 @@ from .plots import Panel, two_digits
 HEAD = """\
 # Measurements
 
-This page compares the speed of aiordma with sockets, ucxx, nixl, and C programs on the same device.
-Everything ran between two processes on one machine with {cores} and without an RDMA card. aiordma
-used its embedded device, over shared memory unless a row says TCP. ucxx and nixl used their own
-transports. The figures say nothing about the speed of any of them on a card. At most, the ratios
-apply to other machines. The [goals](#goals), and the reasons why some are missed, are at the end.
+This page compares the speed of aiordma with sockets, ucxx, nixl and C programs. Every comparison
+ran between two processes on one machine with {cores} and without an RDMA card, with one core for
+each process. aiordma and the C programs used the embedded device, which is software. With a card,
+results will differ. On other machines, the ratios may be similar, but not the times.
+[Goals](#goals) shows which goals are met, and why others are missed.
 
-Every figure is the median of {turns} turns. In each turn, everything that is compared ran once.
-Tables show the lowest and highest turn in parentheses, and charts show them as a line. A chart has
-bars, or points on a logarithmic axis if the values differ widely. `python -m bench all`
+| name | meaning |
+|---|---|
+| aiordma | this package on uvloop, with adaptive polling, over shared memory |
+| aiordma on asyncio | the same on asyncio's own event loop |
+| aiordma, polling=0 | the same without polling: a process without work sleeps |
+| TCP protocol, Unix protocol | an `asyncio.Protocol` over a TCP or Unix socket |
+| C | a C program that calls the verbs, on the same device |
+| ucxx, nixl | libraries for data transfer with their own transports, used from Python |
+
+Each figure is the median of {turns} turns, rounded to two digits. In a turn, everything that is
+compared runs once. Tables show the lowest and highest turn in parentheses, and charts show them as
+a line. After the comma is the ratio to the value of aiordma, so *2x* means twice as much. Charts
+have points instead of bars if the axis is logarithmic. `python -m bench all`
 ([bench](__init__.py)) measures everything and generates this page.
 """
 
@@ -52,7 +62,9 @@ BESIDE = ("aiordma", "ucxx, polling", "C, polling", "C")
 """Additional contenders in the chart of the summary."""
 
 NO_NOTE = "not investigated."
-VERDICTS = {True: "met", False: "**missed**", None: ""}
+MACHINE = {"load before": "load average before", "what else computed": "other CPU load"}
+"""Names of facts about the machine, where they differ from those in results.json."""
+MISSED = "**missed**: "
 
 
 class Results(TypedDict):
@@ -86,6 +98,12 @@ def relative(comparison: Comparison, work: str, ours: list[float], theirs: list[
     )
 
 
+def rounded(value: float) -> str:
+    """Format a value with two significant digits."""
+    exponent = int(f"{value:.1e}".partition("e")[2])
+    return f"{float(f'{value:.1e}'):,.{max(0, 1 - exponent)}f}"
+
+
 def figures(comparison: Comparison, data: Data) -> Iterator[str]:
     """Generate the table of a comparison; the longer dimension becomes the rows."""
     cells: dict[tuple[str, str], str] = {}
@@ -93,10 +111,12 @@ def figures(comparison: Comparison, data: Data) -> Iterator[str]:
         work, who, found = entry["work"], entry["who"], entry.get("failed", NOT_INSTALLED)
         if entry["seconds"]:
             figure = spread(comparison.figure(work, one) for one in entry["seconds"])
-            found = f"{figure:{',.0f' if figure.typical >= 1000 else '.3g'}}"
+            ends = f"{rounded(min(figure.values))}-{rounded(max(figure.values))}"
+            found = f"{rounded(figure.typical)} ({ends})"
             if who != comparison.ours:
                 ours = seconds(data, work, comparison.ours)
-                found += f", x{relative(comparison, work, ours, entry['seconds']).typical:.2f}"
+                times = relative(comparison, work, ours, entry["seconds"]).typical
+                found += f", {rounded(times)}x"
         cells[work, who] = found
     works, names = map(set, zip(*cells, strict=True))
     if len(works) <= len(names):
@@ -136,18 +156,24 @@ def summary(
                 yield Panel(title, panel.unit, rows), other, f"{ratio(*both):.2g}"
 
 
-def reached(requirement: Requirement) -> tuple[str, str, str, str]:
-    verdict = VERDICTS[requirement.reached]
-    return requirement.what, requirement.asked, requirement.measured, verdict
+def judged(measured: str, reached: bool | None) -> str:
+    return MISSED + measured if reached is False else measured
 
 
 def why(requirements: Iterable[Requirement], notes: Mapping[str, str]) -> Iterator[str]:
-    """Generate a paragraph for each missed goal."""
-    missed = [requirement.what for requirement in requirements if requirement.reached is False]
+    """Generate a paragraph for each reason, with the goals missed for it.
+
+    A note that is the name of another goal stands for the note of that goal.
+    """
+    missed: dict[str, list[str]] = {}
+    for requirement in requirements:
+        if requirement.reached is False:
+            note = notes.get(requirement.what, NO_NOTE)
+            missed.setdefault(notes.get(note, note), []).append(requirement.what)
     if missed:
         yield from ("", "### Missed goals")
-    for what in missed:
-        yield from ("", f"**{what}**: {notes.get(what, NO_NOTE)}")
+    for note, goals in missed.items():
+        yield from ("", f"**{'; '.join(goals)}**: {note}")
 
 
 def markdown(
@@ -187,9 +213,9 @@ def markdown(
             lines += ["", f"Program: {comparison.style}."]
         if name in plots:
             lines += ["", f"![{comparison.title}]({plots[name]})"]
-        caption = f"Table: {comparison.title} in {comparison.unit} (lowest to highest turn)"
-        caption += f", and relative to {comparison.ours}"
-        lines += ["", f"<details><summary>{caption}</summary>", ""]
+        caption = comparison.caption or f"{comparison.title} in {comparison.unit}"
+        caption += f" (lowest-highest turn), and relative to {comparison.ours}"
+        lines += ["", f"<details><summary>Table: {caption}</summary>", ""]
         lines += figures(comparison, data)
         lines += ["", "</details>"]
     requirements = [
@@ -202,17 +228,20 @@ def markdown(
             "",
             "## Memory and CPU",
             "",
-            "Each value is given for the client and the server.",
+            "Pairs of values are those of the client and of the server. Memory is resident memory.",
             "",
         ]
         rows = cost.rows(results["cost"])
         lines += table(
-            ("resource", "goal", "measured", ""),
-            ((what, asked, measured, VERDICTS[verdict]) for what, asked, measured, verdict in rows),
+            ("resource", "goal", "measured"),
+            ((what, asked, judged(measured, verdict)) for what, asked, measured, verdict in rows),
         )
     lines += ["", "## Machine", ""]
-    lines += table(("", ""), machine.items())
+    lines += table(("", ""), ((MACHINE.get(key, key), str(it)) for key, it in machine.items()))
     lines += ["", "## Goals", ""]
-    lines += table(("measurement", "goal", "measured", ""), map(reached, requirements))
+    lines += table(
+        ("measurement", "goal", "measured"),
+        ((one.what, one.asked, judged(one.measured, one.reached)) for one in requirements),
+    )
     lines += why(requirements, notes)
     return "\n".join(lines) + "\n"

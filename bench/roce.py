@@ -32,10 +32,11 @@ from .lanes import (
 from .perftest import End, InPerftest
 
 NOTE = (
-    "The one-way time between two network namespaces, which a pair of virtual Ethernet interfaces "
-    "with an MTU of 4500 connects. One way is half of a round trip. `ib_send_lat` measures the "
-    "embedded device, polling or event-driven, and a C program exchanges datagrams over a UDP "
-    "socket. RoCE v2 takes two datagrams per message, because each message is acknowledged."
+    "The one-way time, which is half of a round trip, between two network namespaces. A pair of "
+    "virtual Ethernet interfaces with an MTU of 4500 connects them. `ib_send_lat` measures the "
+    "embedded device over RoCE v2, and a C program exchanges datagrams over UDP sockets. Both "
+    "either poll or wait for events. RoCE v2 takes two datagrams per message, because the "
+    "receiver acknowledges each message."
 )
 PERFTEST, UDP = "aiordma's device with perftest", "UDP socket"
 POLLING, WAITING = "64 B one way, polling", "64 B one way, event-driven"
@@ -137,5 +138,11 @@ def requirements(data: Data) -> Iterator[Requirement]:
 
 
 COMPARISON = Comparison(
-    "RoCE v2 compared with UDP", NOTE, lanes, requirements, ours=PERFTEST, elsewhere=measured
+    "RoCE v2 compared with UDP",
+    NOTE,
+    lanes,
+    requirements,
+    ours=PERFTEST,
+    caption="One-way time in us",
+    elsewhere=measured,
 )

@@ -26,16 +26,14 @@ from .lanes import (
 )
 
 NOTE = (
-    "The throughput of one-way messages in GB/s (10^9 bytes), until the last one has arrived. Each "
-    "row names the sender's style and the receiver's call. *Window*: a loop with 8 futures of "
-    "`send_nowait` in flight awaits the oldest one. *Sequential*: each `send` is awaited before "
-    "the next. *gather* and *TaskGroup*: 8 coroutines of `send` are awaited together. *One task "
-    "per message*: at most 64 tasks exist at a time. All messages are sent from the same memory, "
-    "which is `bytes` unless the row names another type. The receiver does not keep messages. "
-    "`recv_into` uses the same memory for all of them. `conn.alloc` and `conn.register` are called "
-    "before the clock starts. *polling=0* is `Config(polling=0)`. Over sockets, a protocol calls "
-    "`write` until it is told to pause. C uses SEND from registered memory into posted receives, "
-    "with 8 in flight and both sides polling. memcpy runs on one core. Each side has its own core."
+    "The throughput of one-way messages in GB/s (10^9 bytes per second), until the last one has "
+    "arrived. Each row names the sender's style and the receiver's call. *Window*: a loop keeps "
+    "8 futures of `send_nowait` in flight and awaits the oldest. *Sequential*: the sender awaits "
+    "each `send` before the next. *gather* and *TaskGroup*: the sender awaits 8 calls of `send` "
+    "together. *One task per message*: up to 64 tasks send one message each. The sender's memory "
+    "is `bytes` unless the row names another type. The receiver drops each message, or uses the "
+    "same memory for every `recv_into`. Memory is registered before the clock starts. C sends "
+    "from registered memory, with 8 messages in flight."
 )
 
 
@@ -149,27 +147,25 @@ def requirements(data: Data) -> Iterator[Requirement]:
 
         fastest, *_, slowest = ranked(data, work)
         yield at_most(
-            f"messages of {work}: time of the slowest style relative to the fastest",
+            f"{work} messages: time of the slowest style relative to the fastest",
             SLOWEST,
             times(fastest, slowest),
         )
         yield at_least(
-            f"messages of {work}: speed of the fastest style relative to C", TO_C, times(fastest, C)
+            f"{work} messages, fastest style: speed relative to C", TO_C, times(fastest, C)
         )
         yield at_least(
-            f"messages of {work}: speed of the slowest style relative to uvloop TCP protocols",
-            1,
-            times(slowest, TCP),
+            f"{work} messages, slowest style: speed relative to {TCP}", 1, times(slowest, TCP)
         )
         yield at_least(
-            f"messages of {work}, a window, `polling=0`: speed relative to uvloop TCP protocols",
+            f"{work} messages, window, `polling=0`: speed relative to {TCP}",
             1,
             times(SLEEPING[0].who, TCP),
         )
         for registered, plain in REGISTERED.items():
             name = registered.removeprefix("aiordma: ")
             yield at_least(
-                f"messages of {work}, {name}: speed relative to unregistered memory",
+                f"{work} messages, {name}: speed relative to unregistered memory",
                 SAME,
                 times(registered, plain),
             )
@@ -183,5 +179,5 @@ COMPARISON = Comparison(
     "GB/s",
     lambda work, seconds: NAMES[work] / seconds / 1e9,
     FIRST,
-    "the style named in each row",
+    caption="Throughput of one-way messages in GB/s, by message size",
 )
