@@ -40,6 +40,7 @@ from ._core.finalizers import finalizer
 from ._loop import shutdown
 from ._native import fork
 from ._native.service_thread import ServiceThread, in_service_thread
+from ._transport.arguments import check_host
 from ._transport.listening import is_here
 from .errors import (
     BusyError,
@@ -451,6 +452,7 @@ async def check_server(
     loop: object, host: Any = "", port: Any = None, *_: object, **__: object
 ) -> None:
     """Raise WrongLoopError for a server in the event loop that the caller blocks."""
+    check_host(host)
     for thing in shutdown.all_open():
         if (
             isinstance(thing, transport.Listener)

@@ -10,7 +10,7 @@ from typing import Unpack
 
 from ._core.arguments import integer, seconds
 from ._options import CONNECT, ConnectOptions, complete, shows
-from ._transport.arguments import check_host
+from ._transport.arguments import check_peer
 from .errors import (
     AuthenticationError,
     ConnectionManagerError,
@@ -78,11 +78,11 @@ async def reconnect(
     Yields:
         Open connections.
     """
-    check_host(host)  # a failure of the resolver is temporary, and repeated
+    check_peer(host, port)  # a failure of the resolver is temporary, and repeated
     first_delay = seconds("first_delay", first_delay)
     longest_delay = seconds("longest_delay", longest_delay, endless=True)
     if attempts is not None:
-        attempts = integer("attempts", attempts)
+        attempts = integer("attempts", attempts, 1)
     given = complete("reconnect", options, CONNECT)
     failures = 0
     while True:

@@ -41,7 +41,7 @@ from typing import Self, Unpack, cast
 
 from . import verbs
 from ._core import protocol
-from ._core.arguments import I32_MAX, integer, misfit, refusal, seconds
+from ._core.arguments import I32_MAX, callback, integer, misfit, refusal, seconds
 from ._core.async_only import AsyncContext, AsyncIteration
 from ._core.fields import MAX_RAILS
 from ._core.region import RegionToken, Rights
@@ -73,6 +73,7 @@ from ._transport.arguments import (
     check_context,
     check_host,
     check_options,
+    check_peer,
     check_source,
     device_names,
     port_number,
@@ -181,13 +182,11 @@ def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
 async def resolve(
     host: str, port: int, *, passive: bool = False, family: int = 0, flags: int = 0
 ) -> list[Address]:
-    """Resolve `host` to numeric addresses, in the resolver's order.
+    """Resolve `host` to numeric addresses, in the resolver's order. The caller has checked both.
 
     `family` and `flags` are as for `socket.getaddrinfo`. `passive` resolves an address to listen
     on.
     """
-    check_host(host)
-    port = port_number(port)  # the resolver would take it modulo 2^16
     flags |= socket.AI_PASSIVE if passive else 0
     kind = socket.SOCK_STREAM
     try:
@@ -296,6 +295,7 @@ async def connect_with(
             `loop.create_connection` does, if all of them fail.
     """
     via, source, config = options["via"], options["source"], options["config"]
+    port = check_peer(host, port)
     check_source(source)
     check_options(via, config)
     data = check_data(data)
@@ -360,6 +360,8 @@ async def prepare_connection(
     given = complete("prepare_connection", options, ENDPOINT)
     config, security = given["config"], Security(given["auth"], encrypt=given["encrypt"])
     check_config(config)
+    if address is not None:
+        check_host(address, "address")
     devices, _ = choose_devices(given["device"])
     where = (await resolve(address, 0))[0] if address is not None else None
     return PendingConnection(devices, where, config, security)
@@ -640,10 +642,8 @@ async def listen_with(
     """
     via, config = options["via"], options["config"]
     check_options(via, config)
-    if on_request is not None and not callable(on_request):
-        raise TypeError(refusal("on_request", "a function of a ConnectionRequest", on_request))
-    if on_request is not None and (why := misfit(on_request, [None])):
-        raise TypeError(f"on_request must accept one argument, a ConnectionRequest: {why}")
+    if on_request is not None:
+        callback("on_request", on_request, "a ConnectionRequest", awaited=True)
     port, backlog = port_number(port), integer("backlog", options["backlog"], 0, I32_MAX)
     hosts = host if isinstance(host, list) else [host]
     for each in hosts:

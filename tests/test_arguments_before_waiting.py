@@ -93,6 +93,10 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     "write right": (lambda e: e.conn.write(bytes(64), e.remote), "without the right to write"),
     "write imm": (lambda e: e.conn.write(bytes(64), e.writable, imm="7"), f"{IMM}str '7'"),
     "write progress": (lambda e: e.conn.write(bytes(64), e.writable, progress=5), PROGRESS),
+    "write progress arity": (
+        lambda e: e.conn.write(bytes(64), e.writable, progress=lambda: None),
+        "progress must accept one argument, the number of bytes transferred: too many",
+    ),
     "write target": (lambda e: e.conn.write(bytes(64), e.local), REMOTE),
     "read length": (lambda e: e.conn.read(e.remote, bytearray(32)), SIDES),
     "read right": (lambda e: e.conn.read(e.writable, bytearray(64)), "without the right to read"),
@@ -202,6 +206,8 @@ def server_context() -> ssl.SSLContext:
 
 NAME = "server.example"  # the resolver is not asked for it
 PORT = "port must be an int from 0 to 65535, not "
+PEER_PORT = "port must be an int from 1 to 65535, not "
+NO_HOST = "host must be the name or address of the peer, not ''"
 FACTORY = "protocol_factory must be a function that returns a protocol"
 OF_SERVER = (
     "ssl is the context of a server, and this side is a client: make one with "
@@ -223,7 +229,9 @@ def context(where: dict[str, Any]) -> dict[str, Any]:
 
 
 OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "connect port": (lambda d: aiordma.connect(NAME, cast(Any, "1"), **d), f"{PORT}str '1'"),
+    "connect port": (lambda d: aiordma.connect(NAME, cast(Any, "1"), **d), f"{PEER_PORT}str '1'"),
+    "connect port 0": (lambda d: aiordma.connect(NAME, 0, **d), f"{PEER_PORT}0"),
+    "connect host": (lambda d: aiordma.connect("", 1, **d), NO_HOST),
     "connect source": (
         lambda d: aiordma.connect(NAME, 1, source=("127.0.0.1", 70000), **d),
         "the port of source must be an int from 0 to 65535, not 70000",
@@ -258,11 +266,17 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "start_server ssl": (lambda d: aiordma.start_server(handler, NAME, **context(d)), OF_CLIENT),
     "prepare_connection": (
         lambda d: aiordma.prepare_connection(address=cast(Any, 5), **d),
-        "host must be a str",
+        "address must be a str",
     ),
     "reconnect port": (
         lambda d: anext(aiordma.reconnect(NAME, cast(Any, "1"), **d)),
-        f"{PORT}str '1'",
+        f"{PEER_PORT}str '1'",
+    ),
+    "reconnect port 0": (lambda d: anext(aiordma.reconnect(NAME, 0, **d)), f"{PEER_PORT}0"),
+    "reconnect host": (lambda d: anext(aiordma.reconnect("", 1, **d)), NO_HOST),
+    "reconnect attempts": (
+        lambda d: anext(aiordma.reconnect(NAME, 1, attempts=0, **d)),
+        "attempts must be an int from 1 to 2^64 - 1, not 0",
     ),
     "reconnect delay": (
         lambda d: anext(aiordma.reconnect(NAME, 1, first_delay=cast(Any, "x"), **d)),

@@ -36,7 +36,10 @@ HOSTS: dict[str, tuple[Callable[[], Awaitable[object]], str]] = {
     "connect(source=)": (lambda: aiordma.connect("127.0.0.1", 1, source=(HOST, 0)), SOURCE),
     "listen": (lambda: aiordma.listen(HOST), TEXT),
     "start_server": (lambda: aiordma.start_server(handle, HOST), TEXT),
-    "prepare_connection": (lambda: aiordma.prepare_connection(address=HOST), TEXT),
+    "prepare_connection": (
+        lambda: aiordma.prepare_connection(address=HOST),
+        TEXT.replace("host", "address"),
+    ),
     "reconnect": (lambda: next_of(aiordma.reconnect(HOST, 1)), TEXT),
     "open_connection": (lambda: aiordma.open_connection(HOST, 1), TEXT),
     "create_connection": (lambda: aiordma.create_connection(asyncio.Protocol, HOST, 1), TEXT),

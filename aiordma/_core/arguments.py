@@ -177,6 +177,18 @@ def instance(name: str, value: object, kind: type[T], wanted: str, hint: str = "
     raise TypeError(refusal(name, wanted, value, hint))
 
 
+def callback(name: str, value: object, argument: str, *, awaited: bool = False) -> None:
+    """Check that `value` is a function of one argument, which `argument` describes in the error.
+
+    Coroutine functions are rejected unless `awaited` is set.
+    """
+    wanted = f"a function of {argument}"
+    if not callable(value) or (inspect.iscoroutinefunction(value) and not awaited):
+        raise TypeError(refusal(name, wanted, value))
+    if why := misfit(value, [None]):
+        raise TypeError(f"{name} must accept one argument, {argument}: {why}")
+
+
 def misfit(function: Callable[..., object], args: Sequence[object]) -> str:
     """Return why the function cannot be called with these arguments; empty if it can."""
     try:

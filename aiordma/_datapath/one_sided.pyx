@@ -36,7 +36,6 @@ from .work_queue cimport (
     post_sends,
 )
 
-from inspect import iscoroutinefunction
 
 from aiordma._core import arguments
 from aiordma.errors import RDMAError
@@ -600,11 +599,9 @@ cdef bint post_long(SendQueue queue, WRChain chain) except -1:
 
 
 cpdef int check_progress(object progress) except -1:
-    """Raise TypeError unless `progress` is None or can be called."""
-    if progress is not None and (not callable(progress) or iscoroutinefunction(progress)):
-        raise TypeError(
-            arguments.refusal("progress", "a function of the number of bytes transferred", progress)
-        )
+    """Raise TypeError unless `progress` is None or can be called with a number."""
+    if progress is not None:
+        arguments.callback("progress", progress, "the number of bytes transferred")
     return 0
 
 

@@ -52,6 +52,20 @@ def port_number(port: object) -> int:
     return integer("port", port, 0, 0xFFFF)
 
 
+def check_peer(host: object, port: object) -> int:
+    """Check the address of a peer without looking it up, and return the port.
+
+    Raises:
+        TypeError: The host is not a str, or the port is not an int.
+        ValueError: The port is out of range.
+        AddressError: No host can have that name, or it is empty.
+    """
+    check_host(host)
+    if not host:
+        raise AddressError("host must be the name or address of the peer, not ''")
+    return integer("port", port, 1, 0xFFFF)
+
+
 def check_source(source: object) -> None:
     match source:
         case None:

@@ -15,11 +15,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from inspect import iscoroutinefunction
 from typing import Literal
 
 from .. import _transport
-from .._core.arguments import refusal
+from .._core.arguments import callback
 from .._datapath.message import Counts
 from .._loop.shutdown import EXITS
 from .._native import fork
@@ -114,8 +113,7 @@ def add_connection_hook(hook: ConnectionHook) -> None:
     Args:
         hook: The function to call with a `ConnectionChange`.
     """
-    if not callable(hook) or iscoroutinefunction(hook):
-        raise TypeError(refusal("hook", "a function of a ConnectionChange", hook))
+    callback("hook", hook, "a ConnectionChange")
     _hooks.append(hook)
 
 

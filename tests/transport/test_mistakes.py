@@ -153,7 +153,11 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
         )
     },
     # ---- addresses ----
-    "port as text": (connects("7471"), TypeError, f"{NO_PORT}str '7471'"),
+    "port as text": (
+        connects("7471"),
+        TypeError,
+        "port must be an int from 1 to 65535, not str '7471'",
+    ),
     "listen at a port as text": (
         lambda s: s.at(aiordma.listen, "7471"),
         TypeError,
