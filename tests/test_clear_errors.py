@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -107,6 +107,30 @@ def test_connection_hook_that_cannot_be_called_is_refused() -> None:
         TypeError, match=r"^hook must be a function of a ConnectionChange, not int 5$"
     ):
         aiordma.add_connection_hook(cast(Any, 5))
+
+
+@pytest.mark.any_device
+def test_connection_hook_of_two_arguments_is_refused() -> None:
+    def hook(kind: object, connection: object) -> None: ...
+
+    with pytest.raises(
+        TypeError,
+        match=r"^hook must accept one argument, a ConnectionChange: missing a required argument",
+    ):
+        aiordma.add_connection_hook(cast(Any, hook))
+
+
+@pytest.mark.parametrize("convert", [bytes, bytearray, list], ids=lambda kind: kind.__name__)
+async def test_receive_that_was_not_awaited_loses_no_message(
+    convert: Callable[[Any], object], device_name: str
+) -> None:
+    async with testing.connected_pair(device=device_name) as (conn, peer):
+        await peer.send(b"not lost")
+        operation = conn.recv()
+        with pytest.raises(TypeError, match=r"must be awaited before|cannot convert"):
+            convert(operation)
+        operation.close()
+        assert bytes(await conn.recv()) == b"not lost"
 
 
 async def test_statement_without_async_names_the_statement_with_it(device_name: str) -> None:

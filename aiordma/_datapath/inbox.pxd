@@ -85,7 +85,8 @@ cdef class RecvOperation:
     cdef object memory, allocate       # of the caller; None: memory of the pool
     cdef ReceiveTarget target
     cdef RecvFuture waiter
-    cdef bint returns_memory, ends_iteration, of_reader, begun, over
+    cdef bint returns_memory, ends_iteration, of_reader, awaited, begun, over
+    cdef str name(self)
     cdef object advance(self)
     cdef object finish(self, object item)
     cdef int withdraw(self) except -1
@@ -101,7 +102,6 @@ cdef class Inbox:
     cdef uint32_t notified             # receivers that have been told and have not taken yet
     cdef uint32_t allocating           # calls of a receiver's `allocate` that have not returned
     cdef bint iteration_ends           # of `async for`, where no message is left
-    cdef str reader                    # the only one that takes messages; None: any task may
     cdef object ended
     cdef int end_iteration(self) except -1
     cdef int arrived(self, object item) except -1
@@ -139,4 +139,5 @@ cdef class Fetcher:
 
 cdef class MessageIterator:
     cdef Inbox inbox
+    cdef Outbox outbox                 # its own reference: the cycle collector clears that of the inbox
     cdef bint of_reader

@@ -180,10 +180,20 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
     """
 
     def __await__(self) -> Generator[Any, None, Any]:
+        self.awaited = True
         return self
 
     def __iter__(self) -> Self:
+        """Return the iterator of an await. `bytearray` and `for` would lose the message."""
+        if not self.awaited:
+            raise TypeError(f"{self.name()}() must be awaited before its result can be used")
         return self
+
+    def __bytes__(self) -> bytes:
+        raise TypeError(
+            f"{self.name()}() must be awaited before its result can be used: "
+            "write bytes(await conn.recv())"
+        )
 
     def __next__(self) -> RecvFuture:  # `recv_next` stands in its place
         raise NotImplementedError
@@ -212,12 +222,17 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
 
     @property
     def __qualname__(self) -> str:
-        return "Connection.recv"
+        return self.name()
+
+    cdef str name(self):
+        if self.returns_memory:
+            return "Connection.recv_with"
+        return "Connection.recv" if self.memory is None and self.target is None else "Connection.recv_into"
 
     def __dealloc__(self):
         cdef Inbox inbox = self.inbox
         if not self.begun:
-            never_awaited("Connection.recv")
+            never_awaited(self.name())
         elif self.waiter is not None and inbox is not None:
             # Left in the middle, as a coroutine that is garbage.  There is no line to leave after
             # the end, nor where the inbox is garbage as well.
@@ -251,7 +266,7 @@ cdef class RecvOperation:  # type: Coroutine[Any, Any, Any]
             self.begun = True
             if not self.inbox.wakeups.is_of_this_task():
                 self.inbox.outbox.owner.check_loop()
-            if self.inbox.reader is not None and not self.of_reader:
+            if self.inbox.outbox.reader is not None and not self.of_reader:
                 self.over = True
                 raise in_use(self.inbox, "a second reader")
             self.inbox.fetcher.reads_ahead = self.memory is None and self.allocate is None
@@ -338,10 +353,10 @@ cdef class MessageIterator:
 
     def __cinit__(self, Inbox inbox not None, reader: str | None = None):
         if reader is not None:
-            if inbox.reader is not None or inbox.receivers.size() or inbox.notified:
+            if inbox.outbox.reader is not None or inbox.receivers.size() or inbox.notified:
                 raise in_use(inbox, reader)
-            inbox.reader, self.of_reader = reader, True
-        self.inbox = inbox
+            inbox.outbox.reader, self.of_reader = reader, True
+        self.inbox, self.outbox = inbox, inbox.outbox
 
     def __aiter__(self) -> Self:
         return self
@@ -354,7 +369,7 @@ cdef class MessageIterator:
 
     def __dealloc__(self):
         if self.of_reader:
-            self.inbox.reader = None
+            self.outbox.reader = None
 
 
 @cython.final
@@ -684,7 +699,7 @@ cdef object in_use(Inbox inbox, str other):
     """Return the error if `other` cannot read the messages."""
     return BusyError(
         f"{other} cannot receive from the connection with {inbox.outbox.owner.peer_name}: it is in use "
-        f"by {inbox.reader or 'a task that waits in recv()'}; use another connection"
+        f"by {inbox.outbox.reader or 'a task that waits in recv()'}; use another connection"
     )
 
 

@@ -59,7 +59,7 @@ from .work_queue cimport (
 
 from aiordma._core import protocol
 from aiordma._native import failure
-from aiordma.errors import BufferStateError, MessageTooLongError, ProtocolError, RDMAError
+from aiordma.errors import BufferStateError, BusyError, MessageTooLongError, ProtocolError, RDMAError
 
 
 cdef enum:
@@ -102,6 +102,12 @@ cdef class Outbox(Sender):
         self.stripes = lead.stripes = Stripes()
         self.stripes.lead(lead)
         self.stripes.add(lead)
+
+    cdef object owned(self):
+        return BusyError(
+            f"cannot send a message on the connection with {self.owner.peer_name}: it is in use by "
+            f"{self.reader}; use another connection"
+        )
 
     cdef SendFuture start_message(self, object data, object imm):
         cdef SendFuture message

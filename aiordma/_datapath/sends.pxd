@@ -26,6 +26,8 @@ cdef uint32_t imm_of(object imm) except? 0xFFFFFFFF
 cdef class Sender:
     cdef uint32_t frames_under_way     # with messages
     cdef public Counts counts
+    cdef str reader                    # the owner of all messages, in either direction; None: any task
+    cdef object owned(self)
     cdef SendFuture start_message(self, object data, object imm)
     cdef OpFuture start_transfer(
         self, uint8_t kind, Local local, Remote remote, object imm, object progress
@@ -90,6 +92,7 @@ cdef class Operation:
     cdef Sender sender                 # None: it has begun
     cdef Counts counts
     cdef uint8_t kind
+    cdef bint checks_reader            # before it begins: it sends a message
     cdef object data, imm              # `data` of a transfer is Local
     cdef object remote, progress       # of a transfer
     cdef OpFuture future

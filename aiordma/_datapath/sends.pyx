@@ -50,6 +50,10 @@ cdef bint is_of_bytes(object view) noexcept:
 cdef class Sender:
     """The interface of the outbox for waiting messages and their frames."""
 
+    cdef object owned(self):
+        """Return the error for a message that does not come from `reader`."""
+        raise NotImplementedError
+
     cdef SendFuture start_message(self, object data, object imm):
         raise NotImplementedError
 
@@ -436,6 +440,8 @@ cdef class Operation:  # type: Coroutine[Any, Any, None]
                 raise RuntimeError(f"cannot reuse already awaited {self.__qualname__}")
             owner = self.owner
             self.forget()  # the frames of its error may have this
+            if self.checks_reader and sender.reader is not None:
+                raise sender.owned()
             if self.kind == KIND_SEND:
                 future = sender.start_message(data, self.imm)
             else:

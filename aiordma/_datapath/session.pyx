@@ -47,7 +47,7 @@ from aiordma._core import protocol
 from aiordma._core.operations import OperationKind
 from aiordma._datapath.controls import RESUME_HEADER
 from aiordma._native import failure
-from aiordma.errors import BufferStateError, BusyError, ConnectionClosedError, ProtocolError
+from aiordma.errors import BufferStateError, ConnectionClosedError, ProtocolError
 from aiordma.verbs._memory.buffers import bytes_of
 
 cdef extern from "<endian.h>" nogil:
@@ -92,9 +92,7 @@ cdef class MessageMethods:
             MessageTooLongError: If the message is longer than `max_message`. Nothing is sent.
             BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
         """
-        if is_owned(self.inbox):
-            raise owned(self.inbox)
-        return new_operation(self, KIND_SEND, data, imm)
+        return new_operation(self, KIND_SEND, data, imm, True)
 
     @cython.nonecheck(True)
     def send_nowait(
@@ -115,8 +113,8 @@ cdef class MessageMethods:
         Raises:
             BusyError: If `aiordma.rpc` or a stream owns the messages of this connection.
         """
-        if is_owned(self.inbox):
-            raise owned(self.inbox)
+        if self.outbox.reader is not None:
+            raise self.outbox.owned()
         return self.outbox.start_message(data, imm)
 
     def recv(self) -> Coroutine[Any, Any, Message]:
@@ -221,11 +219,11 @@ cdef class MessageMethods:
             ValueError: If the lengths differ. Nothing has been posted.
             BusyError: If `imm` is passed, and `aiordma.rpc` or a stream owns the messages.
         """
-        if imm is not None and is_owned(self.inbox):
-            raise owned(self.inbox)
+        if imm is not None and self.outbox is not None and self.outbox.reader is not None:
+            raise self.outbox.owned()
         if not isinstance(source, Local) or not isinstance(target, Remote):
             return named(KIND_WRITE, self._transfer(False, source, target, imm, progress))
-        return new_operation(self, KIND_WRITE, source, imm, target, progress)
+        return new_operation(self, KIND_WRITE, source, imm, imm is not None, target, progress)
 
     def read(
         self, source: Remote, target: Local | AnyMemory, *,
@@ -249,7 +247,7 @@ cdef class MessageMethods:
         """
         if not isinstance(target, Local) or not isinstance(source, Remote):
             return named(KIND_READ, self._transfer(True, target, source, None, progress))
-        return new_operation(self, KIND_READ, target, None, source, progress)
+        return new_operation(self, KIND_READ, target, None, False, source, progress)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Iterate over received messages until the connection is closed in order.
@@ -269,7 +267,7 @@ cdef class MessageMethods:
 
     def _send_alone(self, data: Sendable | list[Any] | tuple[Sendable, ...]) -> Coroutine[Any, Any, None]:
         """Send a message as the owner of the messages."""
-        return new_operation(self, KIND_SEND, data, None)
+        return new_operation(self, KIND_SEND, data, None, False)
 
     def _send_alone_nowait(
         self, data: Sendable | list[Any] | tuple[Sendable, ...]
@@ -278,31 +276,21 @@ cdef class MessageMethods:
         return self.outbox.start_message(data, None)
 
 
-cdef inline bint is_owned(Inbox inbox):
-    return inbox is not None and inbox.reader is not None
-
-
-cdef object owned(Inbox inbox):
-    """The error for a message of others on a connection that `_read_alone` was called of."""
-    return BusyError(
-        f"cannot send a message on the connection with {inbox.outbox.owner.peer_name}: it is in use "
-        f"by {inbox.reader}; use another connection"
-    )
-
-
 cdef object named(uint8_t kind, object coroutine):
     coroutine.__qualname__ = f"Connection.{OperationKind(kind).text}"
     return coroutine
 
 
 cdef Operation new_operation(
-    MessageMethods methods, uint8_t kind, object data, object imm, object remote=None, object progress=None
+    MessageMethods methods, uint8_t kind, object data, object imm, bint checks_reader,
+    object remote=None, object progress=None
 ):
     cdef Operation operation = Operation.__new__(Operation)
     operation.sender, operation.kind, operation.data, operation.imm = methods.outbox, kind, data, imm
     if kind != KIND_SEND:
         operation.owner = methods
     operation.remote, operation.progress = remote, progress
+    operation.checks_reader = checks_reader
     return operation
 
 

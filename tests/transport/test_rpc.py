@@ -382,6 +382,21 @@ async def test_message_on_a_connection_that_is_owned_raises_busy_error(
         await ends(serving, asyncio.CancelledError)
 
 
+async def test_send_created_before_a_client_is_refused_when_it_is_awaited(
+    factory: ConnectionFactory,
+) -> None:
+    async with factory.pair() as (client, server):
+        memory = await server.lease(8)
+        with memory:
+            shared = client.open_region(server.share(memory, access=ALL).token)
+            with client.alloc(8) as local:
+                operations = client.send(b"x"), client.write(local, shared, imm=1)
+                async with rpc.Client(client):
+                    for operation in operations:
+                        with pytest.raises(BusyError, match=r"in use by an rpc\.Client"):
+                            await operation
+
+
 def error_peer(conn: Connection) -> str:
     assert conn.peer_address is not None
     return host_port(conn.peer_address)

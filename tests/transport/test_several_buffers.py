@@ -207,7 +207,8 @@ async def test_what_is_never_awaited_warns(factory: ConnectionFactory) -> None:
             for forget, method in (
                 (lambda: client.send(b"lost"), "send"),
                 (client.recv, "recv"),
-                (lambda: client.recv_into(bytearray(5)), "recv"),
+                (lambda: client.recv_into(bytearray(5)), "recv_into"),
+                (lambda: client.recv_with(bytearray), "recv_with"),
                 (lambda: aiter(client).__anext__(), "recv"),
                 (lambda: client.write(here, remote), "write"),
                 (lambda: client.read(remote, here), "read"),
