@@ -67,8 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rdma-seeds",
         metavar="SEEDS",
         type=_range_of,
-        help="simulation seeds for tests with the marker rdma_seeds: a number (1000) or a range "
-        "(500:1000); they run in one process per core",
+        help="run tests with the marker rdma_seeds with these simulation seeds: a number (1000) or "
+        "a range (500:1000); the seeds run in one process per core",
     )
 
 
@@ -80,8 +80,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "rdma_seeds(count=20): run each aiordma.testing.simulate without a seed with this many "
-        "seeds, or those of --rdma-seeds; the test fails at the first seed that fails",
+        "rdma_seeds(count=20): run each call of aiordma.testing.simulate that has no seed with "
+        "`count` seeds, or with the seeds of --rdma-seeds; the first failing seed ends the test",
     )
     is_worker = hasattr(config, "workerinput")  # of pytest-xdist, whose reports go to its parent
     if config.getoption("--rdma-seeds") and not (config.option.collectonly or is_worker):
@@ -151,7 +151,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in reversed(markers):
         if marker.args:
             pytest.fail(
-                f"the marker rdma takes keywords, such as rdma(loss=0.01), not {marker.args}",
+                f"the marker rdma must have keyword arguments only, such as rdma(loss=0.01), not "
+                f"{marker.args}",
                 pytrace=False,
             )
         faults |= marker.kwargs
@@ -191,15 +192,15 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     if programs and programs._started and not any(programs._folder.iterdir()):
         pytest.fail(
             "no program that the test started with rdma_programs opened embedded0, so the test "
-            "did not test anything on the device",
+            "did not use the device",
             pytrace=False,
         )
     if (faults := item.stash.get(_FAULTS, None)) is None:
         return
     if never := faults._never_happened(programs._folder if programs else None):
         pytest.fail(
-            f"{never} of {faults.plan} never happened, in this process or in a program of "
-            "rdma_programs, so the test did not test it",
+            f"injected faults that never happened, in this process or in a program of "
+            f"rdma_programs: {never} (of {faults.plan}); the test did not test them",
             pytrace=False,
         )
 
@@ -224,9 +225,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
 
 
 class Programs:
-    """Programs on the embedded device, started as by `aiordma run`; the fixture `rdma_programs`.
+    """Programs that run on the embedded device as with `aiordma run`; the fixture `rdma_programs`.
 
-    The faults of the test's marker also apply to the programs. If the test fails, its report
+    The faults of the test's marker also apply to these programs. If the test fails, its report
     contains the end of their trace.
     """
 
@@ -235,10 +236,10 @@ class Programs:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
-        """Start a program. Its standard output is a pipe of text, unless `options` change that.
+        """Start a program. Its standard output is a text pipe by default.
 
-        `options` are those of `subprocess.Popen`. When the test ends, the program is terminated,
-        and killed if it does not end within 5 seconds.
+        `options` are those of `subprocess.Popen`. At the end of the test, the program is
+        terminated. It is killed if it does not end within 5 seconds.
         """
         from .verbs._device.environment import report_unknown_variables  # noqa: PLC0415 - as above
 
@@ -256,7 +257,10 @@ class Programs:
     def run(
         self, *command: str | Path, timeout: float = 60, check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end; options as in `start`, result as in `subprocess.run`."""
+        """Run a program until it ends. The options are those of `start`.
+
+        The result and the exceptions are those of `subprocess.run`.
+        """
         __tracebackhide__ = True
         process = self.start(*command, **{"stderr": subprocess.PIPE, **options})
         try:
@@ -271,9 +275,9 @@ class Programs:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def trace(self, lines: int | None = None) -> str:
-        """Return the `aiordma trace` listing of the programs so far: all of it, or the last lines.
+        """Return the `aiordma trace` listing of the programs, or its last `lines` lines.
 
-        Injected faults appear in it, for example as ``fault=LOSS``.
+        The listing marks injected faults, for example as ``fault=LOSS``.
         """
         files = sorted(map(str, self._folder.glob("*.jsonl")))
         if not files:
@@ -303,7 +307,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
-    """Return the faults of the test's marker: their `counts()` here, `seed` and `plan`."""
+    """Return the faults of the test's marker, with their `counts()`, `seed` and `plan`."""
     faults: aiordma.testing.Faults | None = request.node.stash.get(_FAULTS, None)
     if faults:
         return faults

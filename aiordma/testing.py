@@ -80,11 +80,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 When = float | str
-"""When a fault is injected: a probability from 0 to 1, or occurrences counted from 1.
+"""The condition for injecting a fault: a probability, or occurrences counted from 1.
 
 "@3" is the third occurrence, "@3-5" the third to the fifth, and "@3-" the third and all later ones.
-"0.5@3-" injects each of these with a probability of 0.5. Frames of connections, and requests that
-need a receive, are counted per connection. Everything else is counted per process.
+"0.5@3-" affects each of these with a probability of 0.5. Frames of connections and requests that
+need a receive are counted per connection. All other events are counted per process.
 """
 
 
@@ -190,7 +190,7 @@ def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextM
 
 
 class Faults:
-    """Active fault injection, from :func:`faults`."""
+    """The active fault injection of a :func:`faults` block."""
 
     def __init__(self, plan: str, seed: int, device: verbs.Device) -> None:
         """Initialize the object; only this package calls this."""
@@ -208,9 +208,9 @@ class Faults:
         return f"<Faults {self.plan}: {self.counts()}>"
 
     def counts(self) -> FaultCounts:
-        """Return the number of faults injected so far, or in total after the block.
+        """Return the number of faults injected so far, or in the whole block after its end.
 
-        Assert on it if a fault has a probability, because such a fault may not have happened.
+        If a fault has a probability, assert on its count, because the fault may not have happened.
         """
         return (self._after or self._device.fault_counts()) - self._before
 
@@ -279,7 +279,7 @@ def faults(
     """
     if process.injected is not None:
         raise BusyError(
-            f"this process already injects faults ({process.injected}): end that block first"
+            f"this process already injects faults ({process.injected}); end that block first"
         )
     if process.chance is not None:
         raise BusyError(
@@ -312,7 +312,9 @@ def faults(
     try:
         yield made
         if made._only_here and (never := made._never_happened()):
-            raise AssertionError(f"{never} never happened, so the block did not test it")
+            raise AssertionError(
+                f"injected faults that never happened: {never}; the block did not test them"
+            )
     except BaseException as error:
         error.add_note(f"injected faults ({plan}): {made.counts()}")
         raise
@@ -365,12 +367,12 @@ async def connected_pair(
 ) -> AsyncIterator[tuple[Connection, Connection]]:
     """Create two connections in this process that are connected to each other.
 
-    ``device`` is as in :func:`aiordma.connect`, and the pair uses its address. The exceptions are
-    those of :func:`aiordma.listen` and :func:`aiordma.connect`.
+    ``device`` is as for :func:`aiordma.connect`. The exceptions are those of :func:`aiordma.listen`
+    and :func:`aiordma.connect`.
 
     Yields:
-        The connection that called connect, and the one that was accepted. Both are closed at the
-        end of the block.
+        The connection that called connect, and the accepted connection. The end of the block closes
+        both.
     """
     config = Config() if config is None else config
     chosen = verbs.find_device(name_or_variable(device))
@@ -385,10 +387,10 @@ async def connected_pair(
 
 @dataclass(frozen=True)
 class Held:
-    """The resources of this process: open files, threads, and device objects by class.
+    """The resources that this process holds: open files, threads, and device objects by class.
 
-    A file is identified by its descriptor and inode, and a thread by its id and start time, so that
-    a reused number does not hide a leak.
+    A file is identified by its descriptor and inode, and a thread by its ID and start time. A
+    reused number therefore does not hide a leak.
     """
 
     files: dict[tuple[int, int, int, str], str]
@@ -401,7 +403,7 @@ class Held:
         return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
-        """Describe the resources that ``after`` has in addition; empty if there are none."""
+        """Describe the resources that only ``after`` has. The text is empty if there are none."""
         files = sorted(after.files.items(), key=lambda item: item[0][0])
         lines = [f"file {key[0]}: {target}" for key, target in files if key not in self.files]
         threads = sorted(after.threads.items())
@@ -463,9 +465,9 @@ def _list_threads() -> dict[tuple[int, int], str]:
 def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     """Raise AssertionError if the block leaks files, threads or device objects.
 
-    The error lists them. Resources that are about to end, such as a joined thread that the kernel
-    still lists, have up to ``timeout`` seconds. The check does not wait if nothing was leaked. An
-    exception raised in the block takes precedence.
+    The error lists the leaked resources. An exception from the block takes precedence. If resources
+    are about to be freed, the check waits up to ``timeout`` seconds for them. For example, the
+    kernel may still list a joined thread.
 
     Put the check around a whole test, including its event loop, because the check blocks the
     thread. Resources that a loop or a library keeps after the first use count as leaks.

@@ -428,7 +428,7 @@ def test_history_refuses_a_result_that_was_not_awaited() -> None:
     history = testing.History()
     coroutine = call()
     with (
-        pytest.raises(TypeError, match=r"^op\.result is a coroutine: await it$"),
+        pytest.raises(TypeError, match=r"^op\.result must be a value, not a coroutine; await it"),
         history.read("key") as op,
     ):
         op.result = cast(Any, coroutine)

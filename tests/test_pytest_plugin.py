@@ -296,7 +296,7 @@ def test_results(report: subprocess.CompletedProcess[str]) -> None:
         "@pytest.mark.rdma(lost=1): faults() got an unexpected keyword argument 'lost'",
         "@pytest.mark.rdma(loss=2): plan of faults: 'loss=2': a probability from 0 to 1",
         "@pytest.mark.rdma(seed=5) has no fault: add one, such as loss=0.01",
-        "the marker rdma takes keywords, such as rdma(loss=0.01), not (5,)",
+        "the marker rdma must have keyword arguments only, such as rdma(loss=0.01), not (5,)",
         "the test has no marker with faults: add @pytest.mark.rdma(loss=0.01)",
     ],
 )
@@ -322,7 +322,7 @@ def test_what_a_wrong_use_says(report: subprocess.CompletedProcess[str], says: s
         (
             "test_programs_without_the_device",
             "no program that the test started with rdma_programs opened embedded0, so the test "
-            "did not test anything on the device",
+            "did not use the device",
         ),
     ],
 )

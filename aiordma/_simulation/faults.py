@@ -20,7 +20,7 @@ KINDS = {
     "partition": ("partitions", "is cut off from all others"),
     "cable": ("cables", "is cut off on network {}"),
     "pause": ("pauses", "is paused"),
-    "kill": ("kills", "is killed, and boots again at the end"),
+    "kill": ("kills", "is killed and boots again at the end"),
 }
 
 
@@ -29,46 +29,48 @@ def _check(record: Link | Fault | FaultPlan, names: str, most: float, least: flo
     for name in names.split():
         value = real(name, getattr(record, name))
         if value and not least <= value <= most:
-            zero = "0, or from " if least else "from "
-            raise ValueError(f"{name} must be {zero}{least:g} to {most:g}, not {value:g}")
+            zero = "0 or " if least else ""
+            raise ValueError(f"{name} must be {zero}between {least:g} and {most:g}, not {value:g}")
 
 
 @dataclass(frozen=True)
 class Link:
-    """The link from one host to another: times in seconds, and probabilities per datagram.
+    """The network link from one host to another.
 
-    Data sent over TCP is only delayed, because TCP handles lost, duplicate and reordered packets.
+    Times are in seconds, and probabilities apply to each datagram. TCP connections are only
+    delayed, because TCP repairs lost, duplicate and reordered packets.
     """
 
     latency: float = 5e-6
-    """The time that a datagram takes, in seconds."""
+    """The time that each datagram takes, in seconds."""
     jitter: float = 5e-6
-    """The maximum of a random time that is added to the latency, in seconds."""
+    """The maximum random time added to the latency, in seconds."""
     rate: float = 12.5e9
     """The bandwidth in bytes per second."""
     loss: float = 0.0
     duplicate: float = 0.0
     """The probability that a datagram arrives twice."""
     reorder: float = 0.0
-    """The probability that a datagram is late, so that others overtake it."""
+    """The probability that a datagram is delayed, so that later datagrams overtake it."""
     late: float = 1e-3
-    """The maximum delay of a late datagram, in seconds."""
+    """The maximum delay of a reordered datagram, in seconds."""
 
     def __post_init__(self) -> None:
         _check(self, "latency jitter late", MOST)
         _check(self, "loss duplicate reorder", 1, 1e-6)
         if self.reorder and not self.late:
-            raise ValueError("late must be above 0 if reorder is, or no datagram is late")
+            raise ValueError("late must be positive if reorder is positive")
         if not (rate := real("rate", self.rate)) >= 1:
             raise ValueError(f"rate must be at least 1 byte per second, not {rate:g}")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a plan: its kind, its host, and its begin and end in seconds of the simulation.
+    """A fault of a `FaultPlan`.
 
-    The kinds are "partition", "cable", "pause" and "kill". `network` is the network of a cable.
-    `str()` returns the line of the timeline.
+    `kind` is "partition", "cable", "pause" or "kill". `begin` and `end` are in seconds since the
+    simulation began. `network` is the number of the network whose cable fails. `str()` returns the
+    fault's line in the notes of an error.
     """
 
     kind: str
@@ -93,60 +95,62 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """A plan of random faults, drawn from the seed.
+    """A plan of random faults, which the seed determines.
 
-    `partitions`, `cables`, `pauses` and `kills` are average numbers of faults per second of the
-    simulation. Each fault affects one of the `hosts` and lasts up to `duration` seconds. No fault
-    begins after `until` seconds. The end of a fault does not undo a partition, pause or kill of the
-    program.
+    `partitions`, `cables`, `pauses` and `kills` are the average numbers of faults per simulated
+    second. Each fault affects one host and lasts up to `duration` seconds. No fault begins after
+    `until` seconds. The end of a fault does not undo a partition, pause or kill that a program
+    requested.
     """
 
     link: Link = Link()
-    """The link between every two hosts, from the beginning."""
+    """The link between every two hosts when the simulation begins."""
     partitions: float = 0.0
-    """The rate of partitions, which cut the host off from all others."""
+    """The rate of partitions. A partition cuts a host off from all others."""
     cables: float = 0.0
-    """The rate of cable faults, which cut the host off on one of its networks."""
+    """The rate of cable faults. A cable fault cuts a host off on one of its networks."""
     pauses: float = 0.0
-    """The rate of pauses, in which the host stands still."""
+    """The rate of pauses. A paused host does nothing."""
     kills: float = 0.0
-    """The rate of kills, after which the host boots again."""
+    """The rate of kills. A killed host boots again at the end of the fault."""
     duration: float = 1.0
     until: float = math.inf
     hosts: Collection[str] = ()
-    """The names of the hosts that have faults; if empty, all except "main", including clients.
+    """The names of the hosts that have faults. By default, all hosts except "main" have faults.
 
-    A host that never boots is an error.
+    `simulate` raises ValueError if one of these hosts never boots.
     """
     at_least: int = 0
-    """The number of faults that must have begun, or the simulation ends with AssertionError."""
+    """The minimum number of faults. If fewer faults begin, `simulate` raises AssertionError."""
     exactly: Collection[Fault] | None = None
-    """The faults to replay instead of drawing them, such as the `World.faults` of another run."""
+    """The faults to replay instead of random ones, such as `World.faults` of another run."""
 
     def __post_init__(self) -> None:
         instance("link", self.link, Link, "a Link")
         _check(self, "partitions cables pauses kills duration", MOST)
         if not seconds("until", self.until, endless=True) and self._rates:
-            raise ValueError("until must be above 0 seconds, or no fault ever begins")
+            raise ValueError(f"until must be a positive number of seconds, not {self.until!r}")
         if not self.duration and (self.partitions or self.cables or self.pauses):
-            raise ValueError("duration must be above 0 seconds, or the faults have no effect")
+            raise ValueError(
+                f"duration must be a positive number of seconds, not {self.duration!r}"
+            )
         several = isinstance(self.hosts, Collection) and not isinstance(self.hosts, str)
         if not several or not all(isinstance(name, str) and name != MAIN for name in self.hosts):
             raise ValueError(
-                f"hosts must be names of hosts other than {MAIN!r}, not {self.hosts!r}"
+                f"hosts must be a collection of host names without {MAIN!r}, not {self.hosts!r}"
             )
         integer("at_least", self.at_least)
         if not isinstance(self.exactly, Collection | None):
             raise TypeError(refusal("exactly", "a list of Faults", self.exactly))
         for fault in self.exactly or ():
-            instance("each of exactly", fault, Fault, "a Fault")
+            instance("each element of exactly", fault, Fault, "a Fault")
         if self.at_least and self.exactly is None and not self._rates:
             raise ValueError(
                 f"at_least is {self.at_least}, but the plan has no faults: set a rate such as "
                 "kills, or pass the faults with exactly"
             )
         if MAIN in self._names:
-            raise ValueError(f"a FaultPlan cannot affect {MAIN!r}, which exactly names")
+            raise ValueError(f"exactly must not contain faults of the host {MAIN!r}")
 
     @property
     def _names(self) -> set[str]:
@@ -162,7 +166,7 @@ class FaultPlan:
         """Describe the number of faults of each kind, and the number that the rates predict."""
         begun = Counter(fault.kind for fault in faults)
         if self.exactly is not None:
-            return f"{begun.total()} of {len(self.exactly)} replayed"
+            return f"{begun.total()} of {len(self.exactly)} faults replayed"
         return ", ".join(
             f"{begun[kind]} {kind if begun[kind] == 1 else rate} "
             f"(plan: {getattr(self, rate) * min(now, self.until):.1f} on average)"

@@ -85,7 +85,7 @@ def _value(name: str, value: Any) -> Hashable:
             identity or may change, or it is awaitable.
     """
     if isinstance(value, Awaitable):
-        raise TypeError(f"{name} is a {type(value).__name__}: await it")
+        raise TypeError(f"{name} must be a value, not a {type(value).__name__}; await it first")
     if type(value).__module__ == "numpy" and not getattr(value, "shape", True):
         value = value.item()
     if isinstance(value, memoryview):
@@ -111,10 +111,10 @@ def _is_buffer(value: Any) -> bool:
 
 
 class Operation:
-    """An operation of a :class:`History`: the call inside its ``with`` block.
+    """An operation of a :class:`History`. Its ``with`` block contains the call that is recorded.
 
-    If an exception leaves the block, or the block never ends because its host is killed, the
-    operation may have taken effect once, at any later time, or not at all.
+    An operation has no end if an exception leaves the block or if its host is killed. It may then
+    take effect once at any later time, or never.
     """
 
     def __init__(self, history: History, kind: str, of: tuple[str, Any], **values: Any) -> None:
@@ -141,9 +141,9 @@ class Operation:
 
     @property
     def result(self) -> Any:
-        """The value that a read or an atomic operation returned; set it within the block.
+        """The value that a read or an atomic operation returned. Set it inside the block.
 
-        It is None until it is set. A write does not need a result.
+        It is None until it is set. A write needs no result.
         """
         return None if self._result is UNKNOWN else self._result
 
@@ -151,7 +151,7 @@ class Operation:
     def result(self, value: Any) -> None:
         if not self._is_open:
             raise RuntimeError(
-                f"op.result of {self._call()} is set outside of its with block: write `with "
+                f"op.result of {self._call()} must be set inside its with block; write `with "
                 f"history.{self._kind}(...) as op:` around the call and this line"
             )
         if self._kind == "fetch_and_add":
@@ -160,13 +160,13 @@ class Operation:
             self._result = _value("op.result", value)
 
     def refused(self) -> None:
-        """Exclude the operation: it has not taken effect and never will."""
+        """Exclude the operation from the check, because it had no effect and never will."""
         self._refused = True
 
     def __enter__(self) -> Self:
         if self._begin:
             raise RuntimeError(
-                f"{self._call()} has already begun: call history.{self._kind} for each operation"
+                f"{self._call()} was already used; call history.{self._kind} for each operation"
             )
         self._who, self._began = self._history._place()
         self._begin = next(self._history._numbers)
@@ -179,27 +179,26 @@ class Operation:
             return
         if self._kind in RETURNING and self._result is UNKNOWN:
             raise TypeError(
-                f"the result of {self._call()} is missing: set op.result in its with block to the "
-                "value that the call returned"
+                f"{self._call()} has no result; set op.result to the value that the call returned, "
+                "inside the with block"
             )
         self._ended = self._history._place()[1]
         self._end = next(self._history._numbers)
 
 
 class History:
-    """A record of operations that programs performed, which :meth:`check` tests for consistency.
+    """A record of operations, whose consistency :meth:`check` verifies.
 
-    Use one history for all hosts of a simulation, or for the tasks and threads of one process.
-    Operations are ordered by when they are recorded.
+    Use one history for all hosts of a simulation, or for all tasks and threads of a process.
 
-    A key identifies a register, which reads, writes and atomic operations share. Keys and values
-    can be any hashable values, such as bytes. ``fetch_and_add`` takes and returns unsigned 64-bit
-    integers. Python considers 1, 1.0 and True equal, but here they are three different values and
-    three different keys.
+    A key identifies a register. Reads, writes and atomic operations of the same key share its
+    register. Keys and values can be any hashable values. The values 1, 1.0 and True are different
+    here, although Python considers them equal. ``fetch_and_add`` operates on unsigned 64-bit
+    integers.
 
     Args:
-        initial: The value of every key before its first write, such as b"" or None. To give a
-            single key another value, begin with a write.
+        initial: The value of every key before its first write. To give one key another value, begin
+            with a write.
     """
 
     def __init__(self, *, initial: Hashable = 0) -> None:
@@ -218,7 +217,7 @@ class History:
         return name, time.monotonic() - self._since
 
     def read(self, key: Hashable) -> Operation:
-        """Return a read of the key; set `result` to the value that was read."""
+        """Return a read of the key. Set its `result` to the value read."""
         return Operation(self, "read", ("key", key))
 
     def write(self, key: Hashable, value: Hashable) -> Operation:
@@ -226,18 +225,19 @@ class History:
         return Operation(self, "write", ("key", key), value=value)
 
     def compare_and_swap(self, key: Hashable, expected: Hashable, desired: Hashable) -> Operation:
-        """Return a swap of `expected` for `desired`; set `result` to the previous value."""
+        """Return a compare-and-swap operation. Set its `result` to the previous value."""
         return Operation(self, "compare_and_swap", ("key", key), expected=expected, desired=desired)
 
     def fetch_and_add(self, key: Hashable, add: int) -> Operation:
-        """Return an addition modulo 2^64; set `result` to the previous value."""
+        """Return an addition modulo 2^64. Set its `result` to the previous value."""
         return Operation(self, "fetch_and_add", ("key", key), add=integer("add", add))
 
     def send(self, channel: Hashable, message: Hashable) -> Operation:
-        """Return a send of the message, which must arrive exactly once if its block ends normally.
+        """Return a send of the message.
 
-        Otherwise it may arrive at most once. Messages whose blocks end normally must arrive in the
-        order in which the blocks began.
+        If the block ends normally, the message must arrive exactly once, and such messages must
+        arrive in the order in which their blocks began. Otherwise, the message may arrive at most
+        once.
         """
         return Operation(self, "send", ("channel", channel), message=message)
 
@@ -247,49 +247,48 @@ class History:
             pass
 
     def access(self, lease: Hashable) -> Operation:
-        """Return an access to leased memory, which must fail if it begins after the lease's end."""
+        """Return an access to leased memory. It must fail if it begins after the lease ended."""
         return Operation(self, "access", ("lease", lease))
 
     def lease_ended(self, lease: Hashable) -> None:
-        """Record that the lease has ended. Its name must not be used again."""
+        """Record that the lease has ended. Do not use the lease's name again."""
         with Operation(self, "lease_ended", ("lease", lease)):
             pass
 
     def check(self, *, steps: int = 20_000) -> None:
         """Check that the operations are consistent.
 
-        - Linearizability: the operations on a key have an order in which each of them returns its
-          result. If one operation ended before another began, it comes first in this order.
-        - Every message that arrived had been sent, and messages arrived once and in order; see
+        - Linearizability: some order of the operations on each key explains all their results. An
+          operation that ended before another one began comes first in this order.
+        - Delivery: every message that arrived was sent, and messages arrived once and in order; see
           :meth:`send`.
-        - No access that began after the end of its lease succeeded.
+        - Leases: no access that began after the end of its lease succeeded.
 
         Args:
-            steps: The maximum number of steps of the search for each key, in addition to one per
+            steps: The maximum number of search steps for each key, in addition to one step per
                 operation.
 
         Raises:
-            AssertionError: If the operations are not consistent; the message lists the fewest
-                operations that show this. Also if the history has no operations, because the test
-                then proves nothing.
-            RuntimeError: If the steps did not suffice, because many writes are concurrent or have
-                no end, or if an operation was used without ``with``.
+            AssertionError: If the operations are not consistent, or if the history has no
+                operations. The message lists a minimal set of contradictory operations.
+            RuntimeError: If the maximum number of steps is too low for the unfinished and
+                concurrent writes, or if an operation was used without ``with``.
         """
         integer("steps", steps, 1)
         for it in self._operations:
             if not it._begin:
                 raise RuntimeError(
-                    f"{it._call()} was used without `with`, so it is not recorded: write `with "
-                    f"history.{it._kind}(...) as op:` around the call"
+                    f"{it._call()} was not recorded, because it was used without a with statement; "
+                    f"write `with history.{it._kind}(...) as op:` around the call"
                 )
         groups: dict[tuple[Check, Hashable], list[Operation]] = {}
         for it in sorted(self._operations, key=lambda it: it._begin):
             if not it._refused:
                 groups.setdefault((CHECKS[it._kind], _distinct(it._of)), []).append(it)
         if not groups:
-            refused = f" but {len(self._operations)} refused" if self._operations else ""
+            refused = f" (refused: {len(self._operations)})" if self._operations else ""
             raise AssertionError(
-                f"the history has no operations{refused}, so its check proves nothing: put each "
+                f"the history has no operations{refused}, so the check proves nothing; put each "
                 "call of the program in a block such as `with history.read(...) as op:`"
             )
         wrong = [text for (check, _), each in groups.items() if (text := check(each, steps))]
@@ -355,9 +354,9 @@ def _has_order(spans: list[Span], begins_as: Hashable, steps: int) -> bool:
             steps -= 1
             if not steps:
                 raise RuntimeError(
-                    f"could not decide whether {len(spans)} operations on {spans[0].it._of!r} have "
-                    f"an order: use more keys, fewer concurrent or unfinished writes, or more "
-                    f"steps: check(steps=...)"
+                    f"cannot check {len(spans)} operations on {spans[0].it._of!r} within the "
+                    "maximum number of steps; use more keys, fewer concurrent or unfinished "
+                    "writes, or more steps (check(steps=...))"
                 )
     return False
 
@@ -428,12 +427,13 @@ def _check_register(operations: list[Operation], steps: int) -> str:
     part = until(ends[last])
     begins = [it.begin for it in part]
     first = bisect_left(begins, True, key=lambda begin: not is_bad(since(begin), UNKNOWN))
-    began = f"which was {brief(initial)} initially"
-    began += " (History(initial=...) sets another value)" if begins_as == 0 else ""
-    known = "whatever its value was before" if first else began
+    began = f"given its initial value {brief(initial)}"
+    began += " (History(initial=...) changes it)" if begins_as == 0 else ""
+    known = "regardless of its previous value" if first else began
     part = since(begins[first - 1]) if first else part
-    name = f"these operations on {operations[0]._of!r}, {known}"
-    return _text(f"no order of {name}, explains their results", [it.it for it in part])
+    name = f"these operations on {operations[0]._of!r}"
+    what = f"no order of {name} explains their results, {known}"
+    return _text(what, [it.it for it in part])
 
 
 # ---- channels and leases -------------------------------------------------------------------------
@@ -453,7 +453,7 @@ def _check_channel(operations: list[Operation], _: int) -> str:
             loose.remove(found[0])
         else:
             alike = [other for other in operations[: at + 1] if other._same == it._same]
-            what = "arrived twice, out of order or without being sent"
+            what = "arrived twice, out of order, or without having been sent"
             return _text(f"a message on {it._of!r} {what}", {*alike, *due[:1]})
     return _text(f"a message on {due[0]._of!r} never arrived", due[:1]) if due else ""
 

@@ -83,9 +83,7 @@ class HostLoop(VirtualLoop):
     ) -> asyncio.Future[T]:
         """Run the function in this thread, because a simulation has no others."""
         if not isinstance(executor, ThreadPoolExecutor | None):
-            refuse(
-                "executors other than threads", "pass None to run the function in the loop's thread"
-            )
+            refuse("executors other than thread pools", "pass None as the executor")
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(_run_for, future, function, args)
         return future
@@ -109,7 +107,7 @@ class HostLoop(VirtualLoop):
 
     def _add_reader(self, fd: Any, *args: Any) -> Any:
         if sys.__stdin__ is not None and fd in (0, sys.__stdin__, sys.stdin):
-            refuse("standard input", "pass arguments to the program")
+            refuse("reading from standard input", "pass arguments to the program")
         return super()._add_reader(fd, *args)  # type: ignore[misc]
 
     async def _sendfile_native(self, _: Any, file: Any, offset: int, *__: Any) -> NoReturn:

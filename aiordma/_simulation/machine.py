@@ -49,7 +49,7 @@ def check_program(
         raise TypeError(refusal(where, "an async function", program, hint))
     if why := misfit(program, args):
         name = getattr(program, "__name__", repr(program))
-        raise TypeError(f"{where}, {name}, is called with {arguments}: {why}; {hint}")
+        raise TypeError(f"{where}, {name}, cannot be called with {arguments}: {why}; {hint}")
 
 
 class Machine:

@@ -42,11 +42,11 @@ A program that reads it more often is waiting for a time that will not come.
 """
 
 ENVIRONMENT = {"AIORDMA_DEVICE": "embedded0", "AIORDMA_EMBEDDED_LINKS": "roce"}
-THREADS = "threads", "asyncio.to_thread runs a function in the simulation's thread"
+THREADS = "threads", "use asyncio.to_thread, which runs a function in the simulation's thread"
 SIGNALS = "signals", "use loop.add_signal_handler"
 PROCESSES = "processes", "start a program on another host (World.host)"
-SOCKETS = "real sockets", "create them in the program of the host"
-RESOLVER = "resolver", "await loop.getaddrinfo"
+SOCKETS = "real sockets", "create the socket in a program of the host"
+RESOLVER = "blocking name resolution", "use loop.getaddrinfo"
 LOG = "AIORDMA_SIMULATION_LOG"
 LOG_LINE = "%(simulated_time)12.6f %(simulated_host)s %(levelname)s %(name)s: %(message)s"
 NODE = 0x020000000000  # a hardware address, as uuid.uuid1 has it
@@ -73,8 +73,8 @@ def monotonic_ns() -> int:
     looks += 1
     if looks > MOST_LOOKS:
         raise StalledError(
-            f"a program has read the clock {MOST_LOOKS} times without an await: code takes no "
-            "virtual time, so wait with asyncio.sleep"
+            f"a program has read the clock {MOST_LOOKS} times in a row, but virtual time passes "
+            "only while programs wait; use asyncio.sleep"
         )
     return now
 
@@ -143,7 +143,7 @@ REFUSED: list[tuple[Any, str, str, str]] = [
     (None, "socket.bind socket.connect socket.sendto", *SOCKETS),
     (None, "socket.gethostbyname socket.gethostbyaddr socket.getnameinfo", *RESOLVER),
     (signal, "setitimer alarm set_wakeup_fd", *SIGNALS),
-    (select, "poll select", "blocking waits", "they would stop all hosts; use asyncio"),
+    (select, "poll select", "select.select and select.poll", "use asyncio"),
     (asyncio.BaseEventLoop, "connect_read_pipe connect_write_pipe", "pipes", "use streams"),
 ]
 EVENTS = {

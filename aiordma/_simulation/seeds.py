@@ -26,7 +26,10 @@ Attempt = Callable[[int], BaseException | None]
 
 @dataclass(frozen=True)
 class Seeds:
-    """The number of seeds that `simulate` has run, and the first line of each error by seed."""
+    """The result of `simulate` with several seeds.
+
+    `ran` is the number of seeds that ran. `failed` contains the first line of each error by seed.
+    """
 
     ran: int
     failed: dict[int, str]

@@ -46,7 +46,7 @@ class NotSimulatedError(RDMAError, NotImplementedError):
 
 
 def refuse(what: str, instead: str) -> NoReturn:
-    raise NotSimulatedError(f"a simulated host has no {what}: {instead}")
+    raise NotSimulatedError(f"simulated hosts do not support {what}: {instead}")
 
 
 def here() -> Machine | None:
@@ -88,7 +88,7 @@ def failure(code: int) -> OSError:
 
 def check_blocking(sock: Socket) -> None:
     if sock._blocks:
-        refuse("blocking sockets", "they would stop all hosts; use asyncio, or setblocking(False)")
+        refuse("blocking sockets", "use asyncio or setblocking(False)")
 
 
 def named(family: int, address: Address) -> Any:
@@ -358,7 +358,7 @@ class Socket(RealSocket, metaclass=_Kind):
             self._other._transmit(b"")
 
     def detach(self) -> NoReturn:
-        refuse("descriptors of TCP sockets", "use the socket")
+        refuse("file descriptors of TCP sockets", "use the socket object")
 
     dup = detach
 
@@ -454,4 +454,4 @@ class Socket(RealSocket, metaclass=_Kind):
 def check_simulated(sock: Any) -> None:
     """Refuse real sockets, except Unix sockets such as socket pairs of this process."""
     if type(sock) is not Socket and sock.family != socket.AF_UNIX:
-        refuse("real sockets", "create them in the program of the host")
+        refuse("real sockets", "create the socket in a program of the host")

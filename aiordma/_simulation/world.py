@@ -62,7 +62,7 @@ class TimeLimitError(AssertionError):
 
 
 class Host:
-    """A host of a simulation, from `World.host`."""
+    """A simulated host, returned by `World.host`."""
 
     def __init__(self, world: World, name: str, number: int) -> None:
         self.world = world
@@ -70,7 +70,7 @@ class Host:
         self.number = number
         self._addresses = [f"10.{network}.0.{number + 1}" for network in world._networks]
         self.address: str = self._addresses[0]
-        """The IP address. On every host, `name` resolves to it."""
+        """The IP address, to which `name` resolves on every host."""
         self._slowness = 1.0
         self._services: list[tuple[Program[Any], tuple[Any, ...]]] = []
         self._machine = Machine(self)
@@ -85,19 +85,19 @@ class Host:
 
     @property
     def slowness(self) -> float:
-        """The factor by which the host's programs take longer. A new value applies immediately."""
+        """The factor by which the host's programs are slower. Changes apply immediately."""
         return self._slowness
 
     @slowness.setter
     def slowness(self, times: float) -> None:
         if not 0 < real("slowness", times) <= MOST:
-            raise ValueError(f"slowness must be above 0 and at most {MOST:g}, not {times}")
+            raise ValueError(f"slowness must be positive and at most {MOST:g}, not {times}")
         self._slowness = float(times)
 
     def serve(self, program: Program[Any], *args: Any) -> None:
         """Start a program on the host now, and again whenever the host boots.
 
-        An error of the program ends the simulation.
+        If the program raises an exception, the simulation ends with this exception.
         """
         self._start_service(program, args)
         self._services.append((program, args))
@@ -112,14 +112,14 @@ class Host:
     async def run(self, program: Program[T], *args: Any) -> T:
         """Run a program on the host and return its result, or raise its exception.
 
-        Cancelling the call cancels the program.
+        If the call is cancelled, the program is cancelled.
 
         Raises:
-            KilledError: If the host is dead, or is killed while the program runs.
+            KilledError: If the host was killed before or while the program runs.
         """
         machine, here = self._machine, asyncio.get_running_loop()
         if not machine.alive:
-            raise KilledError(f"{self!r} is dead")
+            raise KilledError(f"cannot run a program on {self!r}: the host was killed")
         done: asyncio.Future[None] = here.create_future()
         task = machine.start(program, args)
         task.add_done_callback(lambda _: here.call_soon(settle, done))
@@ -133,9 +133,9 @@ class Host:
         return task.result()
 
     def kill(self) -> None:
-        """Kill the host immediately. All its programs stop, and its peers are not notified."""
+        """Kill the host immediately. Its programs stop, and its peers receive no notification."""
         if self.name == MAIN:
-            raise ValueError("the host of the main program cannot be killed")
+            raise ValueError(f"cannot kill {MAIN!r}, the host of the main program")
         self._machine.boots_again = False
         if self._machine.alive:
             self.world._note(f"{self.name} is killed by the program")
@@ -148,7 +148,7 @@ class Host:
             done.get_loop().call_soon(settle, done, None, KilledError(f"{self!r} was killed"))
 
     def boot(self) -> None:
-        """Boot a killed host again, with the same address and the programs given to `serve`."""
+        """Boot a killed host. It keeps its address, and runs the programs of `serve` again."""
         if self.alive:
             raise RuntimeError(f"{self!r} is already running")
         self.world._note(f"{self.name} boots")
@@ -161,7 +161,7 @@ class Host:
             self._start_service(*service)
 
     def pause(self) -> None:
-        """Pause the host until `resume`. Packets and connections to it wait."""
+        """Pause the host until `resume`. Packets and connection requests to the host wait."""
         self.world._note(f"{self.name} is paused")
         self._machine.pause(self)
 
@@ -176,13 +176,13 @@ def _on(network: int | None) -> str:
 
 
 class World:
-    """A simulation, as seen by its main program."""
+    """A simulation, as its main program sees it."""
 
     def __init__(self, seed: int, plan: FaultPlan, devices: int) -> None:
         self.seed = seed
         self._networks = range(devices)
         self.random: random.Random = random.Random(seed)
-        """A random generator that is seeded with the seed, for the test's own use."""
+        """A random number generator for the test. The seed of the simulation initializes it."""
         self.hosts: dict[str, Host] = {}
         self._old_machines: list[Machine] = []
         self._turns = 0
@@ -213,18 +213,18 @@ class World:
 
     @property
     def trace(self) -> str:
-        """A hash of everything that has happened."""
+        """A hash of all events so far. Equal runs have equal hashes."""
         return f"{softdev.sim_trace():016x}"
 
     def host(self, name: str) -> Host:
-        """Return the host with that name, and boot it on first use."""
+        """Return the host with this name. The first call with a name boots the host."""
         if host_name("the name of a host", name, "text") not in self.hosts:
             if name in ("", "localhost"):
-                why = "on every host it is the host itself" if name else "it is empty"
-                raise ValueError(f"invalid host name {name!r}: {why}; choose another one")
+                why = "every host resolves it to itself" if name else "it must not be empty"
+                raise ValueError(f"invalid host name {name!r}: {why}")
             number = len(self.hosts)
             if number == softdev.SIM_HOSTS:
-                raise ValueError(f"too many hosts: a simulation has at most {number}")
+                raise ValueError(f"cannot create host {name!r}: too many hosts (maximum {number})")
             made = self.hosts[name] = self._elsewhere(lambda: Host(self, name, number))
             for network, apart in self._apart:
                 self._cut |= {(network, name, apart), (network, apart, name)}
@@ -245,24 +245,25 @@ class World:
     # ---- the network ---------------------------------------------------------------------
 
     def link(self, one: str, other: str, **changes: float) -> None:
-        """Change fields of the `Link` between two hosts, in both directions, from now on."""
+        """Change fields of the `Link` between two hosts, in both directions."""
         self._check_hosts((one, other))
         if one == other:
-            raise ValueError(f"{one!r} has no link to itself: name two hosts")
+            raise ValueError(f"a link connects two different hosts, not {one!r} and itself")
         for names in ((one, other), (other, one)):
             self._links[names] = replace(self._links.get(names, self._plan.link), **changes)
             self._set_way(self.hosts[names[0]], self.hosts[names[1]])
 
     def partition(self, *names: str, network: int | None = None) -> None:
-        """Cut these hosts off from all others until `heal`, on all networks or on the given one.
+        """Cut these hosts off from all others until `heal`.
 
-        The devices "embedded1" of the hosts are on network 1.
+        `network` limits the partition to one network. Network 1 connects the devices "embedded1" of
+        all hosts.
         """
         if not names:
-            raise ValueError("a partition needs at least one host: name it")
+            raise ValueError("partition requires the name of at least one host")
         self._check_hosts(names)
         if self.hosts.keys() <= {*names}:
-            raise ValueError("a partition of all hosts has no effect: name fewer hosts")
+            raise ValueError("a partition of all hosts has no effect; name fewer hosts")
         numbers = self._numbers_of(network)
         self._note(f"{', '.join(names)}: cut off{_on(network)} by the program")
         for one, other in product(self.hosts, repeat=2):
@@ -272,10 +273,10 @@ class World:
         self._set_ways()
 
     def heal(self, *names: str, network: int | None = None) -> None:
-        """End partitions that the program created: of these hosts, or of all if none is named.
+        """End the partitions of these hosts that `partition` created.
 
-        Without `network`, they end on all networks. The partitions of a `FaultPlan` end by
-        themselves.
+        Without names, the partitions of all hosts end. Without `network`, they end on all networks.
+        This method does not affect partitions of a `FaultPlan`.
         """
         self._check_hosts(names)
         healed = self._numbers_of(network)
@@ -292,7 +293,9 @@ class World:
         for name in names:
             if instance("each name", name, str, "the name of a host") not in self.hosts:
                 there = ", ".join(self.hosts)
-                raise ValueError(f"no such host: {name!r}; there are {there}: call host() first")
+                raise ValueError(
+                    f"host not found: {name!r} (hosts: {there}); call World.host to create it"
+                )
 
     def _numbers_of(self, network: int | None) -> range:
         if network is None:
@@ -355,8 +358,8 @@ class World:
             first, event, breaks = min(due), softdev.sim_next(), self._next_break()
             if first == event == breaks == NEVER:
                 raise StalledError(
-                    "nothing will ever happen; other threads and processes are not waited for:\n"
-                    f"{self._waiting()}"
+                    "all programs wait, and no event is pending; a simulation does not wait for "
+                    f"other threads or processes:\n{self._waiting()}"
                 )
             if min(first, event, breaks) > end:
                 raise TimeLimitError(
@@ -519,67 +522,66 @@ def simulate(
 ) -> T | Seeds:
     """Run programs on simulated hosts in virtual time, and return the result of `main`.
 
-    Each host has an event loop, an IP address and an embedded device, which speaks RoCE v2 over a
-    simulated network. All of aiordma runs in this thread, and waiting takes no real time. The seed
-    determines the order of events, all times and all faults, so the same seed gives the same run
-    (`World.trace`). When `main` has ended, programs that still run are cancelled on every host, as
-    by `asyncio.run`.
+    Each host has an event loop, an IP address and an embedded device that speaks RoCE v2 over a
+    simulated network. All programs run in this thread, and waiting takes no real time. The seed
+    determines the order of events, all times and all faults, so a seed repeats a run exactly (see
+    `World.trace`). When `main` ends, the other programs are cancelled.
 
-    An exception gets notes with the seed, the faults and when they happened, where each host waits,
-    and the command that repeats the run.
+    The notes of an exception contain the seed, the faults, the waiting tasks, and the command that
+    repeats the run.
 
-    Several `seeds` run in one process per core, with a progress bar on a terminal. With `stop`, the
-    first seed that fails is run again in this process. The note of its exception then lists a
-    subset of the faults that is enough for it, found by leaving out others. If the environment
-    variable AIORDMA_SIMULATION_SEEDS is set ("61", "0:1000"), it replaces `seeds`, or a missing
-    `seed`.
+    With several `seeds`, one process per core runs them, and a terminal shows a progress bar. If a
+    seed fails and `stop` is true, this process runs the seed again and raises its exception. A note
+    of this exception lists a subset of the faults that is sufficient for the failure.
+
+    The environment variable AIORDMA_SIMULATION_SEEDS ("61" or "0:1000") replaces `seeds`, or the
+    missing `seed`.
 
     Args:
-        main: The main program. It runs on its own host, "main", and is called with the `World`.
-        seed: The seed. By default a random one is chosen.
-        seeds: Several seeds, to run them all and return `Seeds`.
-        stop: Whether to stop at the first of several seeds that fails, and raise its exception.
-        hosts: Programs by the name of their host. They begin before `main`, and again when their
-            host boots again. An error of one of them ends the simulation.
-        faults: The plan of faults. By default there are none.
-        devices: The number of devices of each host, up to 4. The first devices of all hosts are on
-            one network, the second devices on another, and so on; see `World.partition`.
-        limit: The maximum number of simulated seconds until `main` has ended.
+        main: The main program. It runs on the host "main" and is called with the `World`.
+        seed: The seed. By default, it is random.
+        seeds: Several seeds to run. The result is then a `Seeds` object.
+        stop: Whether the first failing seed ends the run and raises its exception.
+        hosts: The programs of other hosts by host name. They start before `main`, and again
+            whenever their host boots. If one of them raises an exception, the simulation ends.
+        faults: The plan of faults. By default, no faults happen.
+        devices: The number of devices of each host, up to 4. Each device of a host is on a separate
+            network; see `World.partition`.
+        limit: The maximum number of simulated seconds until `main` ends.
 
     Raises:
-        StalledError: If every program waits and nothing will ever happen. The message says where
-            each task waits.
-        TimeLimitError: If `main` has not ended within `limit`. The message says where each task
-            waits.
-        NotSimulatedError: In a program that uses a thread, a process or something else outside the
-            simulation.
-        ValueError: If the plan cannot cause any fault.
-        BusyError: Inside a simulation or a `testing.faults` block, with AIORDMA_EMBEDDED_FAULTS, or
-            while this process uses its own embedded device.
+        StalledError: If all programs wait, and no event is pending. The message lists the waiting
+            tasks.
+        TimeLimitError: If `main` does not end within `limit`. The message lists the waiting tasks.
+        NotSimulatedError: In a program that uses a thread, a process or something else that is not
+            simulated.
+        ValueError: If an argument is invalid, or the plan cannot cause any fault.
+        BusyError: If a simulation or a `testing.faults` block is active, AIORDMA_EMBEDDED_FAULTS is
+            set, or this process uses its embedded device.
     """
     _check_main(main)
     _check_programs(hosts)
     if not truth("stop", stop) and seeds is None:
         raise TypeError(
-            "stop=False needs several seeds: simulate(seeds=...) returns those that fail"
+            "stop=False requires several seeds, such as simulate(seeds=range(1000), stop=False)"
         )
     plan = FaultPlan() if faults is None else instance("faults", faults, FaultPlan, "a FaultPlan")
     seconds("limit", limit)
     integer("devices", devices, 1, softdev.SIM_NETWORKS)
     if plan.cables and devices == 1:
-        raise ValueError("FaultPlan.cables needs several devices: simulate(devices=2)")
+        raise ValueError("FaultPlan.cables requires several devices; use simulate(devices=2)")
     for fault in plan.exactly or ():
         _check_network(fault.network, devices)
     if injected := process.injected or os.environ.get("AIORDMA_EMBEDDED_FAULTS"):
         raise BusyError(
-            f"testing.faults or AIORDMA_EMBEDDED_FAULTS ({injected}) has no effect on simulated "
-            "hosts: remove it, and use World.link or a FaultPlan"
+            f"testing.faults and AIORDMA_EMBEDDED_FAULTS ({injected}) have no effect on simulated "
+            "hosts; use World.link or a FaultPlan instead"
         )
     report_unknown_variables()
     run = partial(_run, main, hosts or {}, devices, limit)
     if seed is not None:
         if seeds is not None:
-            raise TypeError("simulate takes seed or seeds, not both")
+            raise TypeError("seed and seeds cannot be combined")
         return run(plan, integer("seed", seed), command())
     given = None if seeds is None else _list_of(seeds)
     if several := given_seeds() or given:
@@ -613,14 +615,14 @@ def _list_of(seeds: object) -> list[int]:
     if not isinstance(seeds, Iterable) or isinstance(seeds, str | bytes):
         hint = f"write range({seeds})" if isinstance(seeds, int) and seeds > 0 else ""
         raise TypeError(refusal("seeds", "several ints, such as range(1000)", seeds, hint))
-    if given := [integer("each of seeds", it) for it in seeds]:
+    if given := [integer("each seed", it) for it in seeds]:
         return given
-    raise ValueError("seeds is empty: pass some, such as range(1000)")
+    raise ValueError("seeds must not be empty; pass several, such as range(1000)")
 
 
 def _check_network(number: int, devices: int) -> None:
     if number >= devices:
-        raise ValueError(f"no such network: {number}; it needs simulate(devices={number + 1})")
+        raise ValueError(f"network {number} requires simulate(devices={number + 1})")
 
 
 def _again(seed: int) -> str:
@@ -719,14 +721,16 @@ def _simulate(world: World, main: Program[T], hosts: Hosts, limit: float) -> T:
         if never := world._plan._names - world.hosts.keys():
             names, there = ", ".join(sorted(never)), ", ".join(world.hosts)
             raise ValueError(
-                f"the FaultPlan names {names}, which never booted; the hosts were {there}"
+                f"the FaultPlan contains hosts that never booted: {names} (hosts: {there})"
             )
         if world._plan._rates and len(world.hosts) == 1:
-            raise ValueError(f"a FaultPlan does not affect {MAIN!r}, and there was no other host")
+            raise ValueError(
+                f"the FaultPlan has no effect: faults do not affect {MAIN!r}, the only host"
+            )
         if (begun := len(world.faults)) < world._plan.at_least:
             counts = world._plan._counts(world.faults, world.now)
             raise AssertionError(
-                f"{begun} faults of the plan began, but at_least={world._plan.at_least}: {counts}"
+                f"too few faults began: {begun} (at_least={world._plan.at_least}): {counts}"
             )
     except BaseException as error:
         world._explain(error)

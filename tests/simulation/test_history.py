@@ -247,14 +247,12 @@ def test_initial_value_is_the_content_before_the_first_write() -> None:
         history.check()
     with history.read("z") as op:
         op.result = 0
-    with pytest.raises(AssertionError, match=r"on 'z', which was 7 initially, explains"):
+    with pytest.raises(AssertionError, match=r"on 'z' .*, given its initial value 7:"):
         history.check()
     history = testing.History()
     with history.read("x") as op:
         op.result = b""
-    says = (
-        r"on 'x', which was 0 initially \(History\(initial=\.\.\.\) sets another value\), explains"
-    )
+    says = r"on 'x' .*, given its initial value 0 \(History\(initial=\.\.\.\) changes it\):"
     with pytest.raises(AssertionError, match=says):
         history.check()
 
@@ -390,8 +388,8 @@ def test_operation_without_its_result_is_refused() -> None:
         with pytest.raises(TypeError) as raised, op:
             pass
         assert str(raised.value) == (
-            f"the result of {name} is missing: set op.result in its with block to the value that "
-            "the call returned"
+            f"{name} has no result; set op.result to the value that the call returned, inside the "
+            "with block"
         )
 
 
@@ -401,7 +399,7 @@ def test_operation_without_with_is_refused() -> None:
     with pytest.raises(RuntimeError) as raised:
         op.result = 5
     assert str(raised.value) == (
-        "op.result of read('x') is set outside of its with block: write `with "
+        "op.result of read('x') must be set inside its with block; write `with "
         "history.read(...) as op:` around the call and this line"
     )
     with history.write("x", 1):
@@ -409,7 +407,7 @@ def test_operation_without_with_is_refused() -> None:
     with pytest.raises(RuntimeError) as raised:
         history.check()
     assert str(raised.value) == (
-        "read('x') was used without `with`, so it is not recorded: write `with "
+        "read('x') was not recorded, because it was used without a with statement; write `with "
         "history.read(...) as op:` around the call"
     )
 
@@ -420,7 +418,7 @@ def test_operation_is_used_once() -> None:
         pass
     for _ in range(2):
         with (
-            pytest.raises(RuntimeError, match=r"write\('x', 1\) has already begun: call history"),
+            pytest.raises(RuntimeError, match=r"write\('x', 1\) was already used; call history"),
             op,
         ):
             pass
@@ -429,11 +427,11 @@ def test_operation_is_used_once() -> None:
 
 def test_check_of_an_empty_history_fails() -> None:
     history = testing.History()
-    for counted in "", " but 1 refused":
+    for counted in "", " (refused: 1)":
         with pytest.raises(AssertionError) as raised:
             history.check()
         assert str(raised.value) == (
-            f"the history has no operations{counted}, so its check proves nothing: put each call "
+            f"the history has no operations{counted}, so the check proves nothing; put each call "
             "of the program in a block such as `with history.read(...) as op:`"
         )
         with history.write("x", 1) as op:
@@ -459,8 +457,8 @@ def test_it_says_which_host_and_when() -> None:
             history.check()
         head, *lines = str(raised.value).splitlines()
         assert head == (
-            "no order of these operations on 'the count', whatever its value was before, explains "
-            "their results:"
+            "no order of these operations on 'the count' explains their results, regardless of its "
+            "previous value:"
         )
         rows = [line.split(maxsplit=5) for line in lines]
         assert [(row[0], row[-1]) for row in rows] == [
@@ -516,5 +514,5 @@ def test_one_operation_after_another_takes_no_further_steps() -> None:
 
 
 def test_a_history_that_is_too_hard_says_so() -> None:
-    with pytest.raises(RuntimeError, match=r"1000 operations on 'x' .* check\(steps=...\)"):
+    with pytest.raises(RuntimeError, match=r"1000 operations on 'x' .* \(check\(steps="):
         large(1000, lost=0).check(steps=100)

@@ -333,13 +333,13 @@ def test_what_would_leave_the_simulation_is_refused() -> None:
             (lambda: loop().sock_connect(own, ("127.0.0.1", 1)), "real sockets"),
             (connect, "blocking sockets"),
             (accept, "blocking sockets"),
-            (lambda: socket.getnameinfo(("10.0.0.1", 1), 0), "resolver"),
+            (lambda: socket.getnameinfo(("10.0.0.1", 1), 0), "blocking name resolution"),
             (lambda: threading.Thread(target=print).start(), "threads"),
             (lambda: ThreadPoolExecutor().submit(print), "threads"),
             (lambda: blocking.listen("127.0.0.1"), "threads (aiordma.blocking)"),
             (
                 lambda: loop().run_in_executor(ProcessPoolExecutor(1), print),
-                "executors other than threads",
+                "executors other than thread pools",
             ),
             (lambda: asyncio.create_subprocess_exec("true"), "processes"),
             (lambda: subprocess.run(["true"], check=True), "processes"),
@@ -351,7 +351,7 @@ def test_what_would_leave_the_simulation_is_refused() -> None:
             (lambda: loop().remove_signal_handler(signal.SIGTERM), "False"),
             (lambda: loop().connect_read_pipe(asyncio.Protocol, sys.stdin), "pipes"),
             (lambda: loop().add_reader(sys.__stdin__ or 0, print), "standard input"),
-            (lambda: select.select([own], [], [], 1), "blocking waits"),
+            (lambda: select.select([own], [], [], 1), "select.select and select.poll"),
         ])  # fmt: skip
 
 
