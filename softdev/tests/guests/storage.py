@@ -11,7 +11,7 @@ FIO = Software(
     "fio",
     "fio",
     apt=("fio",),
-    note="The measured time includes half a second for which fio's rdma engine sleeps after "
+    note="The measured time includes half a second in which fio's rdma engine sleeps after "
     "connecting. If the receiver has not posted all receives by then, the sender hangs after "
     "`cq completion status 13`, because the engine does not retry (rnr_retry_count 0). This "
     "happened in one run over RoCE with `--iodepth=1`.",
