@@ -114,9 +114,9 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
     def wire(self) -> str | None:
         """The medium of the connection: "roce", "infiniband" or "iwarp".
 
-        On the embedded device, it is "shared memory" or "tcp". This is None while the embedded
-        device is still choosing, at most until the first message has arrived, and after the
-        connection has ended.
+        On the embedded device, it is "shared memory", "tcp" or, if selected, "roce". This is None
+        while the embedded device is still choosing, at most until the first message has arrived,
+        and after the connection has ended.
         """
         qp = self._of_lead.qp
         return qp.wire if qp is not None and not qp.closed else None
