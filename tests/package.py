@@ -65,7 +65,9 @@ NEEDED = [
     "_native/preload/tree/1/dev/infiniband/rdma_cm",
 ]
 NOT_FOR_USERS = re.compile(r"\.(pyx|pxd|c|h|map|pyc)$|/meson\.build$")
-README_PROGRAM = re.compile(r"^```python\n(.*?)^```\n\nIt prints `(.*?)`", re.DOTALL | re.MULTILINE)
+README_PROGRAM = re.compile(
+    r"^```python\n(.*?)^```\n\nThe program prints `(.*?)`", re.DOTALL | re.MULTILINE
+)
 
 DESCRIBE = """
 import importlib, json, sys, sysconfig
