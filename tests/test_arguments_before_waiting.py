@@ -85,10 +85,10 @@ RIGHTS = "access must be a member of Rights ("
 REMOTE = "the peer's memory must be a RemoteRegion"
 
 ON_CONNECTION: dict[str, tuple[Call, str]] = {
-    "send text": (lambda e: e.conn.send("text"), "a str has no memory to use"),
+    "send text": (lambda e: e.conn.send("text"), "a str cannot be used as memory"),
     "send imm": (lambda e: e.conn.send(b"", imm=-1), f"{IMM}-1"),
     "recv_into read-only": (lambda e: e.conn.recv_into(b"x"), "cannot receive into bytes"),
-    "recv_into number": (lambda e: e.conn.recv_into(5), "an int has no memory to use"),
+    "recv_into number": (lambda e: e.conn.recv_into(5), "an int cannot be used as memory"),
     "write length": (lambda e: e.conn.write(bytes(32), e.writable), SIDES),
     "write right": (lambda e: e.conn.write(bytes(64), e.remote), "without the right to write"),
     "write imm": (lambda e: e.conn.write(bytes(64), e.writable, imm="7"), f"{IMM}str '7'"),
@@ -402,17 +402,17 @@ def full_queue(device: str) -> Iterator[tuple[AsyncQueuePair, verbs.ScatterGathe
             peer.close()
 
 
-PIECES = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge), not "
+PIECES = "memory must be a list of ScatterGatherElement (from MemoryRegion.sge), not "
 SEND = verbs.WROpcode.SEND
 ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]], str]] = {
-    "send a piece": (lambda queue, piece: queue.send(piece), f"{PIECES}as a single one"),
+    "send a piece": (lambda queue, piece: queue.send(piece), f"{PIECES}a single one"),
     "send text": (lambda queue, _: queue.send(cast(Any, ["x"])), f"{PIECES}of str"),
     "send imm": (
         lambda queue, piece: queue.send([piece], imm=-1),
         "imm_data must be an int from 0",
     ),
     "send imm text": (lambda queue, piece: queue.send([piece], imm=cast(Any, "x")), "not str 'x'"),
-    "send pieces": (lambda queue, piece: queue.send([piece] * 1000), "1000 pieces of memory; max_"),
+    "send pieces": (lambda queue, piece: queue.send([piece] * 1000), "elements: 1000 (max_"),
     "write address": (
         lambda queue, piece: queue.write([piece], cast(Any, "x"), 1),
         "remote_addr must be an int from 0 to 2^64 - 1, not str 'x'",
@@ -427,11 +427,11 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
     ),
     "piece": (
         lambda queue, piece: queue.send([piece._replace(lkey=1 << 32)]),
-        "lkey of a piece must be an int from 0 to 4294967295, not 4294967296",
+        "lkey of a ScatterGatherElement must be an int from 0 to 4294967295, not 4294967296",
     ),
     "add length": (
         lambda queue, piece: queue.fetch_and_add(piece._replace(length=4), 0, 1, 1),
-        "ATOMIC_FETCH_AND_ADD of 4 bytes: it is always 8",
+        "ATOMIC_FETCH_AND_ADD must have 8 bytes of local memory, not 4",
     ),
     "add list": (
         lambda queue, piece: queue.fetch_and_add(cast(Any, [piece]), 0, 1, 1),
@@ -439,21 +439,21 @@ ON_FULL_QUEUE: dict[str, tuple[Callable[[AsyncQueuePair, Any], Awaitable[object]
     ),
     "submit numbers": (
         lambda queue, _: queue.submit(cast(Any, [5])),
-        "a list of requests has SendWorkRequest or ReceiveWorkRequest, not 5",
+        "requests must be SendWorkRequest or ReceiveWorkRequest objects, not 5",
     ),
     "submit one": (
         lambda queue, _: queue.submit(cast(Any, verbs.SendWorkRequest(0, SEND))),
-        "requests are posted as a list: write [request]",
+        "requests must be a list; write [request]",
     ),
     "submit operation": (
         lambda queue, _: queue.submit([verbs.SendWorkRequest(0, 99)]),
-        "there is no operation 99",
+        "unknown opcode 99",
     ),
     "submit wr_id": (
         lambda queue, _: queue.submit([verbs.SendWorkRequest(cast(Any, "x"), SEND)]),
         "wr_id must be an int from 0 to 2^64 - 1, not str 'x'",
     ),
-    "recv": (lambda queue, _: queue.recv(cast(Any, "x")), f"{PIECES}as str"),
+    "recv": (lambda queue, _: queue.recv(cast(Any, "x")), f"{PIECES}str"),
 }
 
 
@@ -466,7 +466,7 @@ async def test_queue_pair_refuses_invalid_requests_before_it_waits(
         assert text in str(refused(make(queue, piece)))
 
 
-ADDRESS = "an address must be a (host, port), as ('192.0.2.1', 7471), not "
+ADDRESS = "address must be a tuple (host, port), such as ('192.0.2.1', 7471), not "
 ON_ID: dict[str, tuple[Callable[[AsyncConnectionId], Awaitable[object]], str]] = {
     "address": (lambda id: id.resolve_addr(cast(Any, "x")), f"{ADDRESS}str 'x'"),
     "port": (lambda id: id.resolve_addr(("127.0.0.1", -1)), f"{PORT}-1"),

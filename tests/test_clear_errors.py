@@ -287,7 +287,7 @@ async def test_call_names_differing_serializers_when_its_result_is_unreadable(
     assert type(caught.value.__cause__).__name__ == kind
 
 
-STR = "dumps must return bytes or another buffer: a str has no memory to use: neither the buffer "
+STR = "dumps must return bytes or another buffer: a str cannot be used as memory, because it "
 
 
 async def test_call_names_dumps_that_returns_a_str(device_name: str) -> None:
@@ -372,7 +372,7 @@ def test_blocking_call_refuses_a_coroutine() -> None:
 async def test_pending_connection_refuses_an_endpoint_that_is_not_bytes(device_name: str) -> None:
     async with await aiordma.prepare_connection(device=device_name) as pending:
         for endpoint in ("x", 8):
-            with pytest.raises(TypeError, match="has no memory to use"):
+            with pytest.raises(TypeError, match="cannot be used as memory"):
                 pending.accept(cast(Any, endpoint))
 
 
@@ -475,15 +475,18 @@ async def test_host_with_more_than_a_host_says_what_it_must_not_contain(
 
 
 TARGETS: dict[str, tuple[Any, str]] = {
-    "text": ("text", "receive into a bytearray, and decode that: data.decode()"),
-    "path": (Path("/nowhere"), "receive into a bytearray, and write that: path.write_bytes()"),
-    "number": (5, "receive into a bytearray, and unpack that: int.from_bytes(data, 'little')"),
-    "none": (None, "use writable memory, such as a bytearray or a numpy array"),
-    "list": ([0], "receive into a bytearray, and load that: json.loads(data)"),
-    "object": (object(), "use writable memory, such as a bytearray or a numpy array"),
-    "stream": (io.BytesIO(), "take its memory: .getbuffer()"),
-    "objects": ((ctypes.py_object * 2)(), "or a bytearray for a copy that was sent as bytes"),
-    "part": (memoryview(bytearray(8))[::2], "use contiguous memory and copy from that"),
+    "text": ("text", "receive into a bytearray and decode it with data.decode()"),
+    "path": (
+        Path("/nowhere"),
+        "receive into a bytearray and write the file with path.write_bytes(data)",
+    ),
+    "number": (5, "receive into a bytearray and unpack it with int.from_bytes(data, 'little')"),
+    "none": (None, "use writable memory such as a bytearray or a numpy array"),
+    "list": ([0], "receive into a bytearray and deserialize it with json.loads(data)"),
+    "object": (object(), "use writable memory such as a bytearray or a numpy array"),
+    "stream": (io.BytesIO(), "pass the result of getbuffer()"),
+    "objects": ((ctypes.py_object * 2)(), "or receive a serialized copy into a bytearray"),
+    "part": (memoryview(bytearray(8))[::2], "use contiguous memory and copy the data from it"),
 }
 
 

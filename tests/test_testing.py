@@ -242,7 +242,7 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         "overrun=0,cq=3": "cq is about overrun, which is not there",
         "rnr=1,frames=answers": "frames is about loss and duplicate, and neither is there",
     }.items():
-        with pytest.raises(ValueError, match=f"plan of faults: {says}"):
+        with pytest.raises(ValueError, match=f"fault plan: {says}"):
             device.set_faults(text)
     with testing.faults(device=device_name):  # none of these has been set
         pass

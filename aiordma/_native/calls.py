@@ -47,7 +47,7 @@ def shortage_hint() -> str:
         os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return f"this process can open no more files: {open_files_hint()}"
+            return f"this process cannot open more files: {open_files_hint()}"
     return ""
 
 
@@ -55,9 +55,9 @@ def open_files_hint() -> str:
     """Return the limit on open files and how to raise it."""
     soft, hard = limits.getrlimit(limits.RLIMIT_NOFILE)
     return (
-        f"this process may have {soft} files open at a time (RLIMIT_NOFILE, hard limit: {hard}),"
-        " and a connection over TCP is one of them; raise it with 'ulimit -n' or LimitNOFILE="
-        " of the systemd unit"
+        f"the limit on open files (RLIMIT_NOFILE) of this process is {soft} (hard limit: {hard}),"
+        " and every connection over TCP uses one; raise the limit with 'ulimit -n' or LimitNOFILE="
+        " in the systemd unit"
     )
 
 
@@ -130,7 +130,7 @@ class Calls(CheckedCalls):
         for name in dir(lib):
             if name.startswith("aiordma_ibv_"):
                 calls[name.removeprefix("aiordma_")] = getattr(lib, name)
-        _set_all(self, calls, lambda verb: "the installed library is too old to have it")
+        _set_all(self, calls, lambda verb: "the installed library is too old")
 
 
 class ProviderCalls(CheckedProviderCalls):
@@ -138,7 +138,7 @@ class ProviderCalls(CheckedProviderCalls):
 
     def __init__(self, table: h.aiordma_provider_calls) -> None:
         calls = _functions("aiordma_provider_calls", table)
-        missing = "lib{}.so.1 is not there, or too old to have it"
+        missing = "lib{}.so.1 is not installed or too old"
         _set_all(self, calls, lambda verb: missing.format(verb.partition("dv_")[0]))
 
 

@@ -111,9 +111,8 @@ class Library:
             self._cm_process = process
         if self._inherited and self._cm_process != process:
             raise UnsupportedError(
-                "the connection manager in a child that was forked after its parent had used it "
-                "and opened devices; connect and listen with via='tcp' there, or start the child "
-                "by spawn or forkserver",
+                "the connection manager in a forked child whose parent had already opened devices "
+                "with it; use via='tcp' in the child, or start the child with spawn or forkserver",
                 device=f"the {self.name} library",
                 verb="rdma_create_event_channel",
             )

@@ -38,14 +38,13 @@ def to_storage(address: Address) -> h.sockaddr_storage:
         case (str(host), port):
             port = integer("port", port, 0, 0xFFFF)
         case _:
-            raise TypeError(
-                refusal("an address", "a (host, port), as ('192.0.2.1', 7471)", address)
-            )
+            wanted = "a tuple (host, port), such as ('192.0.2.1', 7471)"
+            raise TypeError(refusal("address", wanted, address))
     try:
         ip = _parsed(host)
     except ValueError:
         raise ValueError(
-            f"{host!r} is not a numeric IP address; resolve names first: loop.getaddrinfo()"
+            f"{host!r} is not a numeric IP address; resolve names with loop.getaddrinfo() first"
         ) from None
     storage = ffi.new("struct sockaddr_storage *")
     if isinstance(ip, ipaddress.IPv4Address):
@@ -72,7 +71,7 @@ def scope_id(scope: str | None) -> int:
     try:
         return number if 0 <= number <= U32_MAX else socket.if_nametoindex(scope)
     except (OSError, ValueError):
-        raise ValueError(f"there is no network interface {scope!r}") from None
+        raise ValueError(f"network interface not found: {scope!r}") from None
 
 
 def from_storage(storage: h.sockaddr_storage) -> Address | None:

@@ -187,7 +187,7 @@ class ConnectionId(Options):
             self.library.calls.rdma_resolve_route(self.pointer, _milliseconds(timeout))
         except VerbsError as error:
             peer = self.peer_address
-            what = f"no route to {host_port(peer)}" if peer else "no route"
+            what = f"no route to {host_port(peer)}" if peer else "cannot resolve a route"
             raise self._failed(RouteError, what, error) from error
         self._note("resolve_route")
 
@@ -216,9 +216,12 @@ class ConnectionId(Options):
         the port space. Receives may be posted immediately.
         """
         if pd.context is not self.context:
-            raise ValueError(f"{pd!r} is of another context than {self!r}: {self.context!r}")
+            raise ValueError(
+                f"pd must belong to the context of {self!r}, which is {self.context!r}, but it "
+                f"belongs to {pd.context!r}"
+            )
         if self.qp is not None and not self.qp.closed:
-            raise ValueError(f"{self!r} has a queue pair already: close {self.qp!r} first")
+            raise ValueError(f"{self!r} already has a queue pair; close {self.qp!r} first")
         if qp_type is None:
             qp_type = QPType.UD if self.port_space.datagrams else QPType.RC
         self.qp = create_qp(
@@ -417,7 +420,9 @@ class ConnectionId(Options):
         """Move the ID to another channel of the same library, which then delivers its events."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
-            raise ValueError(f"{self!r} cannot move to {channel!r}, which is of another library")
+            raise ValueError(
+                f"cannot move {self!r} to {channel!r}, because the channel uses another library"
+            )
         self._call(self.library.calls.rdma_migrate_id, channel.pointer)
         self.node.move(self.channel.node, channel.node)
         self.channel = channel
@@ -426,7 +431,7 @@ class ConnectionId(Options):
         # librdmacm 44 follows the NULL pointer instead of answering EINVAL.
         if self.context is None:
             error = VerbsError(errno.EINVAL, verb)
-            raise explained(error, f"{self._about(error)}; it is bound to no device")
+            raise explained(error, f"{self._about(error)}; the ID is not bound to a device")
 
     def _failed(
         self, kind: type[ConnectionManagerError], what: str, error: VerbsError
@@ -449,5 +454,5 @@ class ConnectionId(Options):
 def _milliseconds(timeout: float) -> int:
     length = seconds("timeout", timeout)
     if length > I32_MAX / 1000:
-        raise ValueError(f"a timeout of {length} s is not within 0 and {I32_MAX // 1000} s")
+        raise ValueError(f"timeout must be at most {I32_MAX // 1000} seconds, not {length}")
     return math.ceil(length * 1000)

@@ -52,9 +52,9 @@ class EventChannel(Resource[h.rdma_event_channel]):
         try:
             pointer = library.calls.rdma_create_event_channel()
         except VerbsError as error:
-            likely = "the kernel's connection manager cannot be opened"
+            likely = "cannot open the kernel's connection manager"
             if error.errno != errno.EMFILE:
-                likely += "; is rdma_ucm loaded?"
+                likely += "; check that the kernel module rdma_ucm is loaded"
             raise library.open_failure(error, likely) from None
         self.fd: int = pointer.fd
         destroy = library.calls.rdma_destroy_event_channel
@@ -62,7 +62,7 @@ class EventChannel(Resource[h.rdma_event_channel]):
         code = lib.aiordma_set_nonblocking(library.table, self.fd)  # librdmacm makes it blocking
         if code:
             self.close()
-            raise failure("fcntl", code, "the event channel's fd")
+            raise failure("fcntl", code, "cannot make the event channel non-blocking")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
         """Create an ID, for a connection or a listener.

@@ -45,10 +45,10 @@ _WHAT = {
     EventType.ADDR_ERROR: "no RDMA device has a route to {}",
     EventType.ROUTE_ERROR: "no route to {}",
     EventType.CONNECT_ERROR: "the connection to {} could not be established",
-    EventType.UNREACHABLE: "{} does not answer, or cannot be reached",
+    EventType.UNREACHABLE: "{} does not respond or cannot be reached",
     EventType.REJECTED: "{} rejected the connection",
     EventType.DEVICE_REMOVAL: "the device is being removed; close all objects on it",
-    EventType.MULTICAST_ERROR: "the multicast group {} could not be joined, or was lost",
+    EventType.MULTICAST_ERROR: "could not join the multicast group {}, or lost the membership",
 }
 _CLASSES = {
     EventType.ADDR_ERROR: AddressError,

@@ -18,7 +18,9 @@ from .parameters import PortSpace
 
 def check_library(library: object) -> Library:
     """Return the library, or raise TypeError if it is something else, such as a name."""
-    return instance("library", library, Library, "a Library, as verbs.find_device(name).library")
+    return instance(
+        "library", library, Library, "a Library, such as verbs.find_device(name).library"
+    )
 
 
 def get_devices(library: Library) -> list[Context]:
@@ -92,12 +94,12 @@ def getaddrinfo(
         AddressError: If the name cannot be resolved.
     """
     if host is None and service is None:
-        raise ValueError("give a host, a service or both: there is nothing to look up")
+        raise ValueError("getaddrinfo() needs a host, a service or both")
     flags = choice("flags", flags, AddressFlags)
     port_space = choice("port_space", port_space, PortSpace)
     check_library(library)
     if host is not None:
-        instance("host", host, str, "a str, as '192.0.2.1' or 'server.example'")
+        instance("host", host, str, "a str, such as '192.0.2.1' or 'server.example'")
     hints = ffi.new("struct rdma_addrinfo *")
     hints.ai_flags = flags
     hints.ai_port_space = port_space
@@ -116,7 +118,7 @@ def getaddrinfo(
             raise
         what = " ".join([host or "", f"service {service}" if service else ""]).strip()
         raise AddressError(
-            f"{what!r} has no address: {error.strerror}", status=-(error.errno or 0)
+            f"cannot resolve {what!r}: {error.strerror}", status=-(error.errno or 0)
         ) from error
     try:
         found, info = [], result[0]

@@ -29,25 +29,26 @@ _INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
 
 # What the connection manager wants of the id, which it says with an errno alone: the manual pages
 # of the calls.
-_ANSWER = "it answers a CONNECT_REQUEST, once, on the id of that event"
+_ANSWER = "accept() or reject() must be called once, on the ID of a CONNECT_REQUEST event"
 _RULES = {
-    "rdma_bind_addr": "an id is bound once, before anything else",
-    "rdma_resolve_addr": "an id resolves one address, once, new or bound",
-    "rdma_resolve_route": "it follows ADDR_RESOLVED (resolve_addr)",
-    "rdma_connect": "it follows ROUTE_RESOLVED (resolve_route) and create_qp, once; where the"
-    " queue pair is not the id's, ConnectionParameters.qp_num names it",
-    "rdma_listen": "an id listens once, new or bound",
+    "rdma_bind_addr": "bind_addr() must be called once, before any other call",
+    "rdma_resolve_addr": "resolve_addr() must be called once, on an ID that is new or bound",
+    "rdma_resolve_route": "resolve_route() must be called after ADDR_RESOLVED (resolve_addr)",
+    "rdma_connect": "connect() must be called once, after ROUTE_RESOLVED (resolve_route) and"
+    " create_qp(); if the ID does not own the queue pair, set ConnectionParameters.qp_num",
+    "rdma_listen": "listen() must be called once, on an ID that is new or bound",
     "rdma_accept": _ANSWER,
     "rdma_reject": _ANSWER,
     "rdma_reject_ece": _ANSWER,
-    "rdma_establish": "it follows CONNECT_RESPONSE, on an id without a queue pair of its own",
-    "rdma_disconnect": "it ends a connection: after ESTABLISHED, or accept",
-    "rdma_set_option": "options are set early: tos and ack_timeout before connecting or"
-    " accepting, reuseaddr before binding, afonly before listening",
-    "rdma_join_multicast": "groups are for a datagram id (PortSpace.UDP, IPOIB) that is bound"
+    "rdma_establish": "establish() must be called after CONNECT_RESPONSE, on an ID that does not"
+    " own a queue pair",
+    "rdma_disconnect": "disconnect() must be called after ESTABLISHED or accept()",
+    "rdma_set_option": "tos and ack_timeout must be set before connect() or accept(), reuseaddr"
+    " before bind_addr(), and afonly before listen()",
+    "rdma_join_multicast": "join_multicast() requires an ID of PortSpace.UDP or IPOIB that is bound"
     " to a device",
-    "rdma_set_local_ece": "options are for an id without a queue pair of its own",
-    "rdma_get_remote_ece": "options are for an id without a queue pair of its own, after"
+    "rdma_set_local_ece": "set_local_ece() requires an ID that does not own a queue pair",
+    "rdma_get_remote_ece": "get_remote_ece() requires an ID that does not own a queue pair, after"
     " CONNECT_REQUEST or CONNECT_RESPONSE",
 }
 _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EALREADY})
@@ -82,7 +83,7 @@ class Options(Resource[h.rdma_cm_id]):
         rule = _RULES.get(error.verb.removesuffix("_ex"), "")
         if not rule or error.errno not in _WRONG_STATE:
             return ""
-        return f"{rule}; so far: {', '.join(self._history) or 'nothing'}"
+        return f"{rule}; calls and events so far: {', '.join(self._history) or 'none'}"
 
     def set_option(self, option: Option, value: int) -> None:
         """Set an option by its raw value.
@@ -97,7 +98,7 @@ class Options(Resource[h.rdma_cm_id]):
             else:
                 data, size = ffi.new("uint8_t *", value), 1
         except OverflowError as error:
-            raise ValueError(f"option {option.name} cannot be {value}: {error}") from None
+            raise ValueError(f"invalid value {value} for option {option.name}: {error}") from None
         self._call(self.library.calls.rdma_set_option, _LEVEL, option.value, data, size)
 
     def set_tos(self, tos: int) -> None:

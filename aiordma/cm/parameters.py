@@ -66,8 +66,8 @@ def check_private_data(
     limit = _LIMITS[call][port_space.datagrams]
     if length > limit:
         raise LimitError(
-            f"{length} bytes of private data; rdma_{call} carries at most {limit}"
-            f" (port space {port_space.name}): send the rest once connected",
+            f"too much private data: {length} bytes (maximum {limit} for {call}() in"
+            f" PortSpace.{port_space.name}); send the rest after connecting",
             amount=length,
             limit=limit,
         )

@@ -53,7 +53,7 @@ GOOD = Facts(
     fork=verbs.ForkStatus.UNNEEDED,
     embedded=DeviceInfo("embedded0", (port(LOOPBACK, gid("10.0.0.1", 1)),)),
     chosen="mlx5_0",
-    chosen_why="it is the first device of the system with an active port",
+    chosen_why="it is the first system device with an active port",
 )
 # A laptop: no card, no library.
 BARE = Facts(
@@ -190,7 +190,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
     (checks.gids, at(device("a", port())), [(PROBLEM, "port 1 of a has no GID", "IP address")]),
     (checks.gids, at(device("a", port()), UP), [(WARNING, "no GID", ""), (OK, "10.0.0.1", "")]),
     (checks.gids, at(device("a", port(LINK_LOCAL))),
-        [(WARNING, "beyond its own link", "IP address")]),
+        [(WARNING, "only peers on the same link", "IP address")]),
     (checks.gids, at(DOWN_PORT), []),
     (checks.gids, at(FABRIC), [(OK, "fe80::2", "")]),
     (checks.fork, GOOD, [(OK, "", "")]),

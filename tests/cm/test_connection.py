@@ -83,7 +83,7 @@ def test_queue_pair_needs_a_domain_of_the_same_context(
     events: cm.EventChannel, listener: ConnectionId, context: verbs.Context
 ) -> None:
     with context.alloc_pd() as pd, context.create_cq(16) as cq:
-        with pytest.raises(ValueError, match="of another context"):
+        with pytest.raises(ValueError, match="pd must belong to the context of"):
             listener.create_qp(pd, cq)
         with events.create_id() as unbound, pytest.raises(ValueError, match="None"):
             unbound.create_qp(pd, cq)
@@ -183,7 +183,7 @@ def test_options(events: cm.EventChannel, host: str) -> None:
         id.set_reuseaddr(True)
         id.set_ack_timeout(0.1)
         id.set_option(Option.TOS, 0)
-        with pytest.raises(ValueError, match="option TOS cannot be 256"):
+        with pytest.raises(ValueError, match="invalid value 256 for option TOS"):
             id.set_tos(256)
         with pytest.raises(ValueError, match="ack timeout"):
             id.set_ack_timeout(0)
@@ -213,12 +213,14 @@ def test_ack_timeout_of_the_queue_pair(
 def test_steps_out_of_order(events: cm.EventChannel, host: str) -> None:
     with events.create_id() as id:
         for step, rule in (
-            (id.connect, "it follows ROUTE_RESOLVED"),
-            (id.disconnect, "it ends a connection: after ESTABLISHED, or accept"),
-            (id.accept, "it answers a CONNECT_REQUEST"),
-            (id.reject, "it answers a CONNECT_REQUEST"),
+            (id.connect, r"connect\(\) must be called once, after ROUTE_RESOLVED"),
+            (id.disconnect, "must be called after ESTABLISHED or accept"),
+            (id.accept, "must be called once, on the ID of a CONNECT_REQUEST"),
+            (id.reject, "must be called once, on the ID of a CONNECT_REQUEST"),
         ):
-            with pytest.raises(VerbsError, match=f"{rule}.*; so far: nothing") as caught:
+            with pytest.raises(
+                VerbsError, match=f"{rule}.*; calls and events so far: none"
+            ) as caught:
                 step()
             assert caught.value.verb == f"rdma_{step.__name__}"
             assert caught.value.errno in (errno.EINVAL, errno.ENOTCONN)
@@ -229,22 +231,37 @@ def test_steps_out_of_order_of_a_bound_id(
 ) -> None:
     """The error has the rule, and what was done so far."""
     with events.create_id() as id:
-        with pytest.raises(RouteError, match=r"it follows ADDR_RESOLVED .*; so far: nothing"):
+        with pytest.raises(
+            RouteError,
+            match=r"must be called after ADDR_RESOLVED .*; calls and events so far: none",
+        ):
             id.resolve_route()
         id.resolve_addr(address_of(listener))
         expect(events, EventType.ADDR_RESOLVED)
-        done = "so far: resolve_addr, ADDR_RESOLVED"
+        done = "calls and events so far: resolve_addr, ADDR_RESOLVED"
         for step, error, rule in (
-            (id.connect, VerbsError, r"it follows ROUTE_RESOLVED \(resolve_route\) and create_qp"),
-            (id.disconnect, VerbsError, "it ends a connection"),
-            (id.accept, VerbsError, "it answers a CONNECT_REQUEST"),
-            (functools.partial(id.bind_addr, (host, 0)), AddressError, "bound once, before"),
-            (functools.partial(id.resolve_addr, (host, 1)), AddressError, "resolves one address"),
-            (id.listen, VerbsError, "an id listens once, new or bound"),
+            (id.connect, VerbsError, r"after ROUTE_RESOLVED \(resolve_route\) and create_qp"),
+            (id.disconnect, VerbsError, "must be called after ESTABLISHED"),
+            (id.accept, VerbsError, "must be called once, on the ID of a CONNECT_REQUEST"),
+            (
+                functools.partial(id.bind_addr, (host, 0)),
+                AddressError,
+                "must be called once, before",
+            ),
+            (
+                functools.partial(id.resolve_addr, (host, 1)),
+                AddressError,
+                r"resolve_addr\(\) must be called once",
+            ),
+            (
+                id.listen,
+                VerbsError,
+                r"listen\(\) must be called once, on an ID that is new or bound",
+            ),
         ):
             with pytest.raises(error, match=f"{rule}.*; {done}$"):
                 step()
-    with pytest.raises(VerbsError, match=r"an id listens once.*so far: .*bind_addr, listen"):
+    with pytest.raises(VerbsError, match=r"must be called once.*so far: .*bind_addr, listen"):
         listener.listen()
 
 

@@ -47,11 +47,11 @@ def test_passive(device: verbs.Device, host: str) -> None:
 
 
 def test_no_such_name(device: verbs.Device) -> None:
-    with pytest.raises(AddressError, match=r"'no\.such\.host\.invalid service 7' has no address"):
+    with pytest.raises(AddressError, match=r"cannot resolve 'no\.such\.host\.invalid service 7'"):
         cm.getaddrinfo(device.library, "no.such.host.invalid", 7)
     with pytest.raises(AddressError):
         cm.getaddrinfo(device.library, "localhost", flags=AddressFlags.NUMERICHOST)
-    with pytest.raises(AddressError, match=r"has no address"):
+    with pytest.raises(AddressError, match="cannot be encoded"):
         cm.getaddrinfo(device.library, "\ud800", 7)
-    with pytest.raises(ValueError, match="give a host, a service or both"):
+    with pytest.raises(ValueError, match="needs a host, a service or both"):
         cm.getaddrinfo(device.library, None)

@@ -45,7 +45,7 @@ def test_there_and_back(parameters: ConnectionParameters) -> None:
 )
 def test_limits_of_private_data(space: PortSpace, call: str, limit: int) -> None:
     check_private_data(space, call, bytes(limit))
-    with pytest.raises(LimitError, match=f"rdma_{call} carries at most {limit}") as caught:
+    with pytest.raises(LimitError, match=rf"maximum {limit} for {call}\(\)") as caught:
         check_private_data(space, call, bytes(limit + 1))
     assert (caught.value.amount, caught.value.limit) == (limit + 1, limit)
     with pytest.raises(LimitError):

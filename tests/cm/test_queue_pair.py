@@ -152,7 +152,7 @@ def test_what_the_id_cannot_have(ready: Ready) -> None:
     with pytest.raises(VerbsError, match="UD queue pair"):
         id.create_qp(pd, cq, qp_type=QPType.UD)
     most = pd.context.query_device().max_qp_wr
-    with pytest.raises(VerbsError, match=f"max_send_wr is {most} at most") as caught:
+    with pytest.raises(VerbsError, match=f"max_send_wr must be at most {most}") as caught:
         id.create_qp(pd, cq, None, QPCapabilities(most + 1), reserved=True)
     assert caught.value.verb == "rdma_create_qp"
     assert id.qp is None

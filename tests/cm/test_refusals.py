@@ -56,11 +56,11 @@ def test_no_listener(events: cm.EventChannel, asking: ConnectionId, listener: Co
 
 
 def test_too_much_private_data(asking: ConnectionId, listener: ConnectionId) -> None:
-    with pytest.raises(LimitError, match="rdma_connect carries at most 56"):
+    with pytest.raises(LimitError, match=r"maximum 56 for connect\(\)"):
         asking.connect(ConnectionParameters(bytes(57)))
-    with pytest.raises(LimitError, match="rdma_accept carries at most 196"):
+    with pytest.raises(LimitError, match=r"maximum 196 for accept\(\)"):
         asking.accept(ConnectionParameters(bytes(197)))
-    with pytest.raises(LimitError, match="rdma_reject carries at most 148"):
+    with pytest.raises(LimitError, match=r"maximum 148 for reject\(\)"):
         asking.reject(bytes(149))
 
 

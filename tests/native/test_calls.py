@@ -85,7 +85,7 @@ def test_denied_system_call_is_not_reported_as_unsupported_by_the_device() -> No
 
 def test_too_many_files_says_how_many_there_may_be() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with pytest.raises(VerbsError, match=f"{soft} files open .* hard limit: {hard}.*ulimit -n"):
+    with pytest.raises(VerbsError, match=rf"is {soft} \(hard limit: {hard}\).*ulimit -n"):
         _call(Convention.MINUS_ONE, -1, errno.EMFILE)
 
 

@@ -45,7 +45,9 @@ def test_the_connection_manager_in_the_child_of_a_fork(monkeypatch: pytest.Monke
         cm.EventChannel(library).close()
     child = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: child)
-    with pytest.raises(UnsupportedError, match="forked after its parent had used it") as caught:
+    with pytest.raises(
+        UnsupportedError, match="forked child whose parent had already opened devices"
+    ) as caught:
         cm.EventChannel(inherits)
     assert "via='tcp'" in str(caught.value)
     for library in (own, unused, unused):

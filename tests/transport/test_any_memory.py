@@ -237,7 +237,7 @@ async def test_what_another_devices_memory_cannot_do(factory: ConnectionFactory,
         for late in (lambda: region.view, lambda: region[:8], lambda: client.share(part)):
             with pytest.raises(BufferStateError, match="was closed"):
                 late()
-        with pytest.raises(VerbsError, match="registering"):
+        with pytest.raises(VerbsError, match="cannot register"):
             client.register_dmabuf(file, 5 * LONG)
         with pytest.warns(ResourceWarning, match="was not closed"):
             forget(client, file)

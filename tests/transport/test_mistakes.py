@@ -88,9 +88,11 @@ NOT_REMOTE = (
     "the peer's memory must be a RemoteRegion (recv_region, request_region, open_region) or a "
     "slice of one, not local memory: {local!r}"
 )
-NO_MEMORY = "… has no memory to use: neither the buffer protocol nor DLPack; "
+NO_MEMORY = (
+    "… cannot be used as memory, because it supports neither the buffer protocol nor DLPack; "
+)
 NOT_LOCAL = f"an …{NO_MEMORY}it is the peer's memory: read or write it (Connection.read, write)"
-TEXT = f"a str{NO_MEMORY}encode it: text.encode()"
+TEXT = f"a str{NO_MEMORY}encode it with text.encode()"
 NO_PORT = "port must be an int from 0 to 65535, not "
 NO_FACTORY = (
     "protocol_factory must be a function that returns a protocol, such as a subclass of "
@@ -141,15 +143,15 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     **{
         f"send {name}": (sends(data), TypeError, f"{name}{NO_MEMORY}{hint}")
         for name, data, hint in (
-            ("a str", "text", "encode it: text.encode()"),
-            ("an int", 5, "pack it: number.to_bytes(8, 'little'), or struct.pack('<d', number)"),
-            ("a NoneType", None, "an empty message is b''"),
-            ("a dict", {"a": 1}, "make bytes of it: json.dumps(value).encode(), or …"),
-            ("a pathlib.PosixPath", Path("/etc/hosts"), "read the file: path.read_bytes()"),
-            ("a _io.BytesIO", io.BytesIO(b"x"), "take its memory: .getbuffer()"),
-            ("a builtin_function_or_method", io.BytesIO().read, "call it: what it returns …"),
-            ("a type", bytes, "give an object, not its class"),
-            ("a tests.transport.test_mistakes.Series", Series(), "take its memory: .to_numpy()"),
+            ("a str", "text", "encode it with text.encode()"),
+            ("an int", 5, "pack it with number.to_bytes(8, 'little') or struct.pack('<d', number)"),
+            ("a NoneType", None, "use b'' for an empty message"),
+            ("a dict", {"a": 1}, "serialize it with json.dumps(value).encode() or …"),
+            ("a pathlib.PosixPath", Path("/etc/hosts"), "read the file with path.read_bytes()"),
+            ("a _io.BytesIO", io.BytesIO(b"x"), "pass the result of getbuffer()"),
+            ("a builtin_function_or_method", io.BytesIO().read, "call it and pass the result"),
+            ("a type", bytes, "pass an object instead of its class"),
+            ("a tests.transport.test_mistakes.Series", Series(), "pass the result of to_numpy()"),
         )
     },
     # ---- addresses ----
@@ -418,7 +420,7 @@ async def test_no_more_files_is_not_the_way_to_the_peer(
     error = await ends(connecting, VerbsError)
     host = host_port((factory.host, 1))
     assert str(error).startswith(
-        f"[Errno 24] socket: Too many open files; to {host}; this process may have "
+        f"[Errno 24] socket: Too many open files; to {host}; the limit on open files "
     )
 
 
@@ -440,7 +442,7 @@ async def test_a_timeout_says_that_there_are_no_more_files(
             aiordma.connect(factory.host, port, device=factory.device, via="tcp", config=brief),
             UnreachableError,
         )
-    assert "within 0.01 seconds; this process can open no more files: " in str(with_hint)
+    assert "within 0.01 seconds; this process cannot open more files: " in str(with_hint)
 
 
 def no_files(*_: object, **__: object) -> Any:

@@ -105,7 +105,7 @@ async def received(conn: Connection, peer: Connection, data: bytes) -> Message:
 async def test_what_cannot_be_sent_is_refused_whole(factory: ConnectionFactory) -> None:
     async with factory.pair(replace(SMALL, max_message=100_000)) as (client, server):
         held = bytearray(60_000)
-        with pytest.raises(TypeError, match="has no memory to use"):
+        with pytest.raises(TypeError, match="cannot be used as memory"):
             client.send_nowait([held, 5])
         with pytest.raises(MessageTooLongError):
             client.send_nowait([held, held])
@@ -124,7 +124,7 @@ async def test_very_many_buffers(factory: ConnectionFactory) -> None:
         with await server.recv() as message:
             assert bytes(message) == b"x" * len(many)
         await sending
-        with pytest.raises(TypeError, match="has no memory to use"):
+        with pytest.raises(TypeError, match="cannot be used as memory"):
             client.send_nowait([*many, 5])
         with pytest.raises(MessageTooLongError):
             client.send_nowait([*many, b"x"])

@@ -31,7 +31,9 @@ def test_gid_text() -> None:
         GID(b"1234")
     assert len({gid, GID.from_ip("::ffff:10.9.9.1")}) == 1
     for number in (5, b"\0\0\0\0"):
-        with pytest.raises(TypeError, match="the address must be a str or of ipaddress, not "):
+        with pytest.raises(
+            TypeError, match="address must be a str, an IPv4Address or an IPv6Address, not "
+        ):
             GID.from_ip(number)  # type: ignore[arg-type]
 
 

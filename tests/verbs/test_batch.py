@@ -87,7 +87,7 @@ def test_every_operation(connected_pair: ConnectedPair) -> None:
 async def test_batch_in_an_async_with_statement_names_with(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair(QPCapabilities())
     for batch in (one.qp.batch(), one.qp.recv_batch()):
-        text = f"^a {type(batch).__name__} is a context manager: write 'with'$"
+        text = f"^a {type(batch).__name__} is not an asynchronous context manager: write 'with'$"
         with pytest.raises(TypeError, match=text):
             async with batch:
                 pass
@@ -196,7 +196,7 @@ def test_nothing_of_a_wrong_batch_is_posted(pair: Pair) -> None:
             for wr_id in range(one.qp.capabilities.max_send_wr + 1):
                 batch.write([one.sge(0, 4)], two.mr.addr, two.mr.rkey, wr_id=wr_id)
 
-    with pytest.raises(ValueError, match="not a multiple of 8"):
+    with pytest.raises(ValueError, match="must be a multiple of 8"):
         misaligned()
     with pytest.raises(QueueFullError):
         too_many()
@@ -210,7 +210,7 @@ def test_a_batch_collects_inside_its_scope_only(pair: Pair) -> None:
     with pytest.raises(BufferStateError, match="inside its with"):
         batch.send()
     with batch:
-        with pytest.raises(BufferStateError, match="collecting already"), batch:
+        with pytest.raises(BufferStateError, match="already in use"), batch:
             pass
         assert len(batch) == 0
     with pytest.raises(BufferStateError, match="inside its with"):
@@ -223,5 +223,5 @@ def test_a_batch_collects_inside_its_scope_only(pair: Pair) -> None:
 
 
 def test_immediate_or_invalidate(pair: Pair) -> None:
-    with pair[0].qp.batch() as batch, pytest.raises(ValueError, match="not both"):
+    with pair[0].qp.batch() as batch, pytest.raises(ValueError, match="cannot be combined"):
         batch.send(imm=1, invalidate=2)

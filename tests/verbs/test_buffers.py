@@ -213,7 +213,7 @@ def test_what_is_copied_need_not_lie_together() -> None:
 
 def test_elements_without_a_name() -> None:
     moments = np.zeros(4, "M8[s]")
-    with pytest.raises(BufferError, match="take its bytes"):
+    with pytest.raises(BufferError, match=r"pass array\.view"):
         bytes_of(moments)
     assert len(bytes_of(moments.view("u1"))) == 32
 
@@ -247,14 +247,14 @@ def test_a_capsule_that_says_something_else(monkeypatch: pytest.MonkeyPatch) -> 
         bytes_of(tensor)
     assert tensor.out == 0
     monkeypatch.setattr(OwnTensor, "__dlpack__", lambda self, **_: b"bytes")
-    with pytest.raises(BufferError, match="something else than a DLPack capsule"):
+    with pytest.raises(BufferError, match="must return a DLPack capsule"):
         bytes_of(tensor)
 
 
 @pytest.mark.parametrize(
     ("tensor", "text"),
     [
-        (OwnTensor(bytearray(DATA), (64,), version=(2, 0)), "version 2 of DLPack"),
+        (OwnTensor(bytearray(DATA), (64,), version=(2, 0)), "DLPack version 2"),
         (OwnTensor(bytearray(DATA), (7,), bits=4), "28 bits"),
     ],
 )
@@ -327,7 +327,7 @@ def raises_runtime_error() -> NoReturn:
     [
         ({"device": SimpleNamespace(type="cuda")}, UnsupportedError, "register_dmabuf"),
         ({"device": SimpleNamespace(type="meta")}, BufferError, "has no memory"),
-        ({"layout": "sparse_coo"}, BufferError, "sparse_coo: use its parts"),
+        ({"layout": "sparse_coo"}, BufferError, "sparse_coo; pass its parts"),
         ({"is_nested": True}, BufferError, "unbind"),
         ({"is_quantized": True}, BufferError, "int_repr"),
         ({"requires_grad": True}, BufferError, r"tensor.detach\(\)"),
@@ -353,10 +353,10 @@ def test_tensors_whose_memory_is_not_their_elements(
 @pytest.mark.parametrize(
     ("different", "text"),
     [
-        ({"device": SimpleNamespace(type="cuda")}, "use memory of the host and copy it from there"),
-        ({"is_quantized": True}, "use another tensor, and copy from it"),
-        ({"is_conj": lambda: True}, "use another tensor, and copy from it"),
-        ({"is_contiguous": lambda: False}, "use contiguous memory and copy from that"),
+        ({"device": SimpleNamespace(type="cuda")}, "use host memory and copy the data from it"),
+        ({"is_quantized": True}, "use another tensor and copy the data from it"),
+        ({"is_conj": lambda: True}, "use another tensor and copy the data from it"),
+        ({"is_contiguous": lambda: False}, "use contiguous memory and copy the data from it"),
     ],
 )
 def test_error_of_a_tensor_as_a_target_does_not_advise_a_copy_of_it(

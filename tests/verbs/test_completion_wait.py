@@ -70,9 +70,9 @@ def test_timeout(context: Context, channel: CompletionChannel, spin: float) -> N
 
 def test_without_a_channel_it_can_only_look(context: Context) -> None:
     with context.create_cq(16) as cq:
-        with pytest.raises(ValueError, match="no channel to sleep on"):
+        with pytest.raises(ValueError, match="no completion channel to wait on"):
             cq.wait(timeout=1)
-        with pytest.raises(ValueError, match="no channel to sleep on"):
+        with pytest.raises(ValueError, match="no completion channel to wait on"):
             cq.wait(timeout=1, spin=0.5)
         assert cq.wait(timeout=0.01, spin=math.inf) == []
 

@@ -108,7 +108,7 @@ async def test_software_with_a_warning(
         verbs.find_device("system")
     assert why in str(caught.value)
     assert "an active port" in str(caught.value)
-    assert "`aiordma doctor` says more" in str(caught.value)
+    assert "run `aiordma doctor` for details" in str(caught.value)
 
 
 def test_the_variable(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

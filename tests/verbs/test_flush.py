@@ -71,7 +71,7 @@ def test_what_is_no_flush(flushed: Flushed) -> None:
         SendWorkRequest(1, WROpcode.FLUSH),
         SendWorkRequest(1, WROpcode.FLUSH, [sge], flush=FlushInfo(5)),
     ):
-        with pytest.raises(ValueError, match="needs a FlushInfo"):
+        with pytest.raises(ValueError, match="requires flush=FlushInfo"):
             one.qp.post_send([wrong])
     with pytest.raises(ValueError, match=r"FLUSH on a RC .*INLINE"):
         one.qp.post_send(
@@ -88,7 +88,7 @@ def test_what_is_no_flush(flushed: Flushed) -> None:
 
 def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
     one, _ = connected_pair()
-    with pytest.raises(UnsupportedError, match="FLUSH on a queue pair made without"):
+    with pytest.raises(UnsupportedError, match="FLUSH on a queue pair created without"):
         one.qp.post_send([SendWorkRequest(1, WROpcode.FLUSH, flush=FlushInfo(5))])
     unreliable, _ = connected_pair(qp_type=QPType.UC)
     with pytest.raises(UnsupportedError, match="FLUSH on a UC queue pair"):

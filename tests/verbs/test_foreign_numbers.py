@@ -32,11 +32,11 @@ USES: dict[str, Callable[[verbs.QueuePair, verbs.MemoryRegion, Any], object]] = 
     "sgid_index": lambda qp, mr, value: qp.pd.create_ah(AddressVector(sgid_index=value,
                                                                       dgid=verbs.GID(bytes(16)))),
     "wr_id": lambda qp, mr, value: qp.post_send([SendWorkRequest(value, WROpcode.SEND)]),
-    "addr of a piece": lambda qp, mr, value: qp.post_recv(
+    "addr of a ScatterGatherElement": lambda qp, mr, value: qp.post_recv(
         [verbs.ReceiveWorkRequest(1, [verbs.ScatterGatherElement(value, 1, 1)])]
     ),
-    "length of a piece": lambda qp, mr, value: qp.post_send_one(1, 0, 0, 1, value, 1),
-    "lkey of a piece": lambda qp, mr, value: qp.post_recv_one(1, 1, 1, value),
+    "length of a Scatter": lambda qp, mr, value: qp.post_send_one(1, 0, 0, 1, value, 1),
+    "lkey of a ScatterGatherElement": lambda qp, mr, value: qp.post_recv_one(1, 1, 1, value),
     "remote_addr": lambda qp, mr, value: qp.post_send_one(1, 0, 0, 1, 1, 1, value),
     "imm_data": lambda qp, mr, value: qp.post_send_one(1, 0, 0, 1, 1, 1, imm_data=value),
     "guid": lambda qp, mr, value: verbs.find_device(guid=value),

@@ -61,11 +61,11 @@ def test_which_version_it_is() -> None:
     raw = bytearray(V6)
     raw[20] = 0x45
     assert GRH.parse(raw).version == 6
-    with pytest.raises(ValueError, match="this is no GRH"):
+    with pytest.raises(ValueError, match="invalid GRH"):
         GRH.parse(b"\x10" * GRH_SIZE)
 
 
 @pytest.mark.parametrize("size", [0, 1, GRH_SIZE - 1])
 def test_too_short(size: int) -> None:
-    with pytest.raises(ValueError, match=f"a GRH has 40 bytes, not {size}"):
+    with pytest.raises(ValueError, match=f"a GRH must have 40 bytes, not {size}"):
         GRH.parse(bytes(size))

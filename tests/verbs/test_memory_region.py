@@ -138,7 +138,7 @@ def test_mapped_files(pd: verbs.ProtectionDomain, device_name: str, tmp_path: Pa
 def test_remote_changes_need_local_write(pd: verbs.ProtectionDomain, access: AccessFlags) -> None:
     data = bytearray(64)
     for memory in (4096, data):
-        with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+        with pytest.raises(ValueError, match="also requires AccessFlags"):
             pd.reg_mr(memory, access)
     data.extend(b"not pinned")
 
@@ -147,14 +147,14 @@ def test_remote_changes_need_local_write(pd: verbs.ProtectionDomain, access: Acc
 def test_nothing_cannot_be_registered(
     pd: verbs.ProtectionDomain, memory: int | bytes | bytearray
 ) -> None:
-    with pytest.raises(ValueError, match=r"of -?[01] bytes"):
+    with pytest.raises(ValueError, match=r"at least 1 byte, not -?[01]$"):
         pd.reg_mr(memory)
 
 
 @pytest.mark.parametrize("huge_pages", [False, True], ids=["ordinary", "huge"])
 def test_more_memory_than_there_can_be(pd: verbs.ProtectionDomain, huge_pages: bool) -> None:
     for length in (1 << 50, 1 << 70):
-        with pytest.raises(VerbsError, match=f"{length} bytes of new memory.*ask for less") as no:
+        with pytest.raises(VerbsError, match=f"allocate {length} bytes of .*request less") as no:
             pd.reg_mr(length, huge_pages=huge_pages)
         assert no.value.errno == errno.ENOMEM
 

@@ -312,14 +312,14 @@ def test_a_full_send_queue(
 def test_ranges_and_rights(pd: verbs.ProtectionDomain, scene: Scene) -> None:
     bind, qp, region = scene.window.bind, scene.owner.qp, scene.region
     for offset, length in ((-1, 8), (8185, 8), (0, 0)):
-        with pytest.raises(ValueError, match="not a part of"):
+        with pytest.raises(ValueError, match="are not within"):
             bind(qp, region, READ, region.addr + offset, length)
     with pytest.raises(ValueError, match="LOCAL_WRITE"):
         bind(qp, region, AccessFlags.LOCAL_WRITE)
-    with pd.reg_mr(64) as plain, pytest.raises(ValueError, match="without MW_BIND"):
+    with pd.reg_mr(64) as plain, pytest.raises(ValueError, match=r"with AccessFlags\.MW_BIND"):
         bind(qp, plain, READ)
     with pd.reg_mr(64, AccessFlags.MW_BIND) as fixed:
-        with pytest.raises(ValueError, match="needs a region with LOCAL_WRITE"):
+        with pytest.raises(ValueError, match="requires a region with LOCAL_WRITE"):
             bind(qp, fixed, WRITE)
         bind(qp, fixed, READ)
         assert scene.owner.completion().ok

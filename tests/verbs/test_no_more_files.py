@@ -57,4 +57,5 @@ def test_the_error_says_so(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
         assert said == "None\n"  # it needs no sockets
     else:
         assert "(IBV_WC_RETRY_EXC_ERR)" in said
-        assert "; this process can open no more files: this process may have 64 files" in said
+        hint = "the limit on open files (RLIMIT_NOFILE) of this process is 64 "
+        assert f"; this process cannot open more files: {hint}" in said

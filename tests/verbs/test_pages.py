@@ -45,7 +45,7 @@ def test_huge_pages_where_there_are_any(
             assert mr.page_size == mmap.PAGESIZE
             (record,) = caplog.records
             text = record.getMessage()
-            assert f"{size + 5} bytes on ordinary pages" in text
+            assert f"using ordinary pages for {size + 5} bytes" in text
             assert "/proc/sys/vm/nr_hugepages" in text
     assert pages._meminfo().get("HugePages_Free", 0) == free_huge_pages
 
@@ -56,7 +56,7 @@ def test_a_kernel_without_huge_pages(
     with pd.reg_mr(10000) as mr, pd.reg_mr(bytearray(64)) as own:
         assert (mr.page_size, own.page_size) == (mmap.PAGESIZE, 0)
     assert not caplog.records
-    with pytest.raises(ValueError, match="give a number of bytes"):
+    with pytest.raises(ValueError, match="requires a number of bytes"):
         pd.reg_mr(bytearray(64), huge_pages=True)
     monkeypatch.setattr(pages, "_meminfo", dict)
     with pd.reg_mr(10000, huge_pages=True) as mr:

@@ -102,20 +102,20 @@ def test_routable_before_all_else(context: verbs.Context, monkeypatch: pytest.Mo
     assert context.choose_gid(to=GID.from_ip("fd09:9::2")) == IPV6
     with_table(context, monkeypatch, LINK_LOCAL)
     assert context.choose_gid() == LINK_LOCAL
-    assert context.explain_gid(LINK_LOCAL).endswith("; there is no better one")
+    assert context.explain_gid(LINK_LOCAL).endswith("; no better GID is available")
 
 
 @pytest.mark.parametrize(
     ("chosen", "to", "problem"),
     [
-        (LINK_LOCAL, None, "reaches no peer beyond its own link"),
-        (LINK_LOCAL, "fd09:9::2", "reaches no peer beyond its own link"),
+        (LINK_LOCAL, None, "can reach only peers on the same link"),
+        (LINK_LOCAL, "fd09:9::2", "can reach only peers on the same link"),
         (LINK_LOCAL, "fe80::7", ""),
-        (LOOPBACK, None, "reaches no peer beyond its own host"),
+        (LOOPBACK, None, "can reach only peers on the same host"),
         (LOOPBACK, "127.0.0.1", ""),
-        (ROCE_V1, None, "is of RoCE v1"),
-        (IPV4, "fd09:9::2", "is an address of IPv4 and cannot reach fd09:9::2"),
-        (IPV6, "10.9.9.2", "is an address of IPv6 and cannot reach ::ffff:10.9.9.2"),
+        (ROCE_V1, None, "uses RoCE v1"),
+        (IPV4, "fd09:9::2", "is an IPv4 address, which cannot reach fd09:9::2"),
+        (IPV6, "10.9.9.2", "is an IPv6 address, which cannot reach ::ffff:10.9.9.2"),
         (IPV4, "10.9.9.2", ""),
         (IPV6, None, ""),
         (entry(5, "::"), None, "is empty"),
@@ -137,7 +137,7 @@ def test_a_bad_choice_is_explained(
     assert text.startswith(f"GID index {chosen.gid_index} ({chosen.gid}, ")
     assert f"of {context.name} {problem}" in text
     better = IPV6 if to and ":" in to else IPV4
-    assert text.endswith(f"; {better} would do")
+    assert text.endswith(f"; use {better} instead")
 
 
 # --- P_Keys ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_finding_a_pkey(context: verbs.Context, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(context, "query_pkey_table", lambda port_num=1: table)
     assert context.find_pkey(0x8001) == 3
     assert context.find_pkey(0x0001) == 5
-    with pytest.raises(ValueError, match="no P_Key 0x0002: 0x7fff, 0x8001, 0x0001"):
+    with pytest.raises(ValueError, match="no P_Key 0x0002; its P_Keys are: 0x7fff, 0x8001, 0x0001"):
         context.find_pkey(0x0002)
 
 

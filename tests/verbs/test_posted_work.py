@@ -193,7 +193,7 @@ def test_the_first_failure_is_the_cause_of_the_rest(pair: Pair) -> None:
     with pytest.raises(WorkRequestFlushedError, match=r"write on queue pair") as flushed:
         done[2].raise_for_status()
     assert flushed.value.__cause__ is first
-    assert str(flushed.value).endswith(f"; the first failure: {first}")
+    assert str(flushed.value).endswith(f"; the first failure was: {first}")
     receive = done[5].error()
     assert isinstance(receive, WorkCompletionError)
     assert (receive.operation, receive.__cause__) == ("receive", first)
@@ -221,12 +221,14 @@ def test_the_last_free_entry_is_for_a_signaled_request(
     for _ in range(3):
         for count in [size - 1] if together else [1] * (size - 1):
             qp.post_send(requests(ends, SendFlags.NONE, count))
-        with pytest.raises(QueueFullError, match=f"1 wanted, 1 of {size} .* none is under way"):
+        with pytest.raises(
+            QueueFullError, match=f"1 slots needed, 1 of {size} .* none is in flight"
+        ):
             qp.post_send(requests(ends, SendFlags.NONE))
         qp.post_send(requests(ends, SendFlags.SIGNALED))
         assert ends[0].completion().ok
         assert qp.free_send_slots == size
-    with pytest.raises(QueueFullError, match=f"{size} wanted, {size} of {size} slots free"):
+    with pytest.raises(QueueFullError, match=f"{size} slots needed, {size} of {size} free"):
         qp.post_send(requests(ends, SendFlags.NONE, size))
     qp.post_send(requests(ends, SendFlags.SIGNALED) + requests(ends, SendFlags.NONE, size - 1))
     assert ends[0].completion().ok

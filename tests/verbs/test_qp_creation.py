@@ -57,7 +57,7 @@ def test_the_limit_that_is_passed_is_named(
     attributes = pd.context.query_device()
     limit = attributes.max_sge if "sge" in name else attributes.max_qp_wr
     asked = QPCapabilities()._replace(**{name: limit + 1})
-    with pytest.raises(VerbsError, match=f"{name} is {limit} at most") as caught:
+    with pytest.raises(VerbsError, match=f"{name} must be at most {limit}") as caught:
         pd.create_qp(cq, capabilities=asked)
     assert caught.value.errno in (errno.EINVAL, errno.ENOMEM)
 

@@ -77,12 +77,12 @@ def test_endpoint(qp: verbs.QueuePair) -> None:
 def test_endpoints_that_do_not_fit(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
     with pd.create_qp(cq) as qp, pd.create_qp(cq) as other:
         mine, theirs = qp.endpoint(), other.endpoint()
-        with pytest.raises(ValueError, match="the local endpoint is that of"):
+        with pytest.raises(ValueError, match="local must be the endpoint of"):
             qp.connect(theirs, mine)
         elsewhere = verbs.Endpoint(
             gid=verbs.GID.from_ip("192.0.2.9").raw, qp_num=qp.qp_num, psn=1, lid=0, mtu=5
         )
-        with pytest.raises(ValueError, match=r"has no GID ::ffff:192\.0\.2\.9"):
+        with pytest.raises(ValueError, match=r"no longer has the GID ::ffff:192\.0\.2\.9"):
             qp.connect(elsewhere, theirs)
         assert qp.state is QPState.RESET
 
@@ -101,7 +101,7 @@ def test_a_lid_is_no_address(
 ) -> None:
     """RoCE sends nothing without a GRH; the embedded device takes its own LID alone."""
     vector = AddressVector(dlid=pd.context.query_port().lid + 1)
-    refused = pytest.raises(VerbsError, match=rf"Errno 22.* to LID {vector.dlid} .* RoCE needs")
+    refused = pytest.raises(VerbsError, match=rf"Errno 22.* to LID {vector.dlid} .* RoCE requires")
     if qp_type == "AH":
         with refused:
             pd.create_ah(vector)
@@ -135,7 +135,7 @@ def test_step_by_step(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> 
 
 
 def test_refused_by_the_device_names_the_transition(qp: verbs.QueuePair) -> None:
-    with pytest.raises(VerbsError, match="RC RESET -> INIT") as caught:
+    with pytest.raises(VerbsError, match=r"\(RC\) from RESET to INIT") as caught:
         qp.to_init(port_num=77)
     assert caught.value.verb == "ibv_modify_qp"
 
@@ -156,7 +156,10 @@ def test_values_out_of_range(qp: verbs.QueuePair, changes: QPChanges, named: str
 
 def test_unknown_attribute(pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue) -> None:
     changes: Any = {"speed": 1}
-    with pd.create_qp(cq) as qp, pytest.raises(TypeError, match="no attribute 'speed'"):
+    with (
+        pd.create_qp(cq) as qp,
+        pytest.raises(TypeError, match="unexpected keyword argument 'speed'"),
+    ):
         qp.modify(**changes)
 
 

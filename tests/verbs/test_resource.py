@@ -95,7 +95,7 @@ def test_the_warning_says_where_it_was_made(context: verbs.Context) -> None:
     pd = context.alloc_pd()
     verbs.remember_places(True)
     try:
-        with pytest.warns(ResourceWarning, match=r"made at\n(?s:.*)test_resource.py"):
+        with pytest.warns(ResourceWarning, match=r"created at\n(?s:.*)test_resource.py"):
             pd.reg_mr(64)
     finally:
         verbs.remember_places(sys.flags.dev_mode)

@@ -113,10 +113,10 @@ def test_attributes(context: Context, pd: ProtectionDomain) -> None:
 def test_sizes_that_the_device_does_not_have(context: Context, pd: ProtectionDomain) -> None:
     device = context.query_device()
     for max_wr in (0, -1, device.max_srq_wr + 1):
-        with pytest.raises(ValueError, match=f"takes 1 to {device.max_srq_wr}"):
+        with pytest.raises(ValueError, match=f"between 1 and {device.max_srq_wr}"):
             pd.create_srq(max_wr)
     for max_sge in (-1, device.max_srq_sge + 1):
-        with pytest.raises(ValueError, match=f"takes up to {device.max_srq_sge}"):
+        with pytest.raises(ValueError, match=f"between 0 and {device.max_srq_sge}"):
             pd.create_srq(1, max_sge)
     with pytest.raises(ValueError, match="both"), context.create_cq(1) as cq:
         pd.create_srq(1, cq=cq)
@@ -167,13 +167,13 @@ def test_too_many_pieces(pd: ProtectionDomain) -> None:
         with pytest.raises(PostError) as caught:
             srq.post_recv([ReceiveWorkRequest(1), ReceiveWorkRequest(2, pieces)])
         assert caught.value.bad_index == 1
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(ValueError, match="wr_id must be an int from 0 to"):
             srq.post_recv_one(1 << 64, 0, 0, 0)
 
 
 def test_the_queue_pair_has_no_receive_queue(star: Star) -> None:
     hub, _ = star(1)
-    with pytest.raises(ValueError, match="post them there"):
+    with pytest.raises(ValueError, match="post receives to <SharedReceiveQueue"):
         hub.qps[0].post_recv([ReceiveWorkRequest(1)])
 
 
@@ -324,8 +324,8 @@ def test_a_completion_queue_that_cannot_grow(context: Context, pd: ProtectionDom
     with context.create_cq(8) as cq, pd.create_srq(8) as srq, pd.create_qp(cq, srq=srq):
         cq.make_room(context.query_device().max_cqe - cq.reserved)
         before = srq.query()
-        with pytest.raises(BusyError, match="cannot grow"):
+        with pytest.raises(BusyError, match="cannot be resized"):
             srq.modify(max_wr=srq.max_wr + 1)
         assert srq.query() == before
-        with pd.create_srq(8) as other, pytest.raises(BusyError, match="cannot grow"):
+        with pd.create_srq(8) as other, pytest.raises(BusyError, match="cannot be resized"):
             pd.create_qp(cq, srq=other)

@@ -60,7 +60,7 @@ def test_another_address(
         assert mr.addr == (iova or 0)
         reaches(pair[0], mr, at=24)
         assert bytes(mr.buf[24:40]) == b"12345678" * 2
-    with pytest.raises(ValueError, match="zero-based"):
+    with pytest.raises(ValueError, match="iova must be 0"):
         pd.reg_mr(64, AccessFlags.ZERO_BASED, iova=64)
 
 
@@ -70,7 +70,7 @@ def test_a_pointer(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
         assert (mr.addr, mr.length) == (ctypes.addressof(memory), 256)
         reaches(pair[0], mr)
         assert memory.raw[:16] == b"12345678" * 2
-        with pytest.raises(BufferStateError, match="not memory of a Python object"):
+        with pytest.raises(BufferStateError, match="memory belongs to no Python object"):
             mr.buf  # noqa: B018
     place = ctypes.addressof(memory) % PAGE  # within the page it must be the same
     with pd.reg_pointer(ctypes.addressof(memory), 256, RIGHTS, iova=place) as mr:
@@ -82,13 +82,13 @@ def test_a_pointer(pd: verbs.ProtectionDomain, pair: tuple[End, End]) -> None:
 def test_a_pointer_to_nothing(pd: verbs.ProtectionDomain) -> None:
     addr = PAGE  # the kernel places nothing there; what is unmapped now may be mapped again
     with pytest.raises(
-        VerbsError, match=r"ibv_reg_mr: .*registering 4096 bytes; .* no memory"
+        VerbsError, match=r"ibv_reg_mr: .*cannot register 4096 bytes; no memory"
     ) as caught:
         pd.reg_pointer(addr, PAGE)
     assert caught.value.errno == errno.EFAULT
-    with pytest.raises(ValueError, match="of 0 bytes"):
+    with pytest.raises(ValueError, match="at least 1 byte, not 0"):
         pd.reg_pointer(addr, 0)
-    with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+    with pytest.raises(ValueError, match="also requires AccessFlags"):
         pd.reg_pointer(addr, 64, AccessFlags.REMOTE_WRITE)
 
 
@@ -150,7 +150,7 @@ def test_rights_that_the_device_lacks_are_named(
     context: verbs.Context, pd: verbs.ProtectionDomain
 ) -> None:
     if context.query_device_ex().odp_caps.general:
-        with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+        with pytest.raises(ValueError, match="also requires AccessFlags"):
             pd.reg_mr(64, AccessFlags.REMOTE_WRITE | AccessFlags.ON_DEMAND)
         return
     data = bytearray(64)
@@ -190,20 +190,20 @@ def test_a_refused_change_leaves_the_region_as_it_was(
 ) -> None:
     mr = pd.reg_mr(256, RIGHTS)
     before = (mr.addr, mr.length, mr.lkey, mr.rkey, mr.access)
-    with pytest.raises(ValueError, match="nothing to change"):
+    with pytest.raises(ValueError, match="at least one of memory, access and pd"):
         mr.rereg()
-    with pytest.raises(ValueError, match="needs LOCAL_WRITE"):
+    with pytest.raises(ValueError, match="also requires AccessFlags"):
         mr.rereg(access=AccessFlags.REMOTE_WRITE)
     with pytest.raises(ValueError, match="read-only"):
         mr.rereg(b"only to be read")
     with pd.reg_mr(b"only to be read") as fixed:
-        with pytest.raises(ValueError, match="a read-only bytes cannot be registered"):
+        with pytest.raises(ValueError, match="cannot register a read-only bytes"):
             fixed.rereg(access=RIGHTS)
         assert fixed.access == AccessFlags.NONE
     calls = pd.context.library.calls
     monkeypatch.setattr(calls, "ibv_rereg_mr", lambda *arguments: -1)
     data = bytearray(64)
-    with pytest.raises(VerbsError, match="changing <MemoryRegion"):
+    with pytest.raises(VerbsError, match="cannot change <MemoryRegion"):
         mr.rereg(data)
     data.extend(b"x")
     assert (mr.addr, mr.length, mr.lkey, mr.rkey, mr.access) == before
@@ -227,7 +227,7 @@ def test_a_device_that_cannot_change_regions(
     data = bytearray(64)
     if kind_of(pd.context.name) != "rxe":
         monkeypatch.setattr(pd.context.library.calls, "ibv_rereg_mr", cannot)
-    with pytest.raises(UnsupportedError, match="changing memory regions") as caught:
+    with pytest.raises(UnsupportedError, match="changing registered memory regions") as caught:
         mr.rereg(data)
     assert caught.value.device == pd.context.name
     data.extend(b"x")
@@ -264,7 +264,7 @@ def test_a_file(pd: verbs.ProtectionDomain, pair: tuple[End, End], file: int) ->
 def test_ranges_that_a_file_does_not_have(pd: verbs.ProtectionDomain, file: int) -> None:
     pd.reg_dmabuf_mr(file, PAGE).close()
     for offset, length, iova in ((0, 5 * PAGE, 0), (PAGE, PAGE, PAGE + 1), (5 * PAGE, 1, 0)):
-        text = f"registering {length} bytes from {offset} of file {file} at {iova:#x}"
+        text = f"cannot register {length} bytes at offset {offset} of dma-buf {file} as {iova:#x}"
         with pytest.raises(VerbsError, match=text) as caught:
             pd.reg_dmabuf_mr(file, length, offset=offset, iova=iova)
         assert caught.value.errno == errno.EINVAL
@@ -311,7 +311,7 @@ def test_memory_of_the_device(
 def test_more_than_the_device_has(context: verbs.Context) -> None:
     most = context.query_device_ex().max_dm_size or 1
     for length in (0, most + 1):
-        with pytest.raises(ValueError, match=f"{context.name} has 1 to {most}"):
+        with pytest.raises(ValueError, match=f"between 1 and {most} bytes on {context.name}"):
             context.alloc_dm(length)
 
 

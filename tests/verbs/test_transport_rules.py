@@ -121,7 +121,12 @@ def test_checksums_are_a_capability(pair: Pair) -> None:
 @pytest.mark.parametrize("opcode", [WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD])
 @pytest.mark.parametrize(
     ("offset", "length", "message"),
-    [(4, 8, "not a multiple of 8"), (0, 4, "always 8"), (0, 16, "always 8"), (0, 0, "always 8")],
+    [
+        (4, 8, "must be a multiple of 8"),
+        (0, 4, "must have 8 bytes"),
+        (0, 16, "must have 8 bytes"),
+        (0, 0, "must have 8 bytes"),
+    ],
 )
 def test_atomics_are_eight_aligned_bytes(
     pair: Pair, opcode: WROpcode, offset: int, length: int, message: str
@@ -138,13 +143,13 @@ def test_atomics_are_eight_aligned_bytes(
 @pytest.mark.parametrize("opcode", [16, 1000])
 def test_there_is_no_such_operation(pair: Pair, opcode: int) -> None:
     one, _ = pair
-    with pytest.raises(ValueError, match=f"no operation {opcode}"):
+    with pytest.raises(ValueError, match=f"unknown opcode {opcode}"):
         one.qp.post_send_one(1, opcode, 0, 0, 0, 0)
 
 
 def test_atomic_writes_need_the_builders(pair: Pair) -> None:
     one, two = pair
-    with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair made without"):
+    with pytest.raises(UnsupportedError, match="ATOMIC_WRITE on a queue pair created without"):
         one.qp.post_send_one(1, WROpcode.ATOMIC_WRITE, 0, one.mr.addr, 8, 0, two.mr.addr)
 
 
@@ -159,14 +164,14 @@ def test_an_atomic_write(connected_pair: ConnectedPair) -> None:
 
 def test_only_what_the_builders_were_asked_for(connected_pair: ConnectedPair) -> None:
     one, two = connected_pair(QPCapabilities(), send_ops=SendOps.RDMA_WRITE)
-    with pytest.raises(ValueError, match=r"made without SendOps\.SEND: SEND cannot be posted"):
+    with pytest.raises(ValueError, match=r"cannot post SEND to .* created without SendOps\.SEND"):
         one.qp.post_send_one(1, WROpcode.SEND, SIGNALED, 0, 0, 0)
     one.post(WROpcode.RDMA_WRITE, two, wr_id=2)
     assert one.completion().wr_id == 2
 
 
 def test_a_window_to_bind_must_be_said(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="BIND_MW needs a BindInfo"):
+    with pytest.raises(ValueError, match="BIND_MW requires bind=BindInfo"):
         pair[0].qp.post_send([SendWorkRequest(1, WROpcode.BIND_MW)])
 
 
@@ -175,7 +180,7 @@ def test_a_datagram_needs_a_destination(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue
 ) -> None:
     with pd.create_qp(cq, qp_type=QPType.UD) as qp:
-        with pytest.raises(ValueError, match="a datagram needs its destination"):
+        with pytest.raises(ValueError, match="a datagram needs a destination"):
             qp.post_send([SendWorkRequest(1, WROpcode.SEND)])
         with pytest.raises(ValueError, match=r"SEND on a UD .*FENCE"):
             qp.post_send_one(1, WROpcode.SEND, SendFlags.FENCE, 0, 0, 0)

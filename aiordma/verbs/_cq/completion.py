@@ -74,7 +74,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         code = lib.aiordma_set_nonblocking(self._calls, self.fd)
         if code:
             self.close()
-            raise failure("fcntl", code, "the completion channel's fd")
+            raise failure("fcntl", code, "cannot make the completion channel non-blocking")
         self.queues: weakref.WeakValueDictionary[int, CompletionQueue] = (
             weakref.WeakValueDictionary()
         )
@@ -193,7 +193,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
             VerbsError: If the channel failed.
         """
         if result < 0:
-            raise failure("ibv_get_cq_event", -result, f"draining {self!r}")
+            raise failure("ibv_get_cq_event", -result, f"cannot drain {self!r}")
         if self.leaving and not result & 2:
             for queue in self.leaving:
                 queue.seen_empty()
@@ -269,7 +269,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         array = self._array
         count = lib.aiordma_poll(self.pointer, array.pointer, array.more, max, spin_us)
         if count < 0:
-            raise failure("ibv_poll_cq", -count, f"the completion queue {self!r} is broken")
+            raise failure("ibv_poll_cq", -count, f"cannot poll {self!r}")
         self._polls += 1
         self._found += count
         if count < max:
@@ -323,9 +323,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """
         max, spin = integer("max", max), seconds("spin", spin, endless=True)
         if not max:
-            raise ValueError(f"{self!r}: a wait for up to 0 completions would not end")
+            raise ValueError("max must be at least 1, not 0")
         if self.channel is None and not math.isinf(spin):
-            raise ValueError(f"{self!r} has no channel to sleep on: make it with one, or spin=inf")
+            raise ValueError(
+                f"{self!r} has no completion channel to wait on; create the queue with a channel, "
+                "or use spin=math.inf"
+            )
         now = time.monotonic()
         end = math.inf if timeout is None else now + seconds("timeout", timeout, endless=True)
         while True:
@@ -364,7 +367,9 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
-            raise failure("ibv_req_notify_cq", code if code > 0 else errno.EIO, f"arming {self!r}")
+            raise failure(
+                "ibv_req_notify_cq", code if code > 0 else errno.EIO, f"cannot arm {self!r}"
+            )
         self._arms += 1
 
     def modify(self, *, cq_count: int, cq_period: float) -> None:
@@ -387,8 +392,8 @@ class CompletionQueue(Resource[h.ibv_cq]):
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
             raise ValueError(
-                f"{self!r}: moderation by {cq_count} completions and {period} us;"
-                f" {self.context.name} takes up to {most.max_cq_count} and {most.max_cq_period}"
+                f"cq_count must be between 0 and {most.max_cq_count}, and cq_period between 0 and"
+                f" {most.max_cq_period} us, on {self.context.name}, not {cq_count} and {period} us"
             )
         attr = ffi.new("struct ibv_modify_cq_attr *")
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE
@@ -430,7 +435,9 @@ class CompletionQueue(Resource[h.ibv_cq]):
         """
         cqe = integer("cqe", cqe, 1, I32_MAX)
         if cqe < self.reserved:
-            raise ValueError(f"{self!r}: {self.reserved} entries are reserved, more than {cqe}")
+            raise ValueError(
+                f"cannot resize {self!r} to {cqe} entries, because {self.reserved} are reserved"
+            )
         pointer = self.pointer
         with self.context._offering("resizing completion queues"):
             self.context.library.calls.ibv_resize_cq(pointer, cqe)
@@ -445,8 +452,8 @@ class CompletionQueue(Resource[h.ibv_cq]):
         entries = integer("entries", entries)
         if entries > self.available:
             raise BusyError(
-                f"{self!r} has {self.available} of {self.cqe} entries free, {entries} are wanted:"
-                " resize() it, or use another one"
+                f"{self!r} has {self.available} of {self.cqe} entries free, but {entries} are"
+                " needed; resize the queue or use another one"
             )
         self.entries.reserved += entries
 
@@ -462,8 +469,8 @@ class CompletionQueue(Resource[h.ibv_cq]):
                 self.resize(self.reserved + entries)
             except VerbsError as error:
                 raise BusyError(
-                    f"{self!r} has {self.available} entries free, {entries} are wanted, and it"
-                    f" cannot grow: make it larger, or use another one"
+                    f"{self!r} has {self.available} entries free, but {entries} are needed, and"
+                    " the queue cannot be resized; create it larger or use another one"
                 ) from error
         self.reserve(entries)
 

@@ -77,7 +77,7 @@ class CompletionCursor:
             self._started = True
             return True
         if code != errno.ENOENT:
-            raise failure("ibv_start_poll", abs(code), f"the completion queue {self._cq!r}")
+            raise failure("ibv_start_poll", abs(code), f"cannot poll {self._cq!r}")
         self._cq.entries.seen_empty()
         return False
 
@@ -90,13 +90,13 @@ class CompletionCursor:
     def _read(self, name: str, member: str = "") -> int:
         """Return the field ``name``; on an extended queue, ``read_<member>`` reads it."""
         if self._wc is None and not self._started:
-            raise RuntimeError("the cursor is at no completion: iterate over it")
+            raise RuntimeError("the cursor is not at a completion; iterate over it first")
         if self._ex is not None:
             if name in ("wr_id", "status"):
                 return int(getattr(self._ex, name))
             if read := getattr(self._ex, f"read_{member or name}"):
                 return int(read(self._ex))
-            why = " (it was not asked for when the queue was made)"
+            why = " (the queue was created without it)"
         else:
             value = getattr(self._wc, name)
             if value is not None:
@@ -104,7 +104,7 @@ class CompletionCursor:
             if self.failure is not None or self.status:
                 return 0
             why = ""
-        raise UnsupportedError(f"{name} of completions{why}", device=self._cq.context.name)
+        raise UnsupportedError(f"the completion field {name}{why}", device=self._cq.context.name)
 
     # --- the fields ------------------------------------------------------------------------
 
@@ -138,17 +138,19 @@ class CompletionCursor:
         """The flags of the completion."""
         return WCFlags(self._read("wc_flags"))
 
-    wr_id: int = _number("wr_id", "The number that was given to the work request.")
-    vendor_err: int = _number("vendor_err", "The device's own number for a failure.")
-    byte_len: int = _number("byte_len", "Bytes that arrived.")
-    qp_num: int = _number("qp_num", "The queue pair.")
-    src_qp: int = _number("src_qp", "The peer's queue pair, of datagrams.")
-    slid: int = _number("slid", "The LID that it came from.")
-    sl: int = _number("sl", "Its service level.")
-    dlid_path_bits: int = _number("dlid_path_bits", "The low bits of the LID that it was sent to.")
-    timestamp: int = _number("timestamp", "The device's clock, in ticks.", "completion_ts")
+    wr_id: int = _number("wr_id", "The number of the work request.")
+    vendor_err: int = _number("vendor_err", "The vendor's error code.")
+    byte_len: int = _number("byte_len", "The number of bytes received.")
+    qp_num: int = _number("qp_num", "The number of the queue pair.")
+    src_qp: int = _number("src_qp", "The sender's queue pair, for datagrams.")
+    slid: int = _number("slid", "The sender's LID.")
+    sl: int = _number("sl", "The service level.")
+    dlid_path_bits: int = _number("dlid_path_bits", "The low bits of the destination LID.")
+    timestamp: int = _number(
+        "timestamp", "The device's clock at the completion, in ticks.", "completion_ts"
+    )
     wallclock_ns: int = _number(
         "wallclock_ns", "The time of day, in nanoseconds since 1970.", "completion_wallclock_ns"
     )
-    cvlan: int = _number("cvlan", "The VLAN that the device took off.")
-    flow_tag: int = _number("flow_tag", "The tag of the flow that it matched.")
+    cvlan: int = _number("cvlan", "The VLAN tag that the device removed.")
+    flow_tag: int = _number("flow_tag", "The tag of the matching flow rule.")

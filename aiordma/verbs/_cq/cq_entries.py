@@ -37,7 +37,8 @@ class Entries:
     def release(self, entries: int) -> None:
         """Release reserved entries immediately."""
         if entries > self.reserved - self.leaving:
-            raise ValueError(f"{entries} entries released, {self.reserved - self.leaving} reserved")
+            held = self.reserved - self.leaving
+            raise ValueError(f"cannot release {entries} entries, because only {held} are reserved")
         self.reserved -= entries
 
     def leave(self, entries: int) -> None:

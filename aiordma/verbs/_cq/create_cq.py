@@ -52,16 +52,18 @@ def create_cq(
     """
     cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
     if channel is not None:
-        instance("channel", channel, CompletionChannel, "a CompletionChannel (create_comp_channel)")
+        instance(
+            "channel", channel, CompletionChannel, "a CompletionChannel (from create_comp_channel)"
+        )
     fields = None if fields is None else choice("fields", fields, WCFields)
     flags = choice("flags", flags, CQFlags)
     most = context.query_device().max_cqe
     if not 0 < cqe <= most:
-        raise ValueError(f"a completion queue of {cqe} entries; {context.name} takes 1 to {most}")
+        raise ValueError(f"cqe must be between 1 and {most} on {context.name}, not {cqe}")
     if not 0 <= comp_vector < context.num_comp_vectors:
         raise ValueError(
-            f"completion vector {comp_vector}; {context.name} has 0 to"
-            f" {context.num_comp_vectors - 1}"
+            f"comp_vector must be between 0 and {context.num_comp_vectors - 1} on {context.name},"
+            f" not {comp_vector}"
         )
     if extended is None:
         extended = True if fields is not None or flags else context.cq_fields is not None
@@ -71,7 +73,9 @@ def create_cq(
         pointer = _extended(context, cqe, channel, comp_vector, fields, flags)
         return CompletionQueue(context, pointer, channel, fields, flags)
     if fields is not None or flags:
-        raise ValueError("fields and flags are for extended completion queues")
+        raise ValueError(
+            "fields and flags require an extended completion queue; omit extended=False"
+        )
     return CompletionQueue(
         context,
         context.library.calls.ibv_create_cq(

@@ -39,12 +39,12 @@ class GID:
         raw = self.raw
         if not isinstance(raw, bytes):
             if not isinstance(raw, bytearray | memoryview):
-                hint = "GID.from_ip() takes the text of an address"
-                raise TypeError(refusal("a GID", "made of 16 bytes", raw, hint))
+                hint = "convert the text of an address with GID.from_ip()"
+                raise TypeError(refusal("raw", "16 bytes", raw, hint))
             raw = bytes(raw)
             object.__setattr__(self, "raw", raw)
         if len(raw) != 16:
-            raise ValueError(f"a GID has 16 bytes, not {len(raw)}")
+            raise ValueError(f"a GID must have 16 bytes, not {len(raw)}")
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
@@ -55,7 +55,7 @@ class GID:
                 are not accepted.
         """
         if not isinstance(address, str) and not hasattr(address, "packed"):
-            raise TypeError(refusal("the address", "a str or of ipaddress", address))
+            raise TypeError(refusal("address", "a str, an IPv4Address or an IPv6Address", address))
         return cls(_packed(address))
 
     @property
@@ -135,12 +135,12 @@ class GIDEntry(NamedTuple):
         if self.gid_type is GIDType.IB:
             return ""
         if to is not None and not self.can_reach(to):
-            return f"is an address of IPv{self.gid.ip.version} and cannot reach {to}"
+            return f"is an IPv{self.gid.ip.version} address, which cannot reach {to}"
         if self.gid_type is GIDType.ROCE_V1:
-            return "is of RoCE v1, which no router passes on and RoCE v2 does not understand"
-        for is_local, reach in (("is_link_local", "its own link"), ("is_loopback", "its own host")):
+            return "uses RoCE v1, which is not routable and not compatible with RoCE v2"
+        for is_local, reach in (("is_link_local", "link"), ("is_loopback", "host")):
             if getattr(self.gid.ip, is_local) and not (to and getattr(to.ip, is_local)):
-                return f"reaches no peer beyond {reach}"
+                return f"can reach only peers on the same {reach}"
         return ""
 
     def preference(self) -> tuple[int, int, int]:
@@ -203,7 +203,7 @@ class AddressVector(NamedTuple):
 
         fields = numbers(_OF_THE_VECTOR)
         if self.dgid is not None:
-            dgid = instance("dgid", self.dgid, GID, "a GID, as GID(raw) or GID.from_ip(text)")
+            dgid = instance("dgid", self.dgid, GID, "a GID, such as GID(raw) or GID.from_ip(text)")
             fields["is_global"] = 1
             fields["grh"] = {"dgid": {"raw": dgid.raw}, **numbers(_OF_THE_ROUTE)}
         return fields
@@ -218,5 +218,5 @@ class AddressVector(NamedTuple):
 
 def vector_fields(name: str, value: object) -> dict[str, object]:
     """Return ``struct ibv_ah_attr`` for an argument; a TypeError names the argument."""
-    wanted = "an AddressVector, as AddressVector(dgid=..., sgid_index=...)"
+    wanted = "an AddressVector, such as AddressVector(dgid=..., sgid_index=...)"
     return instance(name, value, AddressVector, wanted).fields()

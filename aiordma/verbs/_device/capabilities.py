@@ -116,7 +116,7 @@ class ExtendedDeviceAttributes(NamedTuple):
             ValueError: If the device does not report the frequency of its clock.
         """
         if not self.hca_core_clock:
-            raise ValueError("the device does not tell the frequency of its clock")
+            raise ValueError("the device does not report its clock frequency")
         return ticks / (self.hca_core_clock * 1000)
 
     @classmethod

@@ -179,10 +179,10 @@ class Context(Resource[h.ibv_context]):
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
-        with self._offering("reading its clock"):
+        with self._offering("access to its clock"):
             self.library.calls.ibv_query_rt_values_ex(self.pointer, values)
         if not values.comp_mask & lib.IBV_VALUES_MASK_RAW_CLOCK:
-            raise self._lacking("reading its clock", "ibv_query_rt_values_ex")
+            raise self._lacking("access to its clock", "ibv_query_rt_values_ex")
         return values.raw_clock.tv_sec * 1_000_000_000 + values.raw_clock.tv_nsec
 
     @contextmanager
@@ -228,7 +228,7 @@ class Context(Resource[h.ibv_context]):
             elif code:
                 raise failure("ibv_query_port", abs(code))
         except VerbsError as error:
-            raise explained(error, f"port {port_num} of {self.name}") from None
+            raise explained(error, f"cannot query port {port_num} of {self.name}") from None
         return attr
 
     def query_gid_table(self) -> list[GIDEntry]:
@@ -262,8 +262,8 @@ class Context(Resource[h.ibv_context]):
                 self.pointer, port_num, index, entry, 0, _ENTRY_SIZE
             )
         except VerbsError as error:
-            where = f"GID index {index} of port {port_num} of {self.name}"
-            raise explained(error, where) from None
+            what = f"cannot query GID index {index} of port {port_num} of {self.name}"
+            raise explained(error, what) from None
         return GIDEntry.read(entry)
 
     def find_gid(self, ip: str | IPAddress, port_num: int | None = None) -> GIDEntry:
@@ -279,7 +279,7 @@ class Context(Resource[h.ibv_context]):
         found = [entry for entry in table if entry.gid.raw == raw]
         if not found:
             there = ", ".join(str(entry.gid) for entry in table) or "none"
-            raise ValueError(f"{self.name} has no GID for {ip}; its GIDs: {there}")
+            raise ValueError(f"{self.name} has no GID for {ip}; its GIDs are: {there}")
         return best(found)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
@@ -294,7 +294,7 @@ class Context(Resource[h.ibv_context]):
         """
         port_num = _port(port_num)
         if to is not None:
-            instance("to", to, GID, "a GID, as GID(raw) or GID.from_ip(text)")
+            instance("to", to, GID, "a GID, such as GID(raw) or GID.from_ip(text)")
         table = [e for e in self.query_gid_table() if e.port_num == port_num]
         if not table:
             raise ValueError(f"port {port_num} of {self.name} has no GID")
@@ -319,8 +319,8 @@ class Context(Resource[h.ibv_context]):
         try:
             self.library.calls.ibv_query_pkey(self.pointer, port_num, index, pkey)
         except VerbsError as error:
-            where = f"P_Key index {index} of port {port_num} of {self.name}"
-            raise explained(error, where) from None
+            what = f"cannot query P_Key index {index} of port {port_num} of {self.name}"
+            raise explained(error, what) from None
         return int.from_bytes(ffi.buffer(pkey)[:], "big")
 
     def query_pkey_table(self, port_num: int = 1) -> dict[int, int]:
@@ -344,7 +344,9 @@ class Context(Resource[h.ibv_context]):
                 if found == wanted:
                     return index
         there = ", ".join(f"{found:#06x}" for found in table.values()) or "none"
-        raise ValueError(f"port {port_num} of {self.name} has no P_Key {pkey:#06x}: {there}")
+        raise ValueError(
+            f"port {port_num} of {self.name} has no P_Key {pkey:#06x}; its P_Keys are: {there}"
+        )
 
     # --- what is made here -----------------------------------------------------------------
 
@@ -382,11 +384,14 @@ class Context(Resource[h.ibv_context]):
         length = integer("length", length, None)
         log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
         most = self.query_device_ex().max_dm_size
-        capability = "memory of its own (device memory)"
+        capability = "device memory"
         if not most:
             raise self._lacking(capability, "ibv_alloc_dm")
         if not 0 < length <= most:
-            raise ValueError(f"{length} bytes of device memory; {self.name} has 1 to {most}")
+            raise ValueError(
+                f"length of device memory must be between 1 and {most} bytes on {self.name},"
+                f" not {length}"
+            )
         attr = ffi.new("struct ibv_alloc_dm_attr *")
         attr.length = length
         attr.log_align_req = log_align_req
@@ -419,7 +424,9 @@ class Context(Resource[h.ibv_context]):
         """
         code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:
-            raise failure("fcntl", code, f"the asynchronous event fd of {self.name}")
+            raise failure(
+                "fcntl", code, f"cannot make the event descriptor of {self.name} non-blocking"
+            )
         calls, pointer = self.library.calls, self.pointer
         raw = ffi.new("struct ibv_async_event *")
         events = []

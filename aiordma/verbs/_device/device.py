@@ -35,7 +35,9 @@ VARIABLE = "AIORDMA_DEVICE"
 def names_or_variable(name: str | None) -> str | None:
     """Return the name, or the environment's (several names, or "all"); None if neither is set."""
     if name is not None:
-        instance("device", name, str, "the name of a device, as 'mlx5_0' (aiordma devinfo)")
+        instance(
+            "device", name, str, "the name of a device, such as 'mlx5_0' (see `aiordma devinfo`)"
+        )
     return name or os.environ.get(VARIABLE) or None
 
 
@@ -131,9 +133,9 @@ class Device:
         """
         self._check_faults()
         error = ffi.new("char[]", 256)
-        text = ffi.NULL if plan is None else to_c("the plan of faults", plan)
+        text = ffi.NULL if plan is None else to_c("the fault plan", plan)
         if self.library.table.device.set_faults(text, error, len(error)):
-            raise ValueError(f"plan of faults: {ffi.string(error).decode(errors='replace')}")
+            raise ValueError(f"invalid fault plan: {ffi.string(error).decode(errors='replace')}")
 
     def fault_counts(self) -> FaultCounts:
         """Return the number of faults injected since the process started.
@@ -252,10 +254,9 @@ def find_device(
     if not wanted:
         hint = ", ".join(known) + _by_variable(name)
         if name == ALL or "," in str(name):
-            hint += "; several are for connect and listen: device=[...] or 'all'"
+            hint += "; only connect() and listen() accept several devices (device=[...] or 'all')"
         elif str(name).startswith("embedded"):
-            number = "the environment variable AIORDMA_EMBEDDED_DEVICES, 1 to 4"
-            hint += f"; how many there are says {number}"
+            hint += "; set AIORDMA_EMBEDDED_DEVICES (1 to 4) to have more embedded devices"
         raise DeviceNotFoundError(str(name), known, detail=hint)
     there = gids if ip is not None else {it.name: f"GUID {it.guid:#018x}" for it in found}
     raise DeviceNotFoundError(
@@ -295,7 +296,7 @@ def choose_device(name: str | None = None) -> Choice:
     """
     name = name_or_variable(name)
     if name is not None and name != SYSTEM:
-        return Choice(find_device(name), "it was named")
+        return Choice(find_device(name), "it was selected by name")
     unusable: list[str] = []
     failure: VerbsError | None = None
     for device in _system_devices():
@@ -305,7 +306,7 @@ def choose_device(name: str | None = None) -> Choice:
             failure = failure or error
             continue
         if PortState.ACTIVE in states.values():
-            return Choice(device, "it is the first device of the system with an active port")
+            return Choice(device, "it is the first system device with an active port")
         unusable += [
             f"{device.name}: port {port} is {state.name}" for port, state in states.items()
         ]
@@ -317,7 +318,7 @@ def choose_device(name: str | None = None) -> Choice:
         why = f"{missing.library} is {'too old' if missing.symbol else 'not installed'}"
     if name == SYSTEM:
         detail = (missing and missing.strerror) or why
-        detail += f"{_by_variable(name)}; `aiordma doctor` says more"
+        detail += f"{_by_variable(name)}; run `aiordma doctor` for details"
         raise DeviceNotFoundError("", wanted="an active port", detail=detail)
     return Choice(_embedded_devices()[0], why, is_fallback=True)
 

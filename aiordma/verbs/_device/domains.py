@@ -33,7 +33,7 @@ class ParentDomain(ProtectionDomain):
     """
 
     def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:
-        instance("pd", pd, ProtectionDomain, "a ProtectionDomain (Context.alloc_pd)")
+        instance("pd", pd, ProtectionDomain, "a ProtectionDomain (from Context.alloc_pd)")
         attr = ffi.new("struct ibv_parent_domain_init_attr *")
         attr.pd = pd.pointer
         attr.td = td.pointer if td else ffi.NULL

@@ -41,7 +41,7 @@ class GRH(NamedTuple):
         """
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:
-            raise ValueError(f"a GRH has {GRH_SIZE} bytes, not {len(raw)}")
+            raise ValueError(f"a GRH must have {GRH_SIZE} bytes, not {len(raw)}")
         # Of the first 20 bytes nothing is defined before an IPv4 header, they may look like a
         # version 6; then the sum decides, which is right by chance in one of 65536.
         v4 = raw[_V4_OFFSET] == _V4_START
@@ -50,7 +50,10 @@ class GRH(NamedTuple):
             service, flow = first >> 20 & 0xFF, first & 0xFFFFF
             return cls(6, service, flow, length, next_header, hops, *map(GID, addresses))
         if not v4:
-            raise ValueError(f"this is no GRH: version {raw[0] >> 4}, {raw[_V4_OFFSET] >> 4}")
+            raise ValueError(
+                f"invalid GRH: IP version {raw[0] >> 4} at byte 0 and {raw[_V4_OFFSET] >> 4} at"
+                f" byte {_V4_OFFSET}, instead of 6 or 4"
+            )
         _, service, length, _, _, hops, protocol, _, *addresses = _V4.unpack(raw[_V4_OFFSET:])
         gids = (GID(IPV4_PREFIX + address) for address in addresses)
         return cls(4, service, 0, max(0, length - _V4.size), protocol, hops, *gids)

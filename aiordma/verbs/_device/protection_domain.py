@@ -106,7 +106,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         """
         addr, length = integer("addr", addr), integer("length", length, None)
         if length <= 0:
-            raise ValueError(f"a memory region of {length} bytes: it needs at least one")
+            raise ValueError(f"a memory region must have at least 1 byte, not {length}")
         access = choice("access", access, AccessFlags)
         iova = None if iova is None else integer("iova", iova)
         pointer, place = reg_mr(self, ffi.cast("void *", addr), length, access, iova)
@@ -139,7 +139,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         iova = None if iova is None else integer("iova", iova)
         check_rights(access)
         addr = offset if iova is None else iova
-        what = f"registering {length} bytes from {offset} of file {fd} at {addr:#x}"
+        what = f"cannot register {length} bytes at offset {offset} of dma-buf {fd} as {addr:#x}"
         with self.context._offering(
             "memory of other devices (dma-buf)", lambda error: what + shortage(error)
         ):
@@ -221,7 +221,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         flags = lib.IB_UVERBS_ADVISE_MR_FLAG_FLUSH if flush else 0
         with self.context._offering(
             "advice about memory regions (ibv_advise_mr)",
-            lambda error: f"{advice.name} for {list(sges)}{shortage(error)}",
+            lambda error: f"cannot apply {advice.name} to {list(sges)}{shortage(error)}",
         ):
             self.context.library.calls.ibv_advise_mr(
                 self.pointer, int(advice), flags, array, len(sges)
@@ -240,10 +240,12 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         try:
             attr = ffi.new("struct ibv_ah_attr *", vector_fields("vector", vector))
         except OverflowError as error:
-            raise ValueError(f"{vector}: {error}") from None
+            raise ValueError(f"invalid address vector {vector}: {error}") from None
         with self.context._offering(
             "address handles",
-            lambda error: f"an address handle {describe(self.context, vector, error)}",
+            lambda error: (
+                f"cannot create an address handle {describe(self.context, vector, error)}"
+            ),
         ):
             pointer = self.context.library.calls.ibv_create_ah(self.pointer, attr)
         return AddressHandle(self, pointer, vector)
@@ -275,7 +277,8 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         try:
             pointer = context.library.calls.ibv_alloc_mw(self.pointer, mw_type)
         except VerbsError as error:
-            raise explained(error, f"{what} on {context.name}") from None
+            what = f"cannot create a memory window of type {int(mw_type)} on {context.name}"
+            raise explained(error, what) from None
         return MemoryWindow(self, pointer, mw_type)
 
     create_srq: Final = create_srq_in

@@ -281,6 +281,6 @@ class Resource(Generic[P]):
         if not node._parents and (node.counted or node.children):
             _keep.append(node)
         if node.counted:
-            place = f", made at\n{self._made_at}" if self._made_at else ""
+            place = f", created at\n{self._made_at}" if self._made_at else ""
             shown = f"<{type(self).__name__}>" if _is_finalizing() or ffi is None else repr(self)
             _warn(f"unclosed {shown}{place}", ResourceWarning, source=self)

@@ -21,7 +21,7 @@ NO_ROUTE = frozenset(
 
 def better_gid(context: verbs.Context, port_num: int, to: GID | None) -> str:
     better = context.choose_gid(port_num, to)
-    return "there is no better one" if better.problem(to) else f"{better} would do"
+    return "no better GID is available" if better.problem(to) else f"use {better} instead"
 
 
 def active_port(context: verbs.Context, port_num: int) -> h.ibv_port_attr:
@@ -48,7 +48,7 @@ def source_entry(context: verbs.Context, local: Endpoint) -> GIDEntry:
         if entry.gid.raw == local.gid and (entry.gid_type is GIDType.ROCE_V1) == local.is_roce_v1
     ]
     if not found:
-        raise ValueError(f"{context.name} has no GID {GID(local.gid)} any more")
+        raise ValueError(f"{context.name} no longer has the GID {GID(local.gid)}")
     return best(found)
 
 
@@ -56,15 +56,16 @@ def describe(context: verbs.Context, vector: AddressVector, error: VerbsError) -
     """Describe a failed route: peer, GID, port and device, the problem, and a better choice."""
     where = f"port {vector.port_num} of {context.name}"
     if vector.dgid is None:
-        text = f"to LID {vector.dlid} by {where}, without a dgid, which RoCE needs"
+        text = f"to LID {vector.dlid} from {where}, without the dgid that RoCE requires"
     else:
         source, problem = f"GID index {vector.sgid_index}", "is empty"
         for entry in context.query_gid_table():
             if (entry.port_num, entry.gid_index) == (vector.port_num, vector.sgid_index):
                 source, problem = str(entry), entry.problem(vector.dgid)
-        text = f"to {vector.dgid} by {source} of {where}"
+        text = f"to {vector.dgid} from {source} of {where}"
         if problem:
-            text += f", which {problem}; {better_gid(context, vector.port_num, vector.dgid)}"
+            better = better_gid(context, vector.port_num, vector.dgid)
+            text += f"; this GID {problem}; {better}"
     if error.errno in NO_ROUTE:
-        text += "; the peer cannot be reached from there: check its address and the routes"
+        text += "; the peer cannot be reached, so check its address and the routes"
     return text

@@ -55,7 +55,9 @@ def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
         try:  # the buffer protocol has no name for its elements
             return _of_tensor(memory, target)
         except BufferError:
-            raise BufferError(f"{name(memory)}: {error}; take its bytes (view('u1'))") from error
+            raise BufferError(
+                f"cannot view {name(memory)} as bytes: {error}; pass array.view('u1') instead"
+            ) from error
     try:
         if type(view.obj) not in _PLAIN:
             _refuse_addresses(memory, view, target)
@@ -101,7 +103,7 @@ def _refuse_addresses(memory: object, view: memoryview, target: bool = False) ->
         except (TypeError, ValueError, BufferError):
             pass  # an exporter that can be asked once
     if elements != "B" and _ADDRESSES.search("".join(elements.split(":")[::2])):
-        what = f"elements of the format {elements!r}, which are addresses"
+        what = f"elements of the format {elements!r}"
         raise addresses(memory, what, target)
 
 
@@ -113,14 +115,14 @@ def _refuse_objects(memory: object, owner: object, target: bool) -> None:
 
 def addresses(memory: object, what: str, target: bool) -> TypeError:
     advice = (
-        "an array of numbers, or a bytearray for a copy that was sent as bytes: json.loads(data)"
+        "an array of numbers, or receive a serialized copy into a bytearray: json.loads(data)"
         if target
-        else "an array of numbers (array.astype(float)), or send a copy as bytes: "
+        else "an array of numbers (array.astype(float)), or send a serialized copy: "
         "json.dumps(array.tolist()).encode()"
     )
     return TypeError(
-        f"{name(memory)} of {what}: its bytes are addresses in this process, so they can be "
-        f"neither sent nor received; use {advice}"
+        f"{name(memory)} contains {what}, which are addresses in this process and cannot be sent "
+        f"or received; use {advice}"
     )
 
 
@@ -158,11 +160,10 @@ def name(memory: object) -> str:
 
 def not_contiguous(memory: object, target: bool) -> BufferError:
     advice = (
-        "use contiguous memory and copy from that (array[...] = data)"
+        "use contiguous memory and copy the data from it (array[...] = data)"
         if target
-        else "make a copy that is contiguous (numpy.ascontiguousarray, Tensor.contiguous)"
+        else "make a contiguous copy (numpy.ascontiguousarray, Tensor.contiguous)"
     )
     return BufferError(
-        f"{name(memory)} whose elements do not lie one behind another in C order; {advice} or "
-        f"take its parts alone"
+        f"{name(memory)} must be contiguous in C order; {advice}, or pass its parts one by one"
     )

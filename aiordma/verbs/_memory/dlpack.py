@@ -105,7 +105,7 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
     for length in shape:
         bits *= length
     if bits % 8:
-        raise BufferError(f"{name(memory)} of {bits} bits: not a whole number of bytes")
+        raise BufferError(f"{name(memory)} has {bits} bits, which is not a whole number of bytes")
     if not bits:
         return memoryview(bytearray())
     # The capsule is not consumed: its own destructor gives the memory back.
@@ -118,7 +118,7 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
 def _refuse_gpu(memory: object, target: bool) -> None:
     """Refuse GPU tensors before creating a capsule, which may take a stream or a copy."""
     if hasattr(memory, "__cuda_array_interface__"):
-        raise _of_a_gpu("it has a __cuda_array_interface__", target)
+        raise _of_a_gpu("__cuda_array_interface__", target)
     device = getattr(memory, "__dlpack_device__", None)
     if device is not None:
         kind, number = device()
@@ -127,9 +127,9 @@ def _refuse_gpu(memory: object, target: bool) -> None:
 
 
 def _of_a_gpu(which: str, target: bool) -> UnsupportedError:
-    advice = "use memory of the host and copy it from there" if target else "copy it to the host"
+    advice = "use host memory and copy the data from it" if target else "copy it to host memory"
     return UnsupportedError(
-        f"memory of a GPU by its address ({which}): have its library export a dma-buf and register "
+        f"GPU memory that is given by its address ({which}); export it as a dma-buf and register "
         f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or {advice}"
     )
 
@@ -147,12 +147,14 @@ def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
         versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != VERSION[0]:
             raise BufferError(
-                f"{name(memory)} speaks version {versioned.version.major} of DLPack, not 1"
+                f"{name(memory)} uses DLPack version {versioned.version.major}, not 1"
             )
         return versioned.tensor, bool(versioned.flags & READ_ONLY)
     if _is_capsule(capsule, b"dltensor"):
         return Tensor.from_address(_pointer(capsule, b"dltensor")), False
-    raise BufferError(f"{name(memory)} gives something else than a DLPack capsule: {capsule!r}")
+    raise BufferError(
+        f"__dlpack__() of {name(memory)} must return a DLPack capsule, not {capsule!r}"
+    )
 
 
 def _in_c_order(shape: list[int], strides: list[int] | None) -> bool:

@@ -18,8 +18,8 @@ def shortage(error: VerbsError) -> str:
     """
     if error.errno == errno.EFAULT:
         return (
-            "; the addresses have no memory, or have a file's mapping that is shared and read-only,"
-            " which Linux 6.1 and older cannot pin (use mmap.ACCESS_COPY)"
+            "; no memory is mapped at these addresses, or it is a shared read-only mapping of a"
+            " file, which Linux 6.1 and older cannot pin (use mmap.ACCESS_COPY)"
         )
     if error.errno not in (errno.ENOMEM, errno.EAGAIN):
         return ""
@@ -28,19 +28,20 @@ def shortage(error: VerbsError) -> str:
     pinned = status.get("VmPin", "0 kB")
     if int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1:
         reason = (
-            "this process has CAP_IPC_LOCK, so that the limit on locked memory (RLIMIT_MEMLOCK,"
-            f" {soft}) does not bind it: memory itself, or the device's room for regions, is short"
+            f"the limit on locked memory (RLIMIT_MEMLOCK, {soft}) does not apply, because this"
+            " process has CAP_IPC_LOCK; the machine is out of memory, or the device has no room for"
+            " more regions"
         )
     elif soft == "unlimited":
         reason = (
-            "the limit on locked memory (RLIMIT_MEMLOCK) is unlimited:"
-            " memory itself, or the device's room for regions, is short"
+            "the limit on locked memory (RLIMIT_MEMLOCK) is unlimited; the machine is out of"
+            " memory, or the device has no room for more regions"
         )
     else:
         reason = (
             f"the limit on locked memory (RLIMIT_MEMLOCK) of this process is {soft} (hard limit:"
-            f" {hard}), and {pinned} are pinned already; raise it with 'ulimit -l', memlock in"
-            " /etc/security/limits.conf or LimitMEMLOCK= of the systemd unit, or register less"
+            f" {hard}), and {pinned} are already pinned; raise the limit with 'ulimit -l', memlock"
+            " in /etc/security/limits.conf or LimitMEMLOCK= in the systemd unit, or register less"
         )
     return f"; {reason}"
 

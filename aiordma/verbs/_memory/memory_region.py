@@ -109,7 +109,9 @@ class MemoryRegion(Resource[h.ibv_mr]):
         self.pointer  # noqa: B018 - raises when this is closed
         whole = self._view
         if whole is None:
-            raise BufferStateError(f"{self._label()} is not memory of a Python object")
+            raise BufferStateError(
+                f"{self._label()} has no buffer, because its memory belongs to no Python object"
+            )
         view = whole[: self.length]
         return view if int(self.access) & _CHANGING else view.toreadonly()
 
@@ -172,7 +174,7 @@ class MemoryRegion(Resource[h.ibv_mr]):
                 region is unchanged unless the message says that it has been closed.
         """
         if memory is None and access is None and pd is None:
-            raise ValueError(f"{self!r}: nothing to change: give memory, access or pd")
+            raise ValueError("rereg() needs at least one of memory, access and pd")
         view = self._view
         rights = self.access if access is None else choice("access", access, AccessFlags)
         if memory is None:
@@ -180,7 +182,8 @@ class MemoryRegion(Resource[h.ibv_mr]):
                 _check_changes(view, rights)
             elif access is not None:
                 raise ValueError(
-                    f"{self._label()} is not memory of a Python object: close it and register anew"
+                    f"cannot change the access of {self._label()}, because its memory belongs to "
+                    "no Python object; close it and register the memory again"
                 )
         check_rights(rights)
         require_on_demand(self.pd.context, rights)
@@ -214,12 +217,14 @@ class MemoryRegion(Resource[h.ibv_mr]):
         self.lkey, self.rkey = self.pointer.lkey, self.pointer.rkey
 
     def _not_changed(self, code: int, context: verbs.Context) -> None:
-        what = f"changing {self!r}"
+        what = f"cannot change {self!r}"
         error = failure("ibv_rereg_mr", code if code > 0 else ffi.errno, what)
         if isinstance(error, UnsupportedError):
-            raise context._lacking("changing memory regions", error.verb, error.errno or 0)
+            raise context._lacking(
+                "changing registered memory regions", error.verb, error.errno or 0
+            )
         if code <= _ERR_CMD:  # "the user still needs to call ibv_dereg_mr"
-            what += ", which has been closed"
+            what += "; the region has been closed"
             self.close()
         raise explained(error, what + shortage(error))
 
@@ -279,14 +284,14 @@ def register(
     access = None if access is None else choice("access", access, AccessFlags)
     iova = None if iova is None else integer("iova", iova)
     if huge_pages and not isinstance(memory, Integral):
-        raise ValueError("huge pages are for memory of the library's own: give a number of bytes")
+        raise ValueError("huge_pages requires a number of bytes as memory")
     pin = _memory(memory, access, huge_pages)
     view, length, page_size, readonly, _ = pin
     if access is None:
         access = AccessFlags.NONE if readonly else AccessFlags.LOCAL_WRITE
     try:
         if not length:
-            raise ValueError("a memory region of 0 bytes: it needs at least one")
+            raise ValueError("a memory region must have at least 1 byte, not 0")
         # Where huge pages are wanted, all of them are: they are taken at once.
         there = not huge_pages if page_size else is_there(view.obj)
         pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
@@ -315,7 +320,7 @@ def reg_mr(
         require_on_demand(pd.context, access)
         if access & AccessFlags.ZERO_BASED:
             if iova:
-                raise ValueError("a zero-based region is at address 0: no iova beside it")
+                raise ValueError("iova must be 0 or omitted with AccessFlags.ZERO_BASED")
             iova = 0
     library = pd.context.library
     addr = int(ffi.cast("uintptr_t", memory)) if iova is None else iova
@@ -325,10 +330,10 @@ def reg_mr(
         call = library.reg_own_mr if there else library.calls.ibv_reg_mr
         return call(pd.pointer, memory, length, rights), addr
     except UnsupportedError as error:
-        what = f"registering memory with {access!r}"
+        what = f"memory regions with {access!r}"
         raise pd.context._lacking(what, error.verb, error.errno or 0) from None
     except VerbsError as error:
-        raise explained(error, f"registering {length} bytes{shortage(error)}") from None
+        raise explained(error, f"cannot register {length} bytes{shortage(error)}") from None
 
 
 def reg_local_dma(pd: verbs.ProtectionDomain) -> MemoryRegion | None:
@@ -387,7 +392,7 @@ def is_there(owner: object) -> bool:
 def check_rights(access: AccessFlags) -> None:
     """Raise ValueError if the rights cannot be combined."""
     if access & _REMOTE_CHANGES and not access & AccessFlags.LOCAL_WRITE:
-        raise ValueError(f"{access!r} needs LOCAL_WRITE as well (ibv_reg_mr(3))")
+        raise ValueError(f"access {access!r} also requires AccessFlags.LOCAL_WRITE")
 
 
 def require_on_demand(
@@ -398,9 +403,9 @@ def require_on_demand(
         return
     general = context.query_device_ex().odp_caps.general
     if not general:
-        what = "memory regions on demand (ODP)"
+        what = "on-demand paging (ODP)"
     elif implicit and not general & general.SUPPORT_IMPLICIT:
-        what = "the whole address space as one region (implicit ODP)"
+        what = "on-demand paging of the whole address space (implicit ODP)"
     else:
         return
     raise context._lacking(what, "ibv_reg_mr")
@@ -409,9 +414,9 @@ def require_on_demand(
 def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Memory:
     """Return the memory to register, or raise ValueError if it cannot have these rights."""
     if isinstance(memory, Integral):  # also of numpy, whose numbers have memory of their own
-        length = integer("memory, a number of bytes,", memory, None, None)
+        length = integer("memory", memory, None, None)
         if length <= 0:
-            raise ValueError(f"a memory region of {length} bytes: it needs at least one")
+            raise ValueError(f"a memory region must have at least 1 byte, not {length}")
         pages = allocate(length, huge_pages)
         return Memory(pages.view, length, pages.page_size, readonly=False)
     # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
@@ -429,6 +434,6 @@ def _check_changes(view: memoryview, access: AccessFlags) -> None:
     """Raise ValueError if the rights allow changes to read-only memory."""
     if view.readonly and access & _CHANGES:
         raise ValueError(
-            f"a read-only {type(view.obj).__name__} cannot be registered with {access!r}; "
-            "only reading (AccessFlags.NONE, REMOTE_READ) is possible"
+            f"cannot register a read-only {type(view.obj).__name__} with {access!r}; use writable "
+            "memory, or only AccessFlags.NONE or REMOTE_READ"
         )

@@ -102,13 +102,18 @@ class MemoryWindow(Resource[h.ibv_mw]):
         following = inc_rkey(self.rkey)
         if self.mw_type is MWType.TYPE_1:
             if rkey not in (None, following):
-                raise ValueError(f"{self!r}: only a window of type 2 has keys to choose")
+                raise ValueError(
+                    f"rkey cannot be chosen for {self!r}, but only for windows of type 2"
+                )
             self._post_bind(qp, mr, access, addr, length, wr_id, send_flags)
             following = self.rkey
         else:
             following = following if rkey is None else rkey
             if (following ^ self.rkey) >> 8:
-                raise ValueError(f"{self!r}: {following:#x} differs in more than the lowest 8 bits")
+                raise ValueError(
+                    f"rkey {following:#x} must differ from {self.rkey:#x}, the current key of"
+                    f" {self!r}, only in the lowest 8 bits"
+                )
             bind = BindInfo(self, mr, following, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
         self._region = mr
@@ -130,7 +135,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
             ValueError: If the window was never bound.
         """
         if (mr := self._region) is None:
-            raise ValueError(f"{self!r} has not been bound: bind() it first")
+            raise ValueError(f"{self!r} has not been bound; call bind() first")
         if self.mw_type is MWType.TYPE_1:
             # By ibv_bind_mw(3) there need be no region, but rdma_rxe's library crashes without.
             self._post_bind(qp, mr, AccessFlags.NONE, mr.addr, 0, wr_id, send_flags)
@@ -176,13 +181,15 @@ class MemoryWindow(Resource[h.ibv_mw]):
 
     def _check(self, mr: MemoryRegion, access: AccessFlags, addr: int, length: int) -> None:
         if access & ~_ACCESS:
-            raise ValueError(f"a window with {access!r}; there are {_ACCESS!r}")
+            raise ValueError(f"invalid access {access!r} for a window: expected only {_ACCESS!r}")
         if length <= 0 or addr < mr.addr or addr + length > mr.addr + mr.length:
-            raise ValueError(f"{length} bytes at {addr:#x} are not a part of {mr!r}")
+            raise ValueError(f"invalid range: {length} bytes at {addr:#x} are not within {mr!r}")
         if not mr.access & AccessFlags.MW_BIND:
-            raise ValueError(f"{mr!r} was registered without MW_BIND")
+            raise ValueError(f"{mr!r} must be registered with AccessFlags.MW_BIND")
         if access & _CHANGES and not mr.access & AccessFlags.LOCAL_WRITE:
-            raise ValueError(f"{access & _CHANGES!r} needs a region with LOCAL_WRITE, not {mr!r}")
+            raise ValueError(
+                f"access {access & _CHANGES!r} requires a region with LOCAL_WRITE, not {mr!r}"
+            )
 
     def _label(self) -> str:
         return f"MemoryWindow of type {int(self.mw_type)}"

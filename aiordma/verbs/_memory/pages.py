@@ -52,8 +52,8 @@ def allocate(length: int, huge_pages: bool) -> Pages:
         else:
             return Pages(memoryview(mapping), size)
     logger.warning(
-        "%d bytes on ordinary pages: too few huge pages of %d bytes are free (%d of them);"
-        " reserve some with /proc/sys/vm/nr_hugepages",
+        "using ordinary pages for %d bytes, because too few huge pages of %d bytes are free (%d);"
+        " reserve huge pages with /proc/sys/vm/nr_hugepages",
         length,
         size,
         info.get("HugePages_Free", 0),
@@ -71,8 +71,8 @@ def _map(length: int) -> mmap.mmap:
         raise failure(
             "mmap",
             getattr(error, "errno", errno.ENOMEM),
-            f"{length} bytes of new memory to register: the kernel does not let this process have"
-            " so much (free memory, vm.overcommit_memory, 'ulimit -v'); ask for less",
+            f"cannot allocate {length} bytes of memory; check the free memory, vm.overcommit_memory"
+            " and 'ulimit -v', or request less",
         ) from None
 
 

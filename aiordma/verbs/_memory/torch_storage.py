@@ -22,7 +22,7 @@ from .buffers import name, not_contiguous
 # Methods that give a storage other memory; torch.multiprocessing calls the second and third.
 _MOVES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_")
 
-_COPY_FROM = "another tensor, and copy from it"
+_COPY_FROM = "another tensor and copy the data from it"
 
 
 def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
@@ -42,16 +42,16 @@ def of_torch(torch: Any, tensor: Any, target: bool) -> memoryview:
         raise BufferError(f"{name(tensor)} has no memory of its own: {error}") from error
     if start + size > there:
         raise BufferError(
-            f"{name(tensor)} of {size} bytes from {start} on, whose storage has {there}: "
-            f"it has been resized, or its elements are elsewhere (to_local())"
+            f"{name(tensor)} needs {size} bytes at offset {start}, but its storage has {there}; "
+            f"it was resized, or its elements are elsewhere (use to_local())"
         )
     own = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, start, (size,))
     try:
         array = own.numpy()
     except RuntimeError as error:
         raise BufferError(
-            f"{name(tensor)}: torch keeps the memory of a tensor in its place by an array of "
-            f"numpy, and made none ({error}); install numpy"
+            f"cannot keep the memory of {name(tensor)} in place, because torch cannot create a "
+            f"numpy array of it ({error}); install numpy"
         ) from error
     _refuse_moves(storage, array)
     return memoryview(array)
@@ -71,8 +71,8 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
     storage = reference()
     if storage._lent_to_aiordma and not storage.is_shared():  # where it stays in its place
         raise RuntimeError(
-            f"{name} would move the memory of a tensor that is registered, or that an operation of "
-            f"aiordma uses: call share_memory_() before that, or use tensor.clone()"
+            f"{name} would move the memory of a tensor that is registered or in use by aiordma; "
+            f"call share_memory_() before that, or use tensor.clone()"
         )
     return getattr(type(storage), name)(storage, *arguments)
 
@@ -80,17 +80,23 @@ def _move(reference: Callable[[], Any], name: str, *arguments: Any) -> object:
 def _problem(torch: Any, tensor: Any, target: bool) -> str | None:
     """Return why the memory of a tensor does not contain its elements, and what to use instead."""
     if tensor.device.type == "meta":
-        return 'has no memory: it is on the device "meta"'
+        return 'has no memory, because it is on the device "meta"'
     if tensor.layout is not torch.strided:
-        return f"of the layout {tensor.layout}: use its parts (indices(), values() ...) one by one"
+        return (
+            f"has the layout {tensor.layout}; pass its parts (indices(), values() ...) one by one"
+        )
     if tensor.is_nested:
-        return "is nested: use its parts (unbind()) one by one"
+        return "is nested; pass its parts (unbind()) one by one"
     if tensor.is_quantized:
-        use = _COPY_FROM if target else "tensor.int_repr(), with its scale and zero point beside it"
-        return f"is quantized: use {use}"
+        use = (
+            _COPY_FROM
+            if target
+            else "tensor.int_repr(), and send the scale and zero point separately"
+        )
+        return f"is quantized; use {use}"
     if tensor.requires_grad:
-        return "needs a gradient, and its memory is used past autograd: use tensor.detach()"
+        return "requires a gradient, but aiordma bypasses autograd; use tensor.detach()"
     if tensor.is_conj() or tensor.is_neg():
         use = _COPY_FROM if target else "tensor.resolve_conj().resolve_neg()"
-        return f"is conjugated or negated when it is read, and its memory is not: use {use}"
+        return f"is conjugated or negated, but its memory is not; use {use}"
     return None

@@ -39,7 +39,7 @@ class _Batch(Generic[T]):
 
     def __enter__(self) -> Self:
         if self._requests is not None:
-            raise BufferStateError("this batch is collecting already")
+            raise BufferStateError("the batch is already in use by a with statement")
         self._requests = []
         return self
 
@@ -49,7 +49,9 @@ class _Batch(Generic[T]):
             self._post(requests)
 
     async def __aenter__(self) -> Self:
-        raise TypeError(f"a {type(self).__name__} is a context manager: write 'with'")
+        raise TypeError(
+            f"a {type(self).__name__} is not an asynchronous context manager: write 'with'"
+        )
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         raise NotImplementedError
@@ -64,7 +66,9 @@ class _Batch(Generic[T]):
             BufferStateError: Outside of the ``with`` block.
         """
         if self._requests is None:
-            raise BufferStateError("a batch collects inside its with statement only")
+            raise BufferStateError(
+                "requests can be added to a batch only inside its with statement"
+            )
         self._requests.append(request)
 
 
@@ -106,7 +110,7 @@ class SendBatch(_Batch[SendWorkRequest]):
     ) -> None:
         """Send a message; ``to`` is for datagrams, ``invalidate`` is a remote key of the peer."""
         if imm is not None and invalidate is not None:
-            raise ValueError("a send has immediate data or a key to invalidate, not both")
+            raise ValueError("imm and invalidate cannot be combined in one send")
         opcode = WROpcode.SEND
         if imm is not None:
             opcode = WROpcode.SEND_WITH_IMM

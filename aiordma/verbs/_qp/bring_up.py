@@ -84,7 +84,7 @@ class BringUp(Resource[h.ibv_qp]):
 
     def _own(self, there: T | None, what: str) -> T:
         if there is None:
-            raise ValueError(f"{self!r} has no {what}: it is the receiving side of XRC")
+            raise ValueError(f"{self!r} has no {what}, because it is the receiving side of XRC")
         return there
 
     def endpoint(
@@ -114,7 +114,9 @@ class BringUp(Resource[h.ibv_qp]):
             VerbsError: With ENETDOWN, if the port is not active.
         """
         if gid is not None:
-            instance("gid", gid, GIDEntry, "a GIDEntry (Context.query_gid, find_gid, choose_gid)")
+            instance(
+                "gid", gid, GIDEntry, "a GIDEntry (from Context.query_gid, find_gid or choose_gid)"
+            )
             port_num = gid.port_num
         port = active_port(self.context, port_num)
         ethernet = port.link_layer == LinkLayer.ETHERNET
@@ -186,15 +188,16 @@ class BringUp(Resource[h.ibv_qp]):
         """
         if self.qp_type not in _PARTNERS:
             raise ValueError(
-                f"a {self.qp_type.name} queue pair is not connected to a peer: start() it"
+                f"connect() requires an RC, UC or XRC queue pair, not {self.qp_type.name}; a UD"
+                " queue pair needs start() instead"
             )
         for name, value in (("local", local), ("remote", remote)):
             hint = f"write Endpoint.unpack({name})" if isinstance(value, bytes) else ""
-            instance(name, value, Endpoint, "an Endpoint (QueuePair.endpoint)", hint)
+            instance(name, value, Endpoint, "an Endpoint (from QueuePair.endpoint)", hint)
         if remote.qp_type != _PARTNERS[self.qp_type]:
             raise ValueError(
-                f"{self!r}: the peer's queue pair is {QPType(remote.qp_type).name},"
-                f" not {_PARTNERS[self.qp_type].name}"
+                f"cannot connect {self!r}: the peer's queue pair must be of type"
+                f" {_PARTNERS[self.qp_type].name}, not {QPType(remote.qp_type).name}"
             )
         vector = self._vector(self.connect, local, remote, path)
         if max_rd_atomic is None:
@@ -226,7 +229,10 @@ class BringUp(Resource[h.ibv_qp]):
         Peers that have the endpoint can then send to it; see :meth:`destination`.
         """
         if self.qp_type is not QPType.UD:
-            raise ValueError(f"a {self.qp_type.name} queue pair needs a peer: connect() it")
+            raise ValueError(
+                f"start() requires a UD queue pair, not {self.qp_type.name}; an RC, UC or XRC queue"
+                " pair needs connect() instead"
+            )
         vector = self._vector(self.start, local, local, {})
         self.to_init(port_num=vector.port_num, pkey_index=pkey_index, qkey=local.qkey)
         self.to_rtr()
@@ -246,7 +252,9 @@ class BringUp(Resource[h.ibv_qp]):
         """
         vector = self._vector(self.destination, local, remote, path)
         if remote.qp_type != QPType.UD:
-            raise ValueError(f"the peer's queue pair is {QPType(remote.qp_type).name}, not UD")
+            raise ValueError(
+                f"the peer's queue pair must be of type UD, not {QPType(remote.qp_type).name}"
+            )
         return Destination(self.pd.create_ah(vector), remote.qp_num, remote.qkey)
 
     def _vector(
@@ -255,11 +263,11 @@ class BringUp(Resource[h.ibv_qp]):
         for name in path.keys() - PathKeywords.__annotations__.keys():
             known = ", ".join([*(call.__kwdefaults__ or ()), *PathKeywords.__annotations__])
             raise TypeError(
-                f"{call.__name__}() got an unexpected keyword argument {name!r}; it has {known}"
+                f"{call.__name__}() got an unexpected keyword argument {name!r}: expected {known}"
             )
         if local.qp_num != self.qp_num:
             raise ValueError(
-                f"{self!r}: the local endpoint is that of queue pair {local.qp_num:#x}"
+                f"local must be the endpoint of {self!r}, not of queue pair {local.qp_num:#x}"
             )
         vector = vector_to(self.context, local, remote, **path)
         active_port(self.context, vector.port_num)
@@ -431,18 +439,19 @@ class BringUp(Resource[h.ibv_qp]):
     def _refused(
         self, error: VerbsError, check: TransitionCheck, mask: QPAttrMask, changes: QPChanges
     ) -> VerbsError:
-        detail = f"{self._label()}: {check.qp_type.name} {check.current.name} -> {check.next.name}"
+        step = f"from {check.current.name} to {check.next.name}"
+        detail = f"cannot change {self._label()} ({check.qp_type.name}) {step}"
         try:
             actual = self.query().qp_state
         except VerbsError:
             actual = check.current
         if actual is not check.current:
-            detail += f"; the device has it in {actual.name}"
+            detail += f"; the device reports the state {actual.name}"
         if error.errno == errno.EINVAL and not mask & QPAttrMask.AV:
             detail += f"; attributes: {mask!r}"
         vector = changes.get("ah_attr")
         if vector is not None:
-            detail += f" {describe(self.context, vector, error)}"
+            detail += f"; the route goes {describe(self.context, vector, error)}"
         return explained(error, detail)
 
     def query(self) -> QPAttributes:

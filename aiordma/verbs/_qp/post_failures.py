@@ -21,9 +21,15 @@ LONGEST = 1 << 31
 def state_reason(state: QPState, *, sends: bool) -> str:
     """Return why the queue pair's state forbids posting, or an empty string if it does not."""
     if sends and state in (QPState.RESET, QPState.INIT, QPState.RTR):
-        return f"it is in {state.name}: sends are posted from RTS on (connect(), to_rts())"
+        return (
+            f"the queue pair is in state {state.name}, but sends can be posted only from RTS on; "
+            "call connect() or to_rts() first"
+        )
     if not sends and state is QPState.RESET:
-        return "it is in RESET: receives are posted from INIT on (connect(), to_init())"
+        return (
+            "the queue pair is in state RESET, but receives can be posted only from INIT on; "
+            "call connect() or to_init() first"
+        )
     return ""
 
 
@@ -45,11 +51,11 @@ def request_reason(
         pieces, length = len(wr.sges), sum(sge[1] for sge in wr.sges)
         inline = isinstance(wr, SendWorkRequest) and wr.send_flags & SendFlags.INLINE
         if inline and length > most_inline:
-            return f"{length} bytes inline; max_inline_data is {most_inline}"
+            return f"too much inline data: {length} bytes (max_inline_data is {most_inline})"
         if not inline and pieces > most_pieces:
-            return f"{pieces} pieces of memory; {limit} is {most_pieces}"
+            return f"too many scatter/gather elements: {pieces} ({limit} is {most_pieces})"
         if length > LONGEST:
-            return f"{length} bytes; a message has {LONGEST} at most"
+            return f"message too long: {length} bytes (maximum {LONGEST})"
     return ""
 
 

@@ -137,7 +137,7 @@ class PostedWork:
             qp_num=record[6],
             wr_id=wr_id,
             vendor_err=record[3],
-            detail=f"the first failure: {first}" if first else detail,
+            detail=f"the first failure was: {first}" if first else detail,
             cause=first,
         )
         if self.first_failure is None:

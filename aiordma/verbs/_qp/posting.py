@@ -95,7 +95,7 @@ class Posting(BringUp):
 
     def _account(self) -> PostedWork:
         if self._posted is None:
-            raise ValueError(f"{self!r} does not track its work: untrack() was called")
+            raise ValueError(f"{self!r} does not track posted work, because untrack() was called")
         return self._posted
 
     # --- posting ---------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Posting(BringUp):
                 posted. QueueFullError if there is no room.
         """
         if self.srq is not None:
-            raise ValueError(f"{self!r} takes its receives from {self.srq!r}: post them there")
+            raise ValueError(f"{self!r} uses a shared receive queue; post receives to {self.srq!r}")
         array, pointer = self._receive_array, self.pointer
         pack_recvs(array, requests, self._label())
         posted = self._posted
@@ -232,11 +232,11 @@ class Posting(BringUp):
             closely = (wr.send_flags | ALWAYS) & self._needs_check[wr.opcode]
             opcode = WROpcode(wr.opcode) if closely else None
         except (IndexError, ValueError):
-            raise ValueError(f"{self._label()}: there is no operation {wr.opcode}") from None
+            raise ValueError(f"{self._label()}: unknown opcode {wr.opcode}") from None
         if opcode is not None:
             examine(self, wr, opcode)
         if self.qp_type is QPType.UD and wr.ah is None:
-            raise ValueError(f"{self!r}: a datagram needs its destination: to= of a batch, or ah=")
+            raise ValueError(f"{self!r}: a datagram needs a destination; pass to= or ah=")
 
     # --- errors ----------------------------------------------------------------------------
 
@@ -245,11 +245,11 @@ class Posting(BringUp):
         posted = self._account()
         if posted.has_room(signaled):
             return
-        detail = f"{len(signaled)} wanted, {posted.free} of {posted.max_send_wr} slots free"
+        detail = f"{len(signaled)} slots needed, {posted.free} of {posted.max_send_wr} free"
         if posted.is_stuck:
-            detail += "; only a signaled request frees slots, and none is under way: post one"
+            detail += "; only signaled requests free slots, but none is in flight; post one"
         else:
-            detail += "; poll the completions of what was posted"
+            detail += "; poll completions first"
         raise QueueFullError("ibv_post_send", 0, f"{detail}; {self!r} on {self.context.name}")
 
     def _post_error(

@@ -46,7 +46,7 @@ class QPCapabilities(NamedTuple):
             "capabilities",
             value,
             QPCapabilities,
-            "a QPCapabilities, as QPCapabilities(max_send_wr=64)",
+            "a QPCapabilities, such as QPCapabilities(max_send_wr=64)",
         )
         return cls(**integers("capabilities", given._asdict(), U32_MAX))
 
@@ -155,7 +155,7 @@ def fill(changes: QPChanges) -> tuple[h.ibv_qp_attr, QPAttrMask]:
     mask = 0
     for name in changes:
         if name not in _BITS:
-            raise TypeError(f"modify() has no attribute {name!r}")
+            raise TypeError(f"modify() got an unexpected keyword argument {name!r}")
         mask |= _BITS[name]
     return filled(changes), QPAttrMask(mask)
 
@@ -257,4 +257,4 @@ class RateLimit(NamedTuple):
             numbers = integers("RateLimit", self._asdict(), U32_MAX)
             return ffi.new("struct ibv_qp_rate_limit_attr *", numbers)
         except OverflowError as error:
-            raise ValueError(f"{self}: {error}") from None
+            raise ValueError(f"invalid rate limit {self}: {error}") from None

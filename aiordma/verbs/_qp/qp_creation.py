@@ -174,11 +174,11 @@ def create_qp(
 ) -> QueuePair:
     """Create a queue pair for a protection domain or a :class:`ConnectionId`."""
     context = pd.context
-    hint = "write capabilities=..." if isinstance(recv_cq, QPCapabilities) else ""
+    hint = "pass it as capabilities=..." if isinstance(recv_cq, QPCapabilities) else ""
     for name, cq in (("send_cq", send_cq), ("recv_cq", recv_cq)):
-        instance(name, cq, CompletionQueue, "a CompletionQueue (create_cq)", hint)
+        instance(name, cq, CompletionQueue, "a CompletionQueue (from create_cq)", hint)
     if srq is not None:
-        instance("srq", srq, Resource, "a SharedReceiveQueue (create_srq)")
+        instance("srq", srq, Resource, "a SharedReceiveQueue (from create_srq)")
     capabilities = QPCapabilities._of(capabilities)
     qp_type, sq_sig_all = choice("qp_type", qp_type, QPType), truth("sq_sig_all", sq_sig_all)
     options = options.checked()
@@ -193,7 +193,8 @@ def create_qp(
             attr = ffi.new("struct ibv_qp_init_attr *", members)
             pointer = maker.create(pd, attr)
     except OverflowError as error:
-        raise ValueError(f"a queue pair with {capabilities}{options}: {error}") from None
+        what = f"cannot create a queue pair with {capabilities}{options}"
+        raise ValueError(f"{what}: {error}") from None
     except VerbsError as error:
         raise refused(error, context, qp_type, capabilities, options) from None
     parents: list[Node[Any]] = [pd.node, send_cq.node, recv_cq.node, *maker.parents()]
@@ -208,7 +209,7 @@ def create_qp(
 
 def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None:
     if qp_type is QPType.XRC_RECV:
-        raise ValueError("an XRC_RECV queue pair is made by an XRC domain: XRCDomain.create_qp()")
+        raise ValueError("create XRC_RECV queue pairs with XRCDomain.create_qp() instead")
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")
     for operation, (bits, text) in _OFFERED.items():
@@ -232,11 +233,12 @@ def refused(
     code = error.errno or 0
     if isinstance(error, UnsupportedError):
         return context._lacking(f"{qp_type.name} queue pairs{options}", error.verb, code)
-    detail = f"a {qp_type.name} queue pair with {capabilities}{options} on {context.name}"
+    what = f"{qp_type.name} queue pair with {capabilities}{options}"
+    detail = f"cannot create the {what} on {context.name}"
     limits = context.query_device()
     for name, limit in _LIMITS.items():
         if getattr(capabilities, name) > getattr(limits, limit):
-            detail += f"; {name} is {getattr(limits, limit)} at most ({limit} of the device)"
+            detail += f"; {name} must be at most {getattr(limits, limit)} ({limit} of the device)"
     if qp_type is QPType.RAW_PACKET and code == errno.EPERM:
-        detail += "; raw packets need the capability CAP_NET_RAW"
+        detail += "; raw packets require the capability CAP_NET_RAW"
     return failure(error.verb, code, detail)

@@ -137,11 +137,11 @@ class QueuePair(Posting):
         """
         context, calls, pointer = self.context, self.context.library.calls, self.pointer
         if self.qp_type is not QPType.UD:
-            raise ValueError(f"{self!r} cannot be in a multicast group: its type is not UD")
+            raise ValueError(f"{self!r} cannot join a multicast group, because its type is not UD")
         if not gid.ip.is_multicast:  # of IPv6, or of IPv4 in its mapped form, as RoCE v2 has it
             raise ValueError(f"{gid} is not a multicast address")
         if not 0 <= lid < 1 << 16:
-            raise ValueError(f"a LID has 16 bits, unlike {lid}")
+            raise ValueError(f"lid must be between 0 and 65535, not {lid}")
         raw = ffi.new("union ibv_gid *")
         ffi.buffer(raw)[:] = gid.raw
         try:
@@ -150,11 +150,11 @@ class QueuePair(Posting):
         except UnsupportedError:
             raise
         except VerbsError as error:
-            detail = f"{self!r} to {gid}"
+            detail = f"cannot attach {self!r} to {gid}"
             if error.errno == errno.ENOMEM:
                 limits = context.query_device()
                 detail += (
-                    f"; the device has {limits.max_mcast_grp} groups with "
+                    f"; the device supports {limits.max_mcast_grp} groups with "
                     f"{limits.max_mcast_qp_attach} queue pairs each"
                 )
             raise explained(error, detail) from None
@@ -173,7 +173,7 @@ class QueuePair(Posting):
         Raises:
             UnsupportedError: If the device does not support these options.
         """
-        packed = instance("ece", ece, ECE, "an ECE, as of query_ece()").packed()
+        packed = instance("ece", ece, ECE, "an ECE, such as the result of query_ece()").packed()
         with self.context._offering(_ECE):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
@@ -196,7 +196,9 @@ class QueuePair(Posting):
         Raises:
             UnsupportedError: If the device cannot pace queue pairs of this type.
         """
-        packed = instance("limit", limit, RateLimit, "a RateLimit, as RateLimit(1000)").packed()
+        packed = instance(
+            "limit", limit, RateLimit, "a RateLimit, such as RateLimit(1000)"
+        ).packed()
         with self.context._offering(f"rate limits of {self.qp_type.name} queue pairs"):
             self.context.library.calls.ibv_modify_qp_rate_limit(self.pointer, packed)
 

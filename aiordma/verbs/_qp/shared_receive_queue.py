@@ -113,7 +113,9 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             try:
                 context.library.calls.ibv_modify_srq(self.pointer, attr, mask)
             except VerbsError as error:
-                raise explained(error, f"{self!r}: {max_wr=}, {srq_limit=}") from None
+                raise explained(
+                    error, f"cannot change {self!r} to {max_wr=}, {srq_limit=}"
+                ) from None
             undone.pop_all()
         for cq, entries in more.items():
             held[cq] += entries
@@ -174,7 +176,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         return ReceiveBatch(self.post_recv)
 
     def _details(self) -> str:
-        return f"of {self.max_wr} receives with {self.max_sge} pieces"
+        return f"max_wr={self.max_wr} max_sge={self.max_sge}"
 
 
 def _give_back(held: weakref.WeakKeyDictionary[CompletionQueue, int]) -> None:
@@ -213,15 +215,14 @@ def create_srq(
         raise context._lacking("shared receive queues", "ibv_create_srq")
     if not 0 < max_wr <= device.max_srq_wr:
         raise ValueError(
-            f"a shared receive queue of {max_wr} receives; {context.name} takes 1 to"
-            f" {device.max_srq_wr}"
+            f"max_wr must be between 1 and {device.max_srq_wr} on {context.name}, not {max_wr}"
         )
     if not 0 <= max_sge <= device.max_srq_sge:
         raise ValueError(
-            f"receives of {max_sge} pieces; {context.name} takes up to {device.max_srq_sge}"
+            f"max_sge must be between 0 and {device.max_srq_sge} on {context.name}, not {max_sge}"
         )
     if (xrcd is None) != (cq is None):
-        raise ValueError("an XRC shared receive queue needs both an XRC domain and a CQ")
+        raise ValueError("an XRC shared receive queue needs both xrcd and cq")
     calls = context.library.calls
     parents: list[Node[Any]] = [pd.node]
     attr: h.ibv_srq_init_attr | h.ibv_srq_init_attr_ex
@@ -240,7 +241,7 @@ def create_srq(
             pointer = calls.ibv_create_srq(pd.pointer, attr)
     except VerbsError as error:
         kind = "an XRC" if xrcd is not None else "a"
-        what = f"{kind} shared receive queue of {max_wr} receives with {max_sge} pieces"
+        what = f"cannot create {kind} shared receive queue with {max_wr=}, {max_sge=}"
         raise failure(error.verb, error.errno or 0, f"{what} on {context.name}") from None
     node = Node("SharedReceiveQueue", pointer, calls.ibv_destroy_srq, parents)
     srq = SharedReceiveQueue(pd, node, attr.attr.max_sge)

@@ -164,14 +164,16 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
         raise lacking(f"{opcode.name} on a {qp.qp_type.name} queue pair", verb)
     if qp.send_ops and not OPERATIONS[opcode].send_op & qp.send_ops:
         raise ValueError(
-            f"{qp!r} was made without SendOps.{OPERATIONS[opcode].send_op.name}:"
-            f" {opcode.name} cannot be posted to it"
+            f"cannot post {opcode.name} to {qp!r}, because it was created without"
+            f" SendOps.{OPERATIONS[opcode].send_op.name}"
         )
     if opcode in _BUILT and not qp.send_ops:
-        raise lacking(f"{opcode.name} on a queue pair made without send_ops", verb)
+        raise lacking(f"{opcode.name} on a queue pair created without send_ops", verb)
     wrong = SendFlags(wr.send_flags) & ~flags_of(qp.qp_type, opcode)
     if wrong:
-        raise ValueError(f"{opcode.name} on a {qp.qp_type.name} queue pair cannot have {wrong!r}")
+        raise ValueError(
+            f"{opcode.name} on a {qp.qp_type.name} queue pair does not allow {wrong!r}"
+        )
     if wr.send_flags & SendFlags.IP_CSUM:
         offered = qp.context.query_device().device_cap_flags
         if not offered & _CHECKSUMS.get(qp.qp_type, DeviceCapability(0)):
@@ -179,12 +181,14 @@ def examine(qp: Posting, wr: SendWorkRequest, opcode: WROpcode) -> None:
     if opcode in ATOMICS or opcode is WROpcode.ATOMIC_WRITE:
         # IBTA volume 1, clause 9.4.5: 8 bytes, naturally aligned.
         if wr.remote_addr % 8:
-            raise ValueError(f"{opcode.name} at {wr.remote_addr:#x}: not a multiple of 8")
+            raise ValueError(
+                f"remote_addr of {opcode.name} must be a multiple of 8, not {wr.remote_addr:#x}"
+            )
         if (length := sum(sge[1] for sge in wr.sges)) != 8:
-            raise ValueError(f"{opcode.name} of {length} bytes: it is always 8")
+            raise ValueError(f"{opcode.name} must have 8 bytes of local memory, not {length}")
     if opcode is WROpcode.BIND_MW and wr.bind is None:
-        raise ValueError("BIND_MW needs a BindInfo, bind=")
+        raise ValueError("BIND_MW requires bind=BindInfo(...)")
     if opcode is WROpcode.TSO and wr.tso is None:
-        raise ValueError("TSO needs a Segmentation, tso=")
+        raise ValueError("TSO requires tso=Segmentation(...)")
     if opcode is WROpcode.FLUSH and (wr.flush is None or wr.sges):
-        raise ValueError("FLUSH needs a FlushInfo, flush=, and has no memory here")
+        raise ValueError("FLUSH requires flush=FlushInfo(...) and no scatter/gather elements")

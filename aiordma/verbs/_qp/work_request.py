@@ -124,19 +124,19 @@ def not_packed(
         _check_numbers(requests)
     except (TypeError, ValueError) as named:
         return type(named)(f"{label}: {named}")
-    return ValueError(f"{label}: a number that does not fit its field: {error}")
+    return ValueError(f"{label}: a number is out of range: {error}")
 
 
 def wrong_requests(requests: object) -> str:
     """Return why the requests cannot be posted, or an empty string if they can."""
     both = (SendWorkRequest, ReceiveWorkRequest)
     if isinstance(requests, both):
-        return "requests are posted as a list: write [request]"
+        return "requests must be a list; write [request]"
     if not isinstance(requests, Sequence):
-        return f"requests are posted as a list, not as {type(requests).__name__}"
+        return f"requests must be a list, not {type(requests).__name__}"
     for wr in requests:
         if not isinstance(wr, both):
-            return f"a list of requests has SendWorkRequest or ReceiveWorkRequest, not {wr!r:.60}"
+            return f"requests must be SendWorkRequest or ReceiveWorkRequest objects, not {wr!r:.60}"
         if wrong := _wrong_pieces(wr.sges):
             return wrong
     return ""
@@ -167,16 +167,16 @@ def _check_numbers(requests: Sequence[SendWorkRequest | ReceiveWorkRequest]) -> 
                     integer(f"{part}.{name}", getattr(value, name), 0, most)
         for piece in wr.sges:
             for (name, most), value in zip(_ELEMENT.items(), piece, strict=True):
-                integer(f"{name} of a piece", value, 0, most)
+                integer(f"{name} of a ScatterGatherElement", value, 0, most)
 
 
 def _wrong_pieces(sges: object) -> str:
     """Return what is wrong with a request's elements, or an empty string."""
-    wanted = "memory is given as a list of ScatterGatherElement (MemoryRegion.sge)"
+    wanted = "memory must be a list of ScatterGatherElement (from MemoryRegion.sge)"
     if isinstance(sges, ScatterGatherElement):
-        return f"{wanted}, not as a single one: write [piece]"
+        return f"{wanted}, not a single one; write [element]"
     if not isinstance(sges, Sequence) or isinstance(sges, str | bytes | bytearray | memoryview):
-        return f"{wanted}, not as {type(sges).__name__}"
+        return f"{wanted}, not {type(sges).__name__}"
     for piece in sges:
         if not (isinstance(piece, tuple) and len(piece) == 3):
             return f"{wanted}, not of {type(piece).__name__}"

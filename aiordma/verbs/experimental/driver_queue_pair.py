@@ -46,7 +46,7 @@ def init_attr(
     try:
         return init_attr_ex(pd, members, QPOptions(send_ops))
     except OverflowError as error:
-        raise ValueError(f"a queue pair with {capabilities}: {error}") from None
+        raise ValueError(f"cannot create a queue pair with {capabilities}: {error}") from None
 
 
 class DriverQueuePair(Resource[h.ibv_qp]):
@@ -91,7 +91,9 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         try:
             self.context.library.calls.ibv_modify_qp(self.pointer, attr, mask)
         except VerbsError as error:
-            raise failure(error.verb, error.errno or 0, f"{self._label()}: {mask!r}") from None
+            raise failure(
+                error.verb, error.errno or 0, f"cannot change {mask!r} of {self._label()}"
+            ) from None
         self.qp_num = self.pointer.qp_num  # a target of mlx5 has none before RTR
 
     def query(self) -> QPAttributes:
