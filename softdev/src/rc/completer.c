@@ -1,15 +1,15 @@
-/* The completer: answers come in, requests complete.
+/* The completer: handles responses and completes requests.
  *
- * Every answer concerns all requests before it: an acknowledgement of PSN n, data for
- * PSN n + 1 and a NAK of PSN n + 1 all mean that everything up to n is done (IBTA 9.7.5.1.2).
- * Answers come in the order of the requests, so they always concern the oldest one.
+ * Every response acknowledges all requests before it: an acknowledgement of PSN n, data for PSN n +
+ * 1, and a NAK of PSN n + 1 all mean that everything up to n is done (IBTA 9.7.5.1.2). Responses
+ * arrive in the order of their requests, so a response always belongs to the oldest request.
  */
 #include <sys/uio.h>
 
 #include "rc.h"
 #include "trace/trace.h"
 
-/* Goes on with what waited for a completion: a fence, a place among the READs, draining. */
+/* Resume work that waited for a completion: a fence, a free slot for a READ, or draining. */
 static void after_completion(struct soft_qp *qp)
 {
 	qp->rnr_left = qp->attr.rnr_retry;
@@ -23,7 +23,7 @@ static void after_completion(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 }
 
-/* Parts of READs before that PSN are answered, perhaps before they have been asked for again. */
+/* Remove the parts of READs that end before `psn`. Some may not have been requested again yet. */
 static void parts_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_window *window = qp->window;
@@ -38,7 +38,8 @@ static void parts_answered(struct soft_qp *qp, uint32_t psn)
 	}
 }
 
-/* Everything before that PSN is answered, perhaps before it has been transmitted again. */
+/* Record that everything before `psn` has been answered. Some of it may be due for
+ * retransmission. */
 static void answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -59,9 +60,10 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	uint32_t until = before + count;
 
 	if (!soft_qp_is_requester(qp))
-		return false; /* it has nothing that could be acknowledged */
+		return false; /* no request could be acknowledged */
 	if (count > sq->unsent - before)
-		return count >= SOFT_PSN_HALF; /* said again; or never transmitted */
+		return count >=
+		       SOFT_PSN_HALF; /* a duplicate is valid; a PSN that was never sent is not */
 	while (sq->unacked != until) {
 		soft_send_pass(qp);
 		const struct soft_send_wqe *send = soft_send_at(qp, sq->oldest);
@@ -79,7 +81,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 	}
 	if (sq->unacked != before)
 		after_completion(qp);
-	/* A READ is answered with data, not with an acknowledgement: its answer got lost. */
+	/* A READ is answered with data, so an acknowledgement beyond it means that its response was
+	 * lost. */
 	if (sq->unacked != until && qp->ibv.state != IBV_QPS_ERR)
 		soft_requester_missed(qp);
 	return true;
@@ -87,7 +90,8 @@ bool soft_acknowledged(struct soft_qp *qp, uint32_t psn)
 
 /* ---- NAKs ---------------------------------------------------------------------------------- */
 
-/* IBTA 9.7.5.2.8, table 45, in units of 10 us. */
+/* Convert an RNR timer code to nanoseconds (IBTA 9.7.5.2.8, table 45). The table is in units of 10
+ * us. */
 static uint64_t rnr_delay_ns(uint8_t code)
 {
 	static const uint32_t delays[32] = {
@@ -103,7 +107,7 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 {
 	if (qp->rnr_waiting)
 		return SOFT_SINK_NONE; /* a duplicate */
-	/* 7 is for ever (IBTA 9.7.5.2.8); a completion fills the count up again. */
+	/* 7 means to retry forever (IBTA 9.7.5.2.8). A completion resets the count. */
 	if (qp->attr.rnr_retry != 7) {
 		if (qp->rnr_left == 0) {
 			soft_send_fail(qp, IBV_WC_RNR_RETRY_EXC_ERR);
@@ -112,17 +116,18 @@ static enum soft_sink receiver_not_ready(struct soft_qp *qp, const struct soft_f
 		qp->rnr_left--;
 	}
 	SOFT_TRACE(retry, qp, "RNR");
-	/* The responder has taken nothing from this PSN on. */
+	/* The responder has accepted nothing from this PSN on. */
 	soft_requester_go_back(qp);
 	qp->rnr_refused = qp->rnr_waiting = true;
 	soft_timer_start(&qp->rnr_timer, soft_now() + rnr_delay_ns(frame->syndrome));
 	return SOFT_SINK_NONE;
 }
 
-/* IBTA 9.7.5.2.3: the responder has nothing from the first unanswered PSN on. */
+/* Handle a sequence NAK: the responder lacks the first unacknowledged PSN (IBTA 9.7.5.2.3). */
 static enum soft_sink gap(struct soft_qp *qp)
 {
-	if (!qp->rnr_waiting && qp->sq.next_psn != qp->sq.unacked) /* else it is a duplicate */
+	if (!qp->rnr_waiting &&
+	    qp->sq.next_psn != qp->sq.unacked) /* otherwise the NAK is a duplicate */
 		soft_requester_retry(qp);
 	return SOFT_SINK_NONE;
 }
@@ -151,10 +156,11 @@ static enum soft_sink begin_read_data(struct soft_qp *qp, struct soft_frame *fra
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
 	uint64_t end = soft_place_of(qp, frame->psn, send->psn) + frame->length;
 
-	if (soft_send_is_empty_read(send)) /* a mere acknowledgement is taken, too */
+	if (soft_send_is_empty_read(send)) /* an acknowledgement is accepted as well */
 		return frame->length || !soft_is_last(frame) ? SOFT_SINK_BROKEN : SOFT_SINK_NONE;
 	if (qp->window && end < send->length)
-		frame->flags |= SOFT_FRAME_MORE; /* the last one of a part is not the READ's */
+		frame->flags |=
+			SOFT_FRAME_MORE; /* the last packet of a part does not end the READ */
 	if (send->opcode != IBV_WR_RDMA_READ || !soft_is_whole_or_last(qp, frame) ||
 	    (soft_is_last(frame) ? end != send->length : end >= send->length))
 		return SOFT_SINK_BROKEN;
@@ -181,8 +187,8 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 
 	if (!soft_qp_is_requester(qp) || (!data && frame->length))
 		return SOFT_SINK_BROKEN;
-	/* Before RTS the first PSN is not known, and an acknowledgement is one of nothing: the peer says
-	 * so that the stream is chosen (selection.c). */
+	/* The first PSN is unknown before RTS. The peer sends this acknowledgement, which covers
+	 * nothing, to select the stream (selection.c). */
 	if (frame->opcode == SOFT_ACK && qp->ibv.state == IBV_QPS_RTR)
 		return SOFT_SINK_NONE;
 	if (!soft_acknowledged(qp, done))
@@ -191,12 +197,12 @@ enum soft_sink soft_answer_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return SOFT_SINK_NONE;
 	if (qp->ibv.state == IBV_QPS_ERR)
 		return SOFT_SINK_DISCARD;
-	/* An answer that has come before, or one before which another is missing. */
+	/* Discard a duplicate response, or one that follows a missing response. */
 	if (((sq->unacked - frame->psn) & SOFT_PSN_MASK) &&
 	    (frame->opcode != SOFT_READ_DATA || !soft_trim(qp, frame, sq->unacked)))
 		return SOFT_SINK_DISCARD;
 	if (sq->unacked == sq->unsent)
-		return SOFT_SINK_BROKEN; /* there is no such request */
+		return SOFT_SINK_BROKEN; /* no request is outstanding */
 	switch (frame->opcode) {
 	case SOFT_READ_DATA:
 		return begin_read_data(qp, frame);
@@ -233,7 +239,8 @@ static void complete_read(struct soft_qp *qp)
 	after_completion(qp);
 }
 
-/* The old value arrives as a number, whatever the byte orders: verbs want it in ours. */
+/* Complete an atomic operation. The old value arrives in network byte order and is stored in host
+ * order. */
 static void end_atomic(struct soft_qp *qp, const uint8_t *small)
 {
 	struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
@@ -265,7 +272,7 @@ void soft_answer_end(struct soft_qp *qp, const struct soft_frame *frame, const u
 	} else if (frame->opcode == SOFT_READ_DATA) {
 		answered(qp, qp->sq.unacked + ((end - qp->sq.unacked) & SOFT_PSN_MASK));
 		soft_requester_progress(qp);
-		if (qp->sq.next != qp->sq.tail) /* it may wait for PSNs */
+		if (qp->sq.next != qp->sq.tail) /* the next request may have waited for PSNs */
 			soft_qp_link_output(qp->link);
 	}
 }

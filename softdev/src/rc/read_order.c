@@ -1,14 +1,14 @@
-/* The answer of a READ that waits has the bytes from before the requests behind it.
+/* Keep the order of READs and later writes when responses are sent late.
  *
- * Requests are carried out in the order of their PSNs, but the bytes of a READ are taken when its
- * answer goes out, and until then a SEND, a WRITE or an atomic may have come in that changes them.
- * The specification lets it (IBTA 10.8.3.3: a fence prevents it), since an answer that was lost is
- * read anew; but cards answer in order, and Open MPI 4.1 relies on it.  So what is about to be
- * overwritten is copied: short READs only, and a bounded number of bytes for each queue pair.  The
- * copy goes out only as long as the key works.
+ * Requests execute in PSN order, but the bytes of a READ are copied when its response is sent.
+ * Until then, a SEND, a WRITE or an atomic that follows it may change them. The specification
+ * allows this (a fence prevents it, IBTA 10.8.3.3), and a repeated READ reads the memory again.
+ * Cards nevertheless execute requests in order, and Open MPI 4.1 relies on it. Bytes that are about
+ * to be overwritten are therefore copied, for short READs only and up to a limit for each queue
+ * pair. The copy is sent only while the key is valid.
  *
- * An answer that is a descriptor of the memory (link/cma_descriptor.h) is no part of this: its bytes
- * are those of the moment when the requester copies them.
+ * Responses that are descriptors of memory (link/cma_descriptor.h) are not covered: the requester
+ * copies the bytes when it handles the descriptor.
  */
 #include <sys/uio.h>
 

@@ -1,22 +1,22 @@
-/* Requests that are transmitted again: the requester's part of the reliability protocol.
+/* Retransmission of requests: the requester's part of the reliability protocol.
  *
- * Something is known to be lost in three ways (IBTA 9.7.6.1): the responder reports a gap (a NAK
- * for a sequence error), the answer to a later request comes (an implied NAK), or nothing comes for
- * 4.096 us * 2^timeout.  Each time the requester goes back to the first PSN that is not answered and
- * transmits all from there on again, at most retry_cnt times in a row; whatever is answered begins a
- * new row.
+ * A loss is detected in one of three ways (IBTA 9.7.6.1): the responder reports a gap (sequence
+ * NAK), the response to a later request arrives first (implied NAK), or no response arrives for
+ * 4.096 us * 2^timeout. Each time, the requester retransmits everything from the first
+ * unacknowledged PSN, at most retry_cnt times in a row. Every response resets this count.
  *
- * On a link that loses nothing there is no timer: a silent peer is slow there, not gone.
+ * Links that lose nothing have no timer: a peer that is silent there is slow, not gone.
  */
 #include "inject/inject.h"
 #include "rc.h"
 #include "trace/trace.h"
 
-/* The timeout of the queue pair is the least time, four times that the most (IBTA 9.7.6.1.3).  A
- * process is slower than a card: in less time its thread may just not have run. */
+/* The timer runs for one to four times the queue pair's timeout (IBTA 9.7.6.1.3), but at least this
+ * long. A process is slower than a card: within a shorter time its thread may not have been
+ * scheduled. */
 #define LEAST_NS 1000000u
 
-/* Is an answer under way that may get lost? */
+/* Returns whether a response is expected on a link that may lose it. */
 static bool may_miss(const struct soft_qp *qp)
 {
 	return qp->sq.unacked != qp->sq.unsent && !qp->rnr_waiting && qp->link &&
@@ -51,7 +51,7 @@ void soft_requester_retry(struct soft_qp *qp)
 void soft_requester_missed(struct soft_qp *qp)
 {
 	soft_assert_locked();
-	/* Every answer that is still under way tells the same. */
+	/* All responses that are still in flight would report the same loss. */
 	if (qp->answer_missed)
 		return;
 	qp->answer_missed = true;
@@ -72,7 +72,7 @@ void soft_requester_done(struct soft_qp *qp)
 	if (sq->oldest != sq->next)
 		sq->reads -= soft_send_is_counted(soft_send_at(qp, sq->oldest));
 	else
-		sq->next++; /* it was about to be transmitted again */
+		sq->next++; /* it no longer needs to be retransmitted */
 }
 
 void soft_requester_progress(struct soft_qp *qp)
@@ -89,7 +89,7 @@ void soft_requester_await(struct soft_qp *qp)
 	soft_assert_locked();
 	uint64_t time = (uint64_t)4096 << qp->attr.timeout;
 
-	/* A timeout of 0 is none: IBTA 9.7.6.1.3. */
+	/* A timeout of 0 disables the timer (IBTA 9.7.6.1.3). */
 	if (!may_miss(qp) || soft_qp_is_uc(qp) || !qp->attr.timeout || qp->retry_timer.running)
 		return;
 	soft_timer_start(&qp->retry_timer, soft_now() + (time < LEAST_NS ? LEAST_NS : time));
@@ -102,7 +102,7 @@ void soft_retry_expired(struct soft_timer *timer)
 
 	if (!may_miss(qp))
 		return;
-	/* What has not even left cannot have been lost on the way. */
+	/* Packets that have not been sent cannot have been lost. */
 	if (soft_port_is_down(qp) || qp->link->blocked) {
 		soft_requester_await(qp);
 		return;

@@ -1,17 +1,18 @@
-/* The requester: from the send queue to request frames.
+/* The requester: converts the send queue to request frames.
  *
- * Requests are transmitted in the order they were posted.  What holds the next one back: an RNR
- * timer, a fence behind READs, atomics and the like (soft_is_counted) that are not answered (IBTA
- * 10.8.3.3), too many of those under way (max_rd_atomic: ibv_modify_qp(3)), SQD, or the window of the path.
+ * Requests are sent in the order in which they were posted. The next request has to wait for an RNR
+ * timer, for a fence behind unanswered READs, atomics and similar requests (soft_is_counted; IBTA
+ * 10.8.3.3), while too many of these are outstanding (max_rd_atomic, ibv_modify_qp(3)), in SQD, and
+ * for the path's congestion window.
  *
- * A request that turns out to be wrong on this side is marked, and fails when all before it have
- * completed: completions keep the order of posting.
+ * A request that turns out to be invalid is marked, and fails when all requests before it have
+ * completed, so completions keep the order of posting.
  */
 #include <sys/uio.h>
 
 #include "rc.h"
 
-enum { WINDOW_PARTS = 4 }; /* so many times for each window an answer is asked for */
+enum { WINDOW_PARTS = 4 }; /* acknowledgements requested per window */
 
 static const uint8_t wire_opcodes[] = {
 	[IBV_WR_RDMA_WRITE] = SOFT_WRITE,
@@ -26,8 +27,8 @@ static const uint8_t wire_opcodes[] = {
 	[IBV_WR_ATOMIC_WRITE] = SOFT_ATOMIC_WRITE,
 };
 
-/* Every SGE, before anything is transmitted: a message should not fail half way if that can be
- * known (IBTA 10.7.2.2, local protection error). */
+/* Check all SGEs before anything is sent, so that an invalid one does not break off a message
+ * (local protection error, IBTA 10.7.2.2). */
 static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned rights)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
@@ -42,23 +43,24 @@ static bool memory_is_allowed(const struct soft_qp *qp, uint32_t index, unsigned
 	return true;
 }
 
-/* May the message at cursor->next begin? */
+/* Returns whether the message at cursor->next may begin. */
 static bool may_begin(struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 		      struct soft_send_wqe *send, uint8_t opcode)
 {
 	const bool read = soft_is_read(opcode);
 
-	/* SQD begins nothing, but what has begun is brought to its end (IBTA 10.3.1.5). */
+	/* SQD starts no new request but completes those that have begun (IBTA 10.3.1.5). */
 	if (qp->ibv.state != IBV_QPS_RTS &&
 	    (qp->ibv.state != IBV_QPS_SQD || !soft_send_has_begun(qp, send)))
 		return false;
-	/* Of more, the peer could not tell what is new from what comes again: IBTA 9.7.4.1.2. */
+	/* With more PSNs in flight, the peer could not tell new packets from duplicates (IBTA
+	 * 9.7.4.1.2). */
 	if (send->psn + send->psns - qp->sq.unacked >= SOFT_PSN_HALF)
 		return false;
 	if (cursor->reads && (send->flags & IBV_SEND_FENCE ||
 			      (soft_is_counted(opcode) && cursor->reads >= qp->attr.max_rd_atomic)))
 		return false;
-	/* It could never be sent; UC has no invalidation: IBTA table 38. */
+	/* The request could never be sent. UC has no remote invalidation (IBTA table 38). */
 	if ((read && qp->attr.max_rd_atomic == 0) ||
 	    (soft_qp_is_uc(qp) && send->opcode == IBV_WR_SEND_WITH_INV))
 		send->status = IBV_WC_LOC_QP_OP_ERR;
@@ -72,8 +74,9 @@ static uint32_t least(uint32_t one, uint32_t other)
 	return one < other ? one : other;
 }
 
-/* Of so many PSNs of a READ, those of its next request.  One that comes again ends where it did: a responder
- * answers again what it has answered, but not parts of two such (IBTA 9.7.4.1.2). */
+/* Returns how many of a READ's `psns` its next request covers. A retransmitted part ends where it
+ * ended the first time, because a responder repeats a response, but not parts of two (IBTA
+ * 9.7.4.1.2). */
 static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t psns, uint32_t part)
 {
 	const struct soft_window *window = qp->window;
@@ -89,8 +92,8 @@ static uint32_t psns_of_read(const struct soft_qp *qp, uint32_t psn, uint32_t ps
 	return window->part_tail - window->part_head <= SOFT_READ_PARTS - WINDOW_PARTS ? part : 0;
 }
 
-/* Of so many PSNs of a request, those that the window lets go now.  A READ becomes several requests: else all of its
- * answer would come at once. */
+/* Returns how many of a request's `psns` the window admits now. A large READ is split into several
+ * requests, because its whole response would otherwise arrive at once. */
 static uint32_t psns_allowed(const struct soft_qp *qp, const struct soft_tx_cursor *cursor,
 			     bool read, uint32_t psns)
 {
@@ -159,7 +162,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				.dma_length = send->length,
 			},
 	};
-	if (opcode == SOFT_READ) { /* bytes that have come are not requested again */
+	if (opcode == SOFT_READ) { /* bytes that have arrived are not requested again */
 		out->frame.address += place;
 		out->frame.dma_length = share;
 		out->frame.flags = last ? 0 : SOFT_FRAME_MORE;
@@ -192,7 +195,7 @@ bool soft_requester_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
-/* A READ was asked for up to here, and more of it will be. */
+/* Record the end of a READ's part that has been requested. */
 static void commit_part(struct soft_qp *qp, uint32_t length)
 {
 	struct soft_send_queue *sq = &qp->sq;
@@ -222,7 +225,7 @@ void soft_requester_commit(struct soft_qp *qp, const struct soft_tx_packet *out)
 	}
 	if ((int32_t)(sq->next_psn - sq->unsent) > 0)
 		sq->unsent = sq->next_psn;
-	if (soft_qp_is_uc(qp)) { /* sent is done: IBTA 9.8.2 */
+	if (soft_qp_is_uc(qp)) { /* a sent message is complete (IBTA 9.8.2) */
 		sq->unacked = sq->next_psn;
 		if (soft_is_last(&out->frame))
 			soft_complete_send(qp, IBV_WC_SUCCESS);

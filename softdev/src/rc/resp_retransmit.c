@@ -1,14 +1,16 @@
-/* Requests that come out of order: the responder's part of the reliability protocol.
+/* Requests that arrive out of order: the responder's part of the reliability protocol.
  *
- * A PSN in the half of the circle behind the expected one is a duplicate, one before it shows
- * a gap (IBTA 9.7.4.1.2).  The gap is reported once, and what follows it is discarded until the
- * missing request is there (9.7.5.1).  A duplicate means that its answer was lost: it is answered
- * again, and nothing happens twice (9.7.5.1): SEND and WRITE are acknowledged, FLUSH and ATOMIC WRITE
- * answered, READ reads what is there now, and an atomic gets the answer that it got (9.4.5).
+ * PSNs are compared on a circle. A PSN in the half behind the expected one is a duplicate, and a
+ * PSN ahead of it shows a gap (IBTA 9.7.4.1.2). A gap is reported once, and everything is discarded
+ * until the missing request arrives (9.7.5.1). A duplicate means that its response was lost. The
+ * response is repeated, but the request is not executed again (9.7.5.1): SEND and WRITE are
+ * acknowledged, FLUSH and ATOMIC WRITE get a response, READ reads the current memory, and an atomic
+ * returns its first result (9.4.5).
  *
- * A READ that may not be carried out any more gets a NAK.  It does not end the queue pair here: the
- * requester may have had its answer, and the application may have closed the memory for that reason.
- * The requester fails if it still waits for the answer, else it ignores the NAK.
+ * A repeated READ whose memory is no longer accessible gets a NAK, which does not end the queue
+ * pair on this side. The requester may have received the first response, and the application may
+ * have closed the memory because of that. The requester fails if it still waits for the response,
+ * and otherwise ignores the NAK.
  */
 #include "rc.h"
 #include "trace/trace.h"
@@ -20,7 +22,7 @@ static void trace_psn(const struct soft_qp *qp, uint32_t psn)
 			   .expected_psn = qp->responder.psn);
 }
 
-/* Answers from this PSN on that have not gone out: their requests will be repeated. */
+/* Drop the unsent responses from `psn` on, because their requests will be repeated. */
 static void forget_answers(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -32,7 +34,7 @@ static void forget_answers(struct soft_qp *qp, uint32_t psn)
 	responder->response_tail = tail;
 }
 
-/* NULL: there is no place for it now. */
+/* Queue a response. Returns NULL if there is no free slot. */
 static struct soft_response *answer(struct soft_qp *qp, const struct soft_frame *frame,
 				    uint8_t opcode, uint32_t length, const uint8_t *result)
 {
@@ -70,7 +72,8 @@ static void read_again(struct soft_qp *qp, const struct soft_frame *frame)
 		soft_responder_find(&qp->responder, frame->opcode, frame->psn);
 	uint32_t behind = (qp->responder.psn - frame->psn) & SOFT_PSN_MASK;
 
-	/* With another key it would be a guess, which costs a request that is new the queue pair. */
+	/* A request with another key would be a guess, which ends the queue pair if it comes as a
+	 * new request. */
 	if (!read || read->rkey != frame->rkey || soft_psns(qp, frame->dma_length) > behind) {
 		trace_psn(qp, frame->psn);
 		return;
@@ -96,7 +99,8 @@ static void atomic_again(struct soft_qp *qp, const struct soft_frame *frame)
 		trace_psn(qp, frame->psn);
 }
 
-/* Of one that is not known, such as a guess, nothing is said but an acknowledgement. */
+/* Returns whether the request repeats a known READ of 0 bytes. An unknown one, which may be a
+ * guess, only gets an acknowledgement. */
 static bool was_empty_read(const struct soft_responder *responder, const struct soft_frame *frame)
 {
 	for (uint32_t i = 0; i < SOFT_KNOWN_EMPTY && i < responder->empty_count; i++)
@@ -107,7 +111,7 @@ static bool was_empty_read(const struct soft_responder *responder, const struct 
 
 static void acknowledge_again(struct soft_qp *qp)
 {
-	/* As if the last PSN had not been acknowledged. */
+	/* Acknowledge the last PSN again. */
 	qp->responder.acked = soft_psn_add(qp->responder.acked, SOFT_PSN_MASK);
 	soft_qp_link_output(qp->link);
 }
@@ -120,8 +124,8 @@ static void answer_again(struct soft_qp *qp, const struct soft_frame *frame)
 		atomic_again(qp, frame);
 	else if (was_empty_read(&qp->responder, frame))
 		answer(qp, frame, SOFT_READ_DATA, 0, NULL);
-	else { /* in the middle of a message too: a requester with a window may wait for it */
-		/* Of a queue pair that has taken no request yet, none can come again. */
+	else { /* within a message too, because a requester with a window may wait for it */
+		/* A queue pair that has not accepted a request cannot receive a duplicate. */
 		if (!qp->communicated)
 			trace_psn(qp, frame->psn);
 		acknowledge_again(qp);
@@ -134,7 +138,7 @@ enum soft_sink soft_responder_out_of_turn(struct soft_qp *qp, const struct soft_
 	if (soft_psn_before(frame->psn, qp->responder.psn))
 		answer_again(qp, frame);
 	else {
-		if (!qp->responder.resend_wanted) /* once for each gap */
+		if (!qp->responder.resend_wanted) /* once per gap */
 			trace_psn(qp, frame->psn);
 		soft_responder_missed(qp);
 	}

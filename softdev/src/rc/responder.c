@@ -1,15 +1,15 @@
-/* The responder: request frames come in, memory is written, receives are filled, answers go out.
+/* The responder: handles request frames, writes memory, fills receives, and queues responses.
  *
- * Requests are carried out in the order of their PSNs.  Each one is checked when its header is
- * there and again for every chunk of payload, because the application may deregister memory in
- * between.  What is refused gets a NAK, which goes out after the answers to all requests before it;
- * a NAK other than RNR then ends the queue pair (IBTA 9.9.3: responder class C and others), because
- * its application must learn that its peer is in error.
+ * Requests execute in PSN order. Each is checked when its header has arrived, and again for every
+ * chunk of payload because the application may deregister the memory in between. A refused request
+ * gets a NAK after the responses to all requests before it. Any NAK other than RNR ends the queue
+ * pair (responder class C and others, IBTA 9.9.3), because the application must learn that its peer
+ * is in error.
  *
- * A PSN that is not the expected one is a duplicate or shows a gap: resp_retransmit.c.
+ * resp_retransmit.c handles PSNs other than the expected one.
  *
- * A UC queue pair answers nothing: what RC refuses it drops in silence, and takes in the next
- * message that begins, whatever its PSN (IBTA 9.8.2, 9.9.3: responder class D).
+ * A UC queue pair does not respond. It silently drops what RC refuses, and continues with the next
+ * message that begins, whatever its PSN (responder class D, IBTA 9.8.2, 9.9.3).
  */
 #include <sys/uio.h>
 
@@ -35,7 +35,7 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 		free(known);
 		return ENOMEM;
 	}
-	/* All of them: of answers that were given up, behind the tail, bytes may be kept. */
+	/* Copy all slots, because abandoned responses behind the tail may still own bytes. */
 	for (uint32_t i = responder->response_head; i != responder->response_head + before; i++)
 		responses[i & (slots - 1)] = responder->responses[i & responder->response_mask];
 	for (uint32_t i = 0; i < given; i++)
@@ -50,7 +50,7 @@ int soft_responder_resize(struct soft_qp *qp, uint32_t depth)
 	return 0;
 }
 
-/* When a queue pair becomes ready to receive. */
+/* Prepare the responder when the queue pair becomes ready to receive. */
 int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	soft_assert_locked();
@@ -60,7 +60,7 @@ int soft_responder_prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	if (rc)
 		return rc;
 	responder->psn = psn & SOFT_PSN_MASK;
-	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the one before */
+	responder->acked = soft_psn_add(psn, SOFT_PSN_MASK); /* the PSN before the first one */
 	return 0;
 }
 
@@ -93,8 +93,8 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 
 	responder->failed = true;
 	responder->active = false;
-	responder->psn = psn; /* nothing from this one on will be acknowledged */
-	/* IBTA 11.6.3.2: affiliated errors of the responder, which have no completion. */
+	responder->psn = psn; /* nothing from this PSN on will be acknowledged */
+	/* Affiliated errors of the responder, which have no completion (IBTA 11.6.3.2). */
 	if (nak == SOFT_NAK_REMOTE_ACCESS)
 		soft_qp_event(qp, IBV_EVENT_QP_ACCESS_ERR);
 	else if (nak == SOFT_NAK_INVALID_REQUEST)
@@ -102,14 +102,15 @@ void soft_responder_fail(struct soft_qp *qp, enum soft_nak nak, uint32_t psn)
 	soft_responder_nak(qp, SOFT_NAK, nak);
 }
 
-/* UC: forget the message under way; a receive that it took stays for the next one. */
+/* Drop the current message of a UC queue pair. Its receive remains for the next message. */
 static enum soft_sink drop(struct soft_qp *qp)
 {
 	qp->responder.active = false;
 	return SOFT_SINK_DISCARD;
 }
 
-/* `reason`: as the trace names it, which has told it already if that is NULL. */
+/* Refuse a request. `reason` is recorded in the trace; NULL if a reason has been recorded
+ * already. */
 static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *reason)
 {
 	if (reason)
@@ -120,18 +121,18 @@ static enum soft_sink refuse(struct soft_qp *qp, enum soft_nak nak, const char *
 	return SOFT_SINK_DISCARD;
 }
 
-/* The trace has the reason, which the peer is not told. */
+/* Record the reason of a refusal in the trace. The peer does not learn it. */
 static void tell_refusal(const struct soft_qp *qp, uint32_t srq_num, uint32_t rkey,
 			 uint64_t address, uint64_t length, unsigned rights)
 {
 	const char *reason = soft_remote_objection(qp, soft_remote_pd(qp, srq_num), rkey, address,
 						   length, rights);
 
-	/* None any more: the key was being withdrawn. */
+	/* The reason is gone if the key has just been withdrawn. */
 	soft_trace_no_access(qp, reason ? reason : "KEY", rkey, address, length, rights);
 }
 
-/* The queue pair itself lacks the right: IBTA 9.7.4.1.4. */
+/* Refuse a request for which the queue pair itself lacks the right (IBTA 9.7.4.1.4). */
 static enum soft_sink refuse_right(struct soft_qp *qp, const struct soft_frame *frame,
 				   unsigned rights)
 {
@@ -149,7 +150,7 @@ static enum soft_sink refuse_access(struct soft_qp *qp, const struct soft_frame 
 	return refuse(qp, SOFT_NAK_REMOTE_ACCESS, NULL);
 }
 
-/* The receive that was taken fails, and the queue pair with it. */
+/* Fail the current receive together with the queue pair. */
 static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum soft_nak nak)
 {
 	soft_fail_receive(qp, status);
@@ -159,7 +160,8 @@ static void fail_receive(struct soft_qp *qp, enum ibv_wc_status status, enum sof
 		refuse(qp, nak, NULL);
 }
 
-/* IBTA 9.7.5.2.8: no receive is posted; the requester shall wait and send this packet again. */
+/* Send an RNR NAK because no receive is posted. The requester waits and repeats the packet (IBTA
+ * 9.7.5.2.8). */
 static enum soft_sink not_ready(struct soft_qp *qp)
 {
 	SOFT_TRACE(request_refused, qp, "NO_RECEIVE");
@@ -178,16 +180,17 @@ static bool has_room_for_response(const struct soft_qp *qp)
 	       qp->attr.max_dest_rd_atomic;
 }
 
-/* It counts as lost, and will be asked for again. */
+/* Treat the packet as lost, so that the requester repeats it. */
 static enum soft_sink lose(struct soft_qp *qp)
 {
 	soft_responder_missed(qp);
 	return SOFT_SINK_DISCARD;
 }
 
-/* The requester has more READs and atomics under way than was agreed, an invalid request.  But it is
- * blameless if one of the answers that hold the places is given again, or is that to a FLUSH or an ATOMIC WRITE,
- * which not all requesters count (of the two rdma_rxe counts the latter). */
+/* Refuse a request that exceeds the agreed number of outstanding READs and atomics. If one of the
+ * slots holds a repeated response, or the response to a FLUSH or an ATOMIC WRITE, the requester is
+ * not at fault and the packet counts as lost. Not all requesters count these two; rdma_rxe counts
+ * the latter only. */
 static enum soft_sink too_many(struct soft_qp *qp)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -199,7 +202,8 @@ static enum soft_sink too_many(struct soft_qp *qp)
 	return refuse(qp, SOFT_NAK_INVALID_REQUEST, "READS"); /* IBTA 9.7.4.3.1 */
 }
 
-/* Zero bytes need no key: IBTA 9.4.3, 9.4.4 (C9-88). */
+/* Returns whether the frame's memory is accessible. Zero bytes need no key (IBTA 9.4.3, 9.4.4:
+ * C9-88). */
 static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, unsigned right)
 {
 	return frame->dma_length == 0 ||
@@ -207,19 +211,20 @@ static bool reachable(const struct soft_qp *qp, const struct soft_frame *frame, 
 				 frame->address, frame->dma_length, right);
 }
 
-/* Where the frame ends in its message. */
+/* Returns the offset of the frame's end in its message. */
 static uint64_t end_of(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_place_of(qp, frame->psn, qp->responder.first) + frame->length;
 }
 
-/* A packet of a SEND, which may be as long as its receive. */
+/* Accept a packet of a SEND, which may be as long as its receive. */
 static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame);
 
 	if (end > SOFT_MAX_MESSAGE || end > soft_receive_at(&qp->rq, qp->rq.head)->length) {
-		/* IBTA 9.9.3.1: local length error for us, invalid request for the sender. */
+		/* A local length error on this side, and an invalid request at the sender (IBTA
+		 * 9.9.3.1). */
 		if (!soft_qp_is_uc(qp))
 			soft_complete_receive(qp, IBV_WC_LOC_LEN_ERR, 0);
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "LENGTH");
@@ -227,7 +232,7 @@ static enum soft_sink take_send(struct soft_qp *qp, const struct soft_frame *fra
 	return frame->length ? SOFT_SINK_RECEIVE : SOFT_SINK_NONE;
 }
 
-/* A packet of a WRITE: of one with immediate, the last one needs a receive. */
+/* Accept a packet of a WRITE. The last packet of a WRITE with immediate needs a receive. */
 static enum soft_sink take_write(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	uint64_t end = end_of(qp, frame), total = qp->responder.dma_length;
@@ -270,14 +275,15 @@ static enum soft_sink begin_read(struct soft_qp *qp, const struct soft_frame *fr
 	return SOFT_SINK_NONE;
 }
 
-/* To write is the right of an atomic write, which returns no old value (IBTA annex A19). */
+/* Returns the right that an atomic needs. An ATOMIC WRITE needs the right to write only, because it
+ * returns no old value (IBTA annex A19). */
 static unsigned atomic_right(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_ATOMIC_WRITE ? IBV_ACCESS_REMOTE_WRITE
 						  : IBV_ACCESS_REMOTE_ATOMIC;
 }
 
-/* The word that an atomic works on, or NULL. */
+/* Returns the word that an atomic operates on, or NULL if it is not accessible. */
 static uint64_t *word(const struct soft_qp *qp, const struct soft_frame *frame)
 {
 	return soft_remote_memory(qp, soft_remote_pd(qp, qp->responder.srq_num), frame->rkey,
@@ -296,15 +302,15 @@ static enum soft_sink begin_atomic(struct soft_qp *qp, const struct soft_frame *
 
 	if (!at)
 		return refuse_access(qp, frame, sizeof(uint64_t), atomic_right(frame));
-	/* A region with an iova of its own can make an aligned address a misaligned pointer. */
+	/* In a region with its own iova, an aligned address may be a misaligned pointer. */
 	if ((uintptr_t)at % sizeof(uint64_t))
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "ALIGNMENT");
 	return SOFT_SINK_SMALL;
 }
 
-/* IBTA annex A19.  Bytes are in their place before anything that comes after them is looked at, so
- * that there is nothing to wait for; and what the wire releases behind them, the answer,
- * makes it so for other processors.  No region has the right to be flushed to persistence. */
+/* Accept a FLUSH (IBTA annex A19). It needs no wait: bytes are in place before any later request is
+ * handled, and the release of the response makes them visible to other processors. No region has
+ * the right to be flushed to persistence. */
 static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	unsigned types = frame->syndrome & SOFT_FLUSH_TYPES;
@@ -325,10 +331,11 @@ static enum soft_sink begin_flush(struct soft_qp *qp, const struct soft_frame *f
 	return SOFT_SINK_NONE;
 }
 
-/* Can a frame of that opcode look like this? */
+/* Returns whether a frame with this opcode may have these fields. */
 static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame)
 {
-	/* XRC: one side takes no requests, and those to the other one name a shared queue. */
+	/* An XRC initiator accepts no requests. Requests to an XRC target name a shared receive
+	 * queue. */
 	if (qp->ibv.qp_type == IBV_QPT_XRC_SEND || !(frame->flags & SOFT_FRAME_SRQ) != !qp->xrcd)
 		return false;
 	unsigned flags = frame->flags & (SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE |
@@ -337,7 +344,7 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	switch (frame->opcode) {
 	case SOFT_WRITE:
 		if (flags & SOFT_FRAME_INVALIDATE)
-			return false; /* only a SEND says that */
+			return false; /* only a SEND may have the flag */
 		/* fall through */
 	case SOFT_SEND:
 		if (!soft_is_last(frame) && flags & (SOFT_FRAME_IMMEDIATE | SOFT_FRAME_INVALIDATE))
@@ -353,8 +360,8 @@ static bool well_formed(const struct soft_qp *qp, const struct soft_frame *frame
 	}
 }
 
-/* XRC: the message is for that shared queue.  0, or what is wrong with it: it is not of the domain,
- * or the completions of its receives would be lost. */
+/* Select the shared receive queue of an XRC message. Returns 0, or the NAK for a queue that is not
+ * in the domain or would lose the completions of its receives. */
 static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 {
 	const struct soft_srq *srq = soft_xrc_find(qp->xrcd, number);
@@ -365,7 +372,7 @@ static enum soft_nak name_srq(struct soft_qp *qp, uint32_t number)
 	return soft_cq_of(srq->cq)->overrun ? SOFT_NAK_REMOTE_OPERATION : 0;
 }
 
-/* The expected request has arrived: a NAK for it that has not gone out is dropped. */
+/* The expected request has arrived. Drop an unsent NAK that reports it as missing. */
 static void found(struct soft_qp *qp)
 {
 	struct soft_qp_link *link = qp->link;
@@ -375,7 +382,7 @@ static void found(struct soft_qp *qp)
 		link->nak_opcode = 0;
 }
 
-/* The next packet of the SEND or WRITE under way. */
+/* Handle the next packet of the current SEND or WRITE. */
 static enum soft_sink go_on(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -407,7 +414,7 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 			responder->active = false;
 			responder->psn = frame->psn;
 		} else if (!responder->active) {
-			return SOFT_SINK_DISCARD; /* its message was dropped before */
+			return SOFT_SINK_DISCARD; /* the message has been dropped before */
 		}
 	}
 	if (frame->psn != responder->psn && !soft_trim(qp, frame, responder->psn)) {
@@ -423,12 +430,14 @@ enum soft_sink soft_request_begin(struct soft_qp *qp, struct soft_frame *frame)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PACKET"); /* IBTA 9.7.4.1.2 */
 	if (responder->active)
 		return go_on(qp, frame);
-	/* Its PSNs would mean other places; and a stream of the connection manager has no handshake. */
+	/* With another path MTU, the PSNs would mean other offsets. A CM stream has no handshake
+	 * that checks it. */
 	if (frame->syndrome && frame->opcode != SOFT_FLUSH && frame->syndrome != qp->attr.path_mtu)
 		return refuse(qp, SOFT_NAK_INVALID_REQUEST, "PATH_MTU");
 	if (!qp->communicated) {
 		qp->communicated = true;
-		/* IBTA 11.6.3.1: in RTR alone; in RTS its own requests show it. */
+		/* The event is raised in RTR only (IBTA 11.6.3.1); in RTS the requester's traffic
+		 * shows it. */
 		if (qp->ibv.state == IBV_QPS_RTR)
 			soft_qp_event(qp, IBV_EVENT_COMM_EST);
 	}
@@ -466,10 +475,11 @@ void soft_request_unwritable(struct soft_qp *qp, const struct soft_frame *frame)
 {
 	soft_assert_locked();
 	if (frame->opcode == SOFT_SEND)
-		/* IBTA 9.9.3: local protection error for us, operational error there */
+		/* A local protection error on this side, and an operational error at the peer (IBTA
+		 * 9.9.3). */
 		fail_receive(qp, IBV_WC_LOC_PROT_ERR, SOFT_NAK_REMOTE_OPERATION);
 	else {
-		/* Of the message's first frame, which is where they were. */
+		/* The key and address are those of the message's first frame. */
 		struct soft_frame first = *frame;
 
 		first.rkey = qp->responder.rkey;
@@ -503,7 +513,7 @@ int soft_request_scatter(struct soft_qp *qp, const struct soft_frame *frame, uin
 			keep_reads(qp, iov, count);
 		return count;
 	}
-	/* Address and key of the message's first frame, which is where they were checked. */
+	/* Address and key are those of the message's first frame, with which they were checked. */
 	void *memory =
 		soft_remote_memory(qp, soft_remote_pd(qp, responder->srq_num), responder->rkey,
 				   responder->address + place, length, IBV_ACCESS_REMOTE_WRITE);
@@ -524,7 +534,7 @@ struct soft_response *soft_responder_answer(struct soft_qp *qp, const struct sof
 	struct soft_responder *responder = &qp->responder;
 	struct soft_response *response = soft_response_at(qp, responder->response_tail++);
 
-	soft_responder_unkeep(responder, response); /* of one that was given up */
+	soft_responder_unkeep(responder, response); /* of an abandoned response */
 	*response = (struct soft_response){
 		.psn = frame->psn,
 		.length = length,
@@ -560,7 +570,7 @@ static struct soft_known_read *remember(struct soft_responder *responder,
 	return read;
 }
 
-/* IBTA 9.4.5.1.  Against other threads of this process the instructions themselves are atomic. */
+/* Execute an atomic (IBTA 9.4.5.1). It is also atomic relative to other threads of this process. */
 static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const uint8_t *arguments)
 {
 	struct soft_responder *responder = &qp->responder;
@@ -572,7 +582,7 @@ static bool do_atomic(struct soft_qp *qp, const struct soft_frame *frame, const 
 		return false;
 	keep_reads(qp, &(struct iovec){.iov_base = at, .iov_len = sizeof(*at)}, 1);
 	if (frame->opcode == SOFT_ATOMIC_WRITE) {
-		uint64_t value; /* bytes, not a number: in the order in which they were */
+		uint64_t value; /* bytes in their original order, not a number */
 
 		memcpy(&value, arguments, sizeof(value));
 		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);
@@ -606,7 +616,8 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->length));
 			return;
 		}
-		/* IBTA 9.4.1.1.2: when all of the message is there, and before its completion. */
+		/* Invalidate the key when the message is complete, before its completion (IBTA
+		 * 9.4.1.1.2). */
 		reason = responder->flags & SOFT_FRAME_INVALIDATE
 				 ? soft_invalidate(qp, responder->rkey)
 				 : NULL;
@@ -634,7 +645,7 @@ void soft_request_end(struct soft_qp *qp, const struct soft_frame *frame, const 
 			soft_counts_reads_of(qp, frame->rkey) ? frame->dma_length : 0;
 		responder->psn = soft_psn_add(frame->psn, soft_psns(qp, frame->dma_length) - 1);
 		break;
-	case SOFT_FLUSH: /* the wire releases the answer behind the writes */
+	case SOFT_FLUSH: /* the response is released after the writes */
 		answer_empty(qp, frame);
 		break;
 	default:
@@ -656,12 +667,12 @@ uint32_t soft_responder_done(const struct soft_qp *qp, const struct soft_tx_curs
 	const struct soft_responder *responder = &qp->responder;
 
 	if (soft_qp_is_uc(qp))
-		return cursor->acked; /* UC: nothing is acknowledged */
+		return cursor->acked; /* UC acknowledges nothing */
 	uint32_t next = cursor->response == responder->response_tail ? responder->psn
 								     : cursor->response_psn;
 	uint32_t done = soft_psn_add(next, SOFT_PSN_MASK);
 
-	/* The oldest answer may be one that is given again. */
+	/* The oldest response may be a repeated one. */
 	return soft_psn_before(done, cursor->acked) ? cursor->acked : done;
 }
 
@@ -675,7 +686,7 @@ uint32_t soft_responder_msn(const struct soft_qp *qp, const struct soft_tx_curso
 	return msn & SOFT_PSN_MASK;
 }
 
-/* An answer acknowledges: IBTA 9.7.5.1.2. */
+/* Returns what a response with this PSN acknowledges (IBTA 9.7.5.1.2). */
 static uint32_t acked_with(uint32_t acked, uint32_t psn)
 {
 	return soft_psn_before(acked, psn) ? psn : acked;
@@ -720,7 +731,7 @@ bool soft_responder_next(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 	return true;
 }
 
-/* Count a READ whose last packet has been sent, once however often it is sent again. */
+/* Count a READ once when its last packet has been sent, even if it is repeated. */
 static void count_answered(struct soft_qp *qp, uint32_t psn)
 {
 	struct soft_known_read *read = soft_responder_find(&qp->responder, SOFT_READ, psn);
@@ -799,7 +810,7 @@ int soft_responder_gather(struct soft_qp *qp, const struct soft_tx_packet *out, 
 			IBV_ACCESS_REMOTE_READ | (out->by_cma ? SOFT_ACCESS_CMA : 0));
 	if (!memory)
 		return -1;
-	/* The key is asked for all the same: read_order.c. */
+	/* The key is checked as well: see read_order.c. */
 	if (response->opcode == SOFT_READ_DATA && response->kept)
 		memory = response->kept + response->kept_length - response->length + place;
 	*iov = (struct iovec){.iov_base = memory, .iov_len = out->frame.length};
