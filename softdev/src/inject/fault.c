@@ -1,6 +1,5 @@
-/* The fault spec, and the kinds of them that are decided on the spot (delay_queue.c has those of
- * the way that frames take).
- */
+/* The fault spec, and the faults that are decided immediately. delay_queue.c injects those on the
+ * path of frames. */
 #include <string.h>
 
 #include "inject.h"
@@ -8,7 +7,7 @@
 
 /* ---- chance -------------------------------------------------------------------------------- */
 
-/* A bijection that maps adjacent numbers to unrelated ones: the finalizer of splitmix64 (Steele,
+/* Map adjacent numbers to unrelated ones with a bijection: the finalizer of splitmix64 (Steele,
  * Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
 static uint64_t mix(uint64_t x)
 {

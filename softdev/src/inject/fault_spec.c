@@ -1,5 +1,8 @@
-/* A fault spec as text: what embedded.h says of aiordma_embedded_faults.  Pure but for the
- * environment, which is asked once, and the number of devices. */
+/* Parser of fault specs in the format of aiordma_embedded_faults (embedded.h).
+ *
+ * Apart from the environment, which is read once, and the number of devices, the result depends on
+ * the text only.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +14,7 @@
 
 enum { ALL_FRAMES = SOFT_FAULT_REQUESTS | SOFT_FAULT_ANSWERS };
 
-/* Each takes all of the text, or says what would be right. */
+/* Parse all of `text`. Returns NULL, or a description of valid values. */
 typedef const char *(*reader)(const char *text, void *value);
 
 struct unit {
@@ -25,7 +28,7 @@ static bool read_whole(const char *text, const char **end, uint64_t *value)
 {
 	char *rest;
 
-	if (*text < '0' || *text > '9') /* strtoull would take a sign */
+	if (*text < '0' || *text > '9') /* strtoull would accept a sign */
 		return false;
 	errno = 0;
 	*value = strtoull(text, &rest, 10);
@@ -51,7 +54,7 @@ static const char *read_number32(const char *text, void *value)
 	return NULL;
 }
 
-/* Digits with a point; locales may differ about strtod's. */
+/* Parse digits with an optional decimal point. The result of strtod depends on the locale. */
 static bool read_decimal(const char *text, const char **end, double *value)
 {
 	double scale = 1;
@@ -196,7 +199,7 @@ static const struct {
 
 enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
-/* What is wrong with one name=value, or NULL. */
+/* Parse one name=value part. Returns an error message, or NULL. */
 static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned *seen)
 {
 	char *value = strchr(part, '=');
@@ -215,7 +218,8 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq, device";
 }
 
-/* What is about a kind of fault that is not there, or NULL. */
+/* Returns an error message if an option belongs to a kind of fault that the spec does not
+ * contain. */
 static const char *in_vain(const struct soft_fault_spec *spec)
 {
 	const struct soft_fault_when *when = spec->when;

@@ -1,4 +1,4 @@
-/* Refused calls, other than those that post: the reason that is noted for the trace. */
+/* Refused calls other than posting: notes the reason for the trace. */
 #include <errno.h>
 
 #include "trace.h"

@@ -1,4 +1,4 @@
-/* The trace: what happens, put into lines. */
+/* Writes the records of the trace. */
 #define _GNU_SOURCE /* secure_getenv */
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -26,7 +26,7 @@ static uint32_t next_request(void)
 
 struct line {
 	size_t length;
-	char text[4096]; /* more than the longest one */
+	char text[4096]; /* longer than the longest line */
 };
 
 __attribute__((format(printf, 2, 3))) static void put(struct line *line, const char *format, ...)
@@ -44,13 +44,13 @@ static void put_number(struct line *line, const char *name, uint64_t value)
 	put(line, ",\"%s\":%" PRIu64, name, value);
 }
 
-/* A text that needs no escapes. */
+/* Add a string that needs no escaping. */
 static void put_name(struct line *line, const char *name, const char *value)
 {
 	put(line, ",\"%s\":\"%s\"", name, value);
 }
 
-/* Text from outside. */
+/* Add an untrusted string with escapes. */
 static void put_text(struct line *line, const char *name, const char *text)
 {
 	put(line, ",\"%s\":\"", name);
@@ -81,7 +81,7 @@ static struct line begin_qp_line(const char *type, const struct soft_qp *qp)
 	return line;
 }
 
-/* The last line says why it is. */
+/* End the trace with a line that contains the reason. */
 static void stop(int error)
 {
 	struct line line = begin_line("end");
@@ -112,7 +112,7 @@ struct flag_name {
 	const char *name;
 };
 
-/* Add the names of the flags that are set, if there are any; bits without a name are left out. */
+/* Add the names of the flags that are set, if any. Flags without a name are omitted. */
 static void put_flags(struct line *line, const char *name, const struct flag_name *names,
 		      size_t count, unsigned flags)
 {
@@ -197,7 +197,8 @@ void soft_trace_sends(struct soft_qp *qp, uint32_t from)
 		trace_send(qp, from);
 }
 
-/* Receives of a queue that is a queue pair's or shared: its owner, by name and number. */
+/* Record receives posted to a queue. `owner` and `number` identify its queue pair or shared receive
+ * queue. */
 static void trace_receives(struct soft_receive_queue *rq, uint32_t from, const char *type,
 			   const char *owner, uint32_t number)
 {
@@ -327,7 +328,7 @@ void soft_trace_completion(const struct soft_cq *cq, const struct ibv_wc *wc, ui
 	put_number(&line, "wr_id", wc->wr_id);
 	put_name(&line, "status", soft_wc_status_name(wc->status));
 	put_name(&line, "opcode", soft_wc_opcode_name(wc->opcode));
-	/* What has failed has no more than that: ibv_poll_cq(3). */
+	/* Failed completions have no other valid fields (ibv_poll_cq(3)). */
 	if (wc->status == IBV_WC_SUCCESS) {
 		put_number(&line, "byte_len", wc->byte_len);
 		if (wc->wc_flags & IBV_WC_GRH)
@@ -484,7 +485,8 @@ void soft_trace_request_refused(const struct soft_qp *qp, const char *reason)
 	add(&line);
 }
 
-/* Returns whether a drop may have a line: as many as DROPS_PER_SECOND at once, and then at that rate. */
+/* Returns whether a drop may be recorded. The rate is DROPS_PER_SECOND, with a burst of the same
+ * size. */
 static bool may_trace_drop(struct soft_trace *trace)
 {
 	const uint64_t second = 1000000000, now = soft_now();
@@ -548,7 +550,7 @@ void soft_trace_fault(const char *fault, uint32_t qp_num, uint32_t cq)
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
-/* The beginning of a file of /proc, with `between` in place of zeros inside it. */
+/* Read the beginning of a file in /proc, replacing inner null bytes with `between`. */
 static void read_text(const char *path, char between, char *text, size_t size)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -564,7 +566,7 @@ static void read_text(const char *path, char between, char *text, size_t size)
 			text[i] = between;
 }
 
-/* Before the number of devices is known there is the first one. */
+/* Before the number of devices has been set, there is one device. */
 static void name_devices(char *text)
 {
 	const struct soft_objects *objects = soft_device.objects;
@@ -574,8 +576,8 @@ static void name_devices(char *text)
 		sprintf(text + strlen(text), ",%s", objects->hcas[i].device.name);
 }
 
-/* Both clocks, read as near to each other as possible; the boot that the monotonic clock belongs
- * to; the process. */
+/* Add the header, which has both clocks, read as close together as possible, the boot ID of the
+ * monotonic clock, and a description of the process. */
 static int add_header(void)
 {
 	char text[TEXT_MOST];
@@ -612,14 +614,14 @@ static int start(const char *path)
 	return rc;
 }
 
-/* In the child of a fork: the trace is the parent's. */
+/* Stop tracing in the child of a fork, because the trace belongs to the parent. */
 static void forget(void)
 {
 	soft_trace_on = false;
 	soft_trace_file_forget();
 }
 
-/* The engine starts: begin, if the environment asks for it. */
+/* Begin a trace when the engine starts, if the environment requests it. */
 static int begin(void)
 {
 	const char *path = secure_getenv(VARIABLE);
@@ -629,7 +631,7 @@ static int begin(void)
 	if (soft_device.trace->asked == getpid() || !path || !*path || soft_trace_on)
 		return 0;
 	int rc = start(path);
-	/* As in the middle of a trace, that does not end the program. */
+	/* As with a running trace, a full disk does not end the program. */
 	if (rc == ENOSPC || rc == EDQUOT || rc == EFBIG)
 		fprintf(stderr,
 			"aiordma: " VARIABLE " is '%s': the program goes on without a trace: %s\n",

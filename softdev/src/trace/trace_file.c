@@ -1,5 +1,5 @@
-/* The file of a trace, which survives whatever ends the process: each line is written at once, so
- * the kernel has it even if the process is killed by SIGKILL. */
+/* The file of a trace. Each line is written immediately, so the kernel has it even if the process
+ * is killed by SIGKILL. */
 #define _GNU_SOURCE /* O_NOFOLLOW */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 
 static int write_at(off_t at, const char *text, size_t length)
 {
-	/* Beyond the limit the kernel would send SIGXFSZ. */
+	/* Writing beyond the limit would raise SIGXFSZ. */
 	if ((rlim_t)at + length > soft_device.trace->file.limit)
 		return EFBIG;
 	while (length) {
@@ -35,7 +35,7 @@ static int write_at(off_t at, const char *text, size_t length)
 	return 0;
 }
 
-/* The start of one of the last lines, in whose place there is room for another one. */
+/* Returns the offset of one of the last lines, from which there is room for another line. */
 static off_t spare(void)
 {
 	char tail[256];
@@ -60,7 +60,7 @@ void soft_trace_file_close(const char *line, size_t length)
 		return;
 	if (write_at(soft_device.trace->file.end, line, length))
 		write_at(spare(), line, length);
-	/* What a full disk took of a line is cut off. */
+	/* Cut off the part of a line that was written before the disk was full. */
 	if (ftruncate(soft_device.trace->file.fd, soft_device.trace->file.end))
 		fprintf(stderr, "aiordma: the end of the trace %s is torn: %s\n",
 			soft_device.trace->file.path, strerror(errno));
@@ -70,7 +70,7 @@ void soft_trace_file_close(const char *line, size_t length)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-/* With %p replaced. */
+/* Expand %p in the pattern. */
 static int expand(const char *pattern, const char *suffix)
 {
 	size_t at = 0;
@@ -91,7 +91,7 @@ static int expand(const char *pattern, const char *suffix)
 	return at < sizeof(soft_device.trace->file.path) ? 0 : ENAMETOOLONG;
 }
 
-/* Note in words why the file is not used.  Returns `error`. */
+/* Store a message that says why the file cannot be used. Returns `error`. */
 __attribute__((format(printf, 2, 3))) static int refuse(int error, const char *format, ...)
 {
 	va_list values;

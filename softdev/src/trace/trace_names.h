@@ -1,4 +1,4 @@
-/* Names of numbers as a trace writes them: those of the header without their prefixes. */
+/* Names of enum values in a trace: those of the header without their prefixes. */
 #pragma once
 
 #include "softdev.h"

@@ -1,9 +1,9 @@
-/* The UDP socket of the process: unreliable datagrams to and from other processes.
+/* The process's UDP socket, which sends and receives unreliable datagrams.
  *
- * It has the number of the data listener's TCP port, and is reserved together with it.  A queue pair
- * that only receives never tells the device its address, so the socket is at all of them; but while
- * there is no UD queue pair, a filter in the kernel lets nothing in.  UDP drops what is not received
- * in time: the socket's buffer is large.
+ * The socket has the same port number as the data listener's TCP port and is reserved together with
+ * it. A queue pair that only receives does not select an address, so the socket is bound to all
+ * addresses. While there is no UD queue pair, a kernel filter drops all input. UDP drops what is
+ * not received in time, so the socket has a large buffer.
  */
 #define _GNU_SOURCE /* in6_pktinfo */
 #include <linux/filter.h>
@@ -15,7 +15,7 @@
 #include "ud.h"
 
 enum {
-	BUFFER = 8 << 20, /* bytes in the kernel, as far as it allows */
+	BUFFER = 8 << 20, /* bytes requested from the kernel */
 	READS_PER_STEP = 256,
 };
 
@@ -68,7 +68,7 @@ static int bound(int family, uint16_t port)
 
 	if (fd < 0)
 		return -1;
-	/* The port is at the same place in both. */
+	/* sin_port and sin6_port have the same offset. */
 	((struct sockaddr_in *)&address)->sin_port = htons(port);
 	if ((family == AF_INET6 && soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0)) ||
 	    bind(fd, (struct sockaddr *)&address,
@@ -92,7 +92,7 @@ static bool go_deaf(int fd)
 	return true;
 }
 
-/* Should it fail, nothing is received: a datagram may always be lost. */
+/* If this fails, nothing is received, which is allowed because any datagram may be lost. */
 static void listen_up(void)
 {
 	soft_set_option(soft_device.ud->socket.fd, SOL_SOCKET, SO_DETACH_FILTER, 0);
@@ -115,12 +115,12 @@ bool soft_datagram_reserve(uint16_t port)
 		return false;
 	}
 	soft_set_receive_buffer(ud->socket.fd, BUFFER);
-	/* A message may be longer than a network's packets: IP cuts it. */
+	/* A message may be longer than the network's MTU; let IP fragment it. */
 	soft_set_option(ud->socket.fd, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT);
 	if (ud->six)
 		soft_set_option(ud->socket.fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IP_PMTUDISC_DONT);
-	/* This host's members of a group are reached through the loopback interface, once.  An IPv6
-	 * socket's own option also decides for what it sends by IPv4. */
+	/* Members of a group on this host are reached once, through the loopback interface. An IPv6
+	 * socket's option also applies to what it sends over IPv4. */
 	soft_set_option(ud->socket.fd, ud->six ? IPPROTO_IPV6 : IPPROTO_IP,
 			ud->six ? IPV6_MULTICAST_LOOP : IP_MULTICAST_LOOP, 0);
 	if (ud->holders)
@@ -158,7 +158,8 @@ void soft_datagram_release(void)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* The GID's address in the family of the socket; its length, or 0. */
+/* Convert a GID to an address in the socket's family. Returns its length, or 0 if it cannot be
+ * converted. */
 static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, uint16_t port,
 			    struct sockaddr_storage *to)
 {
@@ -166,7 +167,8 @@ static socklen_t address_of(const union ibv_gid *gid, const union ibv_gid *own, 
 		struct sockaddr_in6 *in6 = (void *)to;
 
 		*in6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(port)};
-		memcpy(&in6->sin6_addr, gid->raw, 16); /* IPv4 is mapped in both */
+		memcpy(&in6->sin6_addr, gid->raw,
+		       16); /* GIDs and IPv6 sockets both use IPv4-mapped addresses */
 		in6->sin6_scope_id = soft_gid_scope(gid, own);
 		return sizeof(*in6);
 	}
@@ -195,7 +197,7 @@ void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *sou
 	}
 }
 
-/* Zero or an errno value. */
+/* Send a datagram. Returns 0 or an errno value. */
 static int transmit(struct msghdr *message, const struct soft_datagram *datagram,
 		    const struct iovec *payload, int count)
 {
@@ -207,7 +209,7 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 	memcpy(&iov[1], payload, sizeof(*payload) * (size_t)count);
 	message->msg_iov = iov;
 	message->msg_iovlen = (size_t)count + 1;
-	/* An error may be that of an earlier datagram, reported late: ip(7), ECONNREFUSED. */
+	/* The error may belong to an earlier datagram (ip(7), ECONNREFUSED). */
 	for (int attempt = 0; attempt < 3; attempt++) {
 		n = sendmsg(soft_device.ud->socket.fd, message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		if (n >= 0)
@@ -218,7 +220,7 @@ static int transmit(struct msghdr *message, const struct soft_datagram *datagram
 	return errno;
 }
 
-/* The message is lost here. */
+/* Record in the trace that a datagram could not be sent. Its message is lost. */
 static void unsent(const struct soft_datagram *datagram)
 {
 	SOFT_TRACE_DROPPED(.reason = "UNSENT", .qp_num = datagram->from, .remote_qpn = datagram->to,
@@ -271,8 +273,8 @@ int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address
 
 /* ---- receiving ----------------------------------------------------------------------------- */
 
-/* Do the source GID and the QP number match the sender's address and port?  A multicast message of
- * an IPv6 GID travels by IPv4. */
+/* Returns whether the source GID and queue pair number match the sender's address and port. A
+ * multicast message with an IPv6 GID is sent over IPv4. */
 static bool is_honest(const struct soft_datagram *datagram, const union ibv_gid *from,
 		      uint16_t from_port)
 {
@@ -308,7 +310,7 @@ void soft_datagram_read(struct soft_fd_watch *watch,
 		if (n < 0 && errno == EAGAIN)
 			return;
 		if (n < 0)
-			continue; /* of an earlier datagram that was sent */
+			continue; /* an error of a datagram sent earlier */
 		budget -= (size_t)n < budget ? (size_t)n : budget;
 		soft_gid_from(&gid, (const struct sockaddr *)&from);
 		if (n < SOFT_DATAGRAM_HEADER || message.msg_flags & MSG_TRUNC ||

@@ -1,11 +1,11 @@
-/* Multicast groups: one message to every queue pair that is attached (IBTA vol 1, 10.5).
+/* Multicast groups: deliver a message to every attached queue pair (IBTA vol 1, 10.5).
  *
- * A multicast GID is carried by an IPv4 multicast group: the same one for ::ffff:224.0.0.0/100, as
- * on RoCE, and for an IPv6 one a group that is made of its hash; the GID itself is in the header.
- * Every process with a member binds a socket to the group's address and a port that all share, and
- * joins on every interface that has one of our GIDs.  A message goes to the loopback interface,
- * where each process of the host gets it once, and out of the interface of the sender's GID,
- * without the kernel's loop back to the host.
+ * Each multicast GID maps to an IPv4 multicast group. ::ffff:224.0.0.0/100 maps to the group
+ * itself, as on RoCE, and an IPv6 GID to a group derived from its hash. The header contains the
+ * GID. Every process with a member binds a socket to the group's address and a shared port, and
+ * joins on every interface that has one of our GIDs. A message is sent to the loopback interface,
+ * where each process of the host receives it once, and to the interface of the sender's GID without
+ * the kernel's multicast loop.
  */
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -13,14 +13,14 @@
 #include "ud.h"
 
 enum {
-	PORT = 14791,     /* below the ports that systems choose by themselves */
-	BUFFER = 4 << 20, /* bytes in the kernel, as far as it allows */
+	PORT = 14791,     /* below the range of ephemeral ports */
+	BUFFER = 4 << 20, /* bytes requested from the kernel */
 };
 
 struct group {
 	struct soft_fd_watch watch;
 	struct soft_node node;
-	struct soft_node members; /* attachments */
+	struct soft_node members; /* the attachments */
 	union ibv_gid gid;
 };
 
@@ -32,7 +32,8 @@ struct attachment {
 	uint16_t lid;
 };
 
-/* In network order.  Those made of a hash (FNV-1a) are organization-local: 239.192.0.0/14. */
+/* Returns the IPv4 group of a multicast GID in network byte order. Groups derived from a hash
+ * (FNV-1a) are organization-local: 239.192.0.0/14. */
 static uint32_t address_of(const union ibv_gid *gid)
 {
 	uint32_t hash = 2166136261u, address;
@@ -64,7 +65,8 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 	if (soft_datagram_send_to(datagram, address, PORT, loopback, payload, count) == EAGAIN)
 		return false;
-	/* What the network does not take now is lost: here it has been sent already. */
+	/* A message that the network does not accept now is lost, but members on this host already
+	 * have it. */
 	if (path->ifindex != loopback)
 		soft_datagram_send_to(datagram, address, PORT, path->ifindex, payload, count);
 	return true;
@@ -100,8 +102,9 @@ static void ready(struct soft_fd_watch *watch)
 
 /* ---- groups -------------------------------------------------------------------------------- */
 
-/* Where it works is enough, as long as this host's own processes are reached.  EADDRINUSE says that
- * the interface has been joined before. */
+/* Join the group on every interface. One that fails is ignored unless it is the loopback interface,
+ * which reaches the processes of this host. EADDRINUSE means that the interface has been joined
+ * before. */
 static int join(int fd, uint32_t address)
 {
 	struct ip_mreqn request = {.imr_multiaddr.s_addr = address,
@@ -134,7 +137,7 @@ static int open_socket(struct group *group)
 	if (fd < 0)
 		return errno;
 	soft_set_receive_buffer(fd, BUFFER);
-	/* Every process of the host has one like it. */
+	/* Other processes of this host bind the same address. */
 	if (soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) ||
 	    bind(fd, (const struct sockaddr *)&address, sizeof(address)))
 		rc = errno;
@@ -155,7 +158,7 @@ void soft_multicast_addresses(void)
 		join(group->watch.fd, address_of(&group->gid));
 }
 
-/* The parent's, in the child of a fork: it counts for nothing there. */
+/* Returns whether the group belongs to the parent of a forked process. The child ignores it. */
 static bool is_inherited(const struct group *group)
 {
 	return soft_list_empty(&group->node);
@@ -251,8 +254,7 @@ static void detach(struct attachment *attachment)
 	free(attachment);
 }
 
-/* ibv_attach_mcast(3).  A group in which the queue pair is already is no error, as in the kernel.
- */
+/* Implements ibv_attach_mcast(3). Attaching a queue pair twice succeeds, as in the kernel. */
 int soft_ibv_attach_mcast(struct ibv_qp *ibv, const union ibv_gid *gid, uint16_t lid)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);

@@ -1,5 +1,7 @@
-/* Unreliable datagrams (IBTA vol 1, 9.8.3): a message is sent and forgotten; one that comes in is
- * received if there is a receive for it, and else dropped in silence.
+/* Unreliable datagrams (IBTA vol 1, 9.8.3).
+ *
+ * A message is complete once it has been sent. An arriving message is silently dropped if there is
+ * no receive for it.
  */
 #include <sys/uio.h>
 
@@ -9,7 +11,7 @@
 
 enum { SENDS_PER_TURN = 256 };
 
-#define AGAIN_NS 200000u /* the socket is full: network cards empty it about that fast */
+#define AGAIN_NS 200000u /* while the socket is full; a network card drains it about as fast */
 #define OWN_QKEY 0x80000000u
 
 /* ---- sending ------------------------------------------------------------------------------- */
@@ -22,7 +24,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 		.destination = to->path.destination,
 		.to = to->qpn,
 		.from = qp->ibv.qp_num,
-		/* IBTA 10.2.5: a request may not choose a key of the privileged half. */
+		/* A request must not choose a privileged Q_Key (IBTA 10.2.5). */
 		.qkey = to->qkey & OWN_QKEY ? qp->attr.qkey : to->qkey,
 		.psn = send->psn & SOFT_PSN_MASK,
 		.traffic_flow = to->path.traffic_flow,
@@ -38,7 +40,7 @@ static struct soft_datagram datagram_of(const struct soft_qp *qp, const struct s
 	return datagram;
 }
 
-/* A queue pair of this process is reached without a socket. */
+/* Deliver a datagram to a queue pair of this process, without a socket. */
 static void hand_over(const struct soft_datagram *datagram, const struct iovec *payload, int count)
 {
 	uint8_t *copy = soft_scratch()->output;
@@ -51,7 +53,7 @@ static void hand_over(const struct soft_datagram *datagram, const struct iovec *
 	soft_ud_input(datagram, copy, length);
 }
 
-/* The payload's iovecs; their number, or -1. */
+/* Collect the payload in iovecs. Returns their number, or -1 if the memory is not accessible. */
 static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, index);
@@ -63,7 +65,7 @@ static int gather(const struct soft_qp *qp, uint32_t index, struct iovec *iov)
 	return send->length ? 1 : 0;
 }
 
-/* False: not now. */
+/* Send the oldest request. Returns false to try again later. */
 static bool send_oldest(struct soft_qp *qp)
 {
 	const struct soft_send_wqe *send = soft_send_at(qp, qp->sq.oldest);
@@ -90,7 +92,8 @@ static bool send_oldest(struct soft_qp *qp)
 		done = soft_device.ud->packets->send(&datagram, iov, count);
 	else
 		done = soft_datagram_send(&datagram, path, iov, count);
-	/* A message to itself may have ended the queue pair, and flushed this request too. */
+	/* A message that a queue pair sends to itself may have ended it and flushed this
+	 * request. */
 	if (done && qp->ibv.state == IBV_QPS_RTS) {
 		qp->sq.next++;
 		soft_complete_send(qp, IBV_WC_SUCCESS);
@@ -116,7 +119,7 @@ static void output(struct soft_qp *qp)
 
 static uint32_t wire_length(const struct soft_datagram *datagram, uint32_t length)
 {
-	/* UDP, BTH, DETH, immediate data, payload and its padding, ICRC: Annex A17, IBTA 5.2. */
+	/* UDP, BTH, DETH, immediate data, padded payload, ICRC (Annex A17, IBTA 5.2). */
 	return 8 + 12 + 8 + (datagram->flags & SOFT_DATAGRAM_IMMEDIATE ? 4 : 0) +
 	       ((length + 3) & ~3u) + 4;
 }
@@ -125,7 +128,7 @@ static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t
 {
 	uint32_t total = 20 + wire_length(datagram, length);
 
-	at[0] = 0x45; /* version 4, five words */
+	at[0] = 0x45; /* version 4, header of five words */
 	at[1] = (uint8_t)(datagram->traffic_flow >> SOFT_CLASS_SHIFT);
 	at[2] = (uint8_t)(total >> 8);
 	at[3] = (uint8_t)total;
@@ -139,8 +142,8 @@ static void put_ipv4(uint8_t *at, const struct soft_datagram *datagram, uint32_t
 	at[11] = (uint8_t)~sum;
 }
 
-/* What a RoCE v2 device puts in front: the IPv6 header, or in its last 20 bytes that of IPv4
- * (Annex A17.4.5). */
+/* Write the header that a RoCE v2 device puts before the message: the IPv6 header, or an IPv4
+ * header in the last 20 bytes (Annex A17.4.5). */
 static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t length)
 {
 	const uint32_t first = 6u << 28 | datagram->traffic_flow;
@@ -161,7 +164,8 @@ static void put_grh(uint8_t *at, const struct soft_datagram *datagram, uint32_t 
 	memcpy(at + 24, datagram->destination.raw, 16);
 }
 
-/* Into the receive at the head of the queue; false when its memory may not be written. */
+/* Copy bytes to the receive at the head of the queue. Returns false if its memory is not
+ * writable. */
 static bool put(struct soft_qp *qp, uint32_t offset, const uint8_t *data, uint32_t length)
 {
 	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
@@ -200,12 +204,12 @@ void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, cons
 		return;
 	}
 	if (datagram->qkey != qp->attr.qkey) {
-		soft_qp_hca(qp)->bad_qkeys++; /* IBTA 9.8.3.2, 14.2.5.6: dropped and counted */
+		soft_qp_hca(qp)->bad_qkeys++; /* dropped and counted (IBTA 9.8.3.2, 14.2.5.6) */
 		SOFT_TRACE(request_refused, qp, "QKEY");
 		return;
 	}
-	/* IBTA 9.9.3, responder class D: without a receive, and when it is too small, the message
-	 * is dropped in silence; the receive stays for the next one, as on rdma_rxe. */
+	/* A message without a receive, or longer than the receive, is silently dropped (responder
+	 * class D, IBTA 9.9.3). The receive remains for the next message, as on rdma_rxe. */
 	const bool ready = soft_receive_ready(qp);
 
 	if (!ready || length + SOFT_GRH > soft_receive_at(&qp->rq, qp->rq.head)->length) {
@@ -234,7 +238,7 @@ void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload,
 	soft_assert_locked();
 	struct soft_qp *qp = soft_qp_find(datagram->to);
 
-	/* Of another device, it does not have that GID. */
+	/* A queue pair of another device does not have that GID. */
 	if (qp && soft_gid_index(soft_qp_hca(qp), &datagram->destination) >= 0)
 		soft_ud_receive(qp, datagram, payload, length);
 	else
@@ -248,7 +252,7 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_multicast_addresses();
 }
 
-/* RTR */
+/* Prepare for RTR. */
 static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 {
 	const struct soft_ud_packets *packets = soft_device.ud->packets;
@@ -261,7 +265,7 @@ static int prepare(struct soft_qp *qp, uint32_t depth, uint32_t psn)
 	return rc;
 }
 
-/* With a path MTU, from RTR on, the queue pair holds the packets' module. */
+/* From RTR on, a queue pair with a path MTU holds the module that sends packets. */
 static void forget(struct soft_qp *qp)
 {
 	if (qp->attr.path_mtu && soft_device.ud->packets &&

@@ -1,18 +1,19 @@
-/* The wire between UD queue pairs: one message is one UDP datagram, a header and up to 4096 bytes.
+/* The wire format between UD queue pairs: one message is one UDP datagram with a header and up to
+ * 4096 bytes.
  *
- * It comes from the UDP port that the sender's QP number says (qp_numbers.c) and from the IP address
- * that is its GID.  It goes to the port that the receiver's QP number says, or, for a multicast GID,
- * to the IP multicast group and port that multicast.c says.  Numbers are little-endian, immediate
- * data is as the application gave it.
+ * The source port encodes the sender's queue pair number (qp_numbers.c), and the source address is
+ * the sender's GID. The destination port encodes the receiver's queue pair number. A message to a
+ * multicast GID goes to an IP multicast group and port instead (multicast.c). Numbers are
+ * little-endian; immediate data is sent as the application passed it.
  *
  *   offset
  *        0  u8[4] "aiUD"
  *        4  u8   version
  *        5  u8   flags             enum soft_datagram_flag
  *        6  u8   service level
- *        7  u8   hop limit         of the address handle
- *        8  u32  to                QP number; all ones (24 bits) for a multicast GID
- *       12  u32  from              QP number
+ *        7  u8   hop limit         from the address handle
+ *        8  u32  to                queue pair number; 24 one bits for a multicast GID
+ *       12  u32  from              queue pair number
  *       16  u32  Q_Key
  *       20  u32  immediate
  *       24  u32  traffic class << 20 | flow label
@@ -31,7 +32,7 @@ enum {
 
 struct soft_ud {
 	struct soft_fd_watch socket; /* datagram.c */
-	bool six; /* it is an IPv6 socket, for both */
+	bool six; /* the socket is an IPv6 socket that serves both families */
 	unsigned holders;
 
 	const struct soft_ud_packets *packets;
@@ -41,52 +42,53 @@ struct soft_ud {
 };
 
 void soft_datagram_encode(uint8_t *at, const struct soft_datagram *datagram);
-/* False when no datagram of ours looks like that. */
+/* Returns false if the bytes are not a valid datagram. */
 bool soft_datagram_decode(const uint8_t *at, struct soft_datagram *datagram);
 
 /* ---- datagram.c: the socket ---------------------------------------------------------------- */
 
-/* Keep the UDP port of that number instead of the one before, with all input filtered out until
- * soft_datagram_hold; false if it is taken. */
+/* Bind the UDP port `port` in place of the previous one, and drop all input until
+ * soft_datagram_hold(). Returns false if the port is in use. */
 bool soft_datagram_reserve(uint16_t port);
-/* While at least one UD queue pair exists, datagrams are received. */
+/* Receive datagrams while at least one UD queue pair exists. */
 void soft_datagram_hold(void);
 void soft_datagram_release(void);
 void soft_datagram_shutdown(void);
 
-/* One more control message: from this address, which the receiver checks, and through this interface if
- * it is not 0. */
+/* Append a control message that selects the source address, which the receiver verifies, and the
+ * outgoing interface unless `ifindex` is 0. */
 void soft_put_source(struct msghdr *message, bool ipv4, const union ibv_gid *source,
 		     uint32_t ifindex);
 
-/* To the process that has the queue pair `datagram->to`.  False: not now, try again a little later.
- * What cannot be sent at all is lost, like any datagram. */
+/* Send a datagram to the process of the queue pair `datagram->to`. Returns false to try again a
+ * little later. A datagram that cannot be sent at all is lost. */
 bool soft_datagram_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
 			const struct iovec *payload, int count);
-/* The same to an IPv4 address and port, from an interface.  Zero or an errno value. */
+/* Send a datagram to an IPv4 address and port through an interface. Returns 0 or an errno value. */
 int soft_datagram_send_to(const struct soft_datagram *datagram, uint32_t address, uint16_t port,
 			  uint32_t ifindex, const struct iovec *payload, int count);
 
-/* Some of what has come to the socket, each checked and given to `take`. */
+/* Read some of the pending datagrams, and pass each valid one to `take`. */
 void soft_datagram_read(struct soft_fd_watch *watch,
 			void (*take)(struct soft_fd_watch *watch,
 				     const struct soft_datagram *datagram, const uint8_t *payload,
 				     uint32_t length));
 
-/* What carries datagrams in place of datagram.c, except to groups: packets of RoCE. */
+/* Functions that send and receive RoCE packets in place of datagram.c, except for multicast
+ * groups. */
 struct soft_ud_packets {
-	/* A queue pair can be reached from now on: 0 or an errno value. */
+	/* Make a queue pair reachable. Returns 0 or an errno value. */
 	int (*hold)(void);
 	void (*release)(void);
-	/* As soft_datagram_send. */
+	/* like soft_datagram_send() */
 	bool (*send)(const struct soft_datagram *datagram, const struct iovec *payload, int count);
 };
-/* From now on; NULL: datagram.c. */
+/* Select what sends and receives packets. NULL selects datagram.c. */
 void soft_ud_use(const struct soft_ud_packets *packets);
 
 /* ---- multicast.c --------------------------------------------------------------------------- */
 
-/* The host's addresses have changed: join where there are new ones. */
+/* Join groups on new addresses after the host's addresses have changed. */
 void soft_multicast_addresses(void);
 void soft_multicast_reset_after_fork(void);
 bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft_ud_address *path,
@@ -94,11 +96,11 @@ bool soft_multicast_send(const struct soft_datagram *datagram, const struct soft
 
 /* ---- ud.c ---------------------------------------------------------------------------------- */
 
-/* Receive it, if the queue pair is there, ready, and has the same Q_Key. */
+/* Deliver a datagram if its queue pair exists, is ready to receive, and has the same Q_Key. */
 void soft_ud_input(const struct soft_datagram *datagram, const uint8_t *payload, uint32_t length);
 void soft_ud_receive(struct soft_qp *qp, const struct soft_datagram *datagram,
 		     const uint8_t *payload, uint32_t length);
-/* The same behind all faults. */
+/* Deliver a datagram without injecting faults. */
 void soft_ud_take(struct soft_qp *qp, const struct soft_datagram *datagram, const uint8_t *payload,
 		  uint32_t length);
 
