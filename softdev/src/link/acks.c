@@ -1,22 +1,22 @@
-/* Delayed acknowledgements: they wait a little for a frame to ride on.
+/* Delayed acknowledgements: they wait for a frame that can carry them.
  *
- * An application that answers what it receives sends a frame anyway, a few microseconds after it
- * has taken the completion; an acknowledgement of its own before that is a system call here and a
- * wake-up there.  So where a queue pair's application has been seen to answer (`replies`), the
- * acknowledgement of a message that completed a receive is delayed for a while.  It goes out
- *  - with the next frame, which is the usual case;
- *  - at once when many messages are unacknowledged: the sender has a window;
- *  - when an application thread makes a step and it has been delayed for some time, or before that
- *    thread sleeps in ibv_get_cq_event;
- *  - by the engine's thread at one of its ticks; when that is not ticking, nothing is delayed.
- * In the last two cases the application did not answer: then nothing is delayed for a good while.
+ * An application that responds to a message sends a frame within a few microseconds of the
+ * completion. A separate acknowledgement before that costs a system call on this side and a wake-up
+ * on the other. If a queue pair's application has been seen to respond (`replies`), the
+ * acknowledgement of a message that completed a receive is therefore delayed. It is sent - with the
+ * next frame, in the usual case - immediately if many messages are unacknowledged, because the
+ * sender's window is limited - when an application thread drives the engine and the delay has
+ * lasted for some time, or before that
+ *    thread sleeps in ibv_get_cq_event
+ * - at a tick of the engine's thread; while the thread does not tick, nothing is delayed In the
+ * last two cases the application did not respond, so nothing is delayed for a while.
  */
 #include "link_internal.h"
 
 enum {
-	TRUST = 4,      /* answers seen before an acknowledgement is delayed */
-	DISTRUST = -64, /* after one that had to be sent alone */
-	MOST = 8,       /* messages that one acknowledgement is delayed for */
+	TRUST = 4,      /* responses seen before acknowledgements are delayed */
+	DISTRUST = -64, /* after an acknowledgement that had to be sent alone */
+	MOST = 8,       /* maximum number of messages whose acknowledgement is delayed */
 };
 
 void soft_ack_later(struct soft_qp_link *base)

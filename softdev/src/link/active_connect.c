@@ -1,22 +1,22 @@
-/* Reaching a peer without a connection manager.
+/* Connects to a peer without a connection manager.
  *
- * The queue pair with the smaller number (or GID, between hosts) tries at once, the other one after a
- * pause, if it has not been reached by then: the first one's pauses may have grown long while the
- * other one was not there.  Where both try, the first one's attempt counts (handshake.c).
+ * The queue pair with the smaller number (between hosts, the smaller GID) connects immediately. The
+ * other one connects after a pause if it has not been reached by then, because the first one's
+ * pauses may have grown long. If both connect, the first one's attempt is used (handshake.c).
  *
- * A peer on this host is reached through shared memory if it can be, else, and on other hosts, by
- * TCP.  It may not be there yet, nor its queue pair be ready: we try again until our queue pair leaves
- * RTR and RTS, after pauses that grow: the address is the peer's word, and whatever is there must
- * not be flooded.
+ * A peer on this host is reached through shared memory if possible. Otherwise, and on other hosts,
+ * TCP is used. The peer's process may not be running yet, or its queue pair may not be ready.
+ * Attempts continue until our queue pair leaves RTR and RTS. Their pauses grow because the peer
+ * chooses the address, and whatever is at that address must not be flooded.
  */
 #include <sys/epoll.h>
 
 #include "link_internal.h"
 
-/* Attempts, each of which makes the pause four times as long: 1, 4, 16 ms and so on.  So there are
- * eight in the first ten seconds. */
+/* Numbers of attempts. Each attempt multiplies the pause by four (1, 4, 16 ms ...), so there are
+ * eight attempts in the first ten seconds. */
 enum {
-	SECOND = 2, /* the side that does not try at once begins here */
+	SECOND = 2, /* first attempt of the side that does not connect immediately */
 	SECOND_ROUND = 3,
 	LONGEST_PAUSE = 6
 };
@@ -41,12 +41,12 @@ void soft_connect_later(struct soft_link *link)
 	link->base.state = SOFT_LINK_CONNECTING;
 	link->timer.expired = try_again;
 	soft_timer_start(&link->timer, soft_now() + delay);
-	soft_handshake_find_pending(link->qp); /* it may have come meanwhile */
+	soft_handshake_find_pending(link->qp); /* the peer may have connected in the meantime */
 }
 
 /* ---- its channel --------------------------------------------------------------------------- */
 
-/* False: no channel to the peer can be opened; TCP may do. */
+/* Try to open a channel through shared memory. Returns false if TCP should be tried instead. */
 static bool attempt_shm(struct soft_link *link)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(link->qp);
@@ -64,7 +64,7 @@ static bool attempt_tcp(struct soft_link *link)
 
 	link->over_tcp = true;
 	if (soft_qp_gid(qp, &own))
-		return false; /* the entry has no address now */
+		return false; /* the GID entry has no address now */
 	const struct soft_tcp_ends ends = {
 		.own = own.gid,
 		.peer = soft_qp_peer_gid(qp),
@@ -106,7 +106,7 @@ void soft_connect_answered(struct soft_link *link)
 
 	if (reason) {
 		soft_handshake_dropped(link, qp, reason);
-		soft_connect_later(link); /* it takes us for its peer, but we know better */
+		soft_connect_later(link); /* the peer's handshake matches, but ours does not */
 		return;
 	}
 	if (soft_link_up(link, qp))
@@ -138,7 +138,8 @@ bool soft_connects_first(const struct soft_qp *qp)
 	return memcmp(&own.gid, &peer, sizeof(own.gid)) < 0;
 }
 
-/* Where no introduction is needed: to itself, and with RoCE, where the peer is where the application says. */
+/* Connect without a handshake: a queue pair to itself, or over RoCE, where the application gives
+ * the peer's address. */
 static int connect_at_once(struct soft_qp *qp)
 {
 	struct soft_link *link = soft_link_create(SOFT_LINK_CONNECTING);
@@ -156,7 +157,7 @@ static int connect_at_once(struct soft_qp *qp)
 	return rc;
 }
 
-/* After so many attempts, if the peer is not waiting already. */
+/* Make an attempt, after `attempts` earlier ones, unless the peer is already waiting. */
 static void reach(struct soft_qp *qp, unsigned attempts)
 {
 	struct soft_link *link;
@@ -175,7 +176,7 @@ static void reach(struct soft_qp *qp, unsigned attempts)
 		attempt(link);
 }
 
-/* RTR.  Whatever else fails here is as if the peer could not be reached: requests will fail. */
+/* Start connecting in RTR. Failures are treated as an unreachable peer: requests will fail. */
 int soft_connect_begin(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -192,7 +193,8 @@ int soft_connect_begin(struct soft_qp *qp)
 	return 0;
 }
 
-/* Not at once, or the two would keep each other busy.  The other side may have been quicker. */
+/* Pause before reconnecting, or the two sides would keep each other busy. The other side may
+ * connect first. */
 void soft_connect_again(struct soft_qp *qp)
 {
 	soft_assert_locked();

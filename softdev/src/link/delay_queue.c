@@ -1,9 +1,9 @@
-/* The delay queue: what frames and datagrams pass before they are taken in, when there is a fault
+/* The delay queue: holds incoming frames and datagrams before they are handled, if there is a fault
  * spec.
  *
- * It begins where whole frames are known, so it is the same for every wire.  What belongs together
- * keeps its order: a frame that is late makes those behind it late.  Control frames of a stream
- * (DISCONNECT, LOSES) come late with the rest, but are neither lost nor doubled.
+ * It works on whole frames, so it is the same for all kinds of links. The order is preserved: a
+ * delayed frame also delays those behind it. Control frames of a stream (DISCONNECT, LOSES) are
+ * delayed with the rest, but not lost or duplicated.
  */
 
 #include "inject/inject.h"
@@ -13,41 +13,43 @@
 
 struct packet {
 	struct packet *next;
-	uint64_t due; /* of soft_now(); 0: at once */
+	uint64_t due; /* time on the clock of soft_now(); 0 means immediately */
 	uint32_t length;
-	uint32_t weight; /* the same, but with what it refers to */
+	uint32_t weight; /* length, including memory that a descriptor refers to */
 	uint8_t bytes[];
 };
 
-/* Bytes that wait in one queue: beyond this the oldest are taken in early, datagrams dropped. */
+/* Maximum number of bytes in a queue. Beyond it, the oldest frames are handled early and datagrams
+ * dropped. */
 #define QUEUE_MOST (64u << 20)
 
-/* Occurrences are counted apart: how many acknowledgements come depends on timing. */
+/* Occurrences are counted per stream because the number of acknowledgements depends on timing. */
 enum stream { REQUESTS, ANSWERS, ACKNOWLEDGEMENTS, STREAMS };
 
 struct soft_delay_queue {
-	struct soft_link *link; /* NULL: gone; of datagrams there is one queue, without a link */
+	struct soft_link
+		*link; /* NULL if the link is gone, and for the one queue of all datagrams */
 	bool busy;
-	bool applies; /* by the spec; else it only brings to its end what is under way */
+	bool applies; /* whether the spec applies; if not, the queue only drains */
 	bool will_disconnect;
-	bool ended; /* no more is coming... */
-	int error;  /* ...for this reason */
-	uint64_t number; /* of the connection */
-	uint64_t input;  /* bytes so far */
+	bool ended; /* whether the stream has ended */
+	int error; /* why it has ended */
+	uint64_t number; /* number of the connection */
+	uint64_t input; /* bytes received */
 	uint64_t seen[STREAMS];
-	uint64_t frames; /* that the spec means */
-	uint64_t messages; /* that needed a receive */
-	uint64_t due; /* of the last one */
-	uint64_t waiting; /* bytes */
+	uint64_t frames; /* frames of the kinds that the spec covers */
+	uint64_t messages; /* messages that needed a receive */
+	uint64_t due; /* due time of the last packet */
+	uint64_t waiting; /* bytes in the queue */
 	struct packet *first, **last;
-	/* of the frame that is coming in */
+	/* the frame being received */
 	uint8_t header[SOFT_FRAME_HEADER];
 	uint32_t have;
 	struct packet *packet;
 	struct soft_timer timer;
 };
 
-/* In front of a datagram's payload. */
+/* Stored before the payload of a datagram. */
 struct envelope {
 	uint32_t qp_num;
 	struct soft_datagram datagram;
@@ -92,7 +94,7 @@ static void empty(struct soft_delay_queue *queue)
 	queue->packet = NULL;
 }
 
-/* The first one, if it is time to take it in. */
+/* Remove and return the first packet if it is due, or NULL. */
 static struct packet *take_due_one(struct soft_delay_queue *queue)
 {
 	struct packet *packet = queue->first;
@@ -124,12 +126,12 @@ static uint64_t due_at(struct soft_delay_queue *queue, uint32_t length, enum str
 				  soft_fault_number(SOFT_FAULT_JITTER, queue->number, stream,
 						    queue->seen[stream]));
 	if (due < queue->due && queue->first)
-		due = queue->due; /* the order is kept */
+		due = queue->due; /* keep the order */
 	queue->due = due;
 	return due;
 }
 
-/* Whose it is that comes in here. */
+/* Returns the number of the queue pair that receives the packet. */
 static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct packet *packet)
 {
 	struct envelope envelope;
@@ -140,14 +142,15 @@ static uint32_t qp_num_of(const struct soft_delay_queue *queue, const struct pac
 	return envelope.qp_num;
 }
 
-/* Takes the packet; false: there is no memory for its double. */
+/* Queue, drop or duplicate a packet, taking ownership of it. Returns false if there is no memory
+ * for the duplicate. */
 static bool apply_faults(struct soft_delay_queue *queue, struct packet *packet, enum stream stream)
 {
 	unsigned meant = stream == REQUESTS ? SOFT_FAULT_REQUESTS : SOFT_FAULT_ANSWERS;
 	struct packet *copy = NULL;
 	uint64_t draw = ++queue->seen[stream];
 
-	/* An acknowledgement counts for the draws of its own stream alone. */
+	/* An acknowledgement only counts as an occurrence of its own stream. */
 	if (soft_faults.frames & meant) {
 		uint64_t frame = stream == ACKNOWLEDGEMENTS ? queue->frames : ++queue->frames;
 
@@ -192,7 +195,7 @@ static void deliver(struct soft_delay_queue *queue, struct packet *packet)
 		soft_link_release(link);
 }
 
-/* A busy queue takes in its packets that are due. */
+/* Handle the packets of a busy queue that are due. */
 static void take_due(struct soft_delay_queue *queue)
 {
 	struct packet *packet;
@@ -203,7 +206,7 @@ static void take_due(struct soft_delay_queue *queue)
 	}
 }
 
-/* The queue may be gone after this. */
+/* Handle the packets that are due. May free the queue. */
 static void run(struct soft_delay_queue *queue)
 {
 	queue->busy = true;
@@ -223,7 +226,7 @@ static void run(struct soft_delay_queue *queue)
 	}
 }
 
-/* By a busy queue: what has come before is not undone. */
+/* Break the connection of a busy queue. What has arrived before is handled first. */
 static void disconnect(struct soft_delay_queue *queue)
 {
 	take_due(queue);
@@ -244,7 +247,7 @@ static void link_due(struct soft_timer *timer)
 	run(queue);
 }
 
-/* A whole frame. */
+/* Handle a complete frame. */
 static void arrived(struct soft_delay_queue *queue, struct packet *packet)
 {
 	uint8_t opcode = packet->bytes[0];
@@ -277,7 +280,7 @@ static size_t collect(struct soft_delay_queue *queue, const uint8_t *data, size_
 		queue->have += (uint32_t)part;
 		if (queue->have < SOFT_FRAME_HEADER)
 			return part;
-		/* What is no frame has no payload either, and ends the link when it is taken in. */
+		/* An invalid frame has no payload. It ends the link when it is handled. */
 		bool whole = soft_frame_decode(queue->header, &frame);
 
 		queue->packet =
@@ -310,7 +313,7 @@ void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length
 	struct soft_delay_queue *queue = link->delay_queue;
 
 	queue->busy = true;
-	/* The spec came in the middle of a frame. */
+	/* The spec was set in the middle of a frame. */
 	while (length && queue->link && (link->left || link->header_have)) {
 		size_t part = link->left ? link->left : SOFT_FRAME_HEADER - link->header_have;
 
@@ -337,7 +340,7 @@ bool soft_delay_outlives(struct soft_link *link, int error)
 		return false;
 	queue->ended = true;
 	queue->error = error;
-	link->base.blocked = true; /* the peer would not get it */
+	link->base.blocked = true; /* the peer would not receive anything */
 	soft_link_detach(link);
 	return true;
 }
@@ -379,7 +382,7 @@ void soft_delay_attach(struct soft_link *link)
 	if (!wanted) {
 		if (queue) {
 			queue->applies = queue->will_disconnect = false;
-			if (!queue->first) /* where nothing else is under way that it could end */
+			if (!queue->first) /* no packet left after which it could end */
 				soft_timer_start(&queue->timer, soft_now());
 		}
 		return;
@@ -438,7 +441,7 @@ static void run_datagrams(void)
 	struct soft_delay_queue *queue = soft_device.links->datagrams;
 	struct packet *packet;
 
-	/* What is received may be answered, and comes in here again. */
+	/* The receiver may respond to a packet, and the response arrives here again. */
 	if (queue->busy)
 		return;
 	queue->busy = true;
@@ -486,7 +489,7 @@ static bool keeps_datagram(const struct soft_qp *qp, const struct soft_datagram 
 					? NULL
 					: new_packet((uint32_t)sizeof(envelope) + length);
 
-	if (!packet) { /* one may always get lost */
+	if (!packet) { /* a datagram may always be lost */
 		SOFT_TRACE_DROPPED(.reason = "NO_ROOM", .qp_num = qp->ibv.qp_num,
 				   .remote_qpn = datagram->from, .remote = &datagram->source);
 		return true;

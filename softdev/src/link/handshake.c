@@ -1,15 +1,16 @@
-/* Links without a connection manager: the handshake, and the side that is reached.
+/* Links without a connection manager: the handshake and the passive side.
  *
- * Two queue pairs that were told each other's address (QP number, GID) by their applications need one
- * link between them.  Either connects to the other's process (active_connect.c) and sends HELLO; the
- * other answers HELLO_ACK when it is ready to receive from exactly this peer.  Where both have sent
- * HELLO, that of the smaller QP number (or GID, between hosts) is answered.  Both send the PSNs
- * they know, random numbers of the applications: a process that does not know them is not the peer.
+ * The applications of two queue pairs have exchanged addresses (queue pair number, GID), and the
+ * queue pairs need one link between them. Either side connects to the other's process
+ * (active_connect.c) and sends HELLO. The other side responds with HELLO_ACK when it is ready to
+ * receive from exactly this peer. If both have sent HELLO, that of the smaller queue pair number
+ * (between hosts, the smaller GID) is accepted. Both messages contain the PSNs, which the
+ * applications chose at random. A process that does not know them is not the peer.
  *
- * The queue pair may not be ready yet: its HELLO is held for a while.  So is what comes by TCP
- * for a queue pair that is not there, or has another peer: a process that tries numbers learns
- * nothing until it has named both.  Pending links are bounded in number and time, wherever they come
- * from.
+ * If the queue pair is not ready yet, its HELLO is held for a while. So is a HELLO over TCP for a
+ * queue pair that does not exist or has another peer. A process that guesses numbers thus learns
+ * nothing until it has named both. The number of pending links and their time are limited, wherever
+ * they come from.
  */
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -19,7 +20,7 @@
 #include "trace/trace.h"
 
 enum {
-	MAX_PENDING = 256, /* links asked for that have no queue pair */
+	MAX_PENDING = 256, /* requested links without a queue pair */
 };
 #define GUESS_NS 1000000u
 #define GUESSES_NS 1000000000u
@@ -28,7 +29,7 @@ enum {
 
 /* ---- the handshake -------------------------------------------------------------------------- */
 
-/* What a queue pair of that type says of itself. */
+/* Returns the flags that describe a queue pair type. */
 static uint32_t type_flags(enum ibv_qp_type type)
 {
 	switch (type) {
@@ -55,7 +56,7 @@ static enum ibv_qp_type peer_type(const struct soft_qp *qp)
 	}
 }
 
-/* Are there requests from it, whose PSN it knows by now? */
+/* Returns whether the queue pair sends requests and already knows their PSN. */
 static bool sends(const struct soft_qp *qp)
 {
 	return qp->ibv.state != IBV_QPS_RTR && !qp->xrcd;
@@ -84,7 +85,7 @@ void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, co
 {
 	const struct soft_hello *hello = &link->peer_hello;
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	/* Which of the two PSNs does not match? */
+	/* Find out which of the two PSNs does not match. */
 	const bool sent =
 		qp && hello->flags & SOFT_HELLO_SENDS && hello->send_psn != qp->attr.rq_psn;
 	const bool compared = qp && !strcmp(reason, "PSN");
@@ -133,7 +134,7 @@ bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
 		"give both the same path_mtu (ibv_modify_qp)\n",
 		qp->ibv.qp_num, mtu_bytes(qp->attr.path_mtu), link->peer_hello.from,
 		mtu_bytes(link->peer_hello.mtu));
-	qp->stream_lost = true; /* so requests fail as unanswered ones */
+	qp->stream_lost = true; /* requests will fail as unanswered */
 	return false;
 }
 
@@ -145,7 +146,7 @@ void soft_handshake_check(struct soft_qp *qp)
 	if (!link || link->base.state != SOFT_LINK_UP || !link->hello_valid || !sends(qp) ||
 	    link->peer_hello.receive_psn == qp->attr.sq_psn)
 		return;
-	/* That peer would accept none of our requests: so they fail as unanswered ones. */
+	/* The peer would accept none of our requests, so they fail as unanswered. */
 	soft_handshake_dropped(link, qp, "PSN");
 	link->psn_refused = true;
 	soft_link_leave(qp);
@@ -183,7 +184,7 @@ static void pending_expired(struct soft_timer *timer)
 static void hold(struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	struct sockaddr_storage peer = {0}; /* of this host */
+	struct sockaddr_storage peer = {0}; /* this host */
 	struct soft_place *evicted;
 
 	link->base.state = SOFT_LINK_HELD;
@@ -197,7 +198,7 @@ static void hold(struct soft_link *link)
 		drop_pending(pending_link(evicted));
 }
 
-/* Can the path take the place of the CM's stream, which the queue pair may have already? */
+/* Returns whether the path may replace the CM stream that the queue pair may already have. */
 static bool is_beside(const struct soft_path *path, const struct soft_link *link)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -205,8 +206,8 @@ static bool is_beside(const struct soft_path *path, const struct soft_link *link
 	return !tcp || (tcp->of_cm && (!link || soft_tcp_path_is_beside(tcp, link->watch.fd)));
 }
 
-/* Is it told at once that it is not expected?  So that the stream of the CM is used instead, or by a
- * process of the same user. */
+/* Returns whether the peer may learn immediately that it is not expected. This applies if the CM
+ * stream will be used instead, or if the peer is a process of the same user. */
 static bool may_know(const struct soft_path *path)
 {
 	const struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -214,8 +215,8 @@ static bool may_know(const struct soft_path *path)
 	return !tcp || tcp->of_cm;
 }
 
-/* Does the path join the queue pair's device with its peer's?  In a process without a device of that
- * number, which may be this one or the other, the first one has its address. */
+/* Returns whether the path connects the queue pair's device with its peer's. In a process without a
+ * device of that number, on either side, the first device has its address. */
 static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 {
 	const union ibv_gid peer = soft_qp_peer_gid(qp);
@@ -228,7 +229,7 @@ static bool leads_there(const struct soft_path *path, const struct soft_qp *qp)
 				      ((!path->peer_hca || !number) && soft_path_is_local(path)));
 }
 
-/* Returns why the pending link is never that of the queue pair's peer, or NULL. */
+/* Returns why the pending link can never belong to the queue pair's peer, or NULL. */
 static const char *objection(const struct soft_link *link, const struct soft_qp *qp)
 {
 	const char *reason;
@@ -236,7 +237,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 	if (!qp)
 		return "QPN";
 	if (soft_qp_is_ud(qp))
-		return "TRANSPORT"; /* its attributes of a peer are zeros, which a HELLO could match */
+		return "TRANSPORT"; /* the zeros in its attributes could match a HELLO */
 	if (qp->ibv.state == IBV_QPS_RESET || qp->ibv.state == IBV_QPS_INIT)
 		return NULL;
 	if (!is_ready(qp))
@@ -249,7 +250,7 @@ static const char *objection(const struct soft_link *link, const struct soft_qp 
 	return qp->stream_lost ? "QP_STATE" : NULL;
 }
 
-/* Can the queue pair take the pending link as its peer, now or soon? */
+/* Returns whether the queue pair can accept the pending link, now or soon. */
 static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 {
 	if (objection(link, qp))
@@ -261,8 +262,8 @@ static bool is_expected(const struct soft_link *link, const struct soft_qp *qp)
 				  : !qp->link || qp->link->state < SOFT_LINK_SELECTING;
 }
 
-/* With the CM, not before the queue pair has got its stream; else not while an attempt of its own is
- * under way that counts. */
+/* Returns whether the queue pair may respond now. With the CM, it has to get its stream first.
+ * Otherwise, none of its own attempts may be in progress that has precedence. */
 static bool may_answer(const struct soft_qp *qp)
 {
 	if (!is_ready(qp) || qp->stream_from_cm)
@@ -270,7 +271,7 @@ static bool may_answer(const struct soft_qp *qp)
 	return !qp->link || qp->link->state == SOFT_LINK_CONNECTING || !soft_connects_first(qp);
 }
 
-/* The pending link is one no more. */
+/* Accept a pending link as the queue pair's link. */
 static void introduce(struct soft_link *link, struct soft_qp *qp)
 {
 	struct soft_link *own = soft_link_of(qp);
@@ -287,8 +288,9 @@ static void introduce(struct soft_link *link, struct soft_qp *qp)
 		soft_link_finish(link, ECONNABORTED);
 }
 
-/* Each wrong number costs a stream a millisecond, of which it saves up a second's.  One that has none is
- * refused unseen: guessing is not to be quicker than by a connection for each (docs/security.md). */
+/* Returns whether a stream has used up its guesses. Each wrong number costs one millisecond, and at
+ * most one second's worth accumulates. Without credit, a HELLO is refused without being checked, so
+ * that guessing is not faster than with a connection per guess (docs/security.md). */
 static bool has_guessed(struct soft_tcp_path *tcp)
 {
 	uint64_t now = soft_now();
@@ -300,11 +302,11 @@ static bool has_guessed(struct soft_tcp_path *tcp)
 	return tcp->guessed_until > now;
 }
 
-/* The HELLO of a pending link is there. */
+/* Handle the HELLO of a pending link. */
 static void hello(struct soft_link *link)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(link->from_path);
-	/* Nor does a peer of this protocol ask on a stream that this side has made. */
+	/* A valid peer does not send HELLO on a stream that this side has opened. */
 	bool unseen = has_guessed(tcp) || (tcp && tcp->connects);
 	struct soft_qp *qp = unseen ? NULL : soft_qp_find(link->peer_hello.to);
 	bool expected = qp && is_expected(link, qp);
@@ -347,7 +349,7 @@ bool soft_handshake_find_pending(struct soft_qp *qp)
 		if (may_know(link->from_path) && !is_expected(link, qp)) {
 			drop_pending(link);
 			node = soft_device.links->held.peers
-				       .next; /* others may have gone with it */
+				       .next; /* others may have been removed with it */
 		}
 	}
 	return false;

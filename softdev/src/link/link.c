@@ -1,9 +1,9 @@
-/* The stream of a queue pair: its life, from the introduction to the last frame.
+/* The life of a queue pair's stream, from the handshake to the last frame.
  *
- * A stream ends in one of two ways.  Orderly: the side that stops (its queue pair went to ERR, was
- * reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a DISCONNECT frame and
- * the end of the channel, and is done with it.  Broken: everything else, a process that was killed
- * above all.
+ * A stream ends in one of two ways. In an orderly end, the side that stops (because its queue pair
+ * entered ERR, was reset or destroyed) sends what it still owes (an acknowledgement, a NAK), a
+ * DISCONNECT frame and the end of the channel. Every other end, such as a killed process, is a
+ * broken stream.
  */
 #include <unistd.h>
 
@@ -11,7 +11,7 @@
 #include "cma_descriptor.h"
 
 #define VARIABLE "AIORDMA_EMBEDDED_LINKS"
-#define LINGER_NS 2000000000u /* for room to say so */
+#define LINGER_NS 2000000000u /* time to wait for room for the last frame */
 
 static void lingered(struct soft_timer *timer)
 {
@@ -142,7 +142,7 @@ void soft_link_finish(struct soft_link *link, int error)
 		free(link);
 }
 
-/* Orderly: send what must still go and DISCONNECT. */
+/* Close the stream in order: send what must still be sent, and DISCONNECT. */
 static void close_orderly(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -154,14 +154,14 @@ static void close_orderly(struct soft_qp *qp)
 	}
 	if (!link || link->base.state == SOFT_LINK_CLOSING || link->base.state == SOFT_LINK_DEAD)
 		return;
-	bool over = soft_delay_detach(link); /* what is under way means nothing any more */
+	bool over = soft_delay_detach(link); /* packets in the delay queue no longer matter */
 
 	if (link->base.state != SOFT_LINK_UP || over || link->to_self) {
 		soft_link_finish(link, 0);
 		return;
 	}
 	link->base.state = SOFT_LINK_CLOSING;
-	soft_ack_settled(link); /* DISCONNECT carries it too */
+	soft_ack_settled(link); /* DISCONNECT carries the acknowledgement as well */
 	soft_timer_start(&link->timer, soft_now() + LINGER_NS);
 	soft_defer(&link->base.output);
 }
@@ -171,7 +171,7 @@ void soft_link_leave(struct soft_qp *qp)
 	soft_assert_locked();
 	struct soft_link *link;
 
-	/* Acknowledgements that are delayed are sent now, while the queue pair knows them. */
+	/* Delayed acknowledgements have been sent now, while the queue pair still knows them. */
 	close_orderly(qp);
 	link = soft_link_of(qp);
 	if (!link)
@@ -216,7 +216,7 @@ static void resume(void)
 	}
 }
 
-/* It has no other end that would have to know. */
+/* Drop a RoCE link. No other end needs to be told. */
 static void drop_roce(struct soft_link *link)
 {
 	link->qp->link = NULL;
@@ -235,7 +235,8 @@ void soft_qp_await_adoption(struct soft_qp *qp)
 		qp->stream_from_cm = true;
 }
 
-/* 0 and *link, or an errno value. */
+/* Create a link for a stream handed over by the CM. Stores it in *link and returns 0, or returns an
+ * errno value. */
 static int adopt(struct soft_link **link, struct soft_qp *qp, int fd)
 {
 	int rc = 0;
@@ -308,7 +309,7 @@ static void ready(struct soft_qp *qp, bool first)
 	if (first)
 		soft_handshake_check(qp);
 	if (qp->link)
-		soft_link_watch(soft_link_of(qp)); /* now it has a timeout */
+		soft_link_watch(soft_link_of(qp)); /* the queue pair has a timeout now */
 }
 
 static enum ibv_mtu active_mtu(const struct soft_hca *hca)
@@ -316,10 +317,10 @@ static enum ibv_mtu active_mtu(const struct soft_hca *hca)
 	return soft_device.links->roce ? soft_roce_active_mtu(hca) : IBV_MTU_4096;
 }
 
-/* From what tells hosts, containers and devices apart. */
+/* Derive a LID from what distinguishes hosts, containers and devices. */
 static uint16_t lid(struct soft_hca *hca)
 {
-	enum { UNICAST = 0xbfff }; /* the highest one; those above are of groups */
+	enum { UNICAST = 0xbfff }; /* the highest unicast LID */
 
 	return soft_device.links->roce ? 0 : 1 + soft_ibv_get_device_guid(&hca->device) % UNICAST;
 }
@@ -361,7 +362,7 @@ static int start(void)
 	return soft_misconfigured(EINVAL, VARIABLE, wish, "it can be 'shared', 'tcp' or 'roce'");
 }
 
-/* The last frames of lingering links have been given to the kernel. */
+/* Stop. The kernel already has the last frames of lingering links. */
 static void stop(void)
 {
 	soft_listener_stop();
@@ -371,7 +372,7 @@ static void stop(void)
 	soft_delay_stop();
 }
 
-/* The inherited links belong to inherited queue pairs, which may still be destroyed. */
+/* Inherited links belong to inherited queue pairs, which may still be destroyed. */
 static void forked(void)
 {
 	soft_places_init(&soft_device.links->held);

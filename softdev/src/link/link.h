@@ -1,5 +1,5 @@
-/* Links between queue pairs, as the connection manager and softdev.c know them. link_internal.h
- * is the inside. */
+/* The interface of links between queue pairs for the connection manager and softdev.c.
+ * link_internal.h contains the rest. */
 #pragma once
 
 #include "inject/inject.h"
@@ -10,35 +10,35 @@ extern const struct soft_subsystem soft_links_subsystem;
 extern const struct soft_link_calls soft_links_calls;
 extern const struct soft_fault_hooks soft_delay_hooks;
 
-/* The connection manager: it is asked about each queue pair that comes to RTR.  True: it has the
- * queue pair's stream, and has handed it over or will. */
+/* Set the callback of the connection manager for each queue pair that enters RTR. It returns true
+ * if it has handed over the queue pair's stream, or will do so. */
 void soft_links_use_cm(bool (*offer)(struct soft_qp *qp));
 
-/* soft_path_acceptor. */
+/* callbacks of soft_path_acceptor */
 void soft_handshake_requested(struct soft_path *path, uint32_t remote_id,
 			      const uint8_t handshake[SOFT_HANDSHAKE_SIZE]);
 void soft_handshake_withdrawn(struct soft_path *path, uint32_t remote_id);
 
-/* May queue pairs of this host use shared memory?  What the environment says. */
+/* Returns whether the environment allows shared memory between queue pairs of this host. */
 bool soft_links_may_use_shm(void);
-/* Are they of RoCE? */
+/* Returns whether links use RoCE v2. */
 bool soft_links_are_roce(void);
 
-/* A queue pair in RTR or RTS that the CM did not know then, and now does, looks for its peer by
- * itself no more. */
+/* Stop searching for the peer of a queue pair in RTR or RTS, because the CM has meanwhile taken
+ * charge of it. */
 void soft_qp_await_adoption(struct soft_qp *qp);
 
-/* The CM hands over a connected TCP socket (non-blocking, TCP_NODELAY) as the queue pair's stream,
- * with what it has read beyond its own handshake.  The queue pair is in RTR or RTS.  Takes ownership
- * of the fd, also on failure.  Returns 0 or an errno value: EISCONN when there is a stream already,
- * EINVAL in another state. */
+/* Adopt a connected TCP socket from the CM (non-blocking, TCP_NODELAY) as the stream of a queue
+ * pair in RTR or RTS, with the data that the CM has read beyond its own handshake. Takes ownership
+ * of the fd even on failure. Returns 0, EISCONN if there is a stream already, EINVAL in another
+ * state, or another errno value. */
 int soft_qp_adopt(struct soft_qp *qp, int fd, const void *already_read, size_t length);
-/* The same where nothing has been read, and there may be a path that takes the stream's place: the
- * side that `opens` tries to attach at `shm_port`, if that is not 0, or else looks for a path that
- * an earlier stream of that kind has become, to the process with `path_port`.  The other side waits
- * for its selection. */
+/* Adopt a socket from which nothing has been read, unless there is a path that can replace the
+ * stream. The side that `opens` tries to attach at `shm_port` unless it is 0, and otherwise looks
+ * for a path to the process with `path_port` that an earlier stream has become. The other side
+ * waits for its selection. */
 int soft_qp_adopt_or_attach(struct soft_qp *qp, int fd, uint16_t shm_port, uint16_t path_port,
 			    bool opens);
 
-/* aiordma_device_calls.wire */
+/* implements aiordma_device_calls.wire */
 enum aiordma_wire soft_qp_wire(struct ibv_qp *qp);

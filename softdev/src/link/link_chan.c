@@ -1,11 +1,11 @@
-/* The channel of a link: what its path calls, and how links come by one. */
+/* The channel of a link: the callbacks for its path, and how a link gets a channel. */
 #include <sys/uio.h>
 
 #include "link_internal.h"
 
 enum {
-	LONG_RECORD = 16 * 1024, /* takes longer to copy through a ring than an answer to it */
-	STREAM_CHAN = 1, /* the number, at both ends, of a channel that the CM has introduced */
+	LONG_RECORD = 16 * 1024, /* copying it through a ring takes longer than a response */
+	STREAM_CHAN = 1, /* the number of a channel that the CM has introduced, at both ends */
 };
 
 static struct soft_link *link_of(struct soft_chan *chan)
@@ -26,7 +26,7 @@ static void accepted(struct soft_chan *chan, const uint8_t handshake[SOFT_HANDSH
 		soft_connect_answered(link);
 }
 
-/* The record has come whole: no frame may be left in part. */
+/* Handle the end of a record, which must not end within a frame. */
 static void record_over(struct soft_link *link)
 {
 	if (link->base.state == SOFT_LINK_UP && (link->left || link->header_have))
@@ -37,15 +37,15 @@ static void data(struct soft_chan *chan, const uint8_t *bytes, size_t length, si
 {
 	struct soft_link *link = link_of(chan);
 
-	if (link->base.state != SOFT_LINK_UP) /* closing: its last frames mean nothing any more */
+	if (link->base.state != SOFT_LINK_UP) /* closing: the remaining frames no longer matter */
 		return;
 	link->heard = true;
 	link->busy = true;
 	soft_link_parse(link, bytes, length);
 	if (!rest)
 		record_over(link);
-	/* More of them may have come, as many as a step takes: the sender shall go on meanwhile.  A
-	 * refusal is there before the record counts as read (peer_exit.c). */
+	/* More records may have arrived than one step handles, and the sender should continue in
+	 * the meantime. A refusal has to be sent before the record counts as read (peer_exit.c). */
 	bool answers = (length >= LONG_RECORD || link->base.nak_opcode) && soft_link_is_due(link) &&
 		       soft_path_is_local(chan->path);
 
@@ -59,8 +59,8 @@ static int place(struct soft_chan *chan, size_t length, struct iovec *iov, int r
 	struct soft_link *link = link_of(chan);
 	int count;
 
-	/* What follows a frame with pieces would be their descriptor; begin() in link_input.c has
-	 * refused it. */
+	/* A frame with pieces is followed by their descriptor; begin() in link_input.c has refused
+	 * it. */
 	if (link->base.state != SOFT_LINK_UP || link->left < SOFT_DIRECT_MIN || link->frame.pieces)
 		return 0;
 	link->busy = true;
@@ -85,7 +85,7 @@ static void writable(struct soft_chan *chan)
 {
 	struct soft_link *link = link_of(chan);
 
-	/* Now, and not when the lock is given back: by then other channels would have the room. */
+	/* Write now: other channels would use up the room before the lock is released. */
 	link->base.blocked = false;
 	soft_link_flush(link);
 }
@@ -120,8 +120,8 @@ static void gone(struct soft_chan *chan, int error)
 		soft_connect_later(link);
 		break;
 	case SOFT_LINK_UP:
-		/* An end without DISCONNECT is not orderly, except for a side that has left before
-		 * it knew of us. */
+		/* An end without DISCONNECT is not orderly, unless the peer left before it received
+		 * anything from this side. */
 		soft_link_lost(link, error || !link->heard ? error : ECONNRESET);
 		break;
 	default:
@@ -129,8 +129,8 @@ static void gone(struct soft_chan *chan, int error)
 	}
 }
 
-/* For a queue pair that would hear of it, or has not been answered; and for others while a request of
- * theirs waits. */
+/* Returns whether to probe the peer: if the queue pair would learn of its end or has not been
+ * answered, and otherwise while one of its requests waits. */
 static bool probes(struct soft_chan *chan, bool waiting)
 {
 	const struct soft_qp *qp = link_of(chan)->qp;

@@ -1,4 +1,4 @@
-/* Taking in a stream: bytes to frames, payload to where it belongs. */
+/* Input of a stream: converts bytes to frames and puts their payload into place. */
 #include <sys/uio.h>
 
 #include "inject/inject.h"
@@ -21,7 +21,7 @@ int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, 
 	return 0;
 }
 
-/* A frame has arrived, with all of its payload. */
+/* Handle a frame whose payload is complete. */
 static void end(struct soft_link *link)
 {
 	const struct soft_frame *frame = &link->frame;
@@ -44,7 +44,8 @@ void soft_link_placed(struct soft_link *link, uint32_t length)
 		end(link);
 }
 
-/* A frame's header has arrived.  False: the peer breaks the protocol, which ends the stream. */
+/* Handle the header of a frame. Returns false if the peer violates the protocol, which ends the
+ * stream. */
 static bool begin(struct soft_link *link, const uint8_t *header)
 {
 	struct soft_frame *frame = &link->frame;
@@ -101,7 +102,7 @@ static bool begin(struct soft_link *link, const uint8_t *header)
 	return true;
 }
 
-/* Copies payload from scratch memory to its place. */
+/* Copy payload from scratch memory to its destination. */
 static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length)
 {
 	while (length && link->base.state == SOFT_LINK_UP) {
@@ -120,8 +121,8 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 		case SOFT_SINK_RECEIVE:
 		case SOFT_SINK_WRITE:
 		case SOFT_SINK_READ: {
-			/* Loads and stores fetch what they overwrite: a SEND or WRITE whose memory
-			 * is in no cache could take up to a third longer with them. */
+			/* Loads and stores fetch the lines that they overwrite. They would slow
+			 * down a SEND or WRITE to uncached memory by up to a third. */
 			void (*copy)(uint8_t *, const uint8_t *, size_t) =
 				link->sink == SOFT_SINK_READ ? soft_copy_by_loads : soft_copy;
 			int count = soft_link_place(link, length, iov, SOFT_MAX_SGE);
@@ -132,7 +133,7 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 			}
 			break;
 		}
-		case SOFT_SINK_SMALL: /* its length was checked when the frame began */
+		case SOFT_SINK_SMALL: /* the length was checked when the frame began */
 			memcpy(link->small + link->taken, data, length);
 			moved = length;
 			break;
@@ -140,7 +141,7 @@ static void deliver(struct soft_link *link, const uint8_t *data, uint32_t length
 			moved = length;
 		}
 		if (!moved)
-			continue; /* the target is gone: now it is discarded */
+			continue; /* the destination is gone, so the rest is discarded */
 		data += moved;
 		length -= moved;
 		soft_link_placed(link, moved);
@@ -200,7 +201,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 					   .has_psn = link->qp && soft_is_request(&link->frame),
 					   .psn = link->frame.psn,
 					   .expected_psn = link->qp ? link->qp->responder.psn : 0);
-			/* A datagram may come from any host. */
+			/* Any host can send a datagram, so an invalid one does not end the link. */
 			if (!link->chan.path || !link->chan.path->calls->loses)
 				soft_link_finish(link, EPROTO);
 			return;
@@ -208,7 +209,7 @@ void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length
 	}
 }
 
-/* A callback may finish the link; it is freed when its input has been served. */
+/* Finish handling input. A callback may have finished the link; it is freed here. */
 void soft_link_release(struct soft_link *link)
 {
 	link->busy = false;

@@ -1,9 +1,8 @@
-/* The streams of queue pairs, and what carries them.
+/* The streams of queue pairs and their channels.
  *
- * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c), in a channel of a
- * path (link_chan.c): of rings, a TCP stream or RoCE v2.  Which side
- * connects, and over which path, is in active_connect.c and handshake.c, with the CM in
- * selection.c.
+ * A link is a queue pair's stream of frames (link.c, link_input.c, link_output.c) in a channel of a
+ * path (link_chan.c): shared-memory rings, a TCP stream, or RoCE v2. active_connect.c and
+ * handshake.c decide which side connects and over which path; with the CM, selection.c does.
  */
 #pragma once
 
@@ -21,44 +20,44 @@ enum {
 };
 
 struct soft_link {
-	struct soft_qp_link base; /* first: soft_link_of */
+	struct soft_qp_link base; /* must be first: soft_link_of */
 	struct soft_chan chan;
-	struct soft_fd_watch watch; /* the socket of the CM, while a path is selected, and */
-	uint16_t path_port; /* the process that has accepted it */
-	bool opens;     /* this side has asked for it */
-	bool heard;   /* data has come through it */
-	bool refused; /* the other process refused to attach: TCP next time */
-	bool over_tcp; /* this time */
-	bool to_self; /* a queue pair's that talks to itself */
-	bool drop_traced; /* soft_handshake_dropped */
+	struct soft_fd_watch watch; /* the CM's socket while a path is selected */
+	uint16_t path_port; /* port of the process that accepted the socket */
+	bool opens;     /* whether this side has requested the link */
+	bool heard;   /* whether data has been received */
+	bool refused; /* the other process refused to attach; use TCP next time */
+	bool over_tcp; /* whether the current attempt uses TCP */
+	bool to_self; /* whether the queue pair is its own peer */
+	bool drop_traced; /* see soft_handshake_dropped */
 	bool psn_refused; /* this side leaves because the peer expects another PSN */
-	/* the other process has ended without reading this request, the earliest one */
+	/* the earliest request that the other process did not read before it ended */
 	bool unread;
 	uint32_t unread_psn;
-	struct soft_path *from_path; /* a pending link: on which a channel is asked for, */
-	uint32_t from_chan; /* and under which number */
+	struct soft_path *from_path; /* path on which a pending link requests a channel */
+	uint32_t from_chan; /* number of the requested channel */
 
-	bool busy; /* its input is being served: it must not be freed */
-	struct soft_delay_queue *delay_queue; /* delay_queue.c: NULL without a fault spec */
-	struct soft_qp *qp; /* NULL: not known yet, or left behind */
+	bool busy; /* input is being handled, so the link must not be freed */
+	struct soft_delay_queue *delay_queue; /* NULL without a fault spec */
+	struct soft_qp *qp; /* NULL if unknown or detached */
 	struct soft_node node;
-	struct soft_timer timer; /* retry, timeout of a handshake, lingering */
+	struct soft_timer timer; /* retries, handshake timeout, lingering */
 	unsigned attempts;
-	struct soft_place pending; /* of handshake.c */
-	bool hello_valid; /* `peer_hello` has come, and is one of this protocol */
-	struct soft_hello peer_hello; /* the HELLO or HELLO_ACK of the other side */
+	struct soft_place pending; /* place of a pending link (handshake.c) */
+	bool hello_valid; /* whether `peer_hello` has been received and is valid */
+	struct soft_hello peer_hello; /* HELLO or HELLO_ACK of the peer */
 
 	/* input */
-	uint8_t header[SOFT_FRAME_HEADER]; /* its beginning; the last one that goes out */
+	uint8_t header[SOFT_FRAME_HEADER]; /* start of the input frame; on output, the last frame */
 	uint32_t header_have;
-	struct soft_frame frame; /* the frame whose payload is being taken in */
-	uint32_t taken;          /* of the payload */
-	uint32_t left;           /* of the payload */
-	uint32_t cma_bytes; /* covered by the descriptors of one record (cma_descriptor.c) */
+	struct soft_frame frame; /* the frame whose payload is being received */
+	uint32_t taken; /* payload bytes received */
+	uint32_t left; /* payload bytes missing */
+	uint32_t cma_bytes; /* bytes covered by the descriptors of one record (cma_descriptor.c) */
 	enum soft_sink sink;
 	uint8_t small[SOFT_ATOMIC_ARGUMENTS];
 
-	/* acknowledgements that wait for company (acks.c) */
+	/* delayed acknowledgements (acks.c) */
 	struct soft_node delayed;
 	uint64_t delayed_since;
 	int replies;
@@ -66,31 +65,32 @@ struct soft_link {
 	uint32_t unacknowledged; /* messages that completed a receive */
 };
 
-/* The queue pair's, or NULL. */
+/* Returns the queue pair's link, or NULL. */
 static inline struct soft_link *soft_link_of(const struct soft_qp *qp)
 {
 	return qp->link ? soft_container(qp->link, struct soft_link, base) : NULL;
 }
 
-/* There may be something to send. */
+/* Schedule output, because there may be something to send. */
 static inline void soft_link_output(struct soft_link *link)
 {
 	soft_qp_link_output(&link->base);
 }
 
-/* The state of links between queue pairs. */
+/* State shared by all links. */
 struct soft_links_state {
-	struct soft_node links; /* link.c: all of them */
-	bool may_use_shm; /* where that is possible */
-	bool roce; /* and nothing else, but with the CM and from a queue pair to itself */
-	struct soft_node delayed; /* acks.c: the longest delayed first */
-	bool (*cm_offer)(struct soft_qp *qp); /* soft_links_use_cm */
-	struct soft_places held; /* handshake.c: pending links */
-	uint64_t descriptors_sent; /* cma_descriptor.c: so far, by all */
+	struct soft_node links; /* all links (link.c) */
+	bool may_use_shm; /* whether shared memory may be used if possible */
+	bool roce; /* use RoCE v2 only, except with the CM and from a queue pair to itself */
+	struct soft_node
+		delayed; /* links with delayed acknowledgements, longest delayed first (acks.c) */
+	bool (*cm_offer)(struct soft_qp *qp); /* see soft_links_use_cm */
+	struct soft_places held; /* pending links (handshake.c) */
+	uint64_t descriptors_sent; /* sent by all links so far (cma_descriptor.c) */
 
 	/* listener.c */
-	int reserved; /* -1: none */
-	uint16_t port; /* 0: none */
+	int reserved; /* -1 if none */
+	uint16_t port; /* 0 if none */
 	struct soft_listening {
 		struct soft_acceptor acceptor;
 		union ibv_gid gid;
@@ -98,55 +98,61 @@ struct soft_links_state {
 	int listening_count;
 
 	/* delay_queue.c */
-	uint64_t connections;    /* since there is a spec */
-	uint64_t device_free_at; /* with a rate: when it has taken in all that came before */
+	uint64_t connections; /* counted since the spec was set */
+	uint64_t device_free_at; /* with a rate limit: when it has handled all input so far */
 	struct soft_delay_queue *datagrams;
 };
 
 /* link.c */
 struct soft_link *soft_link_create(enum soft_link_state state);
 int soft_link_up(struct soft_link *link, struct soft_qp *qp);
-/* There is another fault spec. */
+/* Apply a new fault spec to all links. */
 void soft_links_fault_spec_changed(void);
-/* The path has ended without DISCONNECT.  The link is finished when all is taken in. */
+/* Handle the end of a path without DISCONNECT. The link is finished when all input has been
+ * handled. */
 void soft_link_lost(struct soft_link *link, int error);
-/* Close what carries it now, tell the queue pair, free (when it is busy, soft_link_release does that). */
+/* Close the channel, notify the queue pair, and free the link. A busy link is freed by
+ * soft_link_release(). */
 void soft_link_finish(struct soft_link *link, int error);
 void soft_link_detach(struct soft_link *link);
-/* The queue pair goes without its link; that closes orderly. */
+/* Detach the queue pair from its link, which then closes in order. */
 void soft_link_leave(struct soft_qp *qp);
-/* Its input may get lost from now on; LOSES tells the other side (req_retransmit.c). */
+/* Mark the link as one whose input may be lost. LOSES notifies the other side
+ * (req_retransmit.c). */
 void soft_link_loses(struct soft_link *link);
-/* Send now. */
+/* Send pending output immediately. */
 void soft_link_flush(struct soft_link *link);
-/* Is output deferred to the end of the step?  Send it now. */
+/* Returns whether output is deferred to the end of the step. soft_link_output_now() sends it. */
 bool soft_link_is_due(const struct soft_link *link);
 void soft_link_output_now(struct soft_link *link);
 
 /* acks.c */
-void soft_ack_later(struct soft_qp_link *link); /* a receive has completed */
-void soft_ack_settled(struct soft_link *link); /* nothing is delayed any more */
-void soft_ack_replied(struct soft_link *link); /* a request goes out */
-void soft_acks_send(uint64_t age_ns); /* soft_subsystem.send_delayed */
+void soft_ack_later(struct soft_qp_link *link); /* called when a receive has completed */
+void soft_ack_settled(struct soft_link *link); /* called when nothing is delayed any more */
+void soft_ack_replied(struct soft_link *link); /* called when a request is sent */
+void soft_acks_send(uint64_t age_ns); /* implements soft_subsystem.send_delayed */
 
-/* delay_queue.c: what frames and datagrams go through before they are taken in */
+/* delay_queue.c: holds incoming frames and datagrams before they are handled */
 void soft_delay_create(void);
-void soft_delay_attach(struct soft_link *link); /* it is up, or there is another fault spec */
-/* It is up no more.  True: the other side's end had come already. */
+void soft_delay_attach(
+	struct soft_link *link); /* when the link comes up or the fault spec changes */
+/* Detach the queue of a link that is no longer up. Returns true if the peer's end has been
+ * received. */
 bool soft_delay_detach(struct soft_link *link);
 void soft_delay_input(struct soft_link *link, const uint8_t *data, size_t length);
-/* The stream has ended; true if frames are still under way, after which the link is finished. */
+/* Handle the end of the stream. Returns true if frames are still queued; the link is finished after
+ * them. */
 bool soft_delay_outlives(struct soft_link *link, int error);
-void soft_delay_stop(void); /* datagrams that are under way */
+void soft_delay_stop(void); /* drops the queued datagrams */
 
 /* link_input.c */
-/* place: where the next of the payload under way belongs, at most `length` bytes, as iovecs; their
- * number, or 0. placed: so many bytes are there now.  The link is `busy`. */
+/* Return iovecs for up to `length` bytes of the payload that is being received, or 0 if there are
+ * none. soft_link_placed() reports how many bytes have been stored. The link is `busy`. */
 int soft_link_place(struct soft_link *link, uint32_t length, struct iovec *iov, int room);
 void soft_link_placed(struct soft_link *link, uint32_t length);
-/* Bytes of the stream, however they are cut. */
+/* Handle bytes of the stream, which may end within a frame. */
 void soft_link_parse(struct soft_link *link, const uint8_t *data, size_t length);
-/* The same behind all faults. */
+/* Handle bytes of the stream without injecting faults. */
 void soft_link_frames(struct soft_link *link, const uint8_t *data, size_t length);
 void soft_link_release(struct soft_link *link);
 
@@ -156,60 +162,67 @@ void soft_link_write_end(struct soft_link *link);
 
 /* link_chan.c */
 extern const struct soft_chan_ops soft_link_chan_calls;
-/* The link is up or being introduced, or its queue pair has got another timeout: how long it bears
- * that its peer's machine is silent. */
+/* Set how long the link tolerates silence of the peer's machine. Called when the link comes up or
+ * is being introduced, and when its queue pair gets another timeout. */
 void soft_link_watch(struct soft_link *link);
-/* Ask for a channel of that path; false: there is none to be had. */
+/* Request a channel of the path. Returns false if none is available. */
 bool soft_link_open_chan(struct soft_link *link, const struct soft_qp *qp, struct soft_path *path);
-/* Give the link the channel that the pending link asks for; false: it has been refused. */
+/* Give the link the channel that a pending link requested. Returns false if the request was
+ * refused. */
 bool soft_link_accept_chan(struct soft_link *link, struct soft_link *pending_link,
 			   const struct soft_qp *qp);
-/* The only channel of a stream whose ends have been introduced: 0 or an errno value. */
+/* Use a stream whose ends have been introduced as the link's only channel. Returns 0 or an errno
+ * value. */
 int soft_link_over_stream(struct soft_link *link, int fd);
-/* Between the queue pair's device and its peer's, in the process at that port; or NULL. */
+/* Returns the path between the devices of the queue pair and its peer, in the process at `ip_port`,
+ * or NULL. */
 struct soft_path *soft_link_shm_path(const struct soft_qp *qp, uint16_t ip_port);
 
 /* selection.c: with the CM */
-/* 0 or an errno value; the link is the queue pair's. */
+/* Returns 0 or an errno value. The queue pair owns the link. */
 int soft_selection_begin(struct soft_link *link, struct soft_qp *qp, int fd, uint16_t shm_port);
-bool soft_selection_is_open(const struct soft_link *link); /* a channel may be asked for */
-void soft_selection_answered(struct soft_link *link); /* `peer_hello` is the answer */
+bool soft_selection_is_open(const struct soft_link *link); /* whether a channel may be requested */
+void soft_selection_answered(
+	struct soft_link *link); /* called when `peer_hello` contains the response */
 void soft_selection_use_tcp(struct soft_link *link, bool tell);
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link);
 
-/* peer_exit.c: the other process has ended, and this is what it had not read; after that, complete
- * what it had.  The link is `busy`, and may be finished. */
+/* peer_exit.c: complete what a process had read before it ended, given what it had not read. The
+ * link is `busy` and may be finished. */
 void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t length);
 void soft_peer_exit_shm(struct soft_link *link);
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing);
 
 /* handshake.c: without the CM */
-/* Has the peer the same path MTU, as far as it has said?  Else that is told, and the queue pair will
- * get no stream. */
+/* Returns whether the peer has the same path MTU, if known. If not, the error is reported and the
+ * queue pair gets no stream. */
 bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp);
-/* RTS: now both PSNs are known. */
+/* Check both PSNs, which are known in RTS. */
 void soft_handshake_check(struct soft_qp *qp);
-/* A queue pair has become ready: is its peer waiting already? */
+/* Look for a pending link from the peer of a queue pair that has become ready. Returns whether
+ * there was one. */
 bool soft_handshake_find_pending(struct soft_qp *qp);
 void soft_handshake_write(uint8_t *at, const struct soft_qp *qp, enum soft_hello_kind kind);
-/* False if type, QP number or PSN contradict; PSNs not yet known are checked at RTS. */
+/* Returns false if the type, queue pair number or PSN differs. Unknown PSNs are checked at RTS. */
 bool soft_hello_matches(const struct soft_hello *hello, const struct soft_qp *qp);
-/* Returns why the handshake is not that of the queue pair's peer, as the trace names it, or NULL. */
+/* Returns the trace's reason why the handshake does not come from the queue pair's peer, or
+ * NULL. */
 const char *soft_hello_objection(const struct soft_hello *hello, const struct soft_qp *qp);
-/* Trace, once for each link, that its handshake with that queue pair or NULL is dropped, and why. */
+/* Record in the trace, once per link, that its handshake was dropped and why. `qp` may be NULL. */
 void soft_handshake_dropped(struct soft_link *link, const struct soft_qp *qp, const char *reason);
 
 /* active_connect.c */
-int soft_connect_begin(struct soft_qp *qp); /* 0 or an errno value */
+int soft_connect_begin(struct soft_qp *qp); /* returns 0 or an errno value */
 bool soft_connects_first(const struct soft_qp *qp);
-void soft_connect_again(struct soft_qp *qp); /* UC: the link is gone */
-void soft_connect_answered(struct soft_link *link); /* `peer_hello` is the answer */
+void soft_connect_again(struct soft_qp *qp); /* called for UC when the link is gone */
+void soft_connect_answered(
+	struct soft_link *link); /* called when `peer_hello` contains the response */
 void soft_connect_later(struct soft_link *link);
 
 /* listener.c */
-/* The port at which peers reach this process's queue pairs, which the first call takes; 0 and errno
- * if there is none to be had. */
+/* Returns the port at which peers reach this process's queue pairs, bound by the first call.
+ * Returns 0 and sets errno if there is none. */
 uint16_t soft_listener_port(void);
-/* Accept at that address of this host as well. */
+/* Accept connections at another address of this host. */
 void soft_listener_open(const union ibv_gid *gid);
 void soft_listener_stop(void);

@@ -1,16 +1,16 @@
-/* Sending: frames are gathered and given to the path together.
+/* Output of a stream: collects frames and passes them to the path in batches.
  *
- * A batch takes answers and requests in turns, then a NAK if one waits, and an acknowledgement if
- * no other frame carries it.  Headers and small payloads are put one behind the other into scratch
- * memory; long payloads are sent from the application's memory.  The batch is built on a cursor, a
- * copy of the positions; then they are those of the queue pair, since a path takes a record whole.
+ * A batch alternates between responses and requests. A pending NAK follows, and an acknowledgement
+ * if no other frame carries it. Headers and small payloads are copied to scratch memory, and long
+ * payloads are sent from the application's memory. The batch is built with a cursor, a copy of the
+ * positions, which becomes the queue pair's when the path has accepted the whole batch.
  */
 #include <sys/uio.h>
 
 #include "cma_descriptor.h"
 
 enum {
-	COPY_MAX = 1024, /* payload that is copied behind its header rather than given an iovec */
+	COPY_MAX = 1024, /* maximum payload that is copied behind its header */
 };
 
 struct batch {
@@ -18,11 +18,11 @@ struct batch {
 	struct soft_tx_cursor cursor;
 	int frame_count;
 	int iov_count;
-	size_t used;  /* of the scratch memory */
-	size_t bytes; /* in all */
-	size_t room;  /* of the path */
-	size_t cma_bytes; /* bytes that are not among these */
-	bool closed; /* to requests: the next one cannot be sent */
+	size_t used; /* bytes of scratch memory in use */
+	size_t bytes; /* bytes in total */
+	size_t room; /* room on the path */
+	size_t cma_bytes; /* bytes covered by descriptors, not included in `bytes` */
+	bool closed; /* no more requests: the next one cannot be sent */
 	int record_count;
 	struct soft_record_end ends[SOFT_PATH_RECORDS];
 	struct soft_tx_packet frames[SOFT_PATH_FRAMES];
@@ -38,7 +38,7 @@ static int gather(struct soft_qp *qp, const struct soft_tx_packet *out, struct i
 	return soft_requester_gather(qp, out, iov, room);
 }
 
-/* Room without which no frame is begun. */
+/* Returns the room that is required to begin a frame. */
 static size_t frame_room(const struct soft_link *link)
 {
 	return SOFT_FRAME_HEADER + (size_t)link->chan.path->calls->frame_most;
@@ -70,7 +70,7 @@ static void end_record(struct batch *batch)
 		};
 }
 
-/* Adds bytes that are in scratch memory already; adjoining ones share an iovec. */
+/* Add bytes that are already in scratch memory. Adjacent ones share an iovec. */
 static void add_scratch(struct batch *batch, size_t length)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -86,7 +86,7 @@ static void add_scratch(struct batch *batch, size_t length)
 	batch->bytes += length;
 }
 
-/* Adds a frame with a descriptor of its payload; false: this payload cannot have one. */
+/* Add a frame with a descriptor of its payload. Returns false if the payload cannot have one. */
 static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 {
 	uint8_t *at = soft_scratch()->output + batch->used;
@@ -103,7 +103,7 @@ static bool add_cma_desc(struct batch *batch, struct soft_tx_packet *out)
 	return true;
 }
 
-/* Adds a frame.  False: its memory may not be read. */
+/* Add a frame with its payload. Returns false if the memory is not readable. */
 static bool add(struct batch *batch, const struct soft_tx_packet *out)
 {
 	struct iovec payload[SOFT_MAX_SGE];
@@ -130,7 +130,7 @@ static bool add(struct batch *batch, const struct soft_tx_packet *out)
 	return true;
 }
 
-/* Adds a whole frame, with the acknowledgement if one is due at this place. */
+/* Add a frame, with an acknowledgement if one is due. */
 static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t done,
 		      uint32_t acked)
 {
@@ -144,9 +144,9 @@ static bool add_whole(struct batch *batch, struct soft_tx_packet *out, uint32_t 
 	return out->by_cma ? add_cma_desc(batch, out) : add(batch, out);
 }
 
-/* Adds the next frame of one of the two kinds, with the acknowledgement that is due: as a
- * descriptor of its payload, or else with the payload.  False: there is none, or (*there) its
- * memory may not be read. */
+/* Add the next request or response with the acknowledgement that is due, as a descriptor or with
+ * its payload. Returns false if there is none, or with `*there` set if its memory is not
+ * readable. */
 static bool add_next(struct batch *batch,
 		     bool (*next)(struct soft_qp *qp, struct soft_tx_cursor *cursor,
 				  struct soft_tx_packet *out),
@@ -208,7 +208,7 @@ static bool add_request(struct batch *batch)
 	return false;
 }
 
-/* Adds LOSES, which makes the other side await answers with a timer. */
+/* Add LOSES, after which the other side uses a timer for responses. */
 static void add_warning(struct batch *batch)
 {
 	const struct soft_tx_packet out = {.frame.opcode = SOFT_LOSES};
@@ -217,7 +217,7 @@ static void add_warning(struct batch *batch)
 		add(batch, &out);
 }
 
-/* Adds a NAK or an acknowledgement, after the answers to all requests that came before. */
+/* Add a NAK or an acknowledgement, after the responses to all earlier requests. */
 static void add_control(struct batch *batch)
 {
 	struct soft_link *link = batch->link;
@@ -243,7 +243,7 @@ static void add_control(struct batch *batch)
 
 /* ---- one batch ----------------------------------------------------------------------------- */
 
-/* Gathers a batch for `room` bytes. */
+/* Build a batch of at most `room` bytes. */
 static void build(struct batch *batch, struct soft_link *link, size_t room)
 {
 	struct soft_qp *qp = link->qp;
@@ -273,13 +273,14 @@ static void build(struct batch *batch, struct soft_link *link, size_t room)
 	end_record(batch);
 }
 
-/* A gap will be filled; what the requester did not have is no error of ours. */
+/* Returns whether the NAK ends the queue pair. A gap will be filled, and missing memory of the
+ * requester is not an error of this side. */
 static bool is_fatal(enum soft_nak syndrome)
 {
 	return syndrome != SOFT_NAK_SEQUENCE && syndrome != SOFT_NAK_REQUESTERS_MEMORY;
 }
 
-/* Everything up to that PSN is acknowledged. */
+/* Record that everything up to this PSN has been acknowledged. */
 static void acknowledged(struct soft_link *link, uint32_t psn)
 {
 	link->qp->responder.acked = psn;
@@ -288,7 +289,7 @@ static void acknowledged(struct soft_link *link, uint32_t psn)
 		soft_ack_settled(link);
 }
 
-/* The path has taken the frame: moves the positions. */
+/* Advance the positions after the path has accepted a frame. */
 static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 {
 	struct soft_qp *qp = link->qp;
@@ -304,7 +305,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 	switch (out->frame.opcode) {
 	case SOFT_RNR_NAK:
 	case SOFT_NAK:
-		/* While it was going out, another one may have taken its place. */
+		/* Another NAK may have replaced it while it was being sent. */
 		if (link->base.nak_opcode == out->frame.opcode &&
 		    link->base.nak_syndrome == out->frame.syndrome)
 			link->base.nak_opcode = 0;
@@ -325,7 +326,7 @@ static void commit(struct soft_link *link, const struct soft_tx_packet *out)
 
 /* ---- the path ------------------------------------------------------------------------------ */
 
-/* Come back when the path takes more, or others have had their turn. */
+/* Wait until the path has room, or other links have had their turn. */
 static void block(struct soft_link *link)
 {
 	soft_chan_wait(&link->chan);
@@ -347,7 +348,7 @@ void soft_link_write(struct soft_link *link)
 	while (link->base.state == SOFT_LINK_UP && !link->base.blocked) {
 		struct batch batch;
 
-		if (!link->chan.path) { /* the child of a fork has inherited the link */
+		if (!link->chan.path) { /* the link was inherited by the child of a fork */
 			soft_link_finish(link, ENOTCONN);
 			return;
 		}
@@ -381,7 +382,7 @@ void soft_link_write(struct soft_link *link)
 			break;
 		}
 		if (has_room(&batch))
-			break; /* that was all */
+			break; /* everything has been sent */
 	}
 	if (qp->ibv.state != IBV_QPS_ERR) {
 		soft_send_settle(qp);
@@ -389,7 +390,8 @@ void soft_link_write(struct soft_link *link)
 	}
 }
 
-/* The last frame, which is in link->header should it have to wait, then the end of the channel. */
+/* Send the last frame, which stays in link->header if it has to wait, and then the end of the
+ * channel. */
 void soft_link_write_end(struct soft_link *link)
 {
 	soft_assert_locked();

@@ -1,11 +1,11 @@
-/* The data listener: where peers without a connection manager reach this process's queue pairs.
+/* The data listener, at which peers without a connection manager reach this process's queue pairs.
  *
- * The GID names the host, and the upper bits of a queue pair number one of 1,000 ports there
- * (objects/qp_numbers.c): so each process takes one of these, any that is free.  It must be free on
- * every address, so it is reserved on the unspecified address (bound there, but not listening), and
- * the process listens only where one of its queue pairs has an address: on loopback from the start,
- * elsewhere when a queue pair chooses another GID.  The UDP port of that number is taken too, for
- * datagrams (datagram.c), and the name that local peers attach at (attach.c).
+ * The GID identifies the host, and the upper bits of a queue pair number select one of 1,000 ports
+ * there (objects/qp_numbers.c). Each process uses one of these ports that is free on every address.
+ * The port is reserved by a socket that is bound to the unspecified address but does not listen.
+ * The process listens only at addresses of its queue pairs: at loopback from the start, and
+ * elsewhere when a queue pair selects another GID. The UDP port of the same number, for datagrams
+ * (datagram.c), and the name at which local peers attach (attach.c) are reserved as well.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <stdio.h>
@@ -23,7 +23,7 @@ static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockad
 	soft_tcp_path_accepted(fd, peer);
 }
 
-/* `again`: beside the reservation. */
+/* Bind a socket. `again` allows an address that the reservation has bound. */
 static int bound(const struct sockaddr *address, socklen_t length, bool again)
 {
 	int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -32,7 +32,7 @@ static int bound(const struct sockaddr *address, socklen_t length, bool again)
 		return -1;
 	if (address->sa_family == AF_INET6)
 		soft_set_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, again);
-	/* No other socket can listen twice. */
+	/* Only one socket can listen at an address, even with this option. */
 	if (again)
 		soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	if (bind(fd, address, length)) {
@@ -94,14 +94,15 @@ void soft_listener_stop(void)
 	soft_device.links->port = 0;
 }
 
-/* 0 or an errno value, and then there is no port. */
+/* Reserve a port. Returns 0, or an errno value if the port is in use. */
 static int take(uint16_t number)
 {
 	soft_device.links->port = number;
 	if (soft_device.platform->network)
-		return 0; /* the host has no other process */
+		return 0; /* a simulated host has no other process */
 	errno = 0;
-	/* A new network namespace has no loopback address: nothing is reached there until it has. */
+	/* A new network namespace has no loopback address. Nothing can connect there until it has
+	 * one. */
 	if (reserve() && soft_datagram_reserve(number) &&
 	    (listen_at(&soft_gid_loopback) || errno == EADDRNOTAVAIL) &&
 	    (!soft_links_may_use_shm() || soft_attach_listen(number)))

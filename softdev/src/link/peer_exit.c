@@ -1,21 +1,21 @@
 /* The end of the peer's process: what it had received counts as acknowledged.
  *
- * A card acknowledges what has reached the memory of its host, whatever becomes of the process there.
- * Here the process acknowledges, a little later (acks.c), and may be killed before that.  But the
- * path knows what the process has read: of a ring what lies before the reader's position, and of a
- * socket what its kernel has confirmed if that ends without a reset, which there would be for unread
- * data, and of a living process that gives a link up.  What it has read is in its memory, or was
- * refused: it refuses a record before it moves the position, and what comes by a socket a few
- * microseconds after reading it, in the same step; its refusals have been read here before its end
- * is.  So what it has read and not refused is done, up to the first request that is answered with
- * data.
+ * A card acknowledges what has reached its host's memory, whatever happens to the process there.
+ * Here the process acknowledges a little later (acks.c), and may be killed before it does. The path
+ * knows what the process has read, however. In a ring, this is everything before the reader's
+ * position. On a socket, it is what the kernel has confirmed, if the socket ends without a reset
+ * (unread data would cause one) or if a living process gives up the link. Everything that the
+ * process has read is in its memory or was refused. The process refuses a record before it advances
+ * the position; on a socket it does so a few microseconds after reading, in the same step. Its
+ * refusals arrive here before its end. So what it has read and not refused is done, up to the first
+ * request that is answered with data.
  *
- * Not on a link that loses frames: there, to have read is not to have taken in.  What the other side
- * delays by its fault spec counts as taken in.
+ * This does not apply to a link that loses frames, where a frame may have been read but not
+ * handled. Frames in the delay queue of the other side's fault spec count as handled.
  */
 #include "link_internal.h"
 
-/* Everything before that PSN was taken in; a READ is not done by that. */
+/* Complete everything before `psn`. This does not complete a READ. */
 static void taken_in(struct soft_link *link, uint32_t psn)
 {
 	struct soft_qp *qp = link->qp;
@@ -44,8 +44,8 @@ void soft_peer_exit_unread(struct soft_link *link, const uint8_t *bytes, size_t 
 	while (length >= SOFT_FRAME_HEADER && soft_frame_decode(bytes, &frame)) {
 		size_t size = SOFT_FRAME_HEADER + soft_frame_rest(&frame);
 
-		/* Not just the first one: after an RNR NAK, what was sent behind the refused request
-		 * lies before that request, which has been sent again. */
+		/* Search for the earliest request: after an RNR NAK, requests sent behind the
+		 * refused one precede its retransmission. */
 		if (frame.opcode < SOFT_ACK &&
 		    (!link->unread || soft_psn_before(frame.psn, link->unread_psn))) {
 			link->unread = true;
@@ -65,11 +65,13 @@ void soft_peer_exit_shm(struct soft_link *link)
 					    : soft_send_psn(link->qp, link->qp->sq.next));
 }
 
-/* Of a request that has been refused and sent again, the peer may have ended between reading and
- * refusing it once more.
+/* Complete what the peer had received over TCP.
  *
- * What was sent after a message is at least its successors' frames: if no more than that is not
- * confirmed, the message itself is. */
+ * The peer may have ended between reading a retransmitted request and refusing it again.
+ *
+ * If the number of unconfirmed bytes is not larger than the frames sent after a message, the
+ * message itself has been confirmed.
+ */
 void soft_peer_exit_tcp(struct soft_link *link, uint64_t missing)
 {
 	const struct soft_qp *qp = link->qp;

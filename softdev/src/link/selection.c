@@ -1,12 +1,13 @@
-/* Selection of a path with the CM: a path that is there, or the stream of the handshake, which becomes one.
+/* Selects a path with the CM: an existing path, or the stream of the CM's handshake, which becomes
+ * one.
  *
- * The side that asked for the connection tries to open a channel: through shared memory where both
- * sides have named their ports in the handshake; else of a path that an earlier stream to the same
- * port, of the same process, has become.  It sends nothing else before it knows.  The other side
- * waits for what comes first: HELLO by a channel, which it answers with HELLO_ACK, or bytes on the
- * stream.  So there is one path at any time, and both know which.  If there is no channel, the first
- * side sends the end of no channel on the stream.  A side that ends the link before that
- * does so on the stream.
+ * The side that requested the connection tries to open a channel. It uses shared memory if both
+ * sides have named their ports in the handshake, and otherwise a path that an earlier stream to the
+ * same port of the same process has become. It sends nothing else until it knows the result. The
+ * other side waits for what arrives first: a HELLO through a channel, to which it responds with
+ * HELLO_ACK, or bytes on the stream. There is thus one path at any time, and both sides know which.
+ * If there is no channel, the first side sends the end of no channel on the stream. A side that
+ * ends the link before that does so on the stream.
  */
 #include <sys/epoll.h>
 
@@ -17,7 +18,7 @@ bool soft_selection_is_open(const struct soft_link *link)
 	return link->base.state == SOFT_LINK_SELECTING && !link->chan.path;
 }
 
-/* The stream is readable. */
+/* Handle input on the stream. */
 static void received(struct soft_fd_watch *watch)
 {
 	struct soft_link *link = soft_container(watch, struct soft_link, watch);
@@ -29,7 +30,8 @@ static void received(struct soft_fd_watch *watch)
 	if (n > 0)
 		soft_selection_use_tcp(link, false);
 	else if (link->chan.path)
-		soft_unwatch(watch); /* HELLO_ACK may be on its way; else the channel ends too */
+		soft_unwatch(
+			watch); /* HELLO_ACK may be in flight; if not, the channel ends as well */
 	else
 		soft_link_finish(link, n ? errno : ECONNRESET);
 }
@@ -106,7 +108,7 @@ void soft_selection_answered(struct soft_link *link)
 void soft_selection_use_chan(struct soft_link *link, struct soft_link *pending_link)
 {
 	if (!soft_link_accept_chan(link, pending_link, link->qp))
-		return; /* it will fall back to the stream */
+		return; /* the peer will fall back to the stream */
 	link->peer_hello = pending_link->peer_hello;
 	link->hello_valid = true;
 	soft_watch_close(&link->watch);
