@@ -1,8 +1,8 @@
-"""RDMA for asyncio: send, recv, read, write and atomics as awaits, with or without a card.
+"""RDMA for asyncio: send, recv, read, write and atomics as awaitable calls, with or without a card.
 
-Importing it loads next to nothing: each name comes, with what it needs, when it is first used.
-`from aiordma import connect` at the top of a program is a first use, so that nothing is left for
-the time when the event loop runs.
+Importing this package loads almost nothing. Each name is loaded with its dependencies on first use.
+`from aiordma import connect` at the top of a program counts as a use, so nothing remains to be
+loaded while the event loop runs.
 """
 
 import os

@@ -72,10 +72,11 @@ STREAM_SERVER: StreamServerOptions = {**SERVER, "ssl": None, "start_serving": Tr
 
 
 def complete(call: str, options: O, defaults: O) -> O:
-    """Return the options together with the defaults of those that were not passed.
+    """Return the options, completed by the defaults.
 
     Raises:
-        TypeError: If the call does not have an option. The message says so if Config has it.
+        TypeError: If the call does not have an option. If Config has a setting of that name, the
+            message says so.
     """
     for name in options:
         if name not in defaults:
@@ -89,7 +90,7 @@ def complete(call: str, options: O, defaults: O) -> O:
 
 
 def shows(types: type, defaults: Mapping[str, object]) -> Callable[[F], F]:
-    """List the options of a function with `**options` in the signature that `help` shows."""
+    """List the `**options` of a function individually in the signature that `help` shows."""
     assert types.__annotations__.keys() <= defaults.keys(), "an option without a default"
     shown = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=value)

@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 def check_private(path: Path, found: os.stat_result) -> None:
-    """Raise PermissionError if a file or directory is another user's or is open to others."""
+    """Raise PermissionError if a path belongs to another user or is accessible to others."""
     if found.st_uid != os.geteuid():
         raise PermissionError(
             f"{path} belongs to user {found.st_uid}, but this process runs as user "
@@ -24,13 +24,13 @@ def check_private(path: Path, found: os.stat_result) -> None:
 
 
 def open_private(path: Path) -> TextIO:
-    """Open a file for writing that only this user can read, and cut what is in it.
+    """Open a private file for writing, and truncate it. Only this user can read the file.
 
-    The embedded device has the same rule for the files of traces (softdev/src/trace/trace_file.c).
+    The embedded device has the same rule for trace files (softdev/src/trace/trace_file.c).
 
     Raises:
-        OSError: The file cannot be written, or it is a symbolic link, is not a regular file, has
-            other hard links, belongs to another user or is open to others.
+        OSError: If the file cannot be written, or if it is a symbolic link, is not a regular file,
+            has other hard links, belongs to another user or is accessible to others.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

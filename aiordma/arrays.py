@@ -1,9 +1,9 @@
-"""Arrays and tensors over a connection: sent together in a message, or accessed in remote memory.
+"""Arrays and tensors over a connection: sent in messages, or accessed in the peer's memory.
 
-An array is a numpy array or a torch tensor in CPU memory. `kind`, "numpy" or "torch", selects the
-type that a function creates. A message with arrays has the layout of a safetensors file. You can
-therefore send the contents of a file, and write a received message to a file. Types that numpy
-lacks (bfloat16, float8) need `kind="torch"` or the ml_dtypes package.
+An array is a numpy array or a torch tensor in CPU memory. `kind` selects the type of array that a
+function creates: "numpy" or "torch". A message with arrays has the layout of a safetensors file.
+You can therefore send the contents of such a file, and write a received message to a file. numpy
+lacks some types (bfloat16, float8). They need `kind="torch"` or the ml_dtypes package.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CODES = {name: code for code, (_, name) in _TYPES.items()}
 _PREFIX = 8
 """The number of bytes before the header; they hold its length as a little-endian integer."""
 _ALIGNMENT = 64
-"""The alignment of the first element in a message, so that each one is aligned for its type."""
+"""The alignment of the first element in a message, so that every element is aligned."""
 _MAX_HEADER = 2 << 20
 """The maximum size of a header, enough for about 20,000 arrays.
 
@@ -66,15 +66,15 @@ Parsing a peer's header blocks the event loop.
 _MAX_TOKEN = 4096
 """The maximum size of the layout in a token, which has at most 64 dimensions."""
 _MOST_RUNS = 1024
-"""The number of runs of a remote array that are read or written as one batch."""
+"""The maximum number of runs of a remote array that one batch reads or writes."""
 _GAP = 4096
-"""The size of a gap, in bytes, up to which reading it is faster than another operation."""
+"""The size in bytes up to which reading a gap is faster than a separate operation."""
 _MOST_WITH_GAPS = _MOST_RUNS * _GAP
 """The maximum number of bytes, gaps included, of one read."""
 
 
 class Arrays(dict[str, Any]):
-    """Arrays by name, and their `metadata`, a dictionary of strings."""
+    """A dictionary of arrays by name, with a dictionary of strings as `metadata`."""
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
@@ -190,8 +190,8 @@ def _is_tensor(array: object) -> bool:
 def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _Layout]:
     """Return an array whose memory can be sent, and its layout.
 
-    numpy arrays are viewed as unsigned integers, because numpy does not export buffers of the types
-    of ml_dtypes. With `in_place`, objects without memory of their own, such as lists, are rejected.
+    numpy does not export buffers of the types of ml_dtypes, so numpy arrays are viewed as unsigned
+    integers. With `in_place`, objects without their own memory, such as lists, are rejected.
     """
     if in_place and not hasattr(array, "dtype"):
         raise TypeError(
@@ -245,11 +245,11 @@ def _contiguous(array: Any) -> Any:
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
     """Return the buffers of a message with these arrays, for `Connection.send`.
 
-    The first buffer is the header. Arrays that are not in C order are copied. The others are sent
-    in place and must not change until the `send` has ended.
+    The first buffer is the header. Arrays that are not in C order are copied. All other arrays are
+    sent in place, and must not change until `send` returns.
 
     Raises:
-        TypeError: If an array has a type that the format lacks.
+        TypeError: If safetensors does not support the type of an array.
     """
     metadata = metadata or {}
     try:
@@ -372,7 +372,10 @@ def _check_connection(conn: object) -> None:
 async def send(
     conn: Connection, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Send arrays as one message for `recv`; see `pack` and `Connection.send`."""
+    """Send arrays as one message, which the peer receives with `recv`.
+
+    See `pack` for the arrays and `Connection.send` for the errors.
+    """
     _check_connection(conn)
     await conn.send(pack(arrays, metadata))
 
@@ -380,7 +383,7 @@ async def send(
 async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
     """Receive the arrays of the next message.
 
-    They share newly allocated memory; see `Connection.recv_with`.
+    The arrays share one block of newly allocated memory (see `Connection.recv_with`).
 
     Raises:
         ValueError: If the message does not contain arrays. The message is lost.
@@ -403,9 +406,9 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
 class SharedArray:
     """A local array that the peer may access, created by `share`.
 
-    Send its `token` to the peer, which opens it with `open_array`. `SharedArray.share` renews the
-    lease. The memory stays registered until `close`, the end of the `with` block, or the end of the
-    lease.
+    Send its `token` to the peer, which opens the token with `open_array`. To renew the lease, use
+    the attribute `share`. The memory stays registered until `close`, the end of the `with` block,
+    or the end of the lease.
     """
 
     _no_memory_hint = "send its token"
@@ -416,7 +419,7 @@ class SharedArray:
 
     @property
     def token(self) -> bytes:
-        """The bytes to send to the peer. They change if the connection moves to another device."""
+        """The token for the peer. It changes if the connection moves to another device."""
         return self.share.token.pack() + self._layout
 
     def close(self) -> None:
@@ -454,10 +457,11 @@ def share(
     access: Rights = Rights.READ,
     lease: float | Literal["default"] | None = "default",
 ) -> SharedArray:
-    """Share an array in place with the peer; send it `SharedArray.token` for `open_array`.
+    """Share an array with the peer in place.
 
-    `access` and `lease` are as in `Connection.share`. If a numpy view has gaps, the memory in the
-    gaps is shared too. A tensor must be in C order (`Tensor.contiguous`).
+    Send the `token` of the result to the peer, which opens it with `open_array`. `access` and
+    `lease` have the same meaning as in `Connection.share`. If a numpy view has gaps, the peer can
+    also access the memory in the gaps. A tensor must be in C order (`Tensor.contiguous`).
 
     Raises:
         TypeError: If `array` is not an array.
@@ -472,14 +476,13 @@ def share(
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
-    """Open the peer's array for a `SharedArray.token`.
+    """Open an array that the peer has shared, given its `SharedArray.token`.
 
-    `Connection.open_region` describes tokens of other connections and tokens that are no longer
-    valid.
+    For a token of another connection, or one that is no longer valid, see `Connection.open_region`.
 
     Raises:
-        ValueError: If this is not the token of an array.
-        ProtocolError: If this is not a token of a region.
+        ValueError: If `token` is not the token of an array.
+        ProtocolError: If `token` is not the token of a region.
     """
     _module(kind)
     _check_connection(conn)
@@ -499,12 +502,13 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
 
 
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
-    """Open the arrays of a safetensors file, or of a message, in memory that the peer shares.
+    """Open the arrays of a safetensors file in memory that the peer shares.
 
-    Only the header is read. The result contains a RemoteArray for each array.
+    The memory may also contain a message with arrays. Only the header is read. The result contains
+    a RemoteArray for each array.
 
     Raises:
-        ValueError: If the memory has another layout.
+        ValueError: If the memory does not have the layout of a safetensors file.
     """
     _module(kind)
     _check_connection(conn)
@@ -534,23 +538,23 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 
 
 class RemoteArray:
-    """An array in the peer's memory.
+    """An array in the peer's memory, created by `open_array` or `open_file`.
 
-    Index it to get a part. Await the part to read it, or call `write` on it::
+    Index the array to get a part. Await the part to read it, or call `write` to change it::
 
         row = await remote[7]
         await remote[:, 3].write(column)
 
-    `open_array` and `open_file` create remote arrays. Indices are integers, slices and `...`.
-    Indexing returns another RemoteArray and transfers nothing.
+    Indices are integers, slices and `...`. Indexing returns another RemoteArray and transfers
+    nothing.
 
-    If a part consists of several runs of bytes, such as a column, it is written in batches with one
-    operation per run. It is read in the same way, or together with the gaps between the runs if
-    they are short.
+    A part may consist of several runs of bytes, as a column does. It is written in batches, with
+    one operation per run. It is read in the same way, or together with the gaps between the runs if
+    the gaps are short.
 
-    `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have numpy's meaning, and `code` is
-    the safetensors type, such as "BF16". The peer chooses the shape: check `nbytes` before you read
-    an array from an untrusted peer.
+    `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have the same meaning as in numpy.
+    `code` is the safetensors type, such as "BF16". The peer chooses the shape. Check `nbytes`
+    before you read an array of an untrusted peer.
     """
 
     _no_memory_hint = "it is in the peer's memory: `await` it"
@@ -603,11 +607,12 @@ class RemoteArray:
     async def read(self, target: Any = None) -> Any:
         """Read the elements into a new array, or into `target`, and return that array.
 
-        `target` must have the same type and shape and be in C order. If the read is cancelled,
-        `target` may be partly written. `Connection.read` describes further errors.
+        `target` must have the same type and shape as this array, and must be in C order. If the
+        read is cancelled, a part of `target` may have been written. Other errors are those of
+        `Connection.read`.
 
         Raises:
-            ValueError: If `target` has another type or shape.
+            ValueError: If `target` has a different type or shape.
         """
         found = _empty(self._layout.code, self.shape, self._kind) if target is None else target
         memory = self._memory_of("target", found, in_place=True)
@@ -616,13 +621,14 @@ class RemoteArray:
         return found
 
     async def write(self, values: Any) -> None:
-        """Write an array, a list or a number, which numpy's rules broadcast to the shape.
+        """Write an array, a list or a number to the peer's memory.
 
-        This needs `Rights.WRITE`. If the write is cancelled, a part of the elements may have been
-        written. `Connection.write` describes further errors.
+        numpy's rules broadcast the values to the shape. The peer must have shared the array with
+        `Rights.WRITE`. If the write is cancelled, some of the elements may have been written. Other
+        errors are those of `Connection.write`.
 
         Raises:
-            ValueError: If a tensor has another type or shape.
+            ValueError: If a tensor has a different type or shape.
         """
         if not _is_tensor(values) and self._kind == "torch":
             torch = _module("torch")

@@ -1,4 +1,4 @@
-"""The connection manager on an event loop: connections and listeners for any RDMA protocol.
+"""Connections and listeners for any RDMA protocol: the connection manager on an event loop.
 
 ::
 
@@ -16,10 +16,12 @@
         async for request in listener:                  # an AsyncConnectionId
             group.create_task(serve(request))           # create_qp, accept; close at the end
 
-Each method waits for the event that it causes. A disconnect ends everything that waits on the queue
-pair. A listener should serve each request in its own task, because `accept` waits while the peer is
-silent, and fails if the peer has given up. This module has no flow control and no messages of
-arbitrary size; see :mod:`aiordma.transport`.
+Each method waits for the event that it causes. A disconnect fails everything that waits on the
+queue pair. A listener should serve each request in a separate task, because `accept` waits as long
+as the peer is silent, and fails if the peer has given up.
+
+This module has no flow control, and messages must fit the receives. See :mod:`aiordma.transport`
+for a connection with both.
 """
 
 from __future__ import annotations
@@ -51,15 +53,19 @@ _PARAMETERS = cm.ConnectionParameters()
 class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     """One end of a connection, or a listener, of the connection manager on an event loop.
 
-    ``id`` is the :class:`cm.ConnectionId`, for calls that do not wait: addresses, options, the
-    context, ``join_multicast``. After a call that failed or was cancelled, the ID is unusable:
-    close it. Create, use and close it in the event loop's thread. If an ID is still open when it is
-    dropped, or when the loop ends, it is closed with its queue pair and a ResourceWarning.
+    ``id`` is the :class:`cm.ConnectionId`. Use it for calls that do not wait, such as addresses,
+    options, the context and ``join_multicast``. If a call fails or is cancelled, the ID is
+    unusable, and you should close it.
+
+    Create, use and close this object in the event loop's thread. If it is still open when it is
+    dropped, or when the loop ends, it is closed together with its queue pair, with a
+    ResourceWarning.
 
     Args:
-        device: The name of a device; None means that of the environment variable AIORDMA_DEVICE, or
-            the default. The connection manager uses the device that has the address. If that is not
-            the named device, the call raises ConnectionManagerError.
+        device: The name of a device. None means the device in the environment variable
+            AIORDMA_DEVICE, or the default device. The connection manager itself uses the device
+            that has the address. If this is not the named device, the call raises
+            ConnectionManagerError.
 
     Raises:
         DeviceNotFoundError: If there is no such device.
@@ -113,21 +119,22 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- connecting ----------------------------------------------------------------------
 
     async def resolve_addr(self, address: cm.Address, source: cm.Address | None = None) -> None:
-        """Find the device for a numeric (host, port), optionally from a local address.
+        """Find the device for a numeric (host, port), optionally from a given local address.
+
+        This takes at most 10 seconds. Use ``asyncio.timeout`` for a shorter limit.
 
         Raises:
-            AddressError: If no device has a route to the address, or none was found in 10 seconds.
-                ``asyncio.timeout`` ends it earlier.
+            AddressError: If no device has a route to the address, or if none was found in time.
         """
         self.id.resolve_addr(address, source, _RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ADDR_RESOLVED)
         check_name(self.id, self._device and (self._device,), address)
 
     async def resolve_route(self) -> None:
-        """Find the route.
+        """Find the route to the peer.
 
         Raises:
-            RouteError: If there is none, or none was found in 10 seconds.
+            RouteError: If there is no route, or if none was found in 10 seconds.
         """
         self.id.resolve_route(_RESOLVE_TIMEOUT)
         await self.expect(cm.EventType.ROUTE_RESOLVED)
@@ -150,11 +157,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     def create_qp(
         self, capabilities: verbs.QPCapabilities | None = None, **options: Unpack[verbs.QPKeywords]
     ) -> AsyncQueuePair:
-        """Create the ID's queue pair in :attr:`pd`; it is closed with the ID.
+        """Create the ID's queue pair in :attr:`pd`. The queue pair is closed with the ID.
 
-        Call it after ``resolve_addr``, or for a request before ``accept``. Post receives before the
-        connection is established, because the peer may send immediately. Raises the same exceptions
-        as :meth:`cm.ConnectionId.create_qp`.
+        Call this after ``resolve_addr``, or for a request before ``accept``. Post receives before
+        the connection is established, because the peer may send immediately. The exceptions are
+        those of :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
         self.queue._of_id = self  # a program may keep the queue pair alone
@@ -163,15 +170,17 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def connect(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent:
-        """Connect.
+        """Connect to the resolved address.
+
+        Without a response, this fails after about a minute, which is the connection manager's own
+        timeout. Use ``asyncio.timeout`` for a shorter limit.
 
         Returns:
             The event ESTABLISHED, with the peer's private data and parameters.
 
         Raises:
             RejectedError: If the peer rejects the request; it has the peer's private data.
-            UnreachableError: Without a response, after the connection manager's own timeout of
-                about a minute. ``asyncio.timeout`` ends it earlier.
+            UnreachableError: If there is no response.
             LimitError: If there is too much private data.
         """
         self.id.connect(parameters)
@@ -180,12 +189,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- listening -----------------------------------------------------------------------
 
     def listen(self, backlog: int = 128) -> None:
-        """Receive requests from now on, for ``async for`` or :meth:`get_request`.
+        """Start receiving requests, for ``async for`` or :meth:`get_request`.
 
         Args:
             backlog: The maximum number of requests that wait to be taken. Further requests are
-                rejected. Before that, requests whose peers are known to have given up are dropped
-                (the embedded device reports them).
+                rejected. On the embedded device, requests whose peers have given up are dropped
+                first.
 
         Raises:
             ValueError: If the backlog is below 1. See also :meth:`cm.ConnectionId.listen`.
@@ -217,12 +226,12 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
                 self._requests.append(request)
 
     async def get_request(self) -> AsyncConnectionId:
-        """Wait for the next request, to accept or reject it. Cancelling does not lose one.
+        """Wait for the next request, to accept or reject it. Cancelling does not lose a request.
 
         Raises:
-            BufferStateError: If the listener is closed, also while a task is waiting.
-            ConnectionManagerError: If its device was removed.
-            ValueError: Before :meth:`listen`.
+            BufferStateError: If the listener is closed, even while a task is waiting.
+            ConnectionManagerError: If the listener's device was removed.
+            ValueError: If :meth:`listen` was not called before.
         """
         while not self._requests:
             if self._closed:
@@ -243,10 +252,10 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     async def accept(
         self, parameters: cm.ConnectionParameters = _PARAMETERS
     ) -> cm.ConnectionEvent | None:
-        """Accept a request, on the request's own ID.
+        """Accept a request. Call this on the request's own ID.
 
         Returns:
-            The event ESTABLISHED; None, immediately, for a datagram service.
+            The event ESTABLISHED. For a datagram service, None is returned immediately.
 
         Raises:
             VerbsError: With EINVAL, if the peer has given up in the meantime.
@@ -258,7 +267,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         return await self.expect(cm.EventType.ESTABLISHED)
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Reject a request and close its ID, even if the peer has given up in the meantime.
+        """Reject a request and close its ID, even if the peer has already given up.
 
         Raises:
             LimitError: If there is too much private data. You can then reject the request with
@@ -274,16 +283,16 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
     # ---- the end -------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """End the connection: work in progress on the queue pair fails, here and at the peer.
+        """End the connection. Work in progress on the queue pair fails, here and at the peer.
 
-        Calling it again, or without a connection, has no effect.
+        A second call, or a call without a connection, has no effect.
         """
         self._affinity.check(self)
         if self._connected:
             self._end(ConnectionManagerError(f"{self!r} was disconnected by this side"))
 
     async def wait_disconnected(self) -> ConnectionManagerError:
-        """Wait until either side ends the connection, and return the reason.
+        """Wait until either side ends the connection, and return the reason as an exception.
 
         Raises:
             BufferStateError: If the ID is closed instead.
@@ -295,11 +304,11 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         return self._ended
 
     def close(self) -> None:
-        """Disconnect, close the queue pair and :attr:`pd`, and destroy the ID. Never waits.
+        """Disconnect, close the queue pair and :attr:`pd`, and destroy the ID, without waiting.
 
-        Waiters fail, and requests that were not taken are rejected. You may use the memory of work
-        requests again. In the child of a fork this has no effect, because the ID belongs to the
-        parent.
+        Waiters fail, and requests that were not taken are rejected. You can then use the memory of
+        work requests again. In the child of a fork, this has no effect, because the ID belongs to
+        the parent.
         """
         if self._closed or self._affinity.is_after_fork:
             return

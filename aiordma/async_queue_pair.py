@@ -11,19 +11,20 @@
             batch.read([other], remote_addr, rkey, wr_id=77)
         completion = await received
 
-To create one that the connection manager connects, use `AsyncConnectionId.create_qp`.
+If the connection manager connects the queue pair, create it with `AsyncConnectionId.create_qp`.
 
-A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has no completion:
-awaiting it returns None as soon as it is posted, and its future, if there is one, ends with that of
-the next signaled request. The last of the requests that are posted together is always signaled, so
-that unsignaled ones cannot fill the send queue permanently.
+A completion has the ``wr_id`` of its request. A request with ``signaled=False`` has no completion.
+Awaiting it returns None as soon as it is posted, and its future ends together with that of the next
+signaled request. The last of several requests that are posted together is always signaled.
+Unsignaled requests can therefore not fill the send queue permanently.
 
 A task that finds the send queue full waits for a slot, in first-come, first-served order. A posted
-request cannot be withdrawn. After a cancellation, its memory belongs to the device until the
-completion, or until the queue pair is closed. If a request fails, everything else in progress or
-waiting fails immediately, with the first failure as its cause.
+request cannot be withdrawn. If you cancel the task that awaits it, the device still owns its memory
+until the completion, or until the queue pair is closed. If a request fails, all other requests fail
+immediately, with the first failure as their cause.
 
-This module has no flow control and no messages of arbitrary size; see :mod:`aiordma.transport`.
+This module has no flow control, and messages must fit the receives. See :mod:`aiordma.transport`
+for a connection with both.
 """
 
 from __future__ import annotations
@@ -106,15 +107,15 @@ def _collected(
 class AsyncQueuePair(shutdown.ClosesAtExit):
     """A queue pair with its own completion queue, on the running event loop.
 
-    ``qp`` is the queue pair. Connect and query it, but leave posting and polling to this object.
-    Create, use and close it in the event loop's thread. If it is still open when it is dropped, or
+    ``qp`` is the queue pair. Use it to connect and to query, but not to post or poll. Create, use
+    and close this object in the event loop's thread. If it is still open when it is dropped, or
     when the loop ends, it is closed with a ResourceWarning.
 
     Args:
         pd: The protection domain. With ``id``, it must belong to the ID's context.
         capabilities: The sizes of the queue pair.
-        id: A connection ID that owns the queue pair, whose states the connection manager then
-            changes.
+        id: The connection ID that owns the queue pair. The connection manager then changes the
+            states of the queue pair.
         **options: Options of :meth:`verbs.ProtectionDomain.create_qp` or
             :meth:`cm.ConnectionId.create_qp`.
     """
@@ -168,14 +169,14 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- sending -------------------------------------------------------------------------
 
     def submit_nowait(self, requests: Sequence[verbs.SendWorkRequest]) -> list[Completed]:
-        """Post requests with one doorbell, and return a future for each.
+        """Post requests with one doorbell, and return a future for each of them.
 
         The future of an unsignaled request gets the completion of the next signaled one, with its
-        own ``wr_id``. It also raises everything that :meth:`verbs.QueuePair.post_send` raises.
+        own ``wr_id``. This method also raises all exceptions of :meth:`verbs.QueuePair.post_send`.
 
         Raises:
-            QueueFullError: If there are not enough free slots, or others are waiting for slots.
-                Nothing is posted then.
+            QueueFullError: If there are not enough free slots, or if other tasks are waiting for
+                slots. Nothing is posted then.
         """
         self._check_list(requests)
         if not self._has_room(requests):
@@ -190,15 +191,16 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     async def submit(self, requests: Sequence[verbs.SendWorkRequest]) -> list[verbs.WorkCompletion]:
         """Post requests as soon as there is room for all of them, and wait for the signaled ones.
 
-        If it is cancelled while it waits for room, nothing is posted, unless there has just become
-        room. A later cancellation has no effect on the device.
+        If the call is cancelled while it waits for room, nothing is posted, unless room has just
+        become available. A later cancellation has no effect on the device.
 
         Returns:
-            The completions of the signaled requests, in order. Unsignaled ones before them are done
-            as well.
+            The completions of the signaled requests, in order. The unsignaled requests before them
+            have completed too.
 
         Raises:
-            WorkCompletionError: For the first failure, by its status.
+            WorkCompletionError: If a request fails. The class depends on the status of the first
+                failure.
             ValueError: If there are more requests than the send queue has slots.
         """
         self._check_list(requests)
@@ -232,7 +234,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return completions
 
     def batch(self) -> AsyncBatch:
-        """Return a context manager that posts the requests it has collected, and awaits them."""
+        """Return a context manager that collects requests, and posts and awaits them at its end."""
         return AsyncBatch(self)
 
     send: Final = _awaitable(verbs.SendBatch.send)
@@ -287,10 +289,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     # ---- receiving -----------------------------------------------------------------------
 
     def recv_nowait(self, sges: Pieces = ()) -> Completed:
-        """Post a receive, and return the future of its completion.
+        """Post a receive and return a future of its completion.
 
         Raises:
-            QueueFullError: If there is no room.
+            QueueFullError: If the receive queue is full.
         """
         self._check()
         number = next(self._numbers)
@@ -304,11 +306,11 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         return await self.recv_nowait(sges)
 
     def receives(self, count: int, size: int) -> ReceiveRing:
-        """Post ``count`` receives of ``size`` bytes, which are posted again as you take them.
+        """Post ``count`` receives of ``size`` bytes, which are posted again after you take them.
 
         Raises:
             ValueError: If no message can have this size.
-            QueueFullError: If there is no room for all of them. Nothing is posted then.
+            QueueFullError: If there is no room for all of the receives. Nothing is posted then.
         """
         return ReceiveRing(self, count, size)
 
@@ -356,12 +358,12 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             self.fail(event_error(event, self.qp.context))
 
     def fail(self, cause: Exception) -> None:
-        """Fail all waiters, because nothing more will be done.
+        """Fail all waiters, for example because a protocol has detected that the peer is gone.
 
-        What has completed is still delivered. Everything else fails as flushed, and so does what is
-        posted later. The cause is ``cause``, or an earlier failure. The memory belongs to the
-        device until :meth:`close`. This is for protocols that detect by other means that the peer
-        is gone. An :class:`AsyncConnectionId` calls it on a disconnect.
+        Completions that have already arrived are still delivered. All other requests fail as
+        flushed, including later ones. The cause of their errors is ``cause``, or an earlier
+        failure. The memory belongs to the device until :meth:`close`. An :class:`AsyncConnectionId`
+        calls this method on a disconnect.
         """
         instance("cause", cause, Exception, "an exception")
         if self._cause is not None or self._channel.closed:
@@ -375,7 +377,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._fail(self._flushed)
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """End every waiter with an error, because completions may never arrive."""
+        """End every waiter with an error, because its completion may never arrive."""
         sends, self._sends = self._sends, {}
         receives, self._receives = self._receives, {}
         waiters, self._waiters = self._waiters, deque()
@@ -406,7 +408,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             raise self._flushed("work request")
 
     def close(self) -> None:
-        """Destroy the queue pair and end all waiters. You may use the memory again."""
+        """Destroy the queue pair and fail all waiters. You can then use the memory again."""
         if self._channel.closed:
             return
         text = f"{self!r} was closed"
@@ -436,10 +438,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
 class ReceiveRing(AsyncIteration):
     """Receives of one size with their own memory, taken in the order in which they were posted.
 
-    Use :meth:`AsyncQueuePair.receives` to create one, for protocols whose peer may send at any
-    time. All of the ``count`` receives are posted, except the one that was taken last. If your own
-    receives have filled the receive queue, a later :meth:`get` posts the rest. The memory is
-    registered for local use and closed with the queue pair.
+    A ring is for protocols whose peer may send at any time. Create it with
+    :meth:`AsyncQueuePair.receives`. All ``count`` receives stay posted, except the one that you
+    took last. If your own receives have filled the receive queue, a later :meth:`get` posts the
+    missing ones. The memory is registered for local use, and closed with the queue pair.
     """
 
     def __init__(self, queue: AsyncQueuePair, count: int, size: int) -> None:
@@ -477,16 +479,18 @@ class ReceiveRing(AsyncIteration):
             self._posted.append((self._queue.recv_nowait((piece,)), self._taken.popleft()))
 
     async def get(self) -> tuple[verbs.WorkCompletion, memoryview]:
-        """Wait for the next completion and its bytes, which are valid until the next call.
+        """Wait for the next completion, and return it with the received bytes.
 
-        A write with immediate data consumes a receive but has no bytes here; its data is where the
-        peer has written it. Cancelling loses nothing.
+        The bytes are valid until the next call. A write with immediate data consumes a receive but
+        has no bytes here, because the peer has written them elsewhere. If you cancel the call,
+        nothing is lost.
 
         Raises:
             WorkCompletionError: If the receive failed.
             BufferStateError: If the queue pair is closed.
-            QueueFullError: If none of these receives is posted, and there is no room for one.
-            BusyError: If another task is waiting here.
+            QueueFullError: If none of these receives is posted, and the receive queue has no room
+                for one.
+            BusyError: If another task is already waiting for this ring.
         """
         if self._is_waited_for:
             raise BusyError(
@@ -516,16 +520,16 @@ class ReceiveRing(AsyncIteration):
         return completion, self._memory[start : start + here]
 
     async def __aiter__(self) -> AsyncIterator[tuple[verbs.WorkCompletion, memoryview]]:
-        """Iterate over completions and bytes, like :meth:`get`."""
+        """Iterate over the results of :meth:`get`."""
         while True:
             yield await self.get()
 
 
 class AsyncBatch(AsyncContext, verbs.SendBatch):
-    """A batch for ``async with``, whose end posts everything with one doorbell and waits.
+    """A batch for ``async with``, which posts all requests with one doorbell and waits for them.
 
-    An exception in the block discards everything. ``completions`` are those of the signaled
-    requests, in order.
+    An exception in the block discards the requests. After the block, ``completions`` are the
+    completions of the signaled requests, in order.
     """
 
     def __init__(self, queue: AsyncQueuePair) -> None:

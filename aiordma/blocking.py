@@ -6,14 +6,14 @@ Example::
         conn.send(b"hello")
         answer = conn.within(5).recv()
 
-An event loop in a background thread does the work. Each function here calls the asynchronous
-function of the same name in that thread, with the same arguments, results and errors. Every object
-may be used from any thread, from several threads at a time, from signal handlers, and from
-destructors. `within` limits the duration of a call.
+An event loop in a background thread does the work. Each function calls the asynchronous function of
+the same name in that thread. The arguments, results and errors are the same. You can use every
+object in any thread, in several threads at a time, in signal handlers and in destructors. `within`
+sets a time limit for calls.
 
-A destructor or a signal handler may run at any point of a call. No call therefore holds a lock that
-another call in the same thread could wait for: calls are passed on with `call_soon_threadsafe`, and
-each waits on its own queue.
+A destructor or a signal handler can run at any point of a call. No call therefore holds a lock that
+another call in the same thread could wait for. `call_soon_threadsafe` passes a call to the
+background thread, and each call waits on its own queue.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 H = TypeVar("H", bound="_Handle[Any]")
 _Undo: TypeAlias = Callable[[T], object] | None
-"""A function that is given a result, in the background thread, if an interrupt discards it."""
+"""A function that undoes a call, in the background thread, if an interrupt drops its result."""
 
 
 # ---- the thread ---------------------------------------------------------------------------------
@@ -270,10 +270,10 @@ def _started() -> _LoopThread:
 
 @atexit.register
 def stop() -> None:
-    """End the background thread, and close open objects with a ResourceWarning.
+    """Stop the background thread. Objects that are still open are closed with a ResourceWarning.
 
-    The next use starts a new thread. `stop` is also called when the program exits, after all
-    threads that are not daemons have ended.
+    The next call of this module starts a new thread. `stop` also runs when the program exits, after
+    all threads except daemons have ended.
     """
     check_thread()
     for thread in list(_threads):
@@ -315,11 +315,12 @@ def call(
 @overload
 def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T: ...
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function, asynchronous or not, in the background thread and return its result.
+    """Call a function in the background thread and return its result.
 
-    Use it if there is no method here: `call(remote.renew, 60)`, or with a coroutine function that
-    uses `Connection.asynchronous`. An interrupt (Ctrl-C) cancels the call and waits until it has
-    ended. A result that the function has already returned is then lost.
+    The function may be asynchronous or not. Use `call` for an operation that has no method here, as
+    in `call(remote.renew, 60)`, or for a coroutine function that uses `Connection.asynchronous`. An
+    interrupt (Ctrl-C) cancels the call and waits until it has ended. If the function has already
+    returned, its result is lost.
     """
     if not callable(function):
         hint = "pass its arguments separately, as in call(function, 1)"
@@ -352,9 +353,9 @@ class _Handle(Generic[A]):
         self.close()
 
     def within(self, seconds: float | None) -> Self:
-        """Return the same object with a time limit, after which its calls raise TimeoutError.
+        """Return the same object with a time limit for each of its calls.
 
-        `seconds` is the limit of each call; None means no limit.
+        A call that takes longer than `seconds` raises TimeoutError. None means no limit.
         """
         bounded = copy.copy(self)
         bounded._timeout = (
@@ -429,7 +430,7 @@ def _maker(
 ) -> Callable[P, H]:
     """Create a function that returns an object of this module.
 
-    `drop` closes an object that an interrupt keeps from the caller.
+    If an interrupt keeps the object from the caller, `drop` closes it.
     """
 
     def maker(*arguments: P.args, **options: P.kwargs) -> H:
@@ -466,9 +467,10 @@ async def check_server(
 
 
 class Region(mr_pool.Region):
-    """Memory of the caller, registered until `close` or the end of its `with`, in any thread.
+    """Memory of the caller, registered for use in any thread.
 
-    Pass it, or a slice of it, to `send_region`, `send`, `recv_into`, `read` and `write`.
+    The memory stays registered until `close` or the end of the `with` block. Pass the region, or a
+    slice of it, to `send_region`, `send`, `recv_into`, `read` and `write`.
     """
 
     __slots__ = ("_loop_thread",)
@@ -482,11 +484,11 @@ class Region(mr_pool.Region):
 
 
 class Connection(_Handle[transport.Connection]):
-    """A connection for use from any thread: `aiordma.Connection` without await.
+    """An `aiordma.Connection` without await, for use in any thread.
 
-    `recv` returns a message as bytes; `recv_into` and `recv_with` receive into memory of the
-    caller. If an interrupt (Ctrl-C) keeps the result of `recv`, `recv_into`, `recv_with`,
-    `recv_region` or `recv_buffer` from the caller, the next call returns it.
+    `recv` returns a message as bytes, and `recv_into` and `recv_with` receive into memory of the
+    caller. If an interrupt (Ctrl-C) discards the result of `recv`, `recv_into`, `recv_with`,
+    `recv_region` or `recv_buffer`, the next call returns that result.
     """
 
     send: Final = _method(transport.Connection.send)
@@ -528,7 +530,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive_or_take, kept.appendleft)
 
     def recv(self) -> bytes:
-        """Return a copy of the next message; `recv_into` receives into memory of the caller."""
+        """Receive a message and return a copy of it. Use `recv_into` to receive without a copy."""
         return self._receive(self._messages, partial(_copied, self.asynchronous))[0]
 
     def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
@@ -570,11 +572,11 @@ class Connection(_Handle[transport.Connection]):
         return self._receive(self._regions, self.asynchronous.recv_region)
 
     def recv_buffer(self) -> bytes:
-        """Return a copy of handed-over memory; see `aiordma.Connection.recv_buffer`."""
+        """Return a copy of memory handed over by the peer; see `aiordma.Connection.recv_buffer`."""
         return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
-        """Register memory of the caller, until `Region.close` or the end of its `with` block."""
+        """Register memory of the caller until `Region.close` or the end of its `with` block."""
 
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
@@ -592,7 +594,7 @@ class Connection(_Handle[transport.Connection]):
 
     @property
     def closed(self) -> bool:
-        """As `aiordma.Connection.closed`; also true after `stop`, and in the child of a fork."""
+        """Whether the connection is closed; also True after `stop`, and in the child of a fork."""
         return not self._thread.usable or self._call(lambda: self.asynchronous.closed)
 
 
@@ -615,12 +617,12 @@ async def _handed_over(connection: transport.Connection) -> bytes:
 
 
 class Listener(_Handle[transport.Listener]):
-    """A listener for use from any thread: `aiordma.Listener` without await."""
+    """An `aiordma.Listener` without await, for use in any thread."""
 
     close: Final = _ending(transport.Listener.close)
 
     def accept(self) -> Connection:
-        """Return the next connection. If an interrupt prevents this, the next call returns it."""
+        """Wait for the next connection and return it. An interrupt does not lose a connection."""
 
         async def accept() -> Connection:
             return Connection(self._thread, await self.asynchronous.accept())
@@ -639,10 +641,10 @@ class Listener(_Handle[transport.Listener]):
 
 
 class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
-    """A byte stream for use from any thread: asyncio's reader and writer without await.
+    """A byte stream for use in any thread: asyncio's reader and writer without await.
 
-    If a timeout or an interrupt (Ctrl-C) keeps bytes from a reader, the next call returns them.
-    Only one thread may read at a time; another one gets BusyError.
+    If a timeout or an interrupt (Ctrl-C) discards the bytes of a read, the next read returns them.
+    Only one thread may read at a time. A second one gets BusyError.
     """
 
     @finalizer
@@ -675,7 +677,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         return self._read(asyncio.StreamReader.readline)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of the data; wait while the peer reads too slowly (`drain`)."""
+        """Write all of the data. While the peer reads too slowly, this waits (`drain`)."""
         self._call(partial(_written, self.asynchronous[1], data))
 
     def write_eof(self) -> None:
@@ -688,7 +690,7 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
 
 
 def unread(reader: asyncio.StreamReader, data: bytes) -> None:
-    """Put bytes back at the front of a StreamReader, which has no method for it."""
+    """Put bytes back at the front of a StreamReader, which has no method for this."""
     vars(reader)["_buffer"][:0] = data
 
 

@@ -29,11 +29,13 @@ class DmabufRegistration(Registration):
 class DmabufRegion(OwnMemory):
     """Registered memory of a dma-buf, for `read`, `write` and `send_region`.
 
-    The region has `length` bytes from `offset`. This process cannot access them, so you cannot send
-    or receive them as messages. A key to it works on every connection of the event loop, because
-    the kernel does not support memory windows on a dma-buf. It is registered until `close` or the
-    end of its `with` block. If you call `close` during an operation, it takes effect when the
-    operation is done.
+    The region has `length` bytes and starts at `offset`. This process cannot access the memory, so
+    you cannot send or receive it as a message.
+
+    The memory is registered until `close` or the end of the `with` block. If you call `close`
+    during an operation, it takes effect when the operation has ended. The kernel does not support
+    memory windows on a dma-buf. A key to the region therefore works on every connection of the
+    event loop.
     """
 
     __slots__ = ("_offset", "_registration")

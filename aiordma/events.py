@@ -1,4 +1,4 @@
-"""`async for` over the asynchronous events of a device."""
+"""Asynchronous events of a device, for `async for`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = 1024
 
 
 class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
-    """The events of a device, its ports, queue pairs and queues, as they happen.
+    """An asynchronous iterator over the events of a device, its ports, queue pairs and queues.
 
     ::
 
@@ -30,10 +30,12 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             async for event in events:
                 print(event.type.name, event.port_num or event.element)
 
-    Use :func:`device_events` to create one. It receives all events from then on. If several are
-    open, each of them receives every event, and so do this library's connections. Up to 1024 events
-    wait to be taken; then the oldest are dropped, and a warning is logged. If it is still open when
-    it is dropped, or when its event loop ends, it is closed with a ResourceWarning.
+    Use :func:`device_events` to create one. From then on, it receives all events, as do all other
+    open iterators and this library's connections.
+
+    Up to 1024 events are stored until you take them. After that, the oldest events are dropped, and
+    a warning is logged. An iterator that is still open when it is dropped, or when its event loop
+    ends, is closed with a ResourceWarning.
     """
 
     def __init__(self, context: verbs.Context, *, owned: bool) -> None:
@@ -57,10 +59,10 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         self._waiters.wake()
 
     async def get(self) -> verbs.AsyncEvent:
-        """Wait for the next event. Cancelling does not lose an event.
+        """Wait for the next event and return it. Cancelling the call does not lose an event.
 
         Raises:
-            BufferStateError: If it is closed, also while a task is waiting.
+            BufferStateError: If this iterator is closed before an event arrives.
         """
         while not self._events:
             if self._closed:
@@ -69,11 +71,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         return self._events.popleft()
 
     def get_nowait(self) -> verbs.AsyncEvent | None:
-        """Return the next event, or None if there is none.
-
-        Raises:
-            BufferStateError: If it is closed, and all events received before that have been taken.
-        """
+        """Return the next stored event, or None."""
         if self._events:
             return self._events.popleft()
         if self._closed:
@@ -81,7 +79,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
         return None
 
     async def __aiter__(self) -> AsyncIterator[verbs.AsyncEvent]:
-        """Iterate over the events until it is closed, including those received before that."""
+        """Iterate over the events received before `close`."""
         while True:
             try:
                 event = await self.get()
@@ -90,7 +88,7 @@ class DeviceEvents(shutdown.ClosesAtExit, AsyncIteration):
             yield event
 
     def close(self) -> None:
-        """Stop receiving events. If the device was opened for this, it is closed."""
+        """Stop receiving events. If `device_events` opened the device, it is closed too."""
         if self._closed:
             return
         self._end_without_loop()
@@ -112,10 +110,10 @@ def device_events(device: str | verbs.Device | verbs.Context | None = None) -> D
     """Return an asynchronous iterator over the events of a device. Requires a running event loop.
 
     Args:
-        device: A name, or any argument of :func:`aiordma.verbs.find_device`. The device is opened
-            for this and reports events of the device and its ports. An open context also reports
-            events of the objects created on it, which ``context.async_events()`` then no longer
-            returns.
+        device: A device name, or any other argument of :func:`aiordma.verbs.find_device`. The
+            device is then opened, and reports its own events and those of its ports. With an open
+            context, the events of objects created on the context are included, and
+            ``context.async_events()`` no longer returns events.
 
     Raises:
         DeviceNotFoundError: If there is no such device.

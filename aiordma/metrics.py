@@ -1,7 +1,7 @@
 """The metrics that `aiordma.prometheus` and `aiordma.opentelemetry` export.
 
-Each metric is computed from a `snapshot`, so the metrics agree with `statistics()`. No metric has a
-label for a peer or a connection, because their number is unbounded.
+Each metric is computed from a `snapshot`, so the metrics agree with `statistics()`. The number of
+peers and connections is unbounded. Therefore no metric has a label for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Entries = Callable[[Snapshot], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, and how its values are computed from a snapshot."""
+    """A metric, with a function that computes its values from a snapshot."""
 
     name: str
     """The name for Prometheus, without the "_total" of a counter."""
@@ -68,10 +68,10 @@ def _keys(part: str, *path: str) -> Callable[[Snapshot], Rows]:
 def _by_device(
     entries: Entries, *rows: tuple[str, str, str], device: str = "device"
 ) -> list[Metric]:
-    """Return a gauge for each (name, path, help) that sums the values of all entries by device.
+    """Return a gauge for each (name, path, help), which sums the values of all entries by device.
 
-    `path` leads to the value in an entry, which is None if the device does not report it. If the
-    name ends with "bytes", that is the unit.
+    `path` leads to the value in an entry, which is None if the device does not report it. The unit
+    is bytes if the name ends with "bytes".
     """
 
     def sums(path: list[str]) -> Callable[[Snapshot], Rows]:
@@ -134,24 +134,25 @@ METRICS: tuple[Metric, ...] = (
     _traffic("writes", "Writes to peers' memory"),
     _traffic("atomics", "Atomic operations on peers' memory"),
     Metric("aiordma_connection_events", "counter", "1",
-        "Connections that began, ended in order or broke, and failed attempts", ("event",),
+        "Connections that opened, closed or broke, and failed connection attempts", ("event",),
         _keys("connection_events")),
     Metric("aiordma_errors", "counter", "1",
-        "Broken connections and failed attempts, by class of the error", ("error",),
+        "Broken connections and failed connection attempts, by exception class", ("error",),
         _keys("errors")),
     Metric("aiordma_waits", "counter", "1",
-        "Waits of connections for credits or the send queue, and of pools for memory",
+        "Number of waits for credits, the send queue or pool memory",
         ("for",), _keys("waits", "count")),
-    Metric("aiordma_wait_seconds", "counter", "s", "Total duration of these waits", ("for",),
+    Metric("aiordma_wait_seconds", "counter", "s",
+        "Total time spent waiting for credits, the send queue or pool memory", ("for",),
         _keys("waits", "seconds")),
-    Metric("aiordma_rail_failures", "counter", "1", "Rails that broke", ("device",),
+    Metric("aiordma_rail_failures", "counter", "1", "Broken rails", ("device",),
         _of_rails("rail_failures")),
     Metric("aiordma_leads_moved", "counter", "1",
-        "Active rails that broke and were replaced by another, by device that broke", ("device",),
+        "Broken active rails that were replaced, by the device of the broken rail", ("device",),
         _of_rails("leads_moved")),
     Metric("aiordma_latency_seconds", "histogram", "s",
-        "Time from the post of a request to its completion, of every 17th", ("operation", "le"),
-        _latencies),
+        "Time from posting a request to its completion, for every 17th request",
+        ("operation", "le"), _latencies),
     Metric("aiordma_objects", "gauge", "1", "Open verbs objects", ("class",),
         _keys("objects")),
     Metric("aiordma_connections", "gauge", "1", "Open connections", ("device", "state"),
@@ -161,7 +162,7 @@ METRICS: tuple[Metric, ...] = (
     *_by_device(
         _rails,
         ("rail_sent_bytes", "bytes_sent",
-            "Bytes of messages sent while the rail was active, of open connections"),
+            "Bytes of messages that open connections sent while the rail was active"),
         ("rail_received_bytes", "bytes_received",
             "Bytes of messages received over rails of open connections"),
         ("rail_read_bytes", "bytes_read",
@@ -175,8 +176,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     *_by_device(
         itemgetter("listeners"),
-        ("handshakes", "handshakes", "Handshakes of peers in progress"),
-        ("waiting_connections", "waiting", "Connections waiting for accept"),
+        ("handshakes", "handshakes", "Handshakes in progress at listeners"),
+        ("waiting_connections", "waiting", "Connections waiting to be accepted"),
     ),
     *_by_device(
         _CONNECTIONS,
@@ -188,16 +189,17 @@ METRICS: tuple[Metric, ...] = (
         ("outstanding_requests", "outstanding",
             "Sends and operations that are posted or waiting for the send queue"),
         ("shared_regions", "shared_regions", "Regions shared with peers"),
-        ("lent_bytes", "lent_bytes", "Memory borrowed by peers"),
+        ("lent_bytes", "lent_bytes", "Bytes of memory borrowed by peers"),
     ),
     *_by_device(
         itemgetter("devices"),
-        ("pool_registered_bytes", "pool.registered_bytes", "Memory registered by the pool"),
-        ("pool_leased_bytes", "pool.leased_bytes", "Memory leased from the pool"),
-        ("pool_limit_bytes", "pool.limit", "Maximum memory that the pool may register"),
-        ("pool_waiting", "pool.waiting", "Tasks waiting for memory of the pool"),
+        ("pool_registered_bytes", "pool.registered_bytes",
+            "Bytes of memory registered by the pool"),
+        ("pool_leased_bytes", "pool.leased_bytes", "Bytes of memory leased from the pool"),
+        ("pool_limit_bytes", "pool.limit", "Maximum bytes of memory that the pool may register"),
+        ("pool_waiting", "pool.waiting", "Tasks waiting for pool memory"),
         ("registration_cache_bytes", "registration_cache.bytes",
-            "Cached registrations of user memory"),
+            "Bytes of user memory whose registrations are cached"),
         device="name",
     ),
 )  # fmt: skip

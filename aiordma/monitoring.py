@@ -67,13 +67,13 @@ def snapshot() -> Snapshot:
     """Return the state of this process as plain data that can be converted to JSON.
 
     Any thread can call this function, with or without an event loop. It does not wait for event
-    loops and does not call devices, so it also works if a loop is stuck. The numbers of another
-    thread's loop can be from slightly different moments. The cost grows with the number of open
-    connections, about 10 microseconds per connection.
+    loops or call devices, so it works even if a loop is stuck. If a loop runs in another thread,
+    its numbers can be from slightly different moments. The cost is about 10 microseconds per open
+    connection.
 
     Only the thread of a connection's loop can query the connection's wire. For other loops, the
     result contains the wire that was read last. The first time, it contains None, and the loop is
-    asked to read it.
+    asked to read the wire.
     """
     connections = open_connections()
     refresh_wires(connections)
@@ -117,7 +117,7 @@ def open_connections() -> list[Connection]:
 
 
 def refresh_wires(connections: list[Connection], seconds: float = 0.0) -> None:
-    """Make each loop read the wires that are still unknown, and wait up to `seconds` for it.
+    """Ask each loop to read the wires that are still unknown, and wait up to `seconds` for them.
 
     Internal to the library.
     """

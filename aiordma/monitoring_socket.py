@@ -1,13 +1,13 @@
-"""The monitoring socket, which serves `aiordma top` if AIORDMA_MONITOR is set during import.
+"""The monitoring socket for `aiordma top`, created if AIORDMA_MONITOR is set during import.
 
 A thread serves connections to a Unix socket. It responds with a `snapshot` as JSON, or sets the
 port state of an embedded device for `aiordma port`. It does not call event loops, so it works even
 if a loop is stuck.
 
 Only processes of the same user get a response. The directory belongs to the user and is closed to
-others, the socket has mode 0600, and the kernel reports the user of each peer (SO_PEERCRED,
-unix(7)). The name of a socket has a random part, because processes in different PID namespaces can
-share the directory. Peers are served one at a time, for at most ANSWER_TIMEOUT.
+others, and the socket has mode 0600. The kernel reports the user of each peer (SO_PEERCRED,
+unix(7)). Processes in different PID namespaces can share the directory, so the name of a socket has
+a random part. Peers are served one at a time, for at most ANSWER_TIMEOUT.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 
 
 def directory(setting: str) -> Path:
-    """Return the directory for sockets, creating it if it is missing.
+    """Return the directory for sockets. If it is missing, create it.
 
     Args:
         setting: The value of AIORDMA_MONITOR: "1", or the path of the directory.
 
     Raises:
-        OSError: If the directory cannot be created, belongs to another user or is open to others.
-        ValueError: If the value is neither "1" nor an absolute path, or the path is too long.
+        OSError: If the directory cannot be created, belongs to another user or is accessible to
+            others.
+        ValueError: If the value is neither "1" nor an absolute path, or if the path is too long.
     """
     if setting != "1":
         if not os.path.isabs(setting):
@@ -80,7 +81,7 @@ def directory(setting: str) -> Path:
 
 
 def private(path: Path) -> Path:
-    """Return the directory, creating it if it is missing. Raises the exceptions of `directory`."""
+    """Create the directory if it is missing, and return it. Raises as `directory` does."""
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
             f"the path {path} is too long for a directory of sockets: {size} bytes (maximum "

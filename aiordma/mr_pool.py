@@ -1,16 +1,16 @@
 """Registered memory: a pool of slabs, leases of its blocks, and regions of the user's own memory.
 
 Registering memory is slow on a card, and each region is an entry in the card's tables. The pool
-therefore registers slabs of several MiB, for local access only, and hands out blocks of them. A
-slab never has a remote key. Memory for a peer is registered separately, with exact bounds
-(`ProtectionDomain.reg_mr` on the block), so that no token gives access to adjacent bytes.
+therefore registers slabs of several MiB, and leases blocks of them. Slabs are registered for local
+access only and never have a remote key. Memory for a peer is registered separately with exact
+bounds (`ProtectionDomain.reg_mr` on the block), so a token never gives access to adjacent bytes.
 
 The memory of a block is reused when all of the following are true:
 
 - The lease has ended (`Buffer.release`, the end of its `with` block, or its garbage collection).
-- No work request uses it (`_pin` and `_unpin` count them).
-- No view of it exists. A memoryview, or a numpy array made from one, that outlives its lease keeps
-  its own bytes, and never shows those of the next lease.
+- No work request uses the block (`_pin` and `_unpin` count them).
+- No view of the block exists. A memoryview that outlives its lease, or a numpy array made from one,
+  keeps its own bytes and never shows those of the next lease.
 
 All objects belong to one event loop and are not thread-safe.
 """
@@ -89,11 +89,12 @@ class Block(PoolBlock, Mapped):
 
 
 class PoolStatistics(NamedTuple):
-    """The memory of a pool, in bytes: registered, and in blocks that are leased, viewed or in use.
+    """The memory of a pool. All sizes are in bytes.
 
-    `leases` is the number of these blocks, and `regions` is the number of memory regions. `limit`
-    bounds `registered_bytes`. `waiting` is the number of tasks that wait for memory.
-    `huge_page_bytes` is the part of the registered bytes that is on the system's huge pages
+    `registered_bytes` is the registered memory, which never exceeds `limit`. `leased_bytes` is the
+    memory of blocks that are leased, viewed or in use, and `leases` is the number of these blocks.
+    `regions` is the number of memory regions, and `waiting` is the number of tasks that wait for
+    memory. `huge_page_bytes` is the registered memory on the system's huge pages
     (`Config.huge_pages`).
     """
 
@@ -181,10 +182,10 @@ class LargeBlocks:
 
 
 class MemoryPool(BlockCache):
-    """Leases of registered memory, for local access, within one protection domain.
+    """A pool that leases registered memory, for local access, within one protection domain.
 
-    `limit` bounds the number of registered bytes. At the limit, `lease` waits until enough memory
-    is released, in first-come, first-served order, and `alloc` raises QuotaError.
+    `limit` is the maximum number of registered bytes. At the limit, `alloc` raises QuotaError, and
+    `lease` waits in first-come, first-served order until enough memory is released.
     """
 
     def __init__(
@@ -275,10 +276,10 @@ class MemoryPool(BlockCache):
         return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
     def alloc(self, size: int) -> Buffer:
-        """Lease `size` bytes with undefined contents; `Buffer` describes the ownership.
+        """Lease `size` bytes with undefined contents, without waiting.
 
         Raises:
-            QuotaError: If they are not available now, or tasks are waiting for memory.
+            QuotaError: If the memory is not available now, or if tasks are waiting for memory.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -287,13 +288,14 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     async def lease(self, size: int) -> Buffer:
-        """Lease `size` bytes like `alloc`, waiting for memory in first-come, first-served order.
+        """Lease `size` bytes with undefined contents, waiting until they are available.
 
-        Cancelling gives up the wait. A task that waits for memory while it holds other memory can
-        cause a deadlock, as with any lock. Acquire all memory at once, or wait with a timeout.
+        Tasks are served in first-come, first-served order. A task that waits for memory while it
+        holds other memory can cause a deadlock, as with any lock. Acquire all memory at once, or
+        wait with a timeout.
 
         Raises:
-            QuotaError: If the size exceeds the limit; immediately.
+            QuotaError: If the size exceeds the limit of the pool. This is raised immediately.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -302,7 +304,7 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
-        """Return the amounts of registered and leased memory. May be called from any thread."""
+        """Return statistics of the pool's memory. You can call this in any thread."""
         self._waiters.count_wait()
         regions = list(self._registered.regions)
         return PoolStatistics(
@@ -414,21 +416,21 @@ class MemoryPool(BlockCache):
 
 
 class LocalMemory(Local):
-    """Registered memory of this process, for operations: a Buffer, a Region, or a slice.
+    """Registered memory of this process, for operations: a Buffer, a Region, or a slice of either.
 
-    `address` and `length` are its location. `writable` says whether the device may write to it.
+    `address` and `length` give its location. `writable` says whether the device may write to it.
     """
 
     __slots__ = ()
 
     def __getitem__(self, key: slice) -> LocalSlice:
-        """Return the part `[start:stop]`; bounds outside raise LocalRangeError."""
+        """Return the part `[start:stop]`, or raise LocalRangeError if it is out of range."""
         offset, length = slice_range(key, len(self), LocalRangeError)
         return LocalSlice(self, offset, length)
 
     @property
     def view(self) -> memoryview:
-        """The bytes themselves."""
+        """The memory as a memoryview of bytes."""
         self._check()
         return self._pinned_bytes()
 
@@ -445,11 +447,11 @@ class LocalMemory(Local):
         raise NotImplementedError
 
     def _check(self) -> None:
-        """Raise an exception if it was released."""
+        """Raise an exception if the memory was released."""
 
 
 class LocalSlice(LocalMemory):
-    """A part of registered memory, released together with the whole."""
+    """A part of registered memory. It is released together with the whole."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -512,9 +514,9 @@ class OwnMemory(LocalMemory):
 class Buffer(OwnMemory):
     """A lease of registered memory from the pool.
 
-    It is yours from `conn.alloc` until `release`, or the end of its `with` block. After that, every
-    use raises BufferStateError. Views that you took before keep showing the same bytes. These bytes
-    are not leased again while a view or an operation needs them.
+    The memory is yours from `conn.alloc` until `release` or the end of the `with` block. After
+    that, every use of the buffer raises BufferStateError. A view that you took before keeps its
+    bytes, because they are not leased again while a view or an operation needs them.
     """
 
     __slots__ = ("__weakref__", "_block")
@@ -540,7 +542,7 @@ class Buffer(OwnMemory):
         self._give_back()
 
     def _give_up(self) -> Block:
-        """Take the lease out of the buffer, which is unusable afterwards."""
+        """Return the block without ending its lease. The buffer is unusable afterwards."""
         self._check()
         self.gone = True
         return self._block
@@ -569,12 +571,12 @@ class Registration(Pinned):
 
 
 class Region(OwnMemory):
-    """The user's own memory, registered: any buffer or tensor, including read-only ones.
+    """The user's own memory, registered: any buffer or tensor, including a read-only one.
 
-    The object is pinned until `close`, or the end of its `with` block: you cannot resize a
-    bytearray, close an mmap, or resize the storage of a torch tensor. If you call `close` during an
-    operation, it takes effect when the operation is done. The memory is registered for local access
-    only. You grant rights to the peer when you share the region.
+    The object is pinned until `close` or the end of the `with` block. In the meantime, you cannot
+    resize a bytearray, close an mmap, or resize the storage of a torch tensor. If you call `close`
+    during an operation, it takes effect when the operation has ended. The memory is registered for
+    local access only. The peer gets rights when you share the region.
     """
 
     __slots__ = ("_mr",)

@@ -34,9 +34,10 @@ __all__ = ["instrument"]
 class _Snapshots:
     """A snapshot that all metrics of a collection share.
 
-    The SDK does not report when a collection starts, so a metric that has already read the snapshot
-    gets a new one. Threads that collect at the same time take one snapshot each at worst. A lock is
-    not possible, because a destructor or a signal handler may collect while it is held.
+    The SDK does not report when a collection starts. If a metric has already read the snapshot, a
+    new one is taken. Threads that collect at the same time take at worst one snapshot each. A lock
+    is not possible, because a destructor or a signal handler may start a collection while the lock
+    is held.
     """
 
     def __init__(self) -> None:
@@ -53,13 +54,13 @@ class _Snapshots:
 def instrument(meter_provider: MeterProvider | None = None) -> None:
     """Create an instrument for each of this process's metrics (`aiordma.metrics`).
 
-    A name has a dot in place of the first underscore of the Prometheus name, as in
-    "aiordma.messages_sent". OpenTelemetry has no observable histograms, so a histogram is exported
-    as three counters with the names of its Prometheus series. Instrument each provider only once.
-    The SDK calls back in a separate thread.
+    The name of an instrument has a dot in place of the first underscore of the Prometheus name, as
+    in "aiordma.messages_sent". OpenTelemetry has no observable histograms. A histogram is therefore
+    exported as three counters, which have the names of its Prometheus series. Call this function
+    only once for each provider. The SDK runs the callbacks in a separate thread.
 
     Args:
-        meter_provider: The provider, by default that of the process.
+        meter_provider: The meter provider, by default that of the process.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()

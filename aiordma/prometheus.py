@@ -37,12 +37,12 @@ _SCALARS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 class Collector:
     """A collector of this process's metrics (`aiordma.metrics`). Scrapes can run in any thread.
 
-    Pass it to `registry.register`. The registry calls its methods until you pass it to
-    `unregister`.
+    Pass the collector to `registry.register`. The registry then calls its methods until you pass it
+    to `registry.unregister`.
     """
 
     def describe(self) -> Iterator[_Family]:
-        """Yield the metrics without values. A registry uses them to check the names."""
+        """Yield the metrics without values. The registry uses them to check for duplicate names."""
         for metric in METRICS:
             if metric.kind == "histogram":
                 yield HistogramMetricFamily(metric.name, metric.help, labels=metric.labels[:-1])

@@ -50,29 +50,32 @@ async def reconnect(
     attempts: int | None = None,
     **options: Unpack[ConnectOptions],
 ) -> AsyncIterator[Connection]:
-    """Connect, and connect again at each iteration: `async for conn in reconnect(...)`.
+    """Connect again and again, as in `async for conn in reconnect(...)`.
 
-    The connection is closed at the end of the loop's body. The body handles errors of the
-    connection: `except ConnectionError: continue` reconnects. Nothing is resent: a `send` that was
-    not confirmed raises, and only the caller knows whether the peer may get it twice.
+    Each iteration yields a new connection, which is closed at the end of the loop's body. Handle
+    its errors in the body: `except ConnectionError: continue` reconnects. Nothing is resent. If a
+    `send` raises, only your program knows whether the peer may get the message twice.
 
-    A failed attempt is repeated after a delay with exponential back-off: `first_delay` seconds,
-    doubled after each failure up to `longest_delay`, and reduced by a random part of up to a half,
-    so that many clients do not reconnect at the same time. A connection that ends without having
-    carried a message or an operation counts as a failure. One that has carried something resets the
-    back-off. A listener is found if it lives longer than `longest_delay` plus an attempt, which
-    takes at most `Config.connect_timeout`. One that is restarted more often can be missed
+    After a failed attempt, the next one follows with exponential back-off. The delay starts at
+    `first_delay` and doubles with each failure, up to `longest_delay`. It is reduced by a random
+    part of up to a half, so that many clients do not reconnect at the same time. A connection that
+    ends without having carried a message or an operation counts as a failure. Any other connection
+    resets the delay.
+
+    A listener is found if it lives longer than `longest_delay` plus the duration of an attempt,
+    which is at most `Config.connect_timeout`. A listener that restarts more often may be missed
     repeatedly.
 
-    Errors that restarting the server cannot fix, such as a wrong key, are raised immediately
-    (`TEMPORARY` has the rule, docs/connecting.md a table).
+    Errors that restarting the server cannot fix, such as a wrong key, are raised immediately.
+    docs/connecting.md lists them.
 
     Args:
         host: The host, as for `connect`.
         port: The port, as for `connect`.
-        first_delay: Seconds before the second attempt.
-        longest_delay: The maximum delay in seconds.
-        attempts: Raise the error after this many failures in a row; None means no limit.
+        first_delay: The number of seconds before the second attempt.
+        longest_delay: The maximum number of seconds between attempts.
+        attempts: The number of consecutive failures after which the error is raised; None means no
+            limit.
         **options: The other options of `connect`.
 
     Yields:

@@ -1,11 +1,12 @@
 """Concurrent remote procedure calls over a connection, with timeouts and cancellation.
 
-A server publishes coroutine functions of one argument, and a client calls them by name. The
-argument and the result are one value each. `dumps` and `loads` serialize them, with msgpack by
-default; both sides must use the same functions.
+A server publishes coroutine functions, and a client calls them by name. Each function has one
+argument and returns one value. `dumps` converts a value to bytes, and `loads` converts bytes to a
+value. Both use msgpack by default. The client and the server must use the same functions.
 
-`loads` gets a memoryview of the received bytes and may keep it. If both are `memoryview`, buffers
-are therefore passed without a copy. Do not use `pickle.loads` on data from an untrusted peer.
+`loads` is called with a memoryview of the received bytes, and may keep it. If you pass `memoryview`
+as both `dumps` and `loads`, buffers are sent and received without a copy. Do not use `pickle.loads`
+on data from an untrusted peer.
 """
 
 from __future__ import annotations
@@ -57,14 +58,17 @@ _MAX_TEXT = 4096
 
 
 class CallError(Exception):
-    """The failure of a call at the server, such as an exception of the called function.
+    """A call failed at the server, usually because the function raised an exception.
 
-    It is also raised if `loads` fails on either side. In that case the two sides probably use
+    `kind` is the name of the exception's type, and `text` is its message. The server also uses
+    these kinds:
+
+    - "LookupError": It has no function of this name.
+    - "TooManyCalls": It has reached its limit of calls in progress.
+    - "CancelledError": It cancelled the call, for example because it is shutting down.
+
+    CallError is also raised if `loads` fails on either side. The two sides then probably use
     different `dumps` and `loads`.
-
-    `kind` is the name of the exception's type, and `text` is its message. `kind` is "LookupError"
-    if the server has no such function, "TooManyCalls" if its limit of calls in progress is reached,
-    and "CancelledError" if it has cancelled the call, for example while it shuts down.
     """
 
     def __init__(self, function: str, kind: str, text: str) -> None:
@@ -173,7 +177,7 @@ def _load(loads: Loads, data: memoryview, call: str, value: str, side: str) -> A
 
 
 def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
-    """Return the connection's messages. It has no other reader while the iterator exists."""
+    """Return an iterator over the messages of `conn`, which has no other reader in the meantime."""
     instance(
         "conn",
         conn,
@@ -185,7 +189,7 @@ def _messages(conn: Connection, reader: str) -> AsyncIterator[Message]:
 
 
 def _check(dumps: object, loads: object, max_calls: object) -> int:
-    """Check the arguments of a client or server; return the number of calls."""
+    """Check the arguments of a client or server, and return `max_calls` as an int."""
     for name, function in (("dumps", dumps), ("loads", loads)):
         if not callable(function):
             raise TypeError(
@@ -213,9 +217,10 @@ _caller: ContextVar[Connection] = ContextVar("caller")
 
 
 def caller() -> Connection:
-    """Return the connection of the caller, for example to share memory over it.
+    """Return the connection over which the current call was made.
 
-    Call it in a function that serves a call, or in a task that this function creates.
+    With this connection, a function can share memory with its caller, for example. Use `caller` in
+    a function that serves a call, or in a task that such a function creates.
 
     Raises:
         LookupError: If no call is being served.
@@ -237,12 +242,17 @@ async def serve(
     loads: Loads = _unpackb,
     max_calls: int = 256,
 ) -> None:
-    """Serve the calls of one connection until it ends; the handler used by `start_server`.
+    """Serve the calls of one connection until the connection ends.
 
-    Each call runs in a task. The task is cancelled if the client cancels the call or its timeout
-    expires, when the connection ends, and after the grace period of `Server.close`. If a function
-    raises an exception, the exception is logged, and the client gets a CallError with the name of
-    its type and its message. Calls beyond `max_calls` in progress are refused.
+    Each call runs in its own task. The task is cancelled in these cases:
+
+    - The client cancels the call, or the call times out.
+    - The connection ends.
+    - The grace period of `Server.close` ends.
+
+    If a function raises an exception, the exception is logged, and the client gets a CallError.
+    While `max_calls` calls are in progress, further calls fail. `start_server` calls `serve` for
+    each connection.
 
     Raises:
         ProtocolError: If the client sends anything other than calls.
@@ -344,7 +354,8 @@ async def start_server(
 ) -> Server:
     """Start a server that serves calls of `functions`.
 
-    It runs `serve` for each connection. Everything else is as in `aiordma.start_server`.
+    The server runs `serve` for each connection. The other arguments are those of
+    `aiordma.start_server`.
 
     Raises:
         TypeError: If a function is not a coroutine function of one argument.
@@ -403,12 +414,14 @@ class _Calls:
 
 
 class Client(AsyncContext):
-    """A client that calls the functions of the server at the other end of a connection.
+    """A client that calls functions of the server at the other end of a connection.
 
-    `connect` creates a client. You can also create one for an existing connection, in that
-    connection's event loop. This raises BusyError if the connection already has a reader. From then
-    on the client is the only reader, and `recv` raises BusyError. Leaving the `async with` block
-    closes the connection. At most `max_calls` calls are in progress at the server, and others wait.
+    Use `connect` to create a client. You can also create a client for an open connection, in the
+    event loop of that connection. The client is then the only reader of the connection, and `recv`
+    raises BusyError. If the connection already has a reader, creating the client raises BusyError.
+
+    At most `max_calls` calls are in progress at the server, and further calls wait. Leaving the
+    `async with` block closes the connection.
     """
 
     def __init__(
@@ -433,18 +446,18 @@ class Client(AsyncContext):
         *more: Never,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Any:
-        """Call the server's function `name` with the argument `data` and return its result.
+        """Call the server's function `name` with the argument `data`, and return its result.
 
-        If the call times out or is cancelled, the server cancels the function. The value that
-        `dumps` returns must not change until the response arrives.
+        If the call times out or is cancelled, the server cancels the function. The object that
+        `dumps` returns must not change until the result arrives.
 
         Raises:
-            TimeoutError: If there is no response within `timeout` seconds.
+            TimeoutError: If there is no result within `timeout` seconds.
             CallError: If the function raised an exception.
-            ConnectionClosedError: If the connection was closed before the response arrived. It is
-                then unknown whether the function has run.
-            ConnectionBrokenError: If the connection broke before the response arrived. It is then
-                unknown whether the function has run.
+            ConnectionClosedError: If the connection was closed before the result arrived. The
+                function may have run.
+            ConnectionBrokenError: If the connection broke before the result arrived. The function
+                may have run.
         """
         number = next(self._numbers)
         head = _pack(_CALL, number, name)
@@ -489,7 +502,7 @@ class Client(AsyncContext):
         raise CallError(name, printable(frame.name), printable(text))
 
     async def close(self) -> None:
-        """Close the connection, which ends the outstanding calls."""
+        """Close the connection, which ends all calls in progress."""
         await self.connection.close()
         await asyncio.wait([self._reader])
 
@@ -510,7 +523,10 @@ async def connect(
     max_calls: int = 256,
     **options: Unpack[ConnectOptions],
 ) -> Client:
-    """Connect to a server of `start_server`; options and errors are those of `aiordma.connect`."""
+    """Connect to a server that was started with `start_server`, and return a client.
+
+    The options and errors are those of `aiordma.connect`.
+    """
     given = complete("rpc.connect", options, CONNECT)
     _check(dumps, loads, max_calls)  # before there is a connection
     conn = await transport.connect(host, port, **given)

@@ -85,12 +85,12 @@ __all__ = [
 
 
 def start(path: str | os.PathLike[str]) -> Path:
-    """Start tracing this process's use of the embedded device, and return the name of the file.
+    """Start tracing this process's use of the embedded device, and return the path of the file.
 
-    ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file. While
-    another process writes to it, the file is ``path`` followed by ``.`` and the process id. Only
-    its owner can read it, because it contains keys and addresses. An existing file must belong to
-    this user, must not be accessible to others, and must have no other name.
+    ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file. If another
+    process is writing to that file, the path becomes ``path`` followed by ``.`` and the process id.
+    Only the file's owner can read it, because it contains keys and addresses. An existing file must
+    belong to this user, must not be accessible to others, and must not have other hard links.
 
     Raises:
         BusyError: If this process is already being traced.
@@ -109,18 +109,18 @@ def start(path: str | os.PathLike[str]) -> Path:
 
 
 def stop() -> None:
-    """Stop tracing, even if the environment started the trace. Without a trace, do nothing."""
+    """Stop tracing, even if the environment started the trace. Otherwise, do nothing."""
     softdev.trace_stop()
 
 
 @contextmanager
 def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Trace the block: :func:`start`, then :func:`stop` at its end.
+    """Trace the `with` block, using :func:`start` and :func:`stop`.
 
     The exceptions are those of :func:`start`.
 
     Yields:
-        The name of the file.
+        The path of the file.
     """
     used = start(path)
     try:
@@ -130,10 +130,12 @@ def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
-    """Return the runs in a file, in order. A process may still be writing it, or have been killed.
+    """Return the runs in a trace file, in order.
+
+    A process may still be writing to the file, or may have been killed while it was writing.
 
     Raises:
         OSError: If the file cannot be read.
-        TraceFormatError: If it is not a trace; the message contains the line number.
+        TraceFormatError: If the file is not a trace; the message contains the line number.
     """
     return parse_runs(Path(path).read_bytes(), os.fspath(path))

@@ -1,8 +1,8 @@
-"""Adaptive polling: whether an event loop spins for completions before it sleeps.
+"""Adaptive polling: the decision whether an event loop spins for completions before it sleeps.
 
-A spin lasts about as long as a wake-up costs. This is 2-competitive (ski rental): at worst it costs
-twice as much as the better choice between sleeping immediately and not sleeping at all. Misses make
-spins rarer, so a peer that is slow or shares this core costs almost nothing.
+A spin lasts about as long as a wake-up costs. At worst, spinning therefore costs twice as much as
+the better of two choices: to sleep immediately, or never to sleep (ski rental, 2-competitive). Each
+miss makes spins rarer, so a peer that is slow or shares this core costs almost nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MOST_SKIPPED = 255
 
 
 class AdaptivePolling:
-    """The decision when an event loop spins, for `spin_us` microseconds; never if that is 0."""
+    """The policy for when an event loop spins, for `spin_us` microseconds. 0 means never."""
 
     __slots__ = ("_misses", "_skip", "spin_us")
 

@@ -1,4 +1,4 @@
-"""The event loop, thread and process that an object belongs to, and the rejection of others.
+"""The event loop, thread and process that an object belongs to.
 
 The library does not lock the user's objects. A call from another thread could corrupt the state of
 a running operation, and the child of a fork would write to its parent's connection. Both are
@@ -22,7 +22,7 @@ _ASYNCIO = os.path.dirname(asyncio.__file__) + os.sep
 
 
 class LoopAffinity:
-    """The affinity of an object, created together with it in the running loop."""
+    """The loop, thread and process in which an object was created."""
 
     __slots__ = ("_generation", "_thread", "loop", "made_at")
 
@@ -64,12 +64,12 @@ class LoopAffinity:
         )
 
     def made(self) -> str:
-        """Return where the object was created, to end a sentence; empty outside of user code."""
+        """Return where the object was created, in parentheses, to end a sentence. May be empty."""
         return f" ({self.made_at})" if self.made_at else ""
 
 
 def _caller() -> str:
-    """Return the file and line of the nearest code outside aiordma; empty if the loop called it."""
+    """Return the file and line of the caller outside aiordma; empty if that is the loop."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_back is None:

@@ -1,10 +1,9 @@
-"""Timers of seconds behind one descriptor, so that the event loop itself has none.
+"""Timers of several seconds behind one descriptor, so that the event loop itself has no timers.
 
-A loop with a timer asks the kernel to end each of its sleeps when the timer expires. The kernel
-creates a timer each time and removes it with the next message, and asyncio checks its own timers.
-This takes a tenth of the instructions of a small message that wakes the loop (measured). Therefore
-timers of several seconds, which exist as long as a connection, are kept here, behind one descriptor
-that becomes readable when the first one expires.
+If a loop has a timer, each of its sleeps needs a timeout. The kernel sets up a timer for it and
+removes it with the next message, and asyncio checks its own timers. For a small message that wakes
+the loop, this takes a tenth of all instructions (measured). Timers that exist as long as a
+connection are therefore kept here. One descriptor becomes readable when the first of them expires.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ROOM = 64
 
 
 class CoarseTimers:
-    """The timers of an event loop. Its driver watches `fd` and calls `fire` when readable."""
+    """The timers of an event loop. The driver watches `fd` and calls `fire` when it is readable."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock

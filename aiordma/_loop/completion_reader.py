@@ -1,4 +1,4 @@
-"""The times at which an event loop handles completions and polls for more."""
+"""Handling of completions in an event loop, and polling for more."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BRIEF_SPIN_US = 3
 
 
 class CompletionReader:
-    """The handling of completions from a driver's channel that its `Poller` leaves to Python.
+    """Handles completions of a driver's channel that its `Poller` leaves to Python.
 
-    They are handled when the channel is readable, when a task is about to wait, and, for `spin_us`
-    microseconds after others, before the loop sleeps. If the channel fails, each queue of `sinks`
-    fails too.
+    Completions are handled when the channel is readable and when a task is about to wait. After
+    other completions, the loop also polls for `spin_us` microseconds before it sleeps. If the
+    channel fails, each queue in `sinks` fails too.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ fork.reset_in_child(_loops.clear)
 
 
 class FailureWatch:
-    """A callback in the running loop for when the last of several devices has failed."""
+    """A callback in the running loop that is called when all of several devices have failed."""
 
     def __init__(self, devices: Iterable[str], on_failure: OnFailure) -> None:
         self.devices = frozenset(devices)

@@ -1,23 +1,26 @@
-"""The event-loop glue: completion channels and connection-manager channels on the running loop.
+"""The driver of the event loop: completion channels and connection-manager channels as readers.
 
-Some facts, and what they mean here:
+These facts shaped the design:
 
-- A completion channel's fd becomes readable when an *armed* completion queue gets a completion;
-  arming reports only what comes afterwards.  So one turn is: take every event, acknowledge, arm,
-  then poll until empty; a completion between polling and arming has made a new event, and the
-  level-triggered fd calls again.  No timer stands behind it.  (ibv_get_cq_event(3))
-- A `wr_id` alone leads to what was posted: to its slot in the table (_datapath/work_queue.pyx).
-- Waking a sleeping process on another core takes longer than all the rest of a small message.  So
-  after completions the driver polls again for a moment before the loop sleeps (`adaptive_polling`):
-  once the tasks that they woke have run, since polling before that would only delay what they
-  post.  An idle process never polls.
-- The device tells of an asynchronous event once, to the first reader (ibv_get_async_event(3)), and
-  the loops of a process share a context that the connection manager opened.  So each loop watches,
-  and the first one takes all events for all (`ContextEvents`).  An event often says why completions
-  fail, and is there by then; so a work queue that sees a flush takes the events first.
+- The descriptor of a completion channel becomes readable when an armed completion queue gets a
+  completion. Arming covers only later completions. One turn therefore takes every event,
+  acknowledges the events, arms the queue and polls until it is empty. A completion between polling
+  and arming creates a new event, and the level-triggered descriptor calls again. No timer is needed
+  (ibv_get_cq_event(3)).
+- A `wr_id` alone identifies what was posted: it leads to a slot in the table
+  (_datapath/work_queue.pyx).
+- Waking a sleeping process on another core takes longer than all other work for a small message.
+  After completions, the driver therefore polls again for a moment before the loop sleeps
+  (`adaptive_polling`). It polls after the woken tasks have run, because polling earlier would delay
+  what they post. An idle process never polls.
+- The device reports an asynchronous event once, to the first reader (ibv_get_async_event(3)). The
+  loops of a process share a context that the connection manager opened. Each loop therefore watches
+  the context, and the first one takes all events for all loops (`ContextEvents`). An event often
+  says why completions fail, and arrives before them. A work queue that sees a flush therefore takes
+  the events first.
 
-This is the only module that calls `loop.add_reader`.  Everything here belongs to one event loop
-and runs in its thread.
+Only this module calls `loop.add_reader`. Everything here belongs to one event loop and runs in its
+thread.
 """
 
 from __future__ import annotations
@@ -94,9 +97,10 @@ def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
 
 
 class Driver(PerLoopResource):
-    """One event loop's part of one device: protection domain, completion queues, memory pool.
+    """The part of a device that belongs to one event loop: domain, completion queues, memory pool.
 
-    Obtained by `for_context` or `for_device` inside the running loop, given back by `release`.
+    Get a driver in the running loop with `for_context` or `for_device`, and release it with
+    `release`.
     """
 
     def __init__(
@@ -241,7 +245,7 @@ class Driver(PerLoopResource):
         self._events.unsubscribe(token)
 
     def figures(self) -> DeviceState:
-        """Return its part of `aiordma.snapshot`. Any thread may call this."""
+        """Return this driver's part of `aiordma.snapshot`. Any thread may call this."""
         statistics = self.context.statistics()
         return {
             "name": self.context.name,
@@ -401,7 +405,7 @@ async def writable(fd: int) -> None:
 
 
 class EventDriver(PerLoopResource):
-    """The connection manager's event channel of one event loop, shared by its ids."""
+    """The connection manager's event channel of one event loop, shared by its IDs."""
 
     has_idle_timeout = True
 
@@ -447,10 +451,10 @@ class EventDriver(PerLoopResource):
 
 
 class RequestDriver(EventDriver):
-    """An `EventDriver` for the listeners of one loop, which limits their share of its time.
+    """An `EventDriver` for the listeners of one loop, which limits the share of time for requests.
 
-    While that share is used up, requests wait in the device, which keeps only a few for each
-    network. The id of a request has to leave this channel before it waits for its own events.
+    While the share is used up, requests wait in the device, which keeps only a few for each
+    network. The ID of a request must leave this channel before it can wait for its own events.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, library: verbs.Library) -> None:
@@ -459,9 +463,10 @@ class RequestDriver(EventDriver):
         """The share of time for requests, however they are answered, and for handshakes."""
 
     def take(self) -> None:
-        """Handle one event, whose handshake begins before the next one is handled, or pause.
+        """Handle one event, or pause if the share is used up.
 
-        A request uses time even if it is answered with a challenge or a rejection.
+        The handshake of the event begins before the next event is handled. A request uses time even
+        if the response is a challenge or a rejection.
         """
         wait = self.share.wait()
         if not wait or self._gone:

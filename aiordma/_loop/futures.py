@@ -1,4 +1,4 @@
-"""Settling a future, whatever it stands for."""
+"""A function that settles a future in any state."""
 
 from __future__ import annotations
 

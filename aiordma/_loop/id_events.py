@@ -1,7 +1,7 @@
-"""The events of one connection-manager id in the running loop, for the task that awaits them.
+"""The events of one connection-manager ID in the running loop, for the task that awaits them.
 
-The connection manager responds to each step with an event on a channel that many ids share. Here
-each id has its own queue, so that a step is a call followed by an await.
+The connection manager responds to each step with an event on a channel that many IDs share. Here,
+each ID has its own queue, so that a step is a call followed by an await.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class IdEvents:
         """Wait for the next event, which must be `wanted`.
 
         Raises:
-            BufferStateError: The id was closed in the meantime.
-            ConnectionManagerError: Another event came.
+            BufferStateError: If the ID was closed in the meantime.
+            ConnectionManagerError: If a different event arrives.
         """
         if not isinstance(wanted, cm.EventType):
             raise TypeError(f"wanted must be a member of EventType, not {wanted!r}")
@@ -71,7 +71,7 @@ class IdEvents:
         return event
 
     def _disconnect(self) -> None:
-        """Disconnect this end, as both must: rdma_disconnect(3). Calling it again does nothing."""
+        """Disconnect this end, as both ends must. A second call does nothing."""
         if self._connected:
             self._connected = False
             try:
@@ -103,7 +103,7 @@ def make_id(
 
 
 def check_name(id: cm.ConnectionId, names: Collection[str] | None, address: cm.Address) -> None:
-    """Check that the resolved device is one of those that were named."""
+    """Raise ConnectionManagerError if the resolved device is not one of the named devices."""
     assert id.context is not None
     if names is not None and id.context.name not in names:
         named = " or ".join(map(repr, names))

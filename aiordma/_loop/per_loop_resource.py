@@ -1,6 +1,6 @@
-"""Resources shared by a loop's connections: created by the first one, closed after the last.
+"""Resources that the connections of a loop share, from the first connection to the last.
 
-They also end with their loop. In the child of a fork they belong to the parent.
+They also end with their loop. In the child of a fork, they belong to the parent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ IDLE_TIMEOUT = 1.0
 
 
 class PerLoopResource:
-    """A resource kept per loop and key, from the first `acquire` to the last `release`.
+    """A resource of one loop and key, kept from the first `_acquire` to the last `release`.
 
-    With `has_idle_timeout` it is closed IDLE_TIMEOUT later unless it is acquired again, or with its
-    loop.
+    With `has_idle_timeout`, it is closed IDLE_TIMEOUT later, unless it is acquired again or its
+    loop ends.
     """
 
     has_idle_timeout = False
@@ -118,7 +118,7 @@ class PerLoopResource:
         """Drop everything that is not needed while there are no users."""
 
     def _withdraw(self) -> None:
-        """Has the next `acquire` make another one.  Until its end it is known by itself alone."""
+        """Make the next `_acquire` create another instance, and keep this one until its end."""
         here = self._instances.get(self.loop, {})
         if here.get(self._key) is self:
             del here[self._key]

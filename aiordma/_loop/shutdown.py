@@ -1,13 +1,13 @@
 """Closes the objects that are still open when their event loop ends.
 
-`asyncio.run` closes the asynchronous generators of its loop before the loop itself. Therefore each
-loop with open objects has a generator that waits for this, closes the objects, and issues a
-ResourceWarning for each.
+`asyncio.run` closes the asynchronous generators of its loop before it closes the loop. Each loop
+with open objects therefore has a generator that waits for this moment. It then closes the objects
+and issues a ResourceWarning for each of them.
 
-A loop that is closed in another way does not report it, but drops its readers and timers. Therefore
-readers of the library refer to a `LoopEnd`, which nothing else refers to. When it is finalized and
-the loop is closed, the resources of the loop are released immediately, without a callback of the
-loop. The same path ends objects that were dropped too late for the loop to end them.
+If a loop is closed in another way, it drops its readers and timers without running them. Readers of
+the library therefore refer to a `LoopEnd`, to which nothing else refers. When the `LoopEnd` is
+finalized and the loop is closed, the resources of the loop are released immediately. Objects that
+were dropped too late for the loop to end them are ended in the same way.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that is not in `asyncio.all_tasks()`.
 
-    A program that cancels all of those tasks, as `asyncio.run` does at its end, means its own
-    tasks. Over TCP, its connections would continue, for the last data of its tasks. The task begins
-    in a later iteration of the loop, even if the loop's task factory is an eager one.
+    A program that cancels all tasks, as `asyncio.run` does at its end, means its own tasks. A
+    connection must continue, as a TCP connection would, to send the last data of these tasks. The
+    task begins in a later iteration of the loop, even if the loop has an eager task factory.
     """
     task = asyncio.Task(work, loop=loop)
     asyncio._unregister_task(task)
@@ -79,7 +79,7 @@ class Closable(Protocol):
 
 
 class EndsWhenDropped:
-    """An object that is ended, with a ResourceWarning, if it is dropped while it is open."""
+    """An object that is ended with a ResourceWarning if it is dropped while it is open."""
 
     _affinity: LoopAffinity
     _loop_shutdown: LoopShutdown
@@ -114,9 +114,10 @@ class EndsWhenDropped:
 
 
 class ClosesAtExit(EndsWhenDropped, AsyncContext):
-    """An object whose `close` does not wait.
+    """An object with a `close` method that does not wait.
 
-    It is called at the end of `async with`, when the loop ends, and when the object is dropped.
+    `close` is called at the end of `async with`, when the loop ends, and when the object is
+    dropped.
     """
 
     def close(self) -> None:
@@ -159,7 +160,7 @@ class LoopShutdown:
         return id(thing) in self._open
 
     def take_over(self, thing: Closable, part: Closable) -> None:
-        """Hold an object weakly instead of a part of it, which it closes."""
+        """Hold `thing` weakly in place of `part`, which `thing` will close."""
         self.add(thing)
         self._open.pop(id(part), None)
 
@@ -178,9 +179,9 @@ class LoopShutdown:
             step(self._generator.aclose())
 
     def finalized(self, thing: Closable) -> None:
-        """Keep an object that was dropped, after its warning, until it has ended. In any thread.
+        """Keep an object that was dropped until it has ended. This may run in any thread.
 
-        The object asks its loop to end it, and the loop may be closed before that.
+        The object asks its loop to end it, but the loop may be closed before that.
         """
         self._dropped[id(thing)] = thing
         self._open.pop(id(thing), None)
@@ -231,7 +232,7 @@ class LoopShutdown:
 
 
 class LoopEnd:
-    """An object that notices the closing of a loop; only readers of the loop refer to it."""
+    """An object that is finalized with its loop, because only the loop's readers refer to it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

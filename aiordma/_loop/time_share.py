@@ -25,7 +25,7 @@ class TimeShare:
         self._earned_at = clock.now()  # the time by which the loop's share is what was used
 
     def wait(self) -> float:
-        """Return how long no more work may begin."""
+        """Return the number of seconds for which no more work may begin."""
         return max(0.0, self._earned_at - self._clock.now() - BURST * SHARE)
 
     def now(self) -> float:
@@ -39,9 +39,10 @@ class TimeShare:
 
 
 class Timed(Coroutine[Any, Any, bool]):
-    """Work for a task.  Its steps use time of a share, which it gives back if it returns True.
+    """Work for a task that charges the time of its steps to a share.
 
-    `used` is time of the share that was used for this work before, and is given back with it.
+    If the work returns True, all of its time is refunded, including `used`, the time charged for it
+    before.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""An asyncio event loop in virtual time; a seed determines what happens, and in which order.
+"""An asyncio event loop in virtual time. A seed determines what happens, and in which order.
 
-The loop is asyncio's own, with its order of callbacks. Everything outside of it is a `World`, whose
-`step` lets something happen or advances the time. The loop then checks which of its descriptors are
-readable. It never sleeps. If nothing can end a wait, it raises an error that names the waiting
-tasks.
+The loop is asyncio's own and keeps its order of callbacks. Everything outside of the loop is a
+`World`. Its `step` lets something happen or advances the time, and the loop then checks which of
+its descriptors are readable. The loop never sleeps. If nothing can end a wait, it raises an error
+that names the waiting tasks.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class World(Protocol):
     random: random.Random
 
     def step(self, until: float | None) -> bool:
-        """Let something happen, or advance `now` to `until` and return False if nothing does.
+        """Let something happen and return True, or advance `now` to `until` and return False.
 
-        None for `until` means without limit; StalledError is raised if nothing will ever happen.
+        If `until` is None, there is no limit. StalledError is then raised if nothing will ever
+        happen.
         """
 
 

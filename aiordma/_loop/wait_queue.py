@@ -1,4 +1,4 @@
-"""A queue of tasks that wait for the same thing, in order of arrival."""
+"""A first-come, first-served queue of tasks that wait for the same thing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .futures import settle
 class WaitQueue:
     """The waiting tasks of one event loop.
 
-    A task that is woken must check again for what it wants, because a wake-up promises nothing.
+    A task that was woken must check its condition again, because a wake-up guarantees nothing.
     """
 
     def __init__(self) -> None:

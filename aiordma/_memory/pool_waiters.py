@@ -64,7 +64,7 @@ class PoolWaiters(Generic[B]):
         return len(self._internal) + len(self._user)
 
     def count_wait(self) -> None:
-        """Update the statistics on whether and how long tasks wait for memory."""
+        """Update the statistics of whether tasks wait for memory, and for how long."""
         self._wait.for_memory(len(self) > 0)
 
     @property

@@ -1,22 +1,24 @@
-"""A cache of registrations of the user's memory, for the next operation on it.
+"""A cache of registrations of the user's memory, for the next operation on the same memory.
 
-A registration covers the physical pages that the memory has when it is registered. If the memory is
-later freed, moved or given other pages, its addresses may look the same, but the device would read
-or write pages that the program does not see. A registration is therefore kept only if the memory
-cannot change in this way, and if the user's own object reports when it could:
+A registration covers the physical pages that the memory has when it is registered. Later, the
+memory may be freed, moved or given other pages. Its addresses can then look the same, but the
+device would read or write pages that the program does not see. A registration is therefore kept
+only if the memory cannot change in this way, and if the user's object reports when the guarantee
+ends:
 
 - *A memoryview that the user keeps* is an export. While it exists, Python refuses to resize or free
   the bytearray or array behind it. numpy does the same for an array that owns its memory, unless
-  `resize(refcheck=False)` asserts that no view is in use. A weak reference reports the end of the
-  view, and nothing here keeps the view or the memory alive. Releasing the view is not reported, but
-  a released view is never found again, and its entry is removed with the next new registration.
+  the caller asserts with `resize(refcheck=False)` that no view is in use. A weak reference reports
+  the end of the view, and does not keep the view or the memory alive. Releasing the view is not
+  reported. A released view is never found again, and its entry is removed with the next new
+  registration.
 - *Other objects* do not qualify. bytearray and bytes do not support weak references. An array.array
   does, but it can be resized, and resized back to the same address with other pages. A weak
   reference to a numpy array makes the user's `resize` fail, and `ctypes.resize` moves memory under
-  every view. The pages of an mmap can be changed by `madvise` or a hole in its file.
+  every view. The pages of an mmap can be changed by `madvise` or by a hole in its file.
 
 Cached registrations allow only local access. If a key with a remote right outlived its message, the
-peer could read whatever the memory holds next.
+peer could read the next contents of the memory.
 
 A cache belongs to one event loop, but a memoryview may end in any thread.
 """
@@ -56,9 +58,9 @@ def is_released(view: memoryview | None) -> bool:
 
 
 class CacheStatistics(NamedTuple):
-    """The number of cached registrations, their bytes, and the numbers of hits and misses.
+    """The number of cached registrations and their bytes, and the numbers of hits and misses.
 
-    Memory that cannot be cached does not count as a miss.
+    `found` counts the hits and `made` the misses. Memory that cannot be cached is not a miss.
     """
 
     registrations: int
@@ -206,7 +208,7 @@ class _Use(Pinned):
 
 
 class KeptMemory(OwnMemory):
-    """User memory for one operation; it cannot be resized or freed until `close`."""
+    """User memory for one operation. It cannot be resized or freed until `close`."""
 
     __slots__ = ("_use",)
     _over = "returned to the caller"

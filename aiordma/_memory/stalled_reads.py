@@ -1,14 +1,14 @@
-"""Connections whose peers hold pool memory by not answering READs.
+"""Detection of connections whose peers hold pool memory by responding slowly to READs.
 
 The memory of a long message is allocated before its data arrives, and a posted READ keeps it until
-the queue pair is destroyed. Therefore, a connection is ended if its peer answers READs too slowly
-while tasks wait for memory. If no task waits, there is no timer, and a peer may be slow. That time
-counts, however, as soon as a task waits; otherwise tasks that wait for less than `timeout` would
-never cause an end.
+the queue pair is destroyed. Therefore, if tasks wait for memory, a connection is ended if its peer
+responds too slowly to READs. If no task waits, there is no timer, and a peer may be slow. This time
+counts as soon as a task waits. Otherwise, tasks that wait for less than `timeout` would never cause
+a connection to end.
 
-All readers of a pool together must read at least SLOWEST bytes per second, each an equal part. This
-limits the time that they hold memory, however many there are. All readers of a pool belong to the
-same event loop.
+Together, all readers of a pool must read at least SLOWEST bytes per second, each of them an equal
+part. This limits the time for which they hold memory, whatever their number. All readers of a pool
+belong to the same event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Reader(Protocol):
 
 
 class StalledReads:
-    """The readers of one pool, and since when each of them has been too slow."""
+    """The readers of one pool, and the time since which each of them has been too slow."""
 
     def __init__(self, waiting: Sized, clock: Clock) -> None:
         self.timeout: float = 2.0

@@ -1,20 +1,23 @@
-"""asyncio's streams, protocols and servers over RDMA connections.
+"""asyncio's streams, protocols and servers over RDMA.
 
-The functions are::
+::
 
     reader, writer = await aiordma.open_connection(host, port)
     transport, protocol = await aiordma.create_connection(Protocol, host, port)
     server = await aiordma.create_server(Protocol, host, port)
     server = await aiordma.start_stream_server(handler, host, port)
 
-They correspond to asyncio's functions of the same names, and the last one to
-`asyncio.start_server`. After the address they take the arguments of `aiordma.connect` and
-`aiordma.listen`, except that `ssl` is TLS over the stream, as in asyncio. Both ends must be
-streams, because they send messages with a meaning of their own over the connection (see
+The first three functions correspond to asyncio's functions of the same names. `start_stream_server`
+corresponds to `asyncio.start_server`. After the address, these functions accept the options of
+`aiordma.connect` and `aiordma.listen`, except `ssl`. As in asyncio, `ssl` encrypts the stream with
+TLS.
+
+Both ends of a connection must be streams, because streams have their own message format (see
 `StreamTransport`).
 
-`EventLoop` is for software that connects through its event loop and cannot be configured otherwise.
-Source: the asyncio documentation, "Transports and Protocols" and "Streams".
+Use `EventLoop` for software that opens its connections through its event loop and cannot be
+configured in another way. Source: the asyncio documentation, "Transports and Protocols" and
+"Streams".
 """
 
 from typing import TYPE_CHECKING

@@ -51,14 +51,16 @@ class ClientTLS:
 async def create_connection(
     protocol_factory: Callable[[], P], host: str, port: int | str, **options: Unpack[StreamOptions]
 ) -> tuple[asyncio.Transport, P]:
-    """Connect and attach a protocol: `loop.create_connection` over RDMA.
+    """Connect to a host and attach a protocol, like `loop.create_connection`.
 
-    It returns after `connection_made` has been called. The transport is a `StreamTransport`, or
-    with TLS, asyncio's SSL transport on top of one. `port` may be a number, also as text, or the
-    name of a service. The errors are those of `aiordma.connect`.
+    The function returns after `connection_made` has been called. The transport is a
+    `StreamTransport`. With TLS, the transport is asyncio's SSL transport on top of a
+    `StreamTransport`.
 
-    With `ssl`, a context or True for the default context, TLS encrypts the whole stream. The server
-    must then have a certificate for `server_hostname`, which is `host` by default.
+    `port` may be a number, a str of digits, or the name of a service. `ssl` may be a context, or
+    True for the default context. TLS then encrypts the whole stream, and the server must have a
+    certificate for `server_hostname`, by default `host`. Other errors are those of
+    `aiordma.connect`.
 
     Raises:
         ssl.SSLError: If the server does not have such a certificate.
@@ -81,7 +83,7 @@ def check_factory(factory: object) -> None:
 
 
 def port_number(port: int | str | bytes | None) -> int:
-    """Convert a port as `getaddrinfo` does: a number or digits, a service name, None or ""."""
+    """Convert a port to a number; the values are those of `getaddrinfo`."""
     if port is None or isinstance(port, int):
         return port or 0
     if not isinstance(port, str | bytes):
@@ -131,7 +133,7 @@ async def attach(
 async def open_connection(
     host: str, port: int | str, *, limit: int = LIMIT, **options: Unpack[StreamOptions]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect: `asyncio.open_connection` over RDMA.
+    """Connect to a host and return a reader and a writer, like `asyncio.open_connection`.
 
     `limit` is the limit of the reader's buffer, in bytes. The other arguments are those of
     `create_connection`.
@@ -148,11 +150,12 @@ async def open_connection(
 async def sendfile(
     transport: asyncio.WriteTransport, file: IO[bytes], offset: int = 0, count: int | None = None
 ) -> int:
-    """Send a part of a regular file from the page cache without copying, and return its length.
+    """Send a part of a regular file without copying it, and return the number of bytes sent.
 
-    The default `count` sends everything from `offset` on. Data written earlier is sent first, and
-    the call returns when nothing is in flight any more. As with `loop.sendfile`, the file's
-    position is then at the end of the part. The file must not be truncated before that.
+    The part starts at `offset` and has `count` bytes. By default, it extends to the end of the
+    file. Data that was written earlier is sent first. The call returns when the transport has no
+    data in flight. As with `loop.sendfile`, the file's position is then at the end of the part. Do
+    not truncate the file before that.
 
     Raises:
         ConnectionError: If the connection ends before everything has been sent.

@@ -1,9 +1,9 @@
-"""An event loop with connections over RDMA, for software that connects through its event loop.
+"""An event loop that connects over RDMA, for software that connects through its event loop.
 
     with asyncio.Runner(loop_factory=aiordma.streams.EventLoop) as runner: runner.run(main())
 
-Every connection to, and every server at, a host and port uses RDMA. Connected sockets that the
-program passes, Unix sockets, datagrams and pipes are not affected.
+Connections and servers that are opened by host and port use RDMA. Sockets that the program has
+connected itself, Unix sockets, datagrams and pipes are not affected.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ def abort(loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
 
 
 class OverRDMA:
-    """A mixin for event loops: `class Loop(OverRDMA, uvloop.Loop): ...`.
+    """A mixin that makes an event loop connect over RDMA: `class Loop(OverRDMA, uvloop.Loop): ...`.
 
-    The attributes are the options of `aiordma.connect` and `aiordma.listen`. Set them on the class
-    or on the loop. `applies` selects the addresses, by default all.
+    The attributes `device`, `via` and `config` are the options of `aiordma.connect` and
+    `aiordma.listen`. Set them on the class or on the loop. Override `applies` to use RDMA only for
+    some addresses.
     """
 
     device: Devices = None
@@ -91,7 +92,10 @@ class OverRDMA:
         port: int | str | None = None,
         **options: Any,
     ) -> Any:
-        """As `AbstractEventLoop.create_connection`."""
+        """Connect over RDMA, with the arguments of `AbstractEventLoop.create_connection`.
+
+        Addresses that `applies` excludes are connected without RDMA.
+        """
         ssl, sock = options.get("ssl"), options.get("sock")
         server_hostname = options.get("server_hostname")
         limits = TLSLimits.of(options)
@@ -134,11 +138,11 @@ class OverRDMA:
         return await connect_with(options, security, host, port, **asked)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """Connect as `AbstractEventLoop.sock_connect`, for `create_connection` with this socket.
+        """Connect over RDMA to an address, for a later `create_connection` with the same socket.
 
-        Clients that choose between addresses themselves, such as aiohttp, connect in this way. The
-        connection uses RDMA, and `create_connection(sock=)` turns it into a stream. The socket
-        itself is not connected. If nothing at the address accepts RDMA connections, the socket is
+        Clients that choose between addresses themselves, such as aiohttp, connect in this way.
+        `create_connection(sock=...)` returns a stream over the RDMA connection, and the socket
+        itself stays unconnected. If nothing at the address accepts RDMA connections, the socket is
         connected over TCP.
         """
         stream = (
@@ -168,7 +172,10 @@ class OverRDMA:
         port: int | str | None = None,
         **options: Any,
     ) -> Any:
-        """As `AbstractEventLoop.create_server`."""
+        """Listen over RDMA, with the arguments of `AbstractEventLoop.create_server`.
+
+        The server does not use RDMA if `applies` excludes its address.
+        """
         limits = TLSLimits.of(options)
         number = client.port_number(port)
         hosts = server.hosts_of(host)
@@ -212,10 +219,10 @@ class OverRDMA:
         *,
         fallback: bool = True,
     ) -> int:
-        """As `AbstractEventLoop.sendfile`; over RDMA as `aiordma.streams.sendfile`.
+        """Send a file, like `AbstractEventLoop.sendfile`.
 
-        If the file is not a regular file, such as a BytesIO or a pipe, it is read and copied in
-        parts.
+        Over RDMA, a regular file is sent by `aiordma.streams.sendfile`. Any other file, such as a
+        BytesIO or a pipe, is read and copied in parts.
 
         Raises:
             asyncio.SendfileNotAvailableError: If the file is not a regular file and `fallback` is
@@ -238,7 +245,7 @@ class OverRDMA:
 async def copy_file(
     transport: StreamTransport, file: IO[bytes], offset: int, count: int | None
 ) -> int:
-    """Read the file in a thread, send the data, and return its length."""
+    """Read the file in a thread, send the data, and return the number of bytes sent."""
     client.check_part(file, offset, count)
     if offset or (hasattr(file, "seekable") and file.seekable()):
         file.seek(offset)  # 0 as well: its position may be another one

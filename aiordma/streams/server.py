@@ -26,10 +26,10 @@ Hosts = str | Iterable[str | None] | None
 
 
 class StreamServer(AsyncContext, asyncio.AbstractServer):
-    """A server that attaches a protocol to every connection, from `create_server`.
+    """A server that attaches a protocol to each connection, created by `create_server`.
 
-    Use it like an `asyncio.Server`, also as an async context manager. `close` stops listening, and
-    open connections continue.
+    Use it like an `asyncio.Server`, for example in an `async with` statement. `close` stops
+    listening but does not close accepted connections.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
 
     @property
     def address(self) -> Address:
-        """The (host, port) at which the server listens; the actual port if 0 was requested."""
+        """The (host, port) of the server. If port 0 was requested, this is the actual port."""
         return self._listener.address
 
     @property
     def sockets(self) -> tuple[TransportSocket, ...]:
-        """The addresses at which the server listens, as in `asyncio.Server`; empty once closed."""
+        """Objects with the server's addresses, as in `asyncio.Server`; empty once it is closed."""
         addresses = () if self._closing else self._listener.addresses
         return tuple(transport_socket(address)[1] for address in addresses)
 
@@ -87,7 +87,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._accepting = background(self._loop, self._accept())
 
     async def serve_forever(self) -> None:
-        """Serve until cancelled or closed. Cancelling it closes the server.
+        """Serve until the server is closed. Cancelling the task closes the server.
 
         Raises:
             DeviceEventError: If the device has failed. The server has then ended; start a new one.
@@ -141,7 +141,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._all_lost.set()
 
     def close(self) -> None:
-        """Stop listening, and close connections not yet accepted; other connections continue."""
+        """Stop listening, and close connections not yet accepted. Accepted connections continue."""
         if self._closing is None and not self._affinity.is_after_fork:
             self._affinity.check(self)
             self._loop_shutdown.remove(self)
@@ -149,7 +149,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._close_begun.set()
 
     def close_clients(self) -> None:
-        """Close every connection after sending everything that was written to it."""
+        """Close every connection after its written data has been sent."""
         for transport in list(self._transports):
             transport.close()
 
@@ -159,7 +159,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until the server is closed and every connection has ended, as in Python 3.12."""
+        """Wait until the server and all of its connections have ended, as in Python 3.12."""
         if self._closing is None and self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -186,11 +186,11 @@ async def create_server(
     port: int | str | None = 0,
     **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
-    """Listen and attach a protocol to every connection: `loop.create_server` over RDMA.
+    """Listen, and attach a protocol to each connection, like `loop.create_server`.
 
-    The server listens at every address if `host` is None or "". It listens at the same port of each
-    host if `host` is a sequence. With `ssl`, a context with a certificate, TLS encrypts the whole
-    streams. The errors are those of `aiordma.listen`.
+    If `host` is None or "", the server listens at every address. If `host` is a sequence, the
+    server listens at the same port of each host. `ssl` is a context with a certificate, and TLS
+    then encrypts the whole streams. Other options and errors are those of `aiordma.listen`.
     """
     given = complete("create_server", options, STREAM_SERVER)
     return await serve(given, protocol_factory, host, port)
@@ -244,7 +244,11 @@ async def start_stream_server(
     limit: int = LIMIT,
     **options: Unpack[StreamServerOptions],
 ) -> StreamServer:
-    """Start a server that calls a handler with a reader and a writer: `asyncio.start_server`."""
+    """Start a server that calls a handler with a reader and a writer, like `asyncio.start_server`.
+
+    `limit` is the limit of the reader's buffer, in bytes. The other arguments are those of
+    `create_server`.
+    """
     given = complete("start_stream_server", options, STREAM_SERVER)
     loop = asyncio.get_running_loop()
     check_signature(client_connected_cb, 2, "a reader and a writer")

@@ -1,8 +1,8 @@
-"""The substitute for a stream's socket, with names and options.
+"""A substitute for the socket of a stream, with addresses and options.
 
 Programs ask a transport for its socket to get addresses, to set options, and to check whether an
-idle connection is still usable. As in asyncio, they get a `TransportSocket`, but it wraps an object
-of this module instead of a real socket.
+idle connection is still usable. As in asyncio, they get a `TransportSocket`. It wraps an object of
+this module instead of a real socket.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def refused(what: str, number: int, instead: str) -> OSError:
 
 
 class StreamSocket:
-    """The object that `TransportSocket` wraps, with names, options and a descriptor for polling."""
+    """The object that a stream's `TransportSocket` wraps instead of a socket."""
 
     type: int = socket.SOCK_STREAM
     proto: int = socket.IPPROTO_TCP
@@ -78,10 +78,11 @@ class StreamSocket:
         return socket_name(self._peer)
 
     def fileno(self) -> int:
-        """Return a descriptor that polls as readable if the stream has data or has ended.
+        """Return a descriptor that is readable if the stream has data or has ended.
 
-        It is -1 if closed. Data cannot be read from it. It reflects the state at the time of this
-        call, which is enough for HTTP clients that check an idle connection before they reuse it.
+        The descriptor shows the state at the time of this call, and data cannot be read from it.
+        HTTP clients use it to check an idle connection before they reuse it. The result is -1 if
+        the stream is closed.
         """
         if self._closed:
             return -1
@@ -94,7 +95,7 @@ class StreamSocket:
         return self._fd
 
     def close(self) -> None:
-        """Close the descriptor and drop the reference to the stream. The names are kept."""
+        """Close the descriptor and forget the stream. The addresses remain available."""
         self._closed = True
         self._is_readable = bool
         fd, self._fd = self._fd, -1
@@ -102,7 +103,7 @@ class StreamSocket:
             os.close(fd)
 
     def getsockopt(self, level: int, option: int, buflen: int = 0) -> Any:
-        """Return the value that was set, or the default of a new socket."""
+        """Return the value that was set for an option, or the default of a new socket."""
         key = (level, option)
         known = {**WITHOUT_EFFECT, **READ_ONLY, **self._options}
         if key not in known:
@@ -124,7 +125,7 @@ class StreamSocket:
         return refused(f"socket option {key}", errno.ENOPROTOOPT, "use aiordma.Config instead")
 
     def get_inheritable(self) -> bool:
-        """Return False; child processes do not inherit it."""
+        """Return False, because child processes do not inherit the stream."""
         return False
 
     def shutdown(self, how: int) -> None:

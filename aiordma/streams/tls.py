@@ -1,8 +1,9 @@
 """TLS over streams: asyncio's TLS protocol between a stream's transport and the user's protocol.
 
-`ssl=` means the same as in asyncio: the whole stream is encrypted, and the server has shown its
-certificate before the protocol's `connection_made` is called. TLS records are sent as messages of
-the connection, so the connection's keys and tokens do not expose the data of the stream.
+`ssl=` has the same meaning as in asyncio. The whole stream is encrypted, and the protocol's
+`connection_made` is called after the server has shown its certificate. TLS records are sent as
+messages of the connection. The connection's own keys and tokens therefore do not expose the data of
+the stream.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def context_of(tls: TLS, *, client: bool) -> ssl.SSLContext | None:
 
 
 def hinted(error: OSError, peer: str) -> OSError:
-    """Return the error of a client's TLS handshake, with the remedy if `peer` may not use TLS."""
+    """Return the error of a client's TLS handshake, with a hint that `peer` may not use TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error
     text = f"the TLS handshake with {peer} failed: {cause_text(error)}; {TLS_HINT}"

@@ -133,9 +133,9 @@ class _Outbox:
         return first
 
     def flush(self, on_sent: Callable[[], object]) -> None:
-        """Pass queued data to the connection while the window allows.
+        """Pass queued data to the connection while the window allows it.
 
-        `on_sent` is called when one of its messages has been sent or has failed.
+        `on_sent` is called each time a message has been sent or has failed.
         """
         while self.unsendable is None and (
             self._sent_bytes < WINDOW if self.size else self.eof_owed
@@ -225,12 +225,15 @@ class _Inbox:
 
 
 class StreamTransport(_FlowControlMixin):
-    """`asyncio.Transport` over a connection, from `create_connection` and `create_server`.
+    """An `asyncio.Transport` over a connection, created by `create_connection` and `create_server`.
 
-    It behaves as the asyncio documentation describes a transport: write buffer and water marks,
-    flow control in both directions, half-closing, `abort`, and BufferedProtocol. `get_extra_info`
-    has `peername`, `sockname`, `socket` (an `asyncio.trsock.TransportSocket` without a real socket)
-    and `connection` (the `Connection`).
+    It implements what asyncio documents for transports: a write buffer with water marks, flow
+    control in both directions, half-closing, `abort` and buffered protocols. `get_extra_info`
+    supports these names:
+
+    - `peername` and `sockname`: The addresses.
+    - `socket`: An `asyncio.trsock.TransportSocket` without a real socket.
+    - `connection`: The `Connection`.
     """
 
     # asyncio.loop.start_tls requires this.
@@ -293,7 +296,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- protocol ------------------------------------------------------------------------
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Set the protocol to call from now on.
+        """Set the protocol that receives data and events from now on.
 
         As in uvloop, a protocol with `get_buffer` that is not an `asyncio.Protocol` is treated as a
         BufferedProtocol.
@@ -381,7 +384,7 @@ class StreamTransport(_FlowControlMixin):
         return not self._paused and not self._closing
 
     def pause_reading(self) -> None:
-        """Deliver nothing until `resume_reading`; flow control slows the peer down."""
+        """Stop delivering data until `resume_reading`. Flow control then slows the peer down."""
         self._affinity.check(self)
         if self.is_reading():
             self._paused = True
@@ -390,7 +393,7 @@ class StreamTransport(_FlowControlMixin):
                 self._flush()
 
     def resume_reading(self) -> None:
-        """Deliver received data again."""
+        """Resume delivering received data."""
         self._affinity.check(self)
         if self._paused:
             self._paused = False
@@ -399,7 +402,7 @@ class StreamTransport(_FlowControlMixin):
     # ---- writing -------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue data for sending, without waiting. The buffer may be reused immediately."""
+        """Queue data for sending, without waiting. You can reuse the buffer immediately."""
         self._affinity.check(self)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
@@ -418,10 +421,10 @@ class StreamTransport(_FlowControlMixin):
         self._maybe_pause_protocol()
 
     async def write_from(self, data: memoryview) -> None:
-        """Send data without a copy, after the data written before.
+        """Send data without copying it, after the data written before.
 
-        It returns when this transport has nothing in flight any more. Until then the data must not
-        change.
+        The call returns when the transport has no data in flight. Do not change the data before
+        that.
 
         Raises:
             ConnectionError: If the connection ends before that.
@@ -435,14 +438,14 @@ class StreamTransport(_FlowControlMixin):
         await self._outbox.wait()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Queue several pieces as one."""
+        """Queue several buffers for sending, joined into one."""
         self.write(b"".join(map(require_data, list_of_data)))
 
     def can_write_eof(self) -> bool:
         return True
 
     def write_eof(self) -> None:
-        """End the write direction after the data written before; reading continues."""
+        """Close the write direction after the data written before. Reading continues."""
         self._affinity.check(self)
         if not self._outbox.eof_written and not self._closing:
             self._outbox.eof_written = self._outbox.eof_owed = True
@@ -476,17 +479,17 @@ class StreamTransport(_FlowControlMixin):
             self._finish_if_flushed()
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes written and not yet passed to the connection."""
+        """Return the number of written bytes that the connection has not accepted yet."""
         return self._outbox.size
 
     # ---- the end -------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """Return whether the transport is closed, or closing after its last data."""
+        """Return whether the transport is closed, or is closing after its last data."""
         return self._closing
 
     def close(self) -> None:
-        """Stop reading, send what was written, then close and call `connection_lost(None)`."""
+        """Stop reading, send the written data, then close and call `connection_lost(None)`."""
         if self._closing or self._affinity.is_after_fork:
             return
         self._affinity.check(self)
@@ -522,11 +525,11 @@ class StreamTransport(_FlowControlMixin):
             self._end.add_done_callback(lambda _: self._force_close(None))
 
     def abort(self) -> None:
-        """Close immediately, as a socket is closed.
+        """Close the transport immediately, like a socket.
 
         Data that was passed to the connection is still delivered, followed by the end of the
-        stream. If there is other written data, or received data that was not read, it is lost, and
-        the peer sees a broken connection.
+        stream. If other written data or unread received data is left, that data is lost, and the
+        peer sees a broken connection.
         """
         if not self._affinity.is_after_fork:
             self._affinity.check(self)
