@@ -436,7 +436,9 @@ class ConnectionId(Options):
     def _failed(
         self, kind: type[ConnectionManagerError], what: str, error: VerbsError
     ) -> ConnectionManagerError:
-        text = "; ".join(filter(None, (f"{what}: {error.strerror}", self._rule(error))))
+        rule, text = self._rule(error), f"{what}: {error.strerror}"
+        if rule and rule not in text:
+            text += f"; {rule}"
         return kind(text, status=-(error.errno or 0))
 
     def _details(self) -> str:

@@ -234,8 +234,9 @@ def test_steps_out_of_order_of_a_bound_id(
         with pytest.raises(
             RouteError,
             match=r"must be called after ADDR_RESOLVED .*; calls and events so far: none",
-        ):
+        ) as caught:
             id.resolve_route()
+        assert str(caught.value).count("must be called after ADDR_RESOLVED") == 1
         id.resolve_addr(address_of(listener))
         expect(events, EventType.ADDR_RESOLVED)
         done = "calls and events so far: resolve_addr, ADDR_RESOLVED"

@@ -236,7 +236,7 @@ def test_memory_of_a_gpu(pd: verbs.ProtectionDomain, memory: Any, which: str) ->
     for use in (bytes_of, pd.reg_mr):
         with pytest.raises(UnsupportedError, match=r"register_dmabuf") as caught:
             use(memory)
-        assert which in str(caught.value)
+        assert str(caught.value).count(which) == 1
 
 
 def test_a_capsule_that_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,8 +196,9 @@ def test_a_cursor_tells_more_as_well(pair: Pair) -> None:
             assert at.timestamp > 0
             assert at.wallclock_ns > 0
         for name in ("cvlan", "flow_tag"):
-            with pytest.raises(UnsupportedError, match=f"the completion field {name}"):
+            with pytest.raises(UnsupportedError, match=f"the completion field {name}") as caught:
                 getattr(at, name)
+            assert str(caught.value).count(name) == 1
 
 
 def test_a_cursor_may_stop_half_way(pair: Pair) -> None:

@@ -104,7 +104,8 @@ class CompletionCursor:
             if self.failure is not None or self.status:
                 return 0
             why = ""
-        raise UnsupportedError(f"the completion field {name}{why}", device=self._cq.context.name)
+        field, device = f"the completion field {name}{why}", self._cq.context.name
+        raise UnsupportedError(field, device=device, verb="ibv_start_poll")
 
     # --- the fields ------------------------------------------------------------------------
 

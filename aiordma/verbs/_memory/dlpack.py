@@ -130,7 +130,8 @@ def _of_a_gpu(which: str, target: bool) -> UnsupportedError:
     advice = "use host memory and copy the data from it" if target else "copy it to host memory"
     return UnsupportedError(
         f"GPU memory that is given by its address ({which}); export it as a dma-buf and register "
-        f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or {advice}"
+        f"that (Connection.register_dmabuf, ProtectionDomain.reg_dmabuf_mr), or {advice}",
+        verb="ibv_reg_mr",
     )
 
 
