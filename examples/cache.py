@@ -1,12 +1,12 @@
-"""A cache whose clients read the server's memory, so a hit does not involve the server's program.
+"""A cache whose clients read the server's memory, without involving the server's program.
 
     python examples/cache.py serve [HOST [PORT]]
     python examples/cache.py set HOST PORT KEY VALUE
     python examples/cache.py get HOST PORT KEY
 
-The table has one slot per key hash, and a new entry replaces the old one. A client that reads a
-slot during a write detects this by its checksum, and reads it again. The server listens on HOST
-(default: all addresses) and PORT (default: 7474) until Ctrl-C.
+A key's hash selects one slot of a table, and a new entry replaces the old one in its slot. If a
+client reads a slot during a write, the checksum is wrong, and the client reads the slot again. The
+server listens on HOST (default: all addresses) and PORT (default: 7474) until Ctrl-C.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A key-value store that returns small values by RPC. Clients read large ones from memory."""
+"""A key-value store: small values are returned by RPC, and clients read large ones from memory."""
 
 import asyncio
 

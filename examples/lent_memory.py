@@ -1,4 +1,4 @@
-"""Borrowed memory: the client borrows 8 bytes of the server, fills half, and hands them over.
+"""A client borrows 8 bytes of the server's memory, fills half of them, and hands them over.
 
     python examples/lent_memory.py [HOST]
 

@@ -1,4 +1,4 @@
-"""A parameter server whose four workers train a model with fetch-and-add on its memory.
+"""Four workers train a model with atomic operations on the memory of a parameter server.
 
     python examples/parameter_server.py [HOST]              server and four workers
     python examples/parameter_server.py HOST PORT SEED      one more worker

@@ -3,8 +3,8 @@
     python examples/service.py [HOST [PORT [HEALTH_PORT]]]
 
 It listens on HOST (default: all addresses), PORT (default: 7471) and HEALTH_PORT (default: 8080).
-A request is a number of parts, followed by the parts. The response is all of them together. SIGTERM
-ends the service after it has answered the requests in progress.
+A request is a message with a number of parts, followed by one message per part. The response is one
+message with all parts. SIGTERM ends the service after the requests in progress.
 """
 
 import asyncio

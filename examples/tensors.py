@@ -4,9 +4,9 @@
     python examples/tensors.py list HOST PORT
     python examples/tensors.py fetch HOST PORT NAME...
 
-The server maps the file and shares it. Its program is not involved in reads. It listens on HOST
-(default: all addresses) and PORT (default: 7472) until Ctrl-C. Fetching bfloat16 and float8 needs
-the package ml_dtypes.
+The server maps the file and shares the mapping. Reads do not involve the server's program. It
+listens on HOST (default: all addresses) and PORT (default: 7472) until Ctrl-C. Fetching bfloat16
+and float8 needs the package ml_dtypes.
 """
 
 import asyncio

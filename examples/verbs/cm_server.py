@@ -1,4 +1,4 @@
-"""A connection manager server without an event loop, which answers one message of one client.
+"""A connection manager server without an event loop, which responds to one message.
 
 Usage: python examples/verbs/cm_server.py [HOST [PORT]]
 

@@ -11,7 +11,7 @@ with (
     context.alloc_pd() as pd,
     context.create_cq(64) as cq,
     pd.reg_mr(bytearray(range(COUNT * SIZE))) as source,
-    pd.reg_mr(bytearray(COUNT * SIZE), RIGHTS) as target,  # with a peer's rights
+    pd.reg_mr(bytearray(COUNT * SIZE), RIGHTS) as target,  # with the rights for a peer
     pd.create_qp(cq, capabilities=verbs.QPCapabilities(max_send_wr=COUNT)) as qp,
 ):
     here = qp.endpoint()
@@ -27,7 +27,7 @@ with (
                 wr_id=number,
                 signaled=number == COUNT - 1,  # IBV_SEND_SIGNALED
             )
-    # The end of `with` has called ibv_post_send(3) once, with the head of the list.
+    # Leaving `with` has called ibv_post_send(3) once, with the head of the list.
 
     while not (completions := cq.poll()):  # ibv_poll_cq(3)
         pass

@@ -1,4 +1,4 @@
-"""A shared receive queue (SRQ) raises an event when it runs low, and is refilled."""
+"""A shared receive queue (SRQ) reports that it runs low, and the program refills it."""
 
 import select
 from contextlib import ExitStack
@@ -21,13 +21,13 @@ with ExitStack() as stack:
 
     for number in range(RECEIVES):
         post(number)
-    srq.modify(srq_limit=LOW)  # ibv_modify_srq(3) with IBV_SRQ_LIMIT, for one event
+    srq.modify(srq_limit=LOW)  # ibv_modify_srq(3) with IBV_SRQ_LIMIT: one event
 
     qps = []
     for _ in range(QUEUE_PAIRS):
         qp = stack.enter_context(pd.create_qp(cq, srq=srq))  # ibv_create_qp(3) with `srq`
         here = qp.endpoint()
-        qp.connect(here, here)  # each to itself
+        qp.connect(here, here)  # each queue pair to itself
         qps.append(qp)
 
     taken: list[int] = []  # receives used by messages
