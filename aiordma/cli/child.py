@@ -89,7 +89,7 @@ async def announced(process: Process) -> Child:
                 raise ChildError(f"the server process {describe(status)} before it was listening")
     except TimeoutError as error:
         raise ChildError(
-            f"the server process printed no address within {START_TIMEOUT:g} s"
+            f"timed out after {START_TIMEOUT:g} s waiting for the address of the server process"
         ) from error
     try:
         host, port = line.split()

@@ -29,7 +29,7 @@ def devinfo(device: str | None, verbose: bool, as_json: bool) -> None:
 
     The list contains the system's devices and the embedded device. For each device, it shows the
     ports (state, link, MTU, speed) and their GIDs (index, type, address, network interface). The
-    exit status is 1 if DEVICE does not exist or a device could not be queried.
+    exit status is 1 if DEVICE does not exist, or if a device cannot be queried.
     """
     try:
         devices = [verbs.find_device(device)] if device else verbs.devices()

@@ -28,9 +28,9 @@ def doctor(as_json: bool) -> None:
     ports, GIDs, fork(), containers, the embedded device, and the device that programs use. Each
     problem and warning comes with advice.
 
-    The exit status is 0 if the device that programs use works, whether it is a system device or
-    the embedded device. It is 1 if only the embedded device works but programs look for another
-    one (AIORDMA_DEVICE=system requires a card), and 3 if no device works. Warnings do not affect
+    The exit status is 0 if the device that programs use works. This can be a system device or the
+    embedded device. It is 1 if only the embedded device works, but programs look for another one,
+    for example because of AIORDMA_DEVICE=system. It is 3 if no device works. Warnings do not affect
     the exit status.
     """
     facts = Facts.collect()

@@ -62,9 +62,9 @@ def echo(
 ) -> None:
     """Echo messages over RDMA and verify every byte.
 
-    Client and server run in two processes. The messages have random contents. If you pass FILE,
-    its contents are sent instead, in pieces of each size and as a whole. The exit status is 1 if
-    an echo differs from the message, or an operation failed.
+    The client and the server run in two processes. The messages have random contents. If you pass
+    FILE, the client sends its contents instead, in pieces of each size and as a whole. The exit
+    status is 1 if an echo differs from its message, or if an operation fails.
     """
     check_sizes(sizes)
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
@@ -131,7 +131,8 @@ async def echo_all(
                 results.append(await measure(conn, plan, count, time_limit))
             except TimeoutError as error:
                 raise TimeoutError(
-                    f"a message of {plan.size} bytes was not echoed within {time_limit:g} s"
+                    f"timed out after {time_limit:g} s waiting for the echo of a message of "
+                    f"{plan.size} bytes"
                 ) from error
             progress.advance(bar)
     return results

@@ -22,7 +22,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-NO_MEMORY = "not enough memory for messages of this size: choose a smaller size"
+NO_MEMORY = "not enough memory for messages of this size; choose a smaller size"
 MOST_BYTES = 1 << 62  # as for Config.max_message
 SIZE = re.compile(r"([0-9]{1,30})\s*(?:([KMG])(?:i?B)?|B?)", re.IGNORECASE)
 QP_NUM = re.compile(r"0x[0-9a-f]{1,6}|[0-9]{1,8}", re.IGNORECASE)
@@ -32,10 +32,10 @@ def parse_size(text: str) -> int:
     """Parse a number of bytes, such as 64, 4KiB or 1M. K, M and G are powers of 1024."""
     match = SIZE.fullmatch(text.strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a size: write it as 64, 4KiB or 1M")
+        raise click.BadParameter(f"invalid size {text!r}: expected a number such as 64, 4KiB or 1M")
     size = int(match[1]) * UNITS[(match[2] or "").upper()]
     if size > MOST_BYTES:
-        raise click.BadParameter(f"{text!r} is more than {MOST_BYTES} bytes")
+        raise click.BadParameter(f"invalid size {text!r}: the maximum is {MOST_BYTES} bytes")
     return size
 
 
@@ -51,14 +51,16 @@ def check_sizes(sizes: Iterable[int]) -> None:
     for size in sizes:
         if size > longest:
             raise click.BadParameter(
-                f"{size_text(size)} is too long: a message has at most {size_text(longest)}",
+                f"a message can have at most {size_text(longest)}, not {size_text(size)}",
                 param_hint="--sizes",
             )
 
 
 def parse_qp_num(text: str) -> int:
     if QP_NUM.fullmatch(text) is None:
-        raise click.BadParameter(f"{text!r} is not a queue pair number: write it as 17 or 0x11")
+        raise click.BadParameter(
+            f"invalid queue pair number {text!r}: expected a number such as 17 or 0x11"
+        )
     return int(text, 16 if text[:2] in ("0x", "0X") else 10)
 
 
@@ -113,7 +115,7 @@ def loop_factory(name: str) -> LoopFactory:
 def transport_options(command: Command) -> Command:
     for option in (
         click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio",
-            show_default=True, help="Event loop."),
+            show_default=True, help="Event loop to use."),
         click.option("--via", type=click.Choice(["cm", "tcp"]), default="cm", show_default=True,
             help="Connect with the RDMA connection manager (cm) or a TCP bootstrap (tcp)."),
         click.option("--device", metavar="NAME,...", envvar="AIORDMA_DEVICE", show_envvar=True,
@@ -150,8 +152,8 @@ def own_address(device: verbs.Device) -> str:
         entry = entries[0] if entries else context.choose_gid()
     if entry.gid_type is verbs.GIDType.IB:
         raise click.UsageError(
-            f"{device.name} is an InfiniBand device, whose GIDs are not IP addresses: "
-            "pass the address of its IPoIB interface with --host"
+            f"the GIDs of the InfiniBand device {device.name} are not IP addresses; pass the "
+            "address of its IPoIB interface with --host"
         )
     ip = entry.gid.ip
     return f"{ip}%{entry.ndev}" if ip.version == 6 and ip.is_link_local else str(ip)

@@ -81,18 +81,18 @@ class PerfGroup(Group):
 
 
 @click.group(cls=PerfGroup)
-@click.option("--local", is_flag=True, help="Same as the command local.")
+@click.option("--local", is_flag=True, help="Same as the command `local`.")
 def perf(local: bool) -> None:
     """Measure latency, bandwidth or rate between two processes.
 
     `aiordma perf --local send lat` starts both processes on this machine. To measure between two
-    machines, use `server` and `client`.
+    machines, use `server` on one of them and `client` on the other.
     """
 
 
 POLLING = click.option("--polling", type=click.IntRange(0, 1_000_000), metavar="US",
     default=round(DEFAULT.polling * 1e6), show_default=True,
-    help="Time of busy polling before a process sleeps, in us; 0 turns it off.")  # fmt: skip
+    help="Time in us that a process polls before it sleeps; 0 turns polling off.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,30 +124,36 @@ def measurement_options(command: Command) -> Command:
             help="Plot into this .png or .svg file; repeatable."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table."),
         click.option("--verify-all", is_flag=True,
-            help="Verify the contents of every message, not only of the first and the last."),
+            help="Verify the contents of every message, not only of the first and last."),
         click.option("--gpu", is_flag=True,
             help="Use GPU memory on the client's side (write and read only)."),
         click.option("--cpu", is_flag=True, help="Show the CPU usage of both processes."),
         click.option("--imm", is_flag=True, help="Use immediate data (send and write only)."),
         click.option("--bidirectional", is_flag=True,
-            help="Let the server respond to each send or write with another (bw and rate only)."),
+            help="Send or write in both directions: the server responds to each operation with one "
+            "of the same kind (bw and rate only)."),
         click.option("--qp", type=click.Choice(QP_TYPES),
             help="Use plain queue pairs of this type instead of aiordma's connections."),
         click.option("--inline", type=int, default=0,
             help="With --qp: maximum number of bytes to send inline."),
         click.option("--moderation", type=int, default=1,
-            help="With --qp: operations per completion [default: 1]."),
-        click.option("--batch", type=int, default=1, help="Operations per doorbell [default: 1]."),
-        click.option("--connections", type=int, default=1, help="Connections [default: 1]."),
+            help="With --qp: number of operations per completion [default: 1]."),
+        click.option("--batch", type=int, default=1,
+            help="Number of operations per doorbell [default: 1]."),
+        click.option("--connections", type=int, default=1,
+            help="Number of connections [default: 1]."),
         click.option("--depth", type=int,
-            help="Outstanding operations per connection [default: 64; 1 for lat and stream]."),
+            help="Number of outstanding operations per connection [default: 64; 1 for lat and "
+            "stream]."),
         click.option("--warm-up", type=int,
-            help="Operations before the timed ones [default: up to 200, fewer for large sizes]."),
+            help="Number of operations before the timed ones [default: up to 200, fewer for large "
+            "sizes]."),
         click.option("--duration", type=float, metavar="SECONDS", default=1.0,
             help="Seconds per size [default: 1]."),
         click.option("--iterations", type=int,
-            help="Operations per size, instead of a duration."),
-        click.option("--all", "every", is_flag=True, help="All powers of two from 2 B to 8 MiB."),
+            help="Number of operations per size; replaces --duration."),
+        click.option("--all", "every", is_flag=True,
+            help="Measure all powers of two from 2 B to 8 MiB."),
         click.option("--sizes", type=parse_sizes, metavar="SIZE,...",
             help="Sizes in bytes, such as 64,4KiB,1M [default: 64; 64K for bw; 8 for atomic]."),
         click.argument("metric", type=click.Choice(METRICS)),
@@ -355,7 +361,7 @@ def plot_files(files: tuple[Path, ...], target: Path) -> None:
         draw(records, target)
     except (KeyError, TypeError, ValueError) as error:
         raise click.ClickException(
-            f"a file lacks data that aiordma perf --json prints: {error!r}"
+            f"cannot plot a file without all data that aiordma perf --json prints: {error!r}"
         ) from error
 
 
@@ -384,7 +390,7 @@ def server(
     host: str | None,
     loop: str,
 ) -> None:
-    """Serve measurements to one client after another, until Ctrl-C.
+    """Serve measurements, one client at a time, until Ctrl-C.
 
     Without --host, the server listens on all addresses. It has no authentication, so any host that
     can reach the port can use it.

@@ -52,7 +52,9 @@ class PlotError(Exception):
 def check_target(target: Path) -> None:
     """Raise PlotError if `target` cannot be written as a plot. Called before measuring."""
     if target.suffix.lower() not in FORMATS:
-        raise PlotError(f"{target} has an unknown format: use a name with {' or '.join(FORMATS)}")
+        raise PlotError(
+            f"unsupported plot format: {target}; use a name that ends in {' or '.join(FORMATS)}"
+        )
     if find_spec("matplotlib") is None:
         raise PlotError(
             "plotting requires matplotlib, which is not installed: pip install 'aiordma[plot]'"
@@ -70,10 +72,10 @@ def plot(records: Sequence[Record], target: Path) -> None:
     metrics = {record["metric"] for record in records}
     if len(metrics) != 1:
         raise PlotError(
-            f"cannot plot {' and '.join(sorted(metrics))} in one figure: make one for each metric"
+            f"cannot plot {' and '.join(sorted(metrics))} in one figure; plot each metric alone"
         )
     if not any(record["results"] for record in records):
-        raise PlotError("no run has results to plot")
+        raise PlotError("cannot plot: no run has results")
     from matplotlib import rc_context  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -16,16 +16,19 @@ from .top import TIMEOUT
 @click.argument("device")
 @click.argument("state", type=click.Choice(["down", "up"]))
 def port(pid: int, device: str, state: str) -> None:
-    """Take the port of an embedded device in another process down or up.
+    """Take down or bring up the port of an embedded device in another process.
 
-    Use this to see how a program handles the failure of a device. PID is a process of this user
-    that was started with AIORDMA_MONITOR=1 in its environment. `aiordma top` lists these processes.
+    Use this command to see how a program handles the failure of a device. PID is a process of this
+    user that was started with AIORDMA_MONITOR=1 in its environment. `aiordma top` lists these
+    processes.
     """
     try:
         where = directories(os.environ.get(VARIABLE) or "1")
         found = [path for each in where for path in sockets(each, pid)]
         if not found:
-            raise click.ClickException(f"no process {pid} with {VARIABLE}=1 in its environment")
+            raise click.ClickException(
+                f"process {pid} not found, or it was started without {VARIABLE}=1"
+            )
         failure = ask(found[0], TIMEOUT, f"port {state} {device}").decode()
     except ConnectionRefusedError:
         raise click.ClickException(f"process {pid} has ended") from None

@@ -46,14 +46,14 @@ class UnusedError(click.ClickException):
     "--failure-traces",
     metavar="FOLDER",
     type=FilePath(file_okay=False, path_type=Path),
-    help="Trace each process, and keep the traces in a new folder in FOLDER if PROGRAM fails.",
+    help="Trace each process. If PROGRAM fails, keep the traces in a new folder in FOLDER.",
 )
 @click.option(
     "--must-use",
     is_flag=True,
-    help="Exit with status 125 if PROGRAM succeeds although no process opened the device, or "
-    "although a fault of AIORDMA_EMBEDDED_FAULTS never happened. Do not run PROGRAM if an "
-    "AIORDMA_* variable is unknown.",
+    help="Exit with status 125 if PROGRAM succeeds but no process opened the device, or a fault of "
+    "AIORDMA_EMBEDDED_FAULTS never happened. Do not run PROGRAM if an AIORDMA_* variable is "
+    "unknown.",
 )
 @click.argument("program")
 @click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
@@ -62,17 +62,19 @@ def run(
 ) -> NoReturn:
     """Run a verbs program on the embedded device.
 
-    PROGRAM is any unmodified program that uses libibverbs and librdmacm. The embedded device is
-    appended to LD_PRELOAD, so the dynamic linker resolves the calls of both libraries to it, also
-    in programs that PROGRAM starts. Its folder is prepended to LD_LIBRARY_PATH for programs that
-    open these libraries with dlopen(). The only device is embedded0. PROGRAM finds it in
-    /sys/class/infiniband and /dev/infiniband, and an rdma(8) that shows it in PATH.
+    PROGRAM is any unmodified program that uses libibverbs and librdmacm. This command appends the
+    embedded device to LD_PRELOAD, so that it replaces both libraries in PROGRAM and its child
+    processes. For programs that open these libraries with dlopen(), the command prepends a folder
+    to LD_LIBRARY_PATH. PROGRAM finds only the device embedded0, in /sys/class/infiniband and
+    /dev/infiniband. The rdma(8) in its PATH shows this device.
 
     PROGRAM replaces this process, so the exit status and the handling of signals are those of
     PROGRAM. With an option, this process waits for PROGRAM instead, forwards signals to it, and
-    exits the way it does. The exit status is 127 if PROGRAM does not exist. It is 126 if PROGRAM
-    cannot be started, or if the dynamic linker ignores LD_PRELOAD for it (static, set-user-ID, or
-    for another architecture).
+    exits with the same status or signal.
+
+    The exit status is 127 if PROGRAM does not exist. It is 126 if PROGRAM cannot be started, or if
+    the dynamic linker would ignore LD_PRELOAD, because PROGRAM is static, set-user-ID, or for
+    another architecture.
     """
     if not program:
         raise click.BadParameter("the name of the program must not be empty", param_hint="PROGRAM")
@@ -98,7 +100,7 @@ def run(
             run_watched(path, [program, *arguments], environment, failure_traces, must_use)
         os.execve(path, [program, *arguments], environment)
     except OSError as error:
-        raise CannotRunError(f"{path} cannot be started: {error.strerror}") from error
+        raise CannotRunError(f"cannot start {path}: {error.strerror}") from error
 
 
 def check_environment(must_use: bool) -> None:
@@ -116,11 +118,11 @@ def library() -> Path:
     """
     path = Path(str(importlib.resources.files("aiordma._native") / "preload" / "libibverbs.so.1"))
     if not path.exists():
-        raise CannotRunError(f"{path.parent} has no {path.name}: reinstall aiordma")
+        raise CannotRunError(f"library not found: {path}; reinstall aiordma")
     if any(character in str(path) for character in ":; "):
         raise CannotRunError(
             f"LD_PRELOAD cannot contain {path}, because spaces, colons and semicolons separate "
-            "paths: install aiordma in another folder"
+            "paths; install aiordma in another folder"
         )
     return path
 
@@ -133,8 +135,8 @@ def preloaded(present: str) -> str:
     for word in re.split("[ :]", present):
         if Path(word).name.startswith("librspreload.so"):
             raise CannotRunError(
-                f"LD_PRELOAD contains {word}, which would silently use the kernel's TCP, because "
-                "the embedded device has no rsockets: remove it"
+                f"cannot use {word} in LD_PRELOAD: the embedded device does not support rsockets, "
+                "so the program would silently use the kernel's TCP; remove it"
             )
     return f"{present}:{library()}" if present else str(library())
 
@@ -157,8 +159,8 @@ def find(program: str, programs: str | None = None) -> str:
     if path is not None:
         return path
     if os.sep in program and Path(program).exists():
-        reason = "is a folder" if Path(program).is_dir() else "is not executable"
-        raise CannotRunError(f"{program} {reason}")
+        reason = "it is a folder" if Path(program).is_dir() else "it is not executable"
+        raise CannotRunError(f"cannot start {program}: {reason}")
     where = "" if os.sep in program else " in PATH"
     raise NotFoundError(f"program {program} not found{where}")
 
@@ -214,7 +216,7 @@ def check(path: str) -> None:
     ours = ELF.read(str(library()))
     if ours is not None and ours.machine != elf.machine:
         raise CannotRunError(
-            f"{path} is for another architecture than {library()}, which cannot be preloaded"
+            f"cannot preload {library()} into {path}, which is for another architecture"
         )
 
 
@@ -269,7 +271,10 @@ def run_watched(
             status = UNUSED
         kept = status != 0 and failure_traces is not None and used
         if kept:
-            print(f"aiordma: {path} failed: aiordma trace {traces}/*.jsonl", file=sys.stderr)
+            print(
+                f"aiordma: {path} failed; to see its trace, run: aiordma trace {traces}/*.jsonl",
+                file=sys.stderr,
+            )
     finally:
         if not kept:
             shutil.rmtree(traces, ignore_errors=True)
@@ -279,7 +284,9 @@ def run_watched(
 def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
     """Return why a successful program did not test the device as it must, or an empty text."""
     if not traces.exists():
-        return f"{path} removed {traces}, which shows whether it opened embedded0: keep this folder"
+        return (
+            f"{path} removed {traces}; aiordma needs this folder to see whether it used embedded0"
+        )
     if not any(traces.iterdir()):
         return f"{path} succeeded without opening embedded0"
     if not (plan := environment.get(FAULTS)):
@@ -289,7 +296,7 @@ def in_vain(path: str, traces: Path, environment: Mapping[str, str]) -> str:
     if not testing._has_fault(part.partition("=")[0] for part in plan.split(",")):
         return f"{path} succeeded, but {FAULTS}={plan} has no fault"
     never = testing._never_happened(plan, traces)
-    return f"{path} succeeded, but {never} of {FAULTS} never happened" if never else ""
+    return f"{path} succeeded, but faults of {FAULTS} never happened: {never}" if never else ""
 
 
 def new_folder(parent: Path | None, program: str) -> Path:

@@ -32,12 +32,11 @@ TIMEOUT = 5.0
 AT_ONCE = 256
 
 NONE = (
-    f"{{}} can be monitored here ({{}}): start it with {VARIABLE}={{}} "
-    "in its environment, as this user"
+    f"{{}} found in {{}}: start the process as this user, with {VARIABLE}={{}} in its environment"
 )
 
 OTHER = (
-    f"process {{}} uses aiordma {{}}, whose state aiordma {__version__} cannot show in a table: "
+    f"process {{}} uses aiordma {{}}, which the table of aiordma {__version__} does not support; "
     "use --json"
 )
 
@@ -72,12 +71,12 @@ Row = dict[str, object]
 @click.option("--limit", default=30, type=click.IntRange(0), show_default=True,
     help="Maximum number of connections, busiest first; 0 shows all.")  # fmt: skip
 def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int) -> None:
-    """Show traffic, connections and memory of this user's processes that use aiordma.
+    """Show the traffic, connections and memory of this user's processes that use aiordma.
 
-    PID selects one process. A process is shown if AIORDMA_MONITOR=1 was in its environment when it
-    imported aiordma. Press Ctrl-C to exit.
+    PID selects one process. The tables contain processes that had AIORDMA_MONITOR=1 in their
+    environment when they imported aiordma. Press Ctrl-C to exit.
 
-    The exit status is 1 if there is no such process.
+    The exit status is 1 if no process is found.
     """
     try:
         setting = os.environ.get(VARIABLE, "")
@@ -91,7 +90,7 @@ def top(pid: int | None, once: bool, as_json: bool, interval: float, limit: int)
         raise click.ClickException(
             "\n".join(notes + unknown)
             or NONE.format(
-                "no process" if pid is None else f"no process {pid}",
+                "no process" if pid is None else f"process {pid} not",
                 ", ".join(map(str, where)),
                 setting,
             )
@@ -222,7 +221,7 @@ def tables(shown: Shown, before: Shown, limit: int, width: int) -> Group:
     if rows := [row for _, _, rails in busiest for row in rails]:
         made.append(table(rows, RAIL_EXTRAS, width))
     if more := len(connections) - len(busiest):
-        made.append(Text(f"{more} more: use --limit 0 to show all"))
+        made.append(Text(f"{more} more connections; use --limit 0 to show all"))
     return Group(*made)
 
 
@@ -314,7 +313,7 @@ def table(rows: Sequence[Row], extras: Sequence[str], width: int) -> Table:
     for cells in zip(*(columns[name] for name in names), strict=True):
         made.add_row(*map(escape, cells))
     if hidden:
-        made.caption = f"a wider terminal shows: {', '.join(hidden)}"
+        made.caption = f"hidden columns: {', '.join(hidden)}"
     return made
 
 

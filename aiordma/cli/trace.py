@@ -33,10 +33,10 @@ STATUSES = ["FAILED", *(it.name for it in WCStatus), Outcome.OPEN.name, Outcome.
 def trace(
     files: tuple[Path, ...], qps: tuple[int, ...], statuses: tuple[str, ...], target: Path | None
 ) -> None:
-    """List work requests with their status, and events of queue pairs, by time.
+    """List work requests with their status, and events of queue pairs, in order of time.
 
-    Each FILE was written by a process that ran with AIORDMA_TRACE=FILE on the embedded device.
-    The traces of several processes share one time axis, which starts at the first record.
+    Each FILE is the trace of a process that ran on the embedded device with AIORDMA_TRACE=FILE. The
+    times of all traces are relative to the first record.
     """
     try:
         traces = load(files, qps, statuses)
@@ -55,7 +55,7 @@ def write(target: Path, text: str, files: tuple[Path, ...]) -> None:
     """Write a file that only its owner can read, because a trace contains keys and addresses."""
     if any(target.exists() and target.samefile(path) for path in files):
         raise click.BadParameter(
-            f"{target} is one of the traces: choose another file", param_hint="--chrome"
+            f"cannot overwrite {target}, which is one of the traces", param_hint="--chrome"
         )
     with open_private(target) as file:
         file.write(text)

@@ -79,7 +79,7 @@ def load(
     known = {number for number in shown if number is not None}
     if missing := sorted(set(qps) - known):
         there = ", ".join(map(str, sorted(known))) or "none"
-        text = f"no queue pair {missing[0]} in the traces, only: {there}"
+        text = f"queue pair {missing[0]} not found in the traces (found: {there})"
         raise click.BadParameter(text, param_hint="--qp")
 
     def is_shown(it: Request | Incident) -> bool:

@@ -48,7 +48,7 @@ Kind = TypeVar("Kind")
 
 
 class RefusedError(Exception):
-    """The server refused the measurement. The text has the reason."""
+    """The server refused the measurement. The message says why."""
 
 
 @dataclass(slots=True)
@@ -338,7 +338,7 @@ async def answer(control: aiordma.Connection, kind: type[Kind]) -> Kind:
     with await control.recv() as message:
         told = wire.unpack(bytes(message))
     if isinstance(told, wire.Refused):
-        raise RefusedError(f"the perf server refuses the measurement: {told.text}")
+        raise RefusedError(f"the perf server refused the measurement: {told.text}")
     if not isinstance(told, kind):
         raise ProtocolError(
             f"the perf server sent {type(told).__name__} instead of {kind.__name__}"

@@ -26,7 +26,7 @@ PAGE = 2 << 20
 
 
 class GPUError(Exception):
-    """No GPU can be used, or its driver returned an error, which the text names."""
+    """No GPU can be used, or the GPU driver returned an error."""
 
 
 class GPU:
@@ -57,7 +57,7 @@ class GPU:
             text = ctypes.c_char_p()
             self._library.cuGetErrorName(code, ctypes.byref(text))
             said = (text.value or b"an unknown error").decode()
-            raise GPUError(f"the GPU's driver: {name} failed with {said} ({code})")
+            raise GPUError(f"GPU driver error: {name} failed with {said} ({code})")
 
     def close(self) -> None:
         self.call("cuDevicePrimaryCtxRelease_v2", self.device)

@@ -195,4 +195,4 @@ class Sum(Source):
 
     def verify(self, own: int, others: int) -> str:
         there = int.from_bytes(self._sum.view, sys.byteorder)
-        return "" if there == others else f"the sum of {others} additions of one is {there}"
+        return "" if there == others else f"the sum of {others} additions of 1 is {there}"

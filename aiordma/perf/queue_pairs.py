@@ -74,7 +74,8 @@ class QueuePair(End):
         most = verbs.MTU(self._endpoint.mtu).bytes
         if opened.qp == "ud" and size > most:
             raise LimitError(
-                f"a datagram has at most {most} bytes on {self._device}, one packet, not {size}"
+                f"a datagram on {self._device} can have at most {most} bytes (one packet), "
+                f"not {size}"
             )
         reached = self._outbox if opened.operation == "read" else self._inbox
         return self._endpoint.pack() + MEMORY.pack(reached.addr, reached.rkey)

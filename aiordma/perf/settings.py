@@ -82,9 +82,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
-            raise ValueError(f"the operation must be one of {', '.join(OPERATIONS)}")
+            raise ValueError(
+                f"operation must be one of {', '.join(OPERATIONS)}, not {self.operation!r}"
+            )
         if self.metric not in METRICS:
-            raise ValueError(f"the metric must be one of {', '.join(METRICS)}")
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {self.metric!r}")
         self._check_sizes()
         self._check_amounts()
         self._check_queue_pair()
@@ -93,20 +95,21 @@ class Settings:
         ):
             raise ValueError("bidirectional requires bw or rate of send or write, without batch")
         if self.batch > 1 and self.operation in ("send", "stream"):
-            raise ValueError("a batch cannot contain messages, only reads, writes and atomics")
+            raise ValueError("batch is supported only for write, read and atomic")
         if self.imm and self.operation not in ("send", "write"):
             raise ValueError("immediate data requires the operation send or write")
         if self.imm and self.batch > 1:
-            raise ValueError("a batch cannot have immediate data")
+            raise ValueError("batch and immediate data cannot be combined")
         if self.metric == "lat" and (self.depth > 1 or self.batch > 1):
             raise ValueError(
-                "lat measures one operation at a time: depth and batch are for bw and rate"
+                "depth and batch must be 1 for lat, which measures one operation at a time"
             )
         if self.operation == "stream" and self.depth > 1:
-            raise ValueError("a stream has no depth: its buffer limits the outstanding data")
+            raise ValueError("depth is not supported for stream, whose buffer limits the data")
         if self.verify_all and self.operation not in ("send", "stream"):
             raise ValueError(
-                "verify-all is for send and stream: other operations are always verified"
+                "verify-all is supported only for send and stream; other operations are always "
+                "verified"
             )
         if self.gpu and self.operation not in ("write", "read"):
             raise ValueError("GPU memory requires the operation write or read")
@@ -116,7 +119,7 @@ class Settings:
     def _check_queue_pair(self) -> None:
         if not self.qp:
             if self.inline or self.moderation > 1:
-                raise ValueError("inline and moderation require plain queue pairs: choose a qp")
+                raise ValueError("inline and moderation require plain queue pairs; set qp")
             return
         offered = {"rc": ("send", "write", "read"), "uc": ("send", "write"), "ud": ("send",)}
         if self.operation not in offered.get(self.qp, ()):
@@ -124,23 +127,25 @@ class Settings:
                 "qp must be rc (for send, write and read), uc (for send and write) or ud (for send)"
             )
         if self.batch > 1 or self.gpu:
-            raise ValueError("batch and GPU memory require aiordma's connections: omit qp")
+            raise ValueError("batch and GPU memory require aiordma's connections; omit qp")
         if self.inline and self.operation == "read":
-            raise ValueError("a read cannot be inline")
+            raise ValueError("inline is not supported for read")
         if self.moderation > self.depth:
             raise ValueError(f"moderation {self.moderation} must not exceed depth {self.depth}")
         if self.moderation > 1 and self.bidirectional:
-            raise ValueError("bidirectional waits for each operation, so moderation must be 1")
+            raise ValueError(
+                "moderation must be 1 for bidirectional, which waits for each operation"
+            )
 
     def _check_sizes(self) -> None:
         if not self.sizes:
-            raise ValueError("give at least one size")
+            raise ValueError("sizes must not be empty")
         if self.operation == "atomic" and self.sizes != (ATOMIC,):
             raise ValueError(f"the size of an atomic operation is {ATOMIC} bytes")
         if self.operation != "send" and min(self.sizes) < 1:
-            raise ValueError("the size must be at least 1, because only messages can be empty")
+            raise ValueError("the size must be at least 1; only messages of send can be empty")
         if min(self.sizes) < 0:
-            raise ValueError("a size cannot be negative")
+            raise ValueError(f"the size must be at least 0, not {min(self.sizes)}")
 
     def _check_amounts(self) -> None:
         bounds = {
@@ -156,10 +161,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ValueError(
-                    f"{name.replace('_', '-')} must be within {low} and {high}, not {value}"
+                    f"{name.replace('_', '-')} must be between {low} and {high}, not {value}"
                 )
         if not 0 < self.duration <= LONGEST:
-            raise ValueError(f"the duration must be more than 0 and at most {LONGEST:g} seconds")
+            raise ValueError(
+                f"duration must be positive and at most {LONGEST:g} seconds, not {self.duration:g}"
+            )
 
     @property
     def halved(self) -> bool:

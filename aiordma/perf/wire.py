@@ -171,7 +171,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The server refuses the measurement. The text has the reason."""
+    """The server refuses the measurement. The text says why."""
 
     text: str
 
@@ -198,8 +198,8 @@ def unpack(data: bytes) -> Wire:
             raise ProtocolError("the peer's control message has an unknown type")
     if name == "Open" and given.get("version") != VERSION:  # other versions may have other fields
         raise ProtocolError(
-            f"the server has protocol version {VERSION}, the client {given.get('version')!r:.20}; "
-            "use the same aiordma on both sides"
+            f"the server uses protocol version {VERSION}, but the client uses "
+            f"{given.get('version')!r:.20}; install the same version of aiordma on both sides"
         )
     wanted = {field.name for field in fields(kind)}
     if set(given) != wanted:

@@ -97,7 +97,7 @@ def test_queue_pairs_and_the_use_of_the_cpu(device_name: str) -> None:
         (["local", "send", "swim"], "'swim' is not one of 'lat', 'bw', 'rate'"),
         (["local", "jump", "lat"], "'jump' is not one of"),
         (["--local"], "Missing argument"),
-        (["local", "send", "bw", "--duration", "0"], "the duration must be more than 0"),
+        (["local", "send", "bw", "--duration", "0"], "duration must be positive"),
     ],
 )
 def test_bad_arguments(arguments: list[str], text: str) -> None:

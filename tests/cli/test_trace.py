@@ -120,9 +120,9 @@ def test_a_selection(
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--qp", "99", "no queue pair 99 in the traces, only: 3, 4"),
-        ("--qp", "0x63", "no queue pair 99 in the traces, only: 3, 4"),
-        *(("--qp", text, "is not a queue pair") for text in ("-1", "1_0", "\u0663", "x", "")),
+        ("--qp", "99", "queue pair 99 not found in the traces (found: 3, 4)"),
+        ("--qp", "0x63", "queue pair 99 not found in the traces (found: 3, 4)"),
+        *(("--qp", text, "invalid queue pair number") for text in ("-1", "1_0", "\u0663", "x", "")),
         ("--status", "failde", "'failde' is not one of 'failed', 'success', "),
     ],
 )
@@ -471,7 +471,7 @@ def test_numbers_of_queue_pairs_that_are_used_again(tmp_path: Path) -> None:
     [
         ("none/run.json", 1, "No such file or directory"),
         (".", 2, "is a directory"),
-        ("first", 2, "is one of the traces: choose another file"),
+        ("first", 2, "first, which is one of the traces"),
         ("link", 1, "is a symbolic link; use the path of the file itself"),
         ("linked", 1, "has 2 hard links, which is not allowed; choose another file"),
         ("open", 1, "is accessible to other users (066); run chmod 600 "),

@@ -90,7 +90,7 @@ async def test_an_addition_too_many(
     )
     (result,) = await measured(device_name, host, replace(settings("atomic", "lat"), warm_up=0))
     assert result is not None
-    assert result.mismatch == "the sum of 12 additions of one is 24"
+    assert result.mismatch == "the sum of 12 additions of 1 is 24"
 
 
 @one_loop
@@ -183,7 +183,8 @@ async def test_another_version_is_refused(device_name: str, host: str) -> None:
         with await control.recv() as message:
             answered = wire.unpack(bytes(message))
     assert answered == wire.Refused(
-        "the server has protocol version 2, the client 1; use the same aiordma on both sides"
+        "the server uses protocol version 2, but the client uses 1; install the same version of "
+        "aiordma on both sides"
     )
 
 
