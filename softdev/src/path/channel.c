@@ -1,15 +1,16 @@
 /* Channels of a path; see path.h.
  *
- * Data waits for room with its owner.  Everything else is kept here when there is none, and goes
- * before any data.
+ * If there is no room, data waits with its owner. Everything else is queued here and sent before
+ * any data.
  */
 #include <sys/uio.h>
 
 #include "path.h"
 
 enum {
-	/* that wait for room; a peer that reads nothing could make them ever more */
-	CTRL_RECORDS = 96, /* at first; doubled */
+	/* Number of queued control records. The maximum limits what a peer that reads nothing can
+	 * cause. */
+	CTRL_RECORDS = 96, /* initial size; doubles */
 	MAX_CTRL_RECORDS = SOFT_MAX_QP,
 };
 _Static_assert(MAX_CTRL_RECORDS == CTRL_RECORDS << 7, "an OPEN of each queue pair may wait");
@@ -75,7 +76,7 @@ void soft_path_finish(struct soft_path *path, int error, int64_t missing)
 		if (missing >= 0 && chan->remote_id) {
 			chan->calls->exited(chan,
 					    missing > after ? (uint64_t)(missing - after) : 0);
-			/* It may have ended the channel, and have been freed. */
+			/* The callback may have ended and freed the channel. */
 			if (soft_list_first(&path->chans, struct soft_chan, node) != chan)
 				continue;
 		}
@@ -201,7 +202,8 @@ void soft_path_refuse(struct soft_path *path, uint32_t remote_id)
 	queue_ctrl(path, SOFT_RECORD_END, remote_id, 0, NULL);
 }
 
-/* What the peer has asked for and waits for goes with the path: it will ask again on another one. */
+/* End an idle path. What the peer has requested and waits for ends with the path; the peer will ask
+ * again on another one. */
 static void idle(struct soft_path *path, bool by_peer)
 {
 	if (!soft_list_empty(&path->chans) || path->dead || !path->calls->idle)
@@ -285,7 +287,7 @@ ssize_t soft_path_least(const struct soft_path *path)
 	return (ssize_t)soft_list_first(&path->waiting, struct soft_chan, waiting)->least;
 }
 
-/* In turns, or the first would take all of the room every time. */
+/* Serve waiting channels in turns, or the first one would use up all room every time. */
 void soft_path_offer_room(struct soft_path *path)
 {
 	path->round++;
@@ -295,7 +297,7 @@ void soft_path_offer_room(struct soft_path *path)
 		struct soft_chan *chan = soft_list_first(&path->waiting, struct soft_chan, waiting);
 
 		if (chan->round == path->round)
-			break; /* it has had its turn, and waits again */
+			break; /* it has had its turn and waits again */
 		soft_list_remove(&chan->waiting);
 		chan->calls->writable(chan);
 	}
@@ -303,7 +305,7 @@ void soft_path_offer_room(struct soft_path *path)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* The latest one first: a withdrawal follows its OPEN. */
+/* Search from the latest one, because a withdrawal follows its OPEN. */
 static struct soft_chan *accepted_from(const struct soft_path *path, uint32_t remote_id)
 {
 	for (struct soft_node *at = path->chans.previous; at != &path->chans; at = at->previous) {

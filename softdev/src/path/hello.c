@@ -1,4 +1,4 @@
-/* The handshake of a channel or of a stream, as bytes: frame.h. */
+/* Encodes and decodes the handshake of a channel or a stream (frame.h). */
 
 #include "path.h"
 

@@ -1,10 +1,10 @@
-/* Simulated hosts in one process, in virtual time: aiordma.testing.simulate, and tests/pair.
+/* Simulated hosts in one process and in virtual time, for aiordma.testing.simulate and tests/pair.
  *
- * A host's machine has a device of its own, which takes the place of the process's while the machine is
- * entered.  Between machines there is a network of datagrams, each of which may be lost, doubled or late.  A
- * host that boots again has a new machine; the old one keeps what its program has open.  All draws come
- * from one seed, and the caller's thread makes all steps: so the same calls make the same history, of which
- * `trace` is a hash.
+ * Each host has a machine with its own device, which replaces the process's device while the
+ * machine is entered. A network between the machines delivers datagrams, each of which may be lost,
+ * duplicated or delayed. A host that boots again gets a new machine; the old one keeps what its
+ * program has open. All random numbers come from one seed, and the caller's thread performs all
+ * steps. The same calls therefore produce the same history, of which `trace` is a hash.
  */
 #include "path/sim/sim.h"
 
@@ -16,14 +16,14 @@
 #include "path/roce/roce.h"
 
 enum {
-	HEADROOM = 64, /* before a datagram, for the header of a frame */
-	FIRST_PORT = 32768, /* of those that the network chooses, as Linux does */
+	HEADROOM = 64, /* room before a datagram for a frame header */
+	FIRST_PORT = 32768, /* first ephemeral port, as on Linux */
 	PORTS = 28232,
-	LOOK_NS = 100, /* between two polls: what polls until a time comes to an end */
+	LOOK_NS = 100, /* time that each poll takes, so that polling until a deadline ends */
 };
 
-#define WALL_CLOCK_S 1800000000 /* at time 0 */
-#define TRACE_BEGIN UINT64_C(0xcbf29ce484222325) /* whatever the seed */
+#define WALL_CLOCK_S 1800000000 /* wall clock at time 0 */
+#define TRACE_BEGIN UINT64_C(0xcbf29ce484222325) /* the same for all seeds */
 
 struct flight {
 	uint64_t due, number;
@@ -31,24 +31,24 @@ struct flight {
 	union ibv_gid from_gid, to_gid;
 	uint16_t port;
 	size_t length;
-	uint8_t bytes[]; /* and HEADROOM before them */
+	uint8_t bytes[]; /* preceded by HEADROOM bytes */
 };
 
 struct machine {
-	struct soft_device device; /* while another one is entered */
+	struct soft_device device; /* valid while another machine is entered */
 	int number, host;
 	enum aiordma_sim_state state;
 	struct aiordma_sim_program program;
-	uint64_t alarm_ns; /* 0: none */
-	struct flight **held; /* what has come while it was stopped */
+	uint64_t alarm_ns; /* 0 if none */
+	struct flight **held; /* datagrams that arrived while it was paused */
 	size_t held_count;
 };
 
 static struct {
-	struct soft_device process; /* its device, while a machine is entered */
+	struct soft_device process; /* the process's device while a machine is entered */
 	struct machine **machines;
-	int machine_count, entered; /* -1: none */
-	struct flight **heap; /* the first one is due first */
+	int machine_count, entered; /* `entered` is -1 if none */
+	struct flight **heap; /* min-heap by due time */
 	size_t flight_count;
 	uint64_t now_ns, random, trace, sent;
 	struct way {
@@ -179,7 +179,7 @@ static int host_of(const union ibv_gid *gid)
 	return is_one ? gid->raw[15] - 1 : -1;
 }
 
-/* The one that is up. */
+/* Returns the host's machine that is up. */
 static struct machine *machine_of(int host)
 {
 	for (int i = sim.machine_count - 1; i >= 0; i--)
@@ -195,7 +195,7 @@ static struct machine *here(void)
 
 static int clock_of_machine(clockid_t clock, struct timespec *now)
 {
-	const uint64_t ns = sim.now_ns; /* to read it changes nothing */
+	const uint64_t ns = sim.now_ns; /* reading the clock must not change anything */
 
 	now->tv_sec = (time_t)(ns / 1000000000) + (clock == CLOCK_REALTIME ? WALL_CLOCK_S : 0);
 	now->tv_nsec = (long)(ns % 1000000000);
@@ -258,10 +258,12 @@ static void send_datagram(const union ibv_gid *from, uint16_t port, const union 
 	put_on_the_way(flight, bytes);
 }
 
-/* Of the machine, by a name that the kernel gives once: in it is what would be the port. */
+/* Reserve a port of the machine with a Unix socket name that contains the port. The kernel assigns
+ * a name only once. */
 static int reserve(struct sockaddr *address, int type)
 {
-	uint16_t *port = &((struct sockaddr_in *)(void *)address)->sin_port; /* in both families */
+	uint16_t *port = &((struct sockaddr_in *)(void *)address)
+				  ->sin_port; /* same offset in both families */
 	const bool any = !*port;
 	int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0), error = fd < 0 ? errno : EADDRINUSE;
 
@@ -353,7 +355,7 @@ struct aiordma_sim_link *aiordma_sim_way(int network, int from, int to)
 
 int aiordma_sim_begin(uint64_t seed)
 {
-	/* A machine that boots, one that has for a while, and one that has for 300 days. */
+	/* Uptimes: just booted, 1,000 seconds, 300 days. */
 	static const uint64_t begins_s[] = {0, 1000, 26000000};
 
 	if (sim.machine_count)
@@ -392,7 +394,7 @@ int aiordma_sim_end(void)
 	return used;
 }
 
-/* The machine whose timer is due first, or NULL. */
+/* Returns the machine whose timer expires first, or NULL. */
 static struct machine *first_alarm(void)
 {
 	struct machine *first = NULL;
@@ -445,7 +447,7 @@ static void run_timers(struct machine *machine)
 	soft_unlock();
 }
 
-/* Of the first thing that happens. */
+/* Process the first event, which is due at `when`. Returns its machine. */
 static struct machine *happen(uint64_t when)
 {
 	const bool arrives = sim.flight_count && sim.heap[0]->due == when;
@@ -479,6 +481,6 @@ void aiordma_sim_run(uint64_t until)
 		if (machine->program.busy_until < until)
 			until = machine->program.busy_until;
 	}
-	if (until > sim.now_ns && until != UINT64_MAX) /* then nothing is left to happen */
+	if (until > sim.now_ns && until != UINT64_MAX) /* nothing else will happen until then */
 		sim.now_ns = until;
 }

@@ -1,7 +1,7 @@
-/* Simulated hosts (sim.c): its calls are in embedded.h. */
+/* Simulated hosts (sim.c). embedded.h declares the public calls. */
 #pragma once
 
 #include "engine/engine.h"
 
-/* Of the seed. */
+/* Returns the next random number of the seed. */
 uint64_t soft_sim_random(void);

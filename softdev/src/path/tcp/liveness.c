@@ -1,25 +1,28 @@
-/* Liveness of the stream to another machine, which can be lost without a sign.
+/* Liveness of TCP streams to another machine, which can disappear without a sign.
  *
- * While nothing is under way, the kernel probes the other machine (keep-alive), for
- * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds.  While something is, a timer checks whether anything at all
- * comes back.  That is not TCP_USER_TIMEOUT, which also gives up a peer whose machine answers every
- * probe and whose process has merely been stopped: that is no failure to a card, nor to this device.
+ * While nothing is in flight, the kernel probes the other machine (keep-alive) for
+ * AIORDMA_EMBEDDED_PATH_TIMEOUT seconds. While something is, a timer checks whether anything comes
+ * back. TCP_USER_TIMEOUT is not used, because it also gives up a peer whose machine answers every
+ * probe and whose process has only been stopped. That is not a failure for a card, and not for this
+ * device.
  *
- * A queue pair whose owner would not hear of it, the transport or the connection manager, is probed
- * only while a request of it waits for the peer's device, whose kernel has confirmed it already.
- * Otherwise nothing would follow, and on a card it outlives any pause of the path.
+ * If neither the transport nor the connection manager would report the loss to a queue pair's
+ * owner, the machine is probed only while a request that its kernel has already confirmed waits for
+ * the peer's device. Otherwise nothing would follow from the loss, and on a card the queue pair
+ * outlives any pause of the path.
  *
- * A queue pair that may wait longer for an answer, by its timeout and retry count, is given its
- * time then (IBTA 9.7.6.1.3); one whose timeout is 0 waits for ever, which is as long as the kernel
- * does, and is not probed.
+ * A queue pair that may wait longer for a response, according to its timeout and retry count, gets
+ * this time (IBTA 9.7.6.1.3). A queue pair whose timeout is 0 waits as long as the kernel does, and
+ * is not probed.
  *
- * The time in which this process itself was stopped does not count: no answer could be seen.
+ * The time during which this process itself was stopped does not count, because it could not see
+ * responses.
  *
- * The channels of a stream share a timer, at the shortest of their times; it fails those whose time
- * is over, and a stream that has been silent for so long is not used for more of them.
+ * The channels of a stream share a timer with the shortest of their times. It fails the channels
+ * whose time is over. A stream that has been silent for so long is not used for other channels.
  *
- * Within a machine nothing gets lost: a silent peer is a process that has been stopped, and its end
- * would close the socket.
+ * Within a machine nothing is lost: a silent peer is a stopped process, and its end would close the
+ * socket.
  */
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
@@ -31,10 +34,10 @@
 #define SECOND_NS 1000000000u
 
 enum {
-	DEFAULT = 20, /* seconds: TCP tries about seven times in that time */
+	DEFAULT = 20, /* seconds, in which TCP makes about seven attempts */
 	MAX = 3600,
-	CHECKS = 4, /* in the time after which silence counts */
-	PROBES = 5, /* of the kernel's, in half that time */
+	CHECKS = 4, /* checks within the time limit */
+	PROBES = 5, /* keep-alive probes within half of the time limit */
 	UNANSWERED = 2,
 };
 
@@ -48,7 +51,7 @@ int soft_liveness_configure(void)
 		return 0;
 	unsigned long value = strtoul(text, &end, 10);
 
-	/* strtoul would take a sign. */
+	/* strtoul would accept a sign. */
 	if (*text >= '0' && *text <= '9' && !*end && value >= 1 && value <= MAX) {
 		soft_device.tcp->liveness_seconds = value;
 		return 0;
@@ -73,7 +76,8 @@ static void keep_alive(int fd, int on)
 		return;
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
-	/* Last: it counts from when something came, and not from now (tcp_sock_set_keepidle_locked). */
+	/* Set this option last: its time starts at the last input, not now
+	 * (tcp_sock_set_keepidle_locked). */
 	soft_set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
 }
 
@@ -96,7 +100,7 @@ static void nothing_under_way(struct soft_tcp_path *tcp, uint64_t next_check)
 		soft_timer_start(&tcp->liveness_timer, next_check);
 }
 
-/* The channel whose time is over, or NULL. */
+/* Returns a channel whose time is over, or NULL. */
 static struct soft_chan *overdue(const struct soft_tcp_path *tcp, uint64_t quiet)
 {
 	soft_list_each (struct soft_chan, chan, &tcp->path.chans, node)
@@ -105,8 +109,8 @@ static struct soft_chan *overdue(const struct soft_tcp_path *tcp, uint64_t quiet
 	return NULL;
 }
 
-/* Something has been under way since then: has anything come back?  An answer to a probe counts,
- * and so does what the peer sends of its own. */
+/* Check whether anything has come back since something was sent. Answers to probes count, and so
+ * does everything else that the peer sends. */
 void soft_liveness_check(struct soft_timer *timer)
 {
 	struct soft_tcp_path *tcp = soft_container(timer, struct soft_tcp_path, liveness_timer);
@@ -116,7 +120,7 @@ void soft_liveness_check(struct soft_timer *timer)
 	struct soft_chan *chan;
 	int outstanding = 0;
 
-	/* A check that comes so late: this process or its machine was stopped. */
+	/* A check that runs this late means that this process or its machine was stopped. */
 	if (now - timer->deadline_ns > interval)
 		tcp->liveness_since = now;
 	quiet = now - tcp->liveness_since;
@@ -135,10 +139,9 @@ void soft_liveness_check(struct soft_timer *timer)
 	answered = info.tcpi_last_ack_recv * UINT64_C(1000000);
 	if (answered < quiet)
 		quiet = answered;
-	/* The kernel probes a closed receive window at growing intervals (tcp(7)): then silence
-	 * counts only when probes have remained unanswered, also the latest for a whole interval.
-	 * One before it often has: a kernel answers them twice a second at most
-	 * (tcp_invalid_ratelimit). */
+	/* The kernel probes a closed receive window at growing intervals (tcp(7)). Silence counts
+	 * only if probes, including the latest, have been unanswered for a whole interval. A single
+	 * one often is, because a kernel answers at most two per second (tcp_invalid_ratelimit). */
 	bool probing = info.tcpi_unacked == 0;
 
 	soft_timer_start(timer, now + interval);
@@ -167,8 +170,8 @@ void soft_liveness_watch(struct soft_path *path)
 		soft_timer_stop(&tcp->liveness_timer);
 }
 
-/* How long the peer has been silent while the kernel's probes ask it: what is sent meanwhile, such as
- * a keep-alive of the application's, begins no time of its own. */
+/* Returns how long the peer has not answered the kernel's probes. What is sent in the meantime,
+ * such as the application's keep-alive messages, does not restart this time. */
 static uint64_t unanswered_ns(int fd)
 {
 	struct tcp_info info = {0};

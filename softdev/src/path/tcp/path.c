@@ -1,23 +1,22 @@
-/* The path that is a TCP stream; a pair of sockets in tests.
+/* Paths over a TCP stream, or a pair of sockets in tests.
  *
  *   record  u32 kind << 24 | length of the payload; u32 to; u32 from (path.h), little-endian
  *
- * Where no connection manager has made the stream it begins with a handshake in each direction
- * (frame.h, STREAM); nothing else goes before the answer, since whatever listens there need not be
- * this device.  The side that has connected uses a stream for all queue pairs that it connects to
- * that port from the same address; the other side never does, because it knows no more of its peer
- * than that the queue pairs that came this way were introduced rightly.  A stream without channels
- * ends.
+ * A stream that was not created by the connection manager begins with a handshake in each direction
+ * (frame.h, STREAM). Nothing else is sent before the response, because the listener may not be this
+ * device. The side that connected uses the stream for all queue pairs that it connects to that port
+ * from the same address. The other side does not reuse it, because it only knows that the queue
+ * pairs that arrived on it were introduced correctly. A stream without channels ends.
  *
- * Output is gathered: short records are copied, and go out together when the lock is given back,
- * of however many queue pairs they are, or with the next step of a thread that will soon make one.
- * Long ones are sent from where they are, many with one call, and the rest of the one that the socket
- * takes in part is copied: it is in the path, whole or not at all.
+ * Output: short records of all queue pairs are copied, and sent together when the lock is released
+ * or with the next step of a thread that is about to make one. Long records are sent from the
+ * application's memory, many with one call. If the socket accepts a record in part, the rest is
+ * copied, so the path has the whole record or nothing.
  *
- * Input: one recv reads many small records into the engine's scratch memory, from where their payload
- * is copied.  A long payload is received straight into its target: one readv whose first parts are
- * the application's memory and whose last part is scratch for what follows.  While long payloads are
- * coming, only headers are read beyond each, so that the next payload needs no copy either.
+ * Input: one recv reads many small records into the engine's scratch memory, from which their
+ * payload is copied. A long payload is received directly into its destination: one readv fills the
+ * application's memory and then scratch memory with what follows. While long payloads arrive, only
+ * headers are read ahead, so that the next payload needs no copy either.
  */
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -31,16 +30,17 @@
 
 enum {
 	RECORD_HEADER = SOFT_TCP_RECORD_HEADER,
-	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) - 1, /* the longest goes alone */
+	RECORD_MOST = 2 * (SOFT_FRAME_HEADER + SOFT_FRAME_MAX) -
+		1, /* the longest record is sent alone */
 	TOGETHER_MOST = SOFT_STEP_BYTES + RECORD_MOST,
-	GATHER_MOST = 64 * 1024, /* bytes of short records */
-	COPY_MOST = 4096, /* a longer record is sent from where it is */
-	MAX_SILENT = 256, /* streams that have come and have no channel */
+	GATHER_MOST = 64 * 1024, /* bytes of short records sent together */
+	COPY_MOST = 4096, /* longer records are not copied */
+	MAX_SILENT = 256, /* accepted streams without a channel */
 };
 
 #define CONNECTING_NS 20000000000u
 #define FIRST_BYTES_NS 2000000000u
-#define INTRODUCED_NS 12000000000u /* longer than an introduction is held: link/handshake.c */
+#define INTRODUCED_NS 12000000000u /* longer than a HELLO is held (link/handshake.c) */
 #define LINGER_NS 2000000000u
 
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path)
@@ -59,7 +59,7 @@ static bool names_of(int fd, struct soft_tcp_ends *names)
 	if (getsockname(fd, (struct sockaddr *)&own, &own_length) ||
 	    getpeername(fd, (struct sockaddr *)&peer, &peer_length))
 		return false;
-	names->port = ((struct sockaddr_in *)&peer)->sin_port; /* at the same place in IPv6 */
+	names->port = ((struct sockaddr_in *)&peer)->sin_port; /* same offset in IPv6 */
 	return soft_gid_from(&names->own, (struct sockaddr *)&own) &&
 	       soft_gid_from(&names->peer, (struct sockaddr *)&peer);
 }
@@ -79,8 +79,8 @@ void soft_tcp_path_release(struct soft_tcp_path *tcp)
 	free(tcp);
 }
 
-/* How many of the bytes written here the dead peer had not read; -1: that cannot be known, after a
- * reset. */
+/* Returns how many of the bytes written here the dead peer had not read, or -1 if unknown because
+ * the connection was reset. */
 static int64_t missing(const struct soft_tcp_path *tcp)
 {
 	int unconfirmed;
@@ -98,7 +98,7 @@ static void finish(struct soft_tcp_path *tcp, int error, int64_t unread)
 	if (tcp->path.dead)
 		return;
 	tcp->busy++;
-	/* What comes in is not taken in, so the other side must not believe that it was. */
+	/* Input will not be handled, so the peer must not assume that it was. */
 	bool resets = tcp->state == SOFT_TCP_UP ? error != 0
 						: gathered(tcp) || soft_path_waits(&tcp->path);
 
@@ -122,8 +122,8 @@ static void expired(struct soft_timer *timer)
 		finish(tcp, tcp->state == SOFT_TCP_CLOSING ? 0 : ETIMEDOUT, -1);
 }
 
-/* The last frames and ENDs go out, and closing a socket with unread data would reset the connection:
- * so it waits for the other side's end. */
+/* Close an idle stream. The last frames and ENDs are sent first. The socket stays open until the
+ * peer has closed its end, because closing a socket with unread data would reset the connection. */
 static void idle(struct soft_path *path, bool by_peer)
 {
 	struct soft_tcp_path *tcp = soft_tcp_path_of(path);
@@ -142,8 +142,8 @@ static void idle(struct soft_path *path, bool by_peer)
 
 /* ---- sending ------------------------------------------------------------------------------- */
 
-/* The socket gets what was gathered, for which iov[0] is free, and `bytes` that are in the others: how
- * much it has taken of these. */
+/* Send the gathered records, for which iov[0] is free, and then the `bytes` in the other iovecs.
+ * Returns how many of these the socket has accepted. */
 static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size_t bytes)
 {
 	size_t before = gathered(tcp);
@@ -152,13 +152,14 @@ static size_t give(struct soft_tcp_path *tcp, struct iovec *iov, int count, size
 
 	if (before)
 		iov[0] = (struct iovec){tcp->output + tcp->output_sent, before};
-	/* A stream that has lost bytes, for want of memory, sends none that would take their place. */
+	/* A stream that has lost bytes for lack of memory must not send later ones in their
+	 * place. */
 	if (!(soft_ports_down & tcp->path.ports) && !tcp->path.broken)
 		do
 			n = sendmsg(tcp->watch.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 		while (n < 0 && errno == EINTR);
-	/* Records that the other side sent before it closed are still to be read; reading finds the
-	 * end as well. */
+	/* Records that the peer sent before it closed the stream are still to be read. Reading also
+	 * finds the end. */
 	if (n < 0 && errno != EAGAIN && errno != EPIPE && errno != ECONNRESET)
 		soft_path_give_up(&tcp->path, errno);
 	size_t sent = n > 0 ? (size_t)n : 0;
@@ -201,7 +202,8 @@ static void send_gathered(struct soft_tcp_path *tcp)
 	if (tcp->blocked || !gathered(tcp) || tcp->state == SOFT_TCP_CONNECTING)
 		return;
 	give(tcp, iov, 1, 0);
-	if (!gathered(tcp) && tcp->output_room > GATHER_MOST) { /* a rare rest of a long one */
+	if (!gathered(tcp) &&
+	    tcp->output_room > GATHER_MOST) { /* free the large buffer of a long record */
 		free(tcp->output);
 		tcp->output = NULL;
 		tcp->output_room = 0;
@@ -242,7 +244,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 	do
 		whole += RECORD_HEADER + ends[taken].bytes - (taken ? ends[taken - 1].bytes : 0);
 	while (++taken < count && whole < sent);
-	whole -= sent; /* the rest of the last that it has begun */
+	whole -= sent; /* the rest of the last record that was begun */
 	for (int i = 1; whole; i++) {
 		size_t skip = sent < all[i].iov_len ? sent : all[i].iov_len;
 		size_t part = all[i].iov_len - skip < whole ? all[i].iov_len - skip : whole;
@@ -267,15 +269,15 @@ static const struct soft_path_calls tcp_calls = {
 	.watch = soft_liveness_watch,
 };
 
-/* An application that handles many completions between two polls, of many queue pairs, sends with one
- * system call what it has posted since the first. */
+/* Returns whether output may wait for the next step. An application that handles many completions
+ * of many queue pairs between two polls then needs one system call for all its requests. */
 static bool may_delay(struct soft_tcp_path *tcp)
 {
 	return tcp->state == SOFT_TCP_UP && gathered(tcp) && gathered(tcp) < GATHER_MOST &&
 	       !tcp->blocked && !soft_path_waits(&tcp->path) && soft_engine_may_gather(&tcp->since);
 }
 
-/* The lock is about to be given back, or the socket takes more. */
+/* Send gathered output, when the lock is about to be released or the socket accepts more. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_tcp_path *tcp = soft_container(deferred, struct soft_tcp_path, path.flush);
@@ -319,7 +321,7 @@ static void writable(struct soft_tcp_path *tcp)
 	send_gathered(tcp);
 	uint64_t begin = tcp->path.position, before = begin - 1;
 
-	/* A record for each that waits, and again as long as there is room. */
+	/* Write a record for each waiting channel, and repeat while there is room. */
 	while (!tcp->blocked && tcp->state >= SOFT_TCP_UP && tcp->path.position != before &&
 	       tcp->path.position - begin < SOFT_STEP_BYTES) {
 		before = tcp->path.position;
@@ -330,8 +332,8 @@ static void writable(struct soft_tcp_path *tcp)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* What the next read may fill.  Returns the number of iovecs, and how many of their bytes are
- * payload on its way to its target. */
+/* Choose what the next read fills. Returns the number of iovecs, and stores how many of their bytes
+ * are payload that is read directly into its destination. */
 static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, size_t *direct,
 		   size_t *length)
 {
@@ -359,7 +361,7 @@ static int targets(struct soft_tcp_path *tcp, size_t budget, struct iovec *iov, 
 	return count;
 }
 
-/* A record's header is there. */
+/* Handle the header of a record. */
 static bool begin(struct soft_tcp_path *tcp)
 {
 	uint32_t word = soft_take32(tcp->input);
@@ -378,7 +380,7 @@ static bool begin(struct soft_tcp_path *tcp)
 			      : tcp->left == SOFT_HANDSHAKE_SIZE;
 }
 
-/* The next bytes of a record. */
+/* Handle the next bytes of a record. */
 static bool go_on(struct soft_tcp_path *tcp, const uint8_t *data, size_t length)
 {
 	tcp->left -= (uint32_t)length;
@@ -436,7 +438,7 @@ static void take_in(struct soft_tcp_path *tcp)
 		if (n < 0 && errno == EAGAIN)
 			break;
 		if (n <= 0) {
-			/* With a channel it is a process that died. */
+			/* If there is a channel, the peer's process has ended. */
 			finish(tcp, n ? errno : ECONNRESET, n ? -1 : missing(tcp));
 			break;
 		}
@@ -451,7 +453,7 @@ static void take_in(struct soft_tcp_path *tcp)
 		}
 		parse(tcp, soft_scratch()->input, (size_t)n - placed);
 		if ((size_t)n < length)
-			break; /* that was all; if more comes, epoll reports it */
+			break; /* epoll reports further input */
 	}
 }
 
@@ -477,7 +479,7 @@ static void say_hello(struct soft_tcp_path *tcp)
 static void up(struct soft_tcp_path *tcp)
 {
 	tcp->state = SOFT_TCP_UP;
-	/* Between two ends with the same address nothing can get lost. */
+	/* Nothing can be lost between two ends with the same address. */
 	tcp->watched = !soft_set_option(tcp->watch.fd, IPPROTO_TCP, TCP_NODELAY, 1) &&
 		       names_of(tcp->watch.fd, &tcp->names) &&
 		       memcmp(&tcp->names.own, &tcp->names.peer, sizeof(tcp->names.own));
@@ -501,7 +503,7 @@ static void other_version(uint32_t version)
 static void hello(struct soft_tcp_path *tcp)
 {
 	struct soft_hello hello;
-	/* Exactly the handshake: what comes after it are records. */
+	/* Read exactly the handshake, because records follow it. */
 	ssize_t n = recv(tcp->watch.fd, tcp->input + tcp->have, SOFT_HANDSHAKE_SIZE - tcp->have, 0);
 
 	if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -562,7 +564,7 @@ static void ready(struct soft_fd_watch *watch)
 			if (tcp->state == SOFT_TCP_HELLO)
 				hello(tcp);
 			else
-				take_in(tcp); /* which also finds out about errors */
+				take_in(tcp); /* also detects errors */
 		}
 	}
 	soft_tcp_path_release(tcp);
@@ -570,7 +572,7 @@ static void ready(struct soft_fd_watch *watch)
 
 /* ---- where they come from ------------------------------------------------------------------ */
 
-/* That of the device whose address the socket has. */
+/* Returns the port of the device that has the socket's address. */
 static uint32_t port_of(int fd)
 {
 	struct sockaddr_storage own = {0};
@@ -670,7 +672,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	length = soft_gid_address(&ends->peer, &ends->own, ends->port, &address);
 	int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
-	/* From the address that the queue pair has chosen: of several networks, that one is used. */
+	/* Connect from the address that the queue pair has selected, to use that network. */
 	if (fd >= 0 && (soft_gid_bind(fd, &ends->own) ||
 			(connect(fd, (struct sockaddr *)&address, length) && errno != EINPROGRESS)))
 		soft_close_fd(&fd);
@@ -684,7 +686,7 @@ struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends)
 	return tcp;
 }
 
-/* What has been written is given to the kernel, as far as that takes it. */
+/* Pass written data to the kernel, as much as it accepts. */
 static void stop(void)
 {
 	soft_list_drain (struct soft_tcp_path, tcp, &soft_device.tcp->streams, node) {

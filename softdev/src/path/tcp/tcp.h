@@ -1,4 +1,4 @@
-/* The path that is a TCP stream. */
+/* Paths over a TCP stream. */
 #pragma once
 
 #include "path/path.h"
@@ -7,9 +7,9 @@ enum { SOFT_TCP_RECORD_HEADER = 12 };
 
 enum soft_tcp_state {
 	SOFT_TCP_CONNECTING,
-	SOFT_TCP_HELLO, /* it is awaited */
+	SOFT_TCP_HELLO, /* waiting for the handshake */
 	SOFT_TCP_UP,
-	SOFT_TCP_CLOSING, /* the last bytes go out, then it waits for the other side's end */
+	SOFT_TCP_CLOSING, /* sends the last bytes and then waits for the peer's end */
 };
 
 struct soft_tcp_ends {
@@ -22,75 +22,76 @@ struct soft_tcp_path {
 	struct soft_node node;
 	struct soft_fd_watch watch;
 	enum soft_tcp_state state;
-	unsigned busy; /* it must not be freed */
-	bool connects; /* this side does: so it knows where it leads */
-	bool of_cm; /* it was the CM's stream, */
-	uint16_t path_port; /* to that process, asked for by this side; or 0 */
+	unsigned busy; /* must not be freed */
+	bool connects; /* this side has connected, so it knows the peer */
+	bool of_cm; /* whether the stream was created by the CM */
+	uint16_t path_port; /* peer's port if this side has requested it; otherwise 0 */
 	struct soft_tcp_ends ends;
-	struct soft_tcp_ends names; /* of the socket */
-	struct soft_place place; /* as long as it has no channel */
-	struct soft_timer timer; /* of connecting, the handshake, lingering */
+	struct soft_tcp_ends names; /* addresses of the socket */
+	struct soft_place place; /* while the stream has no channel */
+	struct soft_timer timer; /* for connecting, the handshake and lingering */
 
 	/* input */
-	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* of a header or a handshake, so much: */
+	uint8_t input[SOFT_HANDSHAKE_SIZE]; /* a header or a handshake; `have` bytes are valid */
 	uint32_t have;
-	enum soft_record_kind kind; /* of the record that comes in */
+	enum soft_record_kind kind; /* kind of the record being received */
 	uint32_t left, to, from;
-	bool bulk; /* long payloads come */
+	bool bulk; /* whether long payloads arrive */
 
-	uint64_t
-		guessed_until; /* link/handshake.c: numbers of queue pairs that expect no such peer */
+	uint64_t guessed_until; /* for guessed queue pair numbers (link/handshake.c) */
 
-	/* output that the socket has not taken */
+	/* output that the socket has not accepted */
 	uint8_t *output;
 	size_t output_length, output_sent, output_room;
-	bool blocked; /* it takes no more */
-	struct soft_node delayed; /* what is gathered goes out with the next step */
-	bool due; /* that is now */
-	unsigned since; /* soft_engine_may_gather */
+	bool blocked; /* whether the socket is full */
+	struct soft_node delayed; /* in the list of streams whose output waits for the next step */
+	bool due; /* whether the next step has come */
+	unsigned since; /* see soft_engine_may_gather */
 
 	/* liveness.c */
-	bool watched; /* it can be lost without a sign */
-	bool stale; /* it has been silent for too long: for no more queue pairs */
+	bool watched; /* whether the peer can disappear without a sign */
+	bool stale; /* silent for too long; not used for more queue pairs */
 	struct soft_timer liveness_timer;
-	uint64_t liveness_limit; /* ns: the shortest of its links */
-	uint64_t liveness_since; /* something has been under way */
-	uint32_t liveness_probes; /* of the kernel's, unanswered at the latest check */
+	uint64_t liveness_limit; /* ns; the shortest limit of its links */
+	uint64_t liveness_since; /* since when something has been in flight */
+	uint32_t liveness_probes; /* unanswered probes of the kernel at the last check */
 };
 
 struct soft_tcp {
 	struct soft_node streams;
-	struct soft_places silent; /* of those that have come and have no channel */
-	struct soft_node delayed; /* whose output is */
-	uint64_t liveness_seconds; /* how long one may be silent */
-	bool version_told; /* a peer has another one */
+	struct soft_places silent; /* accepted streams without a channel */
+	struct soft_node delayed; /* streams with delayed output */
+	uint64_t liveness_seconds; /* how long a stream may be silent */
+	bool version_told; /* whether another protocol version has been reported */
 };
 
 extern const struct soft_subsystem soft_tcp_subsystem;
 
-/* NULL: it is another path. */
+/* Returns NULL if the path is of another kind. */
 struct soft_tcp_path *soft_tcp_path_of(const struct soft_path *path);
-/* To that port; NULL: it cannot be reached now. */
+/* Returns a path to this port, or NULL if it cannot be reached now. */
 struct soft_tcp_path *soft_tcp_path_to(const struct soft_tcp_ends *ends);
 void soft_tcp_path_accepted(int fd, const struct sockaddr_storage *peer);
-/* A connected socket, whose two ends have been introduced.  NULL: no memory; it has been closed. */
+/* Adopt a connected socket whose ends have been introduced. Returns NULL after closing it if there
+ * is no memory. */
 struct soft_tcp_path *soft_tcp_path_adopt(int fd);
-/* It is busy no more: free it if it is over. */
+/* Free the path if it has ended and is no longer busy. */
 void soft_tcp_path_release(struct soft_tcp_path *tcp);
-/* The one that a stream between the same addresses has become, to a process with that port; or NULL. */
+/* Returns the path to the process with this port that a stream between the same addresses has
+ * become, or NULL. */
 struct soft_tcp_path *soft_tcp_path_beside(int fd, uint16_t path_port);
-/* Was it a stream of the CM from the address from which that socket comes? */
+/* Returns whether the path was a CM stream from the address from which the socket comes. */
 bool soft_tcp_path_is_beside(const struct soft_tcp_path *tcp, int fd);
-/* What has been read of it already. */
+/* Handle bytes that have already been read from the stream. */
 void soft_tcp_path_take(struct soft_tcp_path *tcp, const void *bytes, size_t length);
 void soft_tcp_paths_send_delayed(void);
 
 /* ---- liveness.c: of a stream to another machine ------------------------------------------------ */
 
-int soft_liveness_configure(void); /* of soft_subsystem */
-/* How long a path may be silent, in ns. */
+int soft_liveness_configure(void); /* implements soft_subsystem.start */
+/* Returns how long a path may be silent, in ns. */
 uint64_t soft_liveness_limit(void);
-void soft_liveness_watch(struct soft_path *path); /* of soft_path_calls */
-/* The stream has sent something. */
+void soft_liveness_watch(struct soft_path *path); /* implements soft_path_calls.watch */
+/* Called after the stream has sent something. */
 void soft_liveness_sent(struct soft_tcp_path *tcp);
 void soft_liveness_check(struct soft_timer *timer);
