@@ -56,11 +56,12 @@ def requirements(data: Data) -> Iterator[Requirement]:
 
 COMPARISON = Comparison(
     "Arrays",
-    f"The throughput of sending a dict of {PARTS} numpy arrays to another process, until its "
-    "reply says that it has them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. "
-    "*Into existing memory* receives with `conn.recv_into` and `arrays.unpack` instead. Blocking "
-    "sockets send a header with names, types and shapes, and receive each array into new memory. "
-    "*Busy cores*: another process computes on each core all the time.",
+    f"""\
+This test sends a dict of {PARTS} numpy arrays to another process, and waits until its reply says
+that it has them as arrays. *aiordma* uses `arrays.send` and `arrays.recv`. *Into existing memory*
+receives with `conn.recv_into` and `arrays.unpack` instead. Blocking sockets send a header with
+names, types and shapes, and receive each array into new memory. With *busy cores*, another process
+computes on each core.""",
     lanes,
     requirements,
     unit="GB/s",

@@ -12,11 +12,10 @@ import aiordma
 
 from .lanes import Comparison, Contenders, Data, Lane, Options, Requirement, at_most, ratio, seconds
 
-NOTE = (
-    "The time of an import statement in a new process. `import aiordma` loads only a table of "
-    "names, and loads each name when a program first uses it. `from aiordma import connect, "
-    "listen` uses two names, and so loads everything that a connection needs."
-)
+NOTE = """\
+This test measures an import statement in a new process. `import aiordma` loads only a table of
+names, and each name when a program first uses it. `from aiordma import connect, listen` uses two
+names, which loads everything that a connection needs."""
 
 WORK = "import"
 OURS, BASE = "import aiordma", "import asyncio, msgpack, cffi"

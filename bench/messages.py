@@ -76,8 +76,9 @@ def latency_requirements(data: Data) -> Iterator[Requirement]:
 
 LATENCY = Comparison(
     "Echo",
-    "The time from sending a message until its echo has arrived, with one message at a time. "
-    "Each turn contributes the median of its messages.",
+    """\
+This test sends one message at a time, and measures the time until its echo arrives. The value of a
+turn is the median of its messages.""",
     latency_lanes,
     latency_requirements,
     style="a task on each side that awaits `send` and `recv` in turn",
@@ -120,10 +121,10 @@ def rate_requirements(data: Data) -> Iterator[Requirement]:
 
 RATE = Comparison(
     "Rate",
-    "Echoes of 64 B per second on one connection, with 64 messages in flight. *64 outstanding*: "
-    "a single task keeps all of them in flight. Over sockets, a protocol sends the next message "
-    "when an echo arrives. *64 tasks*: each task has one message in flight and waits for its "
-    "echo.",
+    """\
+This test counts 64 B echoes per second on one connection, with 64 messages in flight. With *64
+outstanding*, one task keeps all of them in flight. Over sockets, a protocol sends the next message
+when an echo arrives. With *64 tasks*, each task sends one message and waits for its echo.""",
     rate_lanes,
     rate_requirements,
     "messages/s",
@@ -171,9 +172,10 @@ def encryption_requirements(data: Data) -> Iterator[Requirement]:
 
 ENCRYPTION = Comparison(
     "Encryption",
-    "The time per message with and without `encrypt=True`. Round trips have one message in "
-    "flight, and one-way messages have several. The event loop's thread encrypts and decrypts "
-    "each message with AES-256-GCM (package `cryptography`).",
+    """\
+This test compares messages with and without `encrypt=True`. In round trips, one message is in
+flight. One way, several messages are. The event loop's thread encrypts and decrypts each message
+with AES-256-GCM (package `cryptography`).""",
     encryption_lanes,
     encryption_requirements,
     style="for round trips, as in Echo; one way, several futures of `send_nowait` in flight",
@@ -235,12 +237,13 @@ def connections_requirements(data: Data) -> Iterator[Requirement]:
 
 CONNECTIONS = Comparison(
     "Connections",
-    "The first two columns are 64 B echoes per second over all connections, with one message in "
-    "flight on each. The other two are connections made and closed per second. *Connect and "
-    "close* closes each connection before it makes the next. *Connect all, then close* makes 200 "
-    'first. *aiordma* connects with the TCP bootstrap (`via="tcp"`), which opens further '
-    "connections to the same peer over an existing one. *One socket each* turns this off "
-    "(`Config.in_band`).",
+    """\
+This test measures 64 B echoes per second over all connections, with one message in flight on each,
+and connections made and closed per second. *Connect and close* closes each connection before it
+makes the next one. *Connect all, then close* makes 200 first.
+
+One connection stays open all the time. *aiordma* (`via="tcp"`) makes the other connections over
+it. *One socket each* turns that off (`Config.in_band`).""",
     connections_lanes,
     connections_requirements,
     "per second",
@@ -298,13 +301,15 @@ def over_tcp_requirements(data: Data) -> Iterator[Requirement]:
 
 OVER_TCP = Comparison(
     "Over TCP",
-    "The time per operation when the embedded device uses TCP links "
-    "(`AIORDMA_EMBEDDED_LINKS=tcp`) instead of shared memory. The device does this between "
-    "hosts, but here both processes are on one host. *256 connections* is the time per 64 B "
-    "echo, with one message in flight on each connection. *Connect and close* uses the "
-    "connection manager, unless the column says otherwise. In C, it also creates a queue pair "
-    "and does one write. In the last row, another connection carries 1 MiB messages at full "
-    "speed at the same time.",
+    """\
+This test measures operations over TCP links (`AIORDMA_EMBEDDED_LINKS=tcp`), which the embedded
+device uses between hosts. Here, both processes are on one host.
+
+- *256 connections*: a 64 B echo, with one message in flight on each connection.
+- *Connect and close*: a connection with the connection manager, unless the column says otherwise.
+  In C, it includes creating a queue pair and one write.
+- *64 B echo next to 1 MiB messages*: an echo while another connection carries messages at full
+  speed.""",
     over_tcp_lanes,
     over_tcp_requirements,
     style="as in Connections; one way, several futures of `send_nowait` in flight",

@@ -21,19 +21,26 @@ from .lanes import (
     spread,
 )
 
-NOTE = (
-    "The time to write to the memory of another process, or to read it where the row says so. "
-    "*Target polling*: the program that owns the memory polls all the time (in C) or has a task "
-    "that never waits (in Python). *Target idle*: that program sleeps, and its device has to "
-    "wake up. The initiator polls. By default, the initiator awaits each operation before it "
-    "starts the next. *In flight* means several writes at once, and the value is the total time "
-    "divided by the number of writes. In a batch, 64 writes are posted together. For nixl, a "
-    "batch is one transfer with 64 parts, and a progress thread polls at the target. *memcpy* "
-    "copies between two shared mappings that fit into the cache of one core. *memcpy between "
-    "cores* copies to memory that the other core has just written, as a write does. Both this "
-    "copy and a write depend on whether the two cores share a cache, which can change at any "
-    "time on a virtual machine."
-)
+NOTE = """\
+This test writes to the memory of another process, or reads it, and measures the time per
+operation. The initiator polls, and awaits each operation before the next one, except as follows:
+
+- *4 in flight*: four writes at a time. The value is the total time divided by the number of
+  writes.
+- *Batches of 64*: the writes are posted together. For nixl, a batch is one transfer with 64 parts.
+
+The target is the process that owns the memory:
+
+- *Target polling*: its C program polls, or its Python program has a task that never waits.
+- *Target idle*: its program sleeps, and its device has to wake up. For nixl, a progress thread
+  polls.
+
+Two columns show how long a copy takes:
+
+- *memcpy* copies between two shared mappings that fit into the cache of one core.
+- *memcpy between cores* copies to memory that the other core has just written, as a write does.
+  Both depend on whether the two cores share a cache. On a virtual machine, that can change at any
+  time."""
 
 AWAKE, ASLEEP = "target polling", "target idle"
 WAITING = {AWAKE: "polling", ASLEEP: "sleeping"}  # of C's target

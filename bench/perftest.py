@@ -40,12 +40,10 @@ from .lanes import (
 )
 from .ways import DEVICE
 
-NOTE = (
-    "*perftest* is a suite of programs such as `ib_send_bw`, which run on the same device and "
-    "poll all the time. The values are the time per message with many messages in flight. The "
-    "last row is half of a round trip, which perftest calls latency. For aiordma, it is half of "
-    "an echo."
-)
+NOTE = """\
+This test compares aiordma with *perftest*, a suite of programs such as `ib_send_bw`, on the same
+device. These programs poll. Many messages are in flight, except in the last row. It shows half of
+a round trip, which perftest calls latency."""
 
 SEND, WRITE, LATENCY = "1 MiB send", "1 MiB write", "64 B send, half round trip"
 KIB, MIB = 1 << 10, 1 << 20

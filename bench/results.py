@@ -214,7 +214,7 @@ def markdown(
         if name in plots:
             lines += ["", f"![{comparison.title}]({plots[name]})"]
         caption = comparison.caption or f"{comparison.title} in {comparison.unit}"
-        caption += f" (lowest-highest turn), and relative to {comparison.ours}"
+        caption += f": median (lowest-highest turn), ratio to {comparison.ours}"
         lines += ["", f"<details><summary>Table: {caption}</summary>", ""]
         lines += figures(comparison, data)
         lines += ["", "</details>"]

@@ -31,13 +31,11 @@ from .lanes import (
 )
 from .perftest import End, InPerftest
 
-NOTE = (
-    "The one-way time, which is half of a round trip, between two network namespaces. A pair of "
-    "virtual Ethernet interfaces with an MTU of 4500 connects them. `ib_send_lat` measures the "
-    "embedded device over RoCE v2, and a C program exchanges datagrams over UDP sockets. Both "
-    "either poll or wait for events. RoCE v2 takes two datagrams per message, because the "
-    "receiver acknowledges each message."
-)
+NOTE = """\
+This test measures half of a round trip between two network namespaces, which a pair of virtual
+Ethernet interfaces with an MTU of 4500 connects. `ib_send_lat` uses the embedded device over RoCE
+v2, and a C program exchanges datagrams over UDP sockets. Both either poll or wait for events. RoCE
+v2 takes two datagrams per message, because the receiver acknowledges each message."""
 PERFTEST, UDP = "aiordma's device with perftest", "UDP socket"
 POLLING, WAITING = "64 B one way, polling", "64 B one way, event-driven"
 AT_MOST = {POLLING: 1.5, WAITING: 1.2}

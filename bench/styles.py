@@ -25,16 +25,18 @@ from .lanes import (
     size_name,
 )
 
-NOTE = (
-    "The throughput of one-way messages in GB/s (10^9 bytes per second), until the last one has "
-    "arrived. Each row names the sender's style and the receiver's call. *Window*: a loop keeps "
-    "8 futures of `send_nowait` in flight and awaits the oldest. *Sequential*: the sender awaits "
-    "each `send` before the next. *gather* and *TaskGroup*: the sender awaits 8 calls of `send` "
-    "together. *One task per message*: up to 64 tasks send one message each. The sender's memory "
-    "is `bytes` unless the row names another type. The receiver drops each message, or uses the "
-    "same memory for every `recv_into`. Memory is registered before the clock starts. C sends "
-    "from registered memory, with 8 messages in flight."
-)
+NOTE = """\
+This test sends messages in one direction, and measures the throughput until the last one has
+arrived (1 GB/s is 10^9 bytes per second). The rows of aiordma name the sender's style, its memory
+unless that is `bytes`, and the receiver's call:
+
+- *Window*: a loop keeps 8 futures of `send_nowait` in flight, and awaits the oldest one.
+- *Sequential*: each `send` is awaited before the next one.
+- *gather*, *TaskGroup*: 8 calls of `send` are awaited together.
+- *One task per message*: up to 64 tasks send one message each.
+
+The receiver drops each message, or uses the same memory for every `recv_into`. Memory is
+registered before the clock starts. C sends from registered memory, with 8 messages in flight."""
 
 
 @dataclass(frozen=True)
