@@ -1,11 +1,11 @@
-/* Where datagrams go: address handles, and what a datagram says. */
+/* Destinations of datagrams: address handles, and the contents of a datagram's header. */
 #pragma once
 
 #include <netinet/in.h>
 
 #include "device.h"
 
-/* In host order; at the same place in both families. */
+/* Returns the port in host byte order. It has the same offset in both families. */
 static inline uint16_t soft_address_port(const struct sockaddr_storage *address)
 {
 	return ntohs(((const struct sockaddr_in *)(const void *)address)->sin_port);
@@ -16,13 +16,13 @@ static inline uint16_t soft_address_port(const struct sockaddr_storage *address)
 enum {
 	SOFT_QPN_MASK = 0xffffff,
 	SOFT_QPN_LOCAL_BITS = 14,
-	/* Of TCP and UDP, and in the names that shared memory is attached at.  Below those that
-	 * systems choose by themselves. */
+	/* Ports of TCP and UDP links, also used in the names at which shared memory is attached.
+	 * They are below the range of ephemeral ports. */
 	SOFT_IP_PORT_FIRST = 14792,
-	SOFT_IP_PORTS = 1000, /* the highest numbers are no process's: all ones is multicast */
+	SOFT_IP_PORTS = 1000, /* the highest numbers stay unused: all ones means multicast */
 };
 
-/* The port of the process that has it, at the host of its GID. */
+/* Returns the port of the process that owns the queue pair, on the host of its GID. */
 static inline uint16_t soft_qpn_ip_port(uint32_t qp_num)
 {
 	return (uint16_t)(SOFT_IP_PORT_FIRST + ((qp_num & SOFT_QPN_MASK) >> SOFT_QPN_LOCAL_BITS));
@@ -31,9 +31,10 @@ static inline uint16_t soft_qpn_ip_port(uint32_t qp_num)
 /* ---- datagrams ----------------------------------------------------------------------------- */
 
 enum {
-	SOFT_DATAGRAM_MAX = 4096, /* of the message: the port's MTU (IBTA 9.8.3) */
-	SOFT_GRH = 40, /* what a receive begins with */
-	SOFT_TRAFFIC_FLOW = (1 << 28) - 1, /* the traffic class, and the flow label below it */
+	SOFT_DATAGRAM_MAX = 4096, /* maximum message length: the port's MTU (IBTA 9.8.3) */
+	SOFT_GRH = 40, /* bytes at the start of a receive */
+	SOFT_TRAFFIC_FLOW = (1 << 28) -
+		1, /* mask of the traffic class and the flow label below it */
 	SOFT_CLASS_SHIFT = 20,
 };
 
@@ -48,22 +49,23 @@ struct soft_datagram {
 	uint32_t to;
 	uint32_t from;
 	uint32_t qkey;
-	uint32_t immediate; /* network order */
-	uint32_t psn; /* of packets alone */
+	uint32_t immediate; /* network byte order */
+	uint32_t psn; /* used by packets only */
 	uint32_t traffic_flow; /* class << SOFT_CLASS_SHIFT | label */
 	uint8_t flags;
 	uint8_t hop_limit;
 };
 
-/* Does it travel with an IPv4 header?  To a group of IPv6 a sender of IPv4 does not. */
+/* Returns whether the datagram has an IPv4 header. A sender with an IPv4 address does not use one
+ * for an IPv6 group. */
 bool soft_datagram_is_ipv4(const struct soft_datagram *datagram);
 
-/* Where a UD message goes: what an address handle stands for (ah.c). */
+/* The destination of a UD message, as stored in an address handle (ah.c). */
 struct soft_ud_address {
 	union ibv_gid source;
 	union ibv_gid destination;
 	uint32_t traffic_flow;
-	uint32_t ifindex; /* of the source GID */
+	uint32_t ifindex; /* interface of the source GID */
 	uint8_t hop_limit;
 };
 
@@ -74,10 +76,12 @@ struct soft_ah {
 	struct soft_ud_address path;
 };
 
-/* The entry of the GID table that an address vector is from; 0, or an errno value: why it leads nowhere. */
+/* Get the GID table entry that an address vector names as its source. Returns 0, or an errno value
+ * if the address vector leads nowhere. */
 int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct soft_gid *own);
 
-/* The sum of the 16-bit words of an IPv4 header without options: all ones if its checksum is right. */
+/* Returns the sum of the 16-bit words of an IPv4 header without options: all ones if the checksum
+ * is correct. */
 uint16_t soft_ipv4_sum(const uint8_t *header);
 
 static inline struct soft_ah *soft_ah_of(struct ibv_ah *ah)

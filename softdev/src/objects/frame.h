@@ -1,70 +1,68 @@
-/* The wire between two queue pairs: what is on their stream, byte by byte.
+/* The wire format of the stream between two queue pairs.
  *
  * A stream carries frames in both directions: requests of one side's requester, and responses of
- * its responder to the other's.  A frame is a header of 40 bytes and `length` bytes of payload.
- * Every number is little-endian; immediate data alone stays as the application gave it, because
- * verbs define it as opaque network-order bytes.
+ * its responder. A frame is a header of 40 bytes and `length` bytes of payload. All numbers are
+ * little-endian except immediate data, which verbs define as opaque bytes in network byte order.
  *
- * A packet sequence number counts units of the path MTU of the queue pairs, as in IBTA 9.7.1, but
- * one frame may stand for many packets of that length: a frame with `length` bytes has
- * max(1, length / MTU, rounded up) PSNs, beginning with `psn`.  All frames of a message but the last
- * have whole units, so the place of a frame in its message follows from its PSN.  A READ has as many
- * PSNs as its response.  A message longer than SOFT_FRAME_MAX is cut into several frames, so that
- * acknowledgements and answers find room in between.
+ * Packet sequence numbers count units of the queue pairs' path MTU, as in IBTA 9.7.1, but a frame
+ * may stand for many packets: a frame with `length` bytes has max(1, ceil(length / MTU)) PSNs,
+ * starting with `psn`. All frames of a message except the last contain whole units, so the offset
+ * of a frame in its message follows from its PSN. A READ has as many PSNs as its response. A
+ * message longer than SOFT_FRAME_MAX is split into several frames, so that acknowledgements and
+ * responses can be sent in between.
  *
- * Two UC queue pairs send SEND, WRITE and DISCONNECT only, and nothing is answered.  With XRC, one
- * side sends requests alone, each with SOFT_FRAME_SRQ, and the other one answers alone.
+ * Two UC queue pairs exchange only SEND, WRITE and DISCONNECT, without responses. With XRC, one
+ * side sends only requests, each with SOFT_FRAME_SRQ, and the other side only responses.
  *
- * A stream loses nothing, so no side awaits an answer with a timer.  But a side whose fault spec loses
- * or doubles what comes in (fault.c) sends LOSES first, and from then on both sides have that timer.
+ * A stream loses nothing, so responses have no timeout. A side whose fault spec loses or duplicates
+ * input (fault.c) sends LOSES first, and both sides use a timer from then on.
  *
- * Where no connection manager has introduced two queue pairs, each sends a handshake first, in the record
- * that asks for their channel or grants it (path/path.h).  A TCP stream which it has not made begins with one of
- * kind STREAM.
+ * If two queue pairs were not introduced by a connection manager, each first sends a handshake in
+ * the record that requests or grants their channel (path/path.h). A TCP stream that was not created
+ * by a connection manager begins with a handshake of kind STREAM.
  *
  *   offset  header of a frame
  *        0  u8   opcode            enum soft_opcode
  *        1  u8   flags             enum soft_frame_flag
  *        2  u8   syndrome          NAK: enum soft_nak; RNR_NAK: timer code (IBTA 9.7.5.2.8, table 45);
  *                                  FLUSH: enum ibv_placement_type in the lower half, enum
- *                                  ibv_selectivity_level in the upper one (IBTA annex A19: FETH);
+ *                                  ibv_selectivity_level in the upper half (IBTA annex A19: FETH);
  *                                  other requests: path MTU of the requester, enum ibv_mtu, or 0;
  *                                  DISCONNECT: SOFT_LEFT_PSN or 0
- *        3  u8   pieces            0: the payload follows.  Else so many pieces of the sender's
- *                                  memory hold it (SEND, WRITE, READ_DATA between processes of one
- *                                  host), and a descriptor of them follows
+ *        3  u8   pieces            0: the payload follows; otherwise a descriptor follows, and this
+ *                                  many pieces of the sender's memory contain the payload (SEND,
+ *                                  WRITE, READ_DATA between processes of one host)
  *        4  u32  length            of the payload
- *        8  u32  psn               its first one (24 bits); ACK: everything up to this one is
- *                                  done; NAK, RNR_NAK: everything before it
- *       12  u32  ack               with SOFT_FRAME_ACK: an acknowledgement rides on this frame,
- *                                  everything up to this PSN is done; with SOFT_FRAME_SRQ: number
- *                                  of the shared receive queue
+ *        8  u32  psn               first PSN (24 bits); ACK: acknowledges all up to this PSN;
+ *                                  NAK, RNR_NAK: everything before it
+ *       12  u32  ack               with SOFT_FRAME_ACK: also acknowledges all up to this PSN;
+ *                                  with SOFT_FRAME_SRQ: number of the shared receive queue
  *       16  u64  address           READ, atomics, FLUSH, first frame of a WRITE: remote address
- *       24  u32  rkey              of the same; with SOFT_FRAME_INVALIDATE the key that ends
+ *       24  u32  rkey              for the same; with SOFT_FRAME_INVALIDATE the key to invalidate
  *       28  u32  immediate         with SOFT_FRAME_IMMEDIATE
  *       32  u32  dma_length        READ, first frame of a WRITE: length of the message; FLUSH: of
  *                                  the range (RETH)
- *       36  u32  msn               of answers: messages that the responder has completed, in 24
- *                                  bits (AETH)
+ *       36  u32  msn               in responses: number of messages that the responder has
+ *                                  completed, in 24 bits (AETH)
  *
  *   offset  descriptor (cma.h)
  *        0  u32  slot of the export
  *        4  u32  its generation
- *        8  for each piece: u64 address, u64 length; the lengths make `length` together
+ *        8  for each piece: u64 address, u64 length; the lengths add up to `length`
  *
  *   offset  handshake (48 bytes)
  *        0  u8[8] "aiordma" and a zero
  *        8  u16  version
  *       10  u16  kind              enum soft_hello_kind
- *       12  u32  from              QP number of the sender
- *       16  u32  to                QP number that it wants to talk to
+ *       12  u32  from              queue pair number of the sender
+ *       16  u32  to                queue pair number of the receiver
  *       20  u32  receive_psn       first PSN that the sender will accept
  *       24  u32  send_psn          first PSN that it will send, if `flags` has SOFT_HELLO_SENDS
  *       28  u32  flags
- *       32  u32  mtu               path MTU, enum ibv_mtu: both must have the same
+ *       32  u32  mtu               path MTU, enum ibv_mtu; must be the same on both sides
  *       36  12 zeros
  *
- * The PSNs are random numbers that the two applications have exchanged by their own means: a
+ * The PSNs are random numbers that the two applications have exchanged by their own means. A
  * process that connects without knowing them is not the peer.
  */
 #pragma once
@@ -76,18 +74,19 @@
 
 enum {
 	SOFT_FRAME_HEADER = 40,
-	SOFT_FRAME_MAX = 64 * 1024, /* payload */
-	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* the same, of a frame with a descriptor */
-	SOFT_CMA_PIECES = 16,             /* of memory, in one descriptor */
-	SOFT_CMA_DESC_HEAD = 8,           /* slot, generation */
+	SOFT_FRAME_MAX = 64 * 1024, /* maximum payload */
+	SOFT_CMA_FRAME_MAX = 1024 * 1024, /* maximum payload of a frame with a descriptor */
+	SOFT_CMA_PIECES = 16,             /* maximum pieces in a descriptor */
+	SOFT_CMA_DESC_HEAD = 8,           /* slot and generation */
 	SOFT_CMA_DESC_PIECE = 16,
 	SOFT_HANDSHAKE_SIZE = 48,
-	SOFT_WIRE_VERSION = 3, /* of the handshake, and after it; with the CM: SOFT_CM_VERSION */
+	SOFT_WIRE_VERSION =
+		3, /* of the handshake and what follows it; the CM uses SOFT_CM_VERSION */
 	SOFT_PSN_MASK = 0xffffff,
-	SOFT_PSN_HALF = 1 << 23, /* of the circle: IBTA 9.7.4.1.2 */
-	SOFT_MAX_MESSAGE = 1 << 30, /* with the smallest MTU half of what may be under way */
-	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of a request: compare or add, swap */
-	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the value before */
+	SOFT_PSN_HALF = 1 << 23, /* half of the PSN circle (IBTA 9.7.4.1.2) */
+	SOFT_MAX_MESSAGE = 1 << 30, /* half of what may be in flight with the smallest MTU */
+	SOFT_ATOMIC_ARGUMENTS = 16, /* payload of an atomic request: compare or add, swap */
+	SOFT_ATOMIC_RESULT = 8,     /* payload of its response: the old value */
 	SOFT_ATOMIC_WORD = 8,       /* payload of an atomic write */
 };
 
@@ -106,7 +105,7 @@ enum soft_opcode {
 	SOFT_RNR_NAK,
 	SOFT_READ_DATA,
 	SOFT_ATOMIC_DATA,
-	/* of the stream itself */
+	/* control frames of the stream */
 	SOFT_DISCONNECT = 32,
 	SOFT_LOSES,
 };
@@ -115,29 +114,30 @@ enum soft_frame_flag {
 	SOFT_FRAME_IMMEDIATE = 1 << 0,
 	SOFT_FRAME_SOLICITED = 1 << 1,
 	SOFT_FRAME_ACK = 1 << 2,
-	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: the window with the key in `rkey` */
-	SOFT_FRAME_SRQ = 1 << 4, /* XRC, requests: `ack` is the number of a shared receive queue */
-	/* Neither: ONLY.  IMMEDIATE and INVALIDATE come with the last frame of a message. */
-	SOFT_FRAME_CONTINUES = 1 << 5, /* not the first one of its message: MIDDLE or LAST */
-	SOFT_FRAME_MORE = 1 << 6, /* not the last one: FIRST or MIDDLE */
+	SOFT_FRAME_INVALIDATE = 1 << 3, /* SEND: invalidates the window with the key in `rkey` */
+	SOFT_FRAME_SRQ = 1 << 4, /* XRC requests: `ack` is the number of a shared receive queue */
+	/* A frame with neither flag is an ONLY packet. IMMEDIATE and INVALIDATE are set on the last
+	 * frame of a message. */
+	SOFT_FRAME_CONTINUES = 1 << 5, /* not the first frame of its message: MIDDLE or LAST */
+	SOFT_FRAME_MORE = 1 << 6, /* not the last frame: FIRST or MIDDLE */
 };
 
-/* IBTA vol 1, 9.7.5.2.2, table 46. */
+/* Syndromes of NAKs (IBTA vol 1, 9.7.5.2.2, table 46). */
 enum soft_nak {
 	SOFT_NAK_SEQUENCE = 0,
 	SOFT_NAK_INVALID_REQUEST = 1,
 	SOFT_NAK_REMOTE_ACCESS = 2,
 	SOFT_NAK_REMOTE_OPERATION = 3,
-	/* not of the specification: the memory that the requester has referred to is not there any
-	 * more, which with a card it would have found out itself */
+	/* not in the specification: memory that the requester referred to is gone, which a card
+	 * would have detected itself */
 	SOFT_NAK_REQUESTERS_MEMORY = 31,
 };
 
-/* `syndrome` of a DISCONNECT: the first PSN of the sender, in `psn`, is not the one that the receiver
- * expects.  It is for the trace alone. */
+/* `syndrome` of a DISCONNECT: the sender's first PSN, in `psn`, differs from the one that the
+ * receiver expects. Used by the trace only. */
 enum { SOFT_LEFT_PSN = 1 };
 
-/* `syndrome` of a FLUSH. */
+/* Layout of the `syndrome` of a FLUSH. */
 enum { SOFT_FLUSH_TYPES = 0xf, SOFT_FLUSH_LEVEL_SHIFT = 4 };
 
 struct soft_frame {
@@ -150,26 +150,26 @@ struct soft_frame {
 	uint32_t ack;
 	uint64_t address;
 	uint32_t rkey;
-	uint32_t immediate; /* network order */
+	uint32_t immediate; /* network byte order */
 	uint32_t dma_length;
 	uint32_t msn;
-	uint32_t skip; /* not on the wire: bytes at its beginning that have come before */
+	uint32_t skip; /* not on the wire: bytes at the beginning that have arrived before */
 };
 
 enum soft_hello_kind {
 	SOFT_HELLO = 1,
 	SOFT_HELLO_ACK,
-	SOFT_HELLO_STREAM, /* of a path (path/tcp/path.c): the rest is zeros */
+	SOFT_HELLO_STREAM, /* of a path (path/tcp/path.c); the other fields are zero */
 };
 enum soft_hello_flag {
 	SOFT_HELLO_SENDS = 1 << 0,
 	SOFT_HELLO_UNRELIABLE = 1 << 1, /* the sender is a UC queue pair */
-	SOFT_HELLO_XRC_SEND = 1 << 2, /* or one of XRC */
+	SOFT_HELLO_XRC_SEND = 1 << 2, /* the sender is an XRC queue pair that sends */
 	SOFT_HELLO_XRC_RECV = 1 << 3,
 	SOFT_HELLO_TYPES = SOFT_HELLO_UNRELIABLE | SOFT_HELLO_XRC_SEND | SOFT_HELLO_XRC_RECV,
 };
 
-/* One message of the handshake of a link. */
+/* A message of a link's handshake. */
 struct soft_hello {
 	uint16_t kind;
 	uint32_t from;
@@ -180,19 +180,19 @@ struct soft_hello {
 	uint32_t mtu;
 };
 
-/* Is the request answered with data, and not only acknowledged? */
+/* Returns whether the request is answered with data rather than only acknowledged. */
 static inline bool soft_is_read(uint8_t opcode)
 {
 	return opcode == SOFT_READ || opcode == SOFT_COMPARE_SWAP || opcode == SOFT_FETCH_ADD;
 }
 
-/* Or as a READ of nothing is (IBTA annex A19)? */
+/* Returns whether the request is answered like a READ of 0 bytes (IBTA annex A19). */
 static inline bool soft_is_empty_read(uint8_t opcode)
 {
 	return opcode == SOFT_FLUSH || opcode == SOFT_ATOMIC_WRITE;
 }
 
-/* Does it have a place among the answers, as max_rd_atomic counts them? */
+/* Returns whether the request occupies a response slot, as counted by max_rd_atomic. */
 static inline bool soft_is_counted(uint8_t opcode)
 {
 	return soft_is_read(opcode) || soft_is_empty_read(opcode);
@@ -257,7 +257,7 @@ static inline void soft_frame_encode(uint8_t *at, const struct soft_frame *frame
 	soft_put32(at + 36, frame->msn);
 }
 
-/* False when no frame can look like that: what holds for all opcodes is checked here, once. */
+/* Decode a header. Returns false if it violates a rule that applies to all opcodes. */
 static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame)
 {
 	frame->opcode = at[0];
@@ -279,14 +279,15 @@ static inline bool soft_frame_decode(const uint8_t *at, struct soft_frame *frame
 	       frame->msn <= SOFT_PSN_MASK && frame->dma_length <= SOFT_MAX_MESSAGE;
 }
 
-/* Bytes that follow the header. */
+/* Returns the number of bytes that follow the header. */
 static inline uint32_t soft_frame_rest(const struct soft_frame *frame)
 {
 	return frame->pieces ? SOFT_CMA_DESC_HEAD + frame->pieces * (uint32_t)SOFT_CMA_DESC_PIECE
 			     : frame->length;
 }
 
-/* What a handshake of whatever version says; 0: it is none. */
+/* Returns the version of a handshake, which may be any version, or 0 if the bytes are not a
+ * handshake. */
 uint32_t soft_hello_version(const uint8_t *at);
 void soft_hello_encode(uint8_t *at, const struct soft_hello *hello);
 bool soft_hello_decode(const uint8_t *at, struct soft_hello *hello);

@@ -1,69 +1,71 @@
-/* Memory that keys open: regions and windows. */
+/* Memory with keys: regions and windows. */
 #pragma once
 
 #include "device.h"
 
 /* ---- keys.c: what opens memory ------------------------------------------------------------- */
 
-/* Memory that a key opens: a registered region, or the part of one that a window is bound to.  The
- * upper 24 bits of a key say which one it is; the lower eight are part of the secret, and change
- * with every bind of a window. */
+/* Memory that a key gives access to: a registered region, or the part of a region to which a window
+ * is bound. The upper 24 bits of a key identify the range. The lower 8 bits are part of the secret
+ * and change with every bind of a window. */
 struct soft_range {
 	uint32_t key;
-	bool window; /* its key is good for remote access only */
-	bool bound; /* window: it opens anything at all */
-	bool on_demand; /* pages are asked for when they are needed */
-	bool not_served; /* aiordma_device_calls.exclude_from_served */
-	bool null; /* no memory: zeros to read, and nothing kept of what is written */
+	bool window; /* the key is valid for remote access only */
+	bool bound; /* for a window: whether it is bound */
+	bool on_demand; /* pages are requested when they are needed */
+	bool not_served; /* see aiordma_device_calls.exclude_from_served */
+	bool null; /* a null region, which reads as zeros and discards writes */
 	unsigned access; /* enum ibv_access_flags, SOFT_ACCESS_CMA */
-	uint32_t qp_num; /* window of type 2B: of the only queue pair it is for; else 0 */
+	uint32_t qp_num; /* the only queue pair that may use a type 2B window; otherwise 0 */
 	const struct ibv_pd *pd;
 	uint8_t *memory;
-	uint64_t start; /* the address that stands for `memory` in work requests */
+	uint64_t start; /* the address of `memory` in work requests */
 	uint64_t length;
 };
 
-/* Those that every region can give. */
+/* The rights that every region can have. */
 #define SOFT_RIGHTS                                                                                \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |               \
 	 IBV_ACCESS_REMOTE_ATOMIC)
 
-/* A right beside those of enum ibv_access_flags: it is memory like any other, of which another
- * process can copy. */
+/* An additional right: the memory is ordinary memory that another process can copy from. */
 #define SOFT_ACCESS_CMA (1u << 31)
 
-/* Give it a random key; 0 or an errno value. */
+/* Add a range with a random key. Returns 0 or an errno value. */
 int soft_range_add(struct soft_range *range);
 void soft_range_remove(struct soft_range *range);
-/* By the upper 24 bits, or NULL: the window whose next key this might be. */
+/* Find a range by the upper 24 bits of the key, which may be the next key of a window. Returns NULL
+ * if there is none. */
 struct soft_range *soft_range_at(uint32_t key);
-/* By the whole key, or NULL. */
+/* Find a range by its whole key. Returns NULL if there is none. */
 struct soft_range *soft_range_find(uint32_t key);
-/* Are `length` bytes at `address` inside?  Without an overflow, whatever the numbers. */
+/* Returns whether `length` bytes at `address` are inside the range. Safe for all values. */
 bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length);
 
-/* Where `length` bytes at `address` may be used; NULL if the key does not exist, belongs to another PD,
- * lacks one of the rights, or does not reach that far. */
+/* Find the range that allows access to `length` bytes at `address`. Returns NULL if the key does
+ * not exist, belongs to another PD, lacks one of the rights, or does not cover the bytes. */
 const struct soft_range *soft_local_range(uint32_t lkey, const struct ibv_pd *pd, uint64_t address,
 					  uint64_t length, unsigned rights);
-/* Why the device may not reach what the SGEs name, and the key of the first of them for which that is so. */
+/* Returns the trace's reason why the device may not access the memory of the SGEs, and stores the
+ * first key for which this is so. Returns NULL if it may. */
 const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *sges,
 				 uint32_t num_sge, unsigned rights, uint32_t *lkey);
-/* The same for a request of the queue pair's peer; `pd` is of soft_remote_pd. */
+/* Find the range for a request of the queue pair's peer. `pd` comes from soft_remote_pd(). */
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,
 					   uint32_t rkey, uint64_t address, uint64_t length,
 					   unsigned right);
-/* Why not, as a trace names it (docs/trace.md); NULL if they may. */
+/* Returns the trace's reason why the peer may not access the memory (docs/trace.md), or NULL if it
+ * may. */
 const char *soft_remote_objection(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 				  uint64_t address, uint64_t length, unsigned right);
-/* Whether there is one, for all that the key opens. */
+/* Returns whether the key is valid for all of its range. */
 bool soft_remote_key(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
 		     unsigned right);
 enum { SOFT_PLACE_MAX = 256 * 1024 };
 
-/* Where they are, or NULL if that is not allowed (or on demand and not there); at most
- * SOFT_PLACE_MAX.  Valid until the lock is given back.  Of an SGE it is the part at `offset`:
- * the rest, to which no message has come, is not checked. */
+/* Return a pointer to `length` bytes, at most SOFT_PLACE_MAX, or NULL if access is not allowed or
+ * on-demand pages are missing. The pointer is valid until the lock is released. For an SGE, only
+ * the part from `offset` is checked. */
 void *soft_sge_memory(const struct ibv_sge *sge, const struct ibv_pd *pd, uint32_t offset,
 		      uint32_t length, unsigned rights);
 void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint32_t rkey,
@@ -71,8 +73,8 @@ void *soft_remote_memory(const struct soft_qp *qp, const struct ibv_pd *pd, uint
 
 /* ---- pages.c ------------------------------------------------------------------------------- */
 
-/* Bring the pages into memory, with that right; 0, or an errno value: EFAULT when there are none.
- * Where the kernel cannot do that for us it is 0. */
+/* Bring pages into memory with the given right. Returns 0, EFAULT if they do not exist, or another
+ * errno value. Always returns 0 if the kernel does not offer this. */
 int soft_pages_fault(const void *memory, size_t length, bool writable);
 bool soft_pages_can_fault(void);
 
@@ -81,31 +83,33 @@ bool soft_pages_can_fault(void);
 struct soft_mr {
 	struct ibv_mr ibv;
 	struct soft_range range;
-	unsigned windows; /* bound to it */
-	bool fixed; /* there is no address of the application behind it: not for rereg_mr */
-	bool closed; /* rereg_mr has failed, or it is imported: its keys open nothing by it */
+	unsigned windows; /* number of windows bound to it */
+	bool fixed; /* not based on an address of the application, so rereg_mr is not possible */
+	bool closed; /* rereg_mr has failed, or the region is imported; the keys give no access */
 	bool imported;
 	struct soft_dm *dm;
-	void *mapping; /* ours, of a dma-buf */
+	void *mapping; /* our mapping of a dma-buf */
 	size_t mapped;
 };
 
-/* import.c: what an imported region refers to, if that is still registered; else NULL. */
+/* Returns the region that an imported region refers to, or NULL if it has been deregistered
+ * (import.c). */
 struct soft_mr *soft_mr_original(const struct soft_mr *mr);
-/* Copy it, give it keys; the region that the application knows, or NULL and errno. */
+/* Register a copy of `mr` with new keys. Returns the region that the application sees, or NULL and
+ * sets errno. */
 struct ibv_mr *soft_mr_register(struct ibv_pd *pd, const struct soft_mr *mr);
-/* `reg_own_mr` of the device's table; NULL and SIZE_MAX, without rights for peers, are
- * `reg_local_dma`. */
+/* Implements `reg_own_mr` of the device's table, and `reg_local_dma` with NULL, SIZE_MAX and no
+ * rights for peers. */
 struct ibv_mr *soft_reg_own_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
-/* Checks that the flags can go together: 0 or an errno value; takes the optional ones out. */
+/* Check a combination of access flags and remove the optional ones. Returns 0 or an errno value. */
 int soft_mr_access(unsigned *access, unsigned allowed);
 
 /* ---- mw.c: memory windows ------------------------------------------------------------------ */
 
 struct soft_send_wqe;
 
-/* A bind as it waits in the send queue.  Keys and not pointers: region and window may be gone when
- * its turn comes. */
+/* A bind in the send queue. It contains keys instead of pointers, because region and window may be
+ * gone when it is executed. */
 struct soft_bind {
 	uint32_t window;
 	uint32_t region;
@@ -117,10 +121,10 @@ struct soft_bind {
 struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int soft_dealloc_mw(struct ibv_mw *mw);
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
-/* An IBV_WR_BIND_MW becomes a slot of the send queue, if it can be. */
+/* Convert an IBV_WR_BIND_MW to a slot of the send queue. Returns false if it is invalid. */
 bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr);
-/* Carry it out; false if that may not be. */
+/* Execute a bind. Returns false if it is not allowed. */
 bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send);
-/* The window of type 2 that has this key opens nothing any more: NULL.  Or the queue pair has no such
- * window, and why: as soft_remote_objection. */
+/* Unbind the type 2 window with this key. Returns NULL, or the reason if the queue pair has no such
+ * window, as in soft_remote_objection(). */
 const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey);

@@ -1,7 +1,6 @@
-/* The objects behind the verbs: what the application sees of each is its first member.
+/* The objects of the verbs. The first member of each struct is what the application sees.
  *
- * Everything here is called with the engine's lock, and its members are under it, except where they
- * say otherwise.
+ * All functions require the engine's lock, which protects all members, unless stated otherwise.
  */
 #pragma once
 
