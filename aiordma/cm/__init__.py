@@ -1,4 +1,4 @@
-"""The RDMA connection manager (librdmacm): connecting by IP address and port. Synchronous.
+"""The RDMA connection manager (librdmacm), which connects by IP address and port. Synchronous.
 
 ::
 
@@ -9,7 +9,7 @@
         ...                                          # after ESTABLISHED
 
 A call that fails raises an exception of :mod:`aiordma.errors`. An operation that fails later
-delivers an event whose ``error()`` is the exception.
+delivers an event whose ``error()`` returns the exception.
 """
 
 from typing import TYPE_CHECKING

@@ -13,7 +13,7 @@ from aiordma._native import ffi
 from aiordma._native import handles as h
 
 Address: TypeAlias = tuple[str, int]
-"""(host, port) with a numeric IPv4 or IPv6 host; link-local IPv6 as ``fe80::1%eth0``."""
+"""A tuple (host, port) with a numeric IP address, such as ``fe80::1%eth0`` with a scope."""
 
 # struct sockaddr_in and sockaddr_in6 (ip(7), ipv6(7)): the family in the machine's byte order,
 # port and flow in the network's.

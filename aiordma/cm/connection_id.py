@@ -74,9 +74,9 @@ class _ById(Maker):
 class ConnectionId(Options):
     """One end of a connection, or a listener, created by :meth:`EventChannel.create_id`.
 
-    ``channel`` delivers its events. ``qp`` is its queue pair once it has one. Each call starts an
-    operation and returns immediately, and an event on the channel reports the result. Use an ID in
-    one thread at a time.
+    ``channel`` delivers the events of the ID. ``qp`` is its queue pair, or None. Each call starts
+    an operation and returns immediately, and an event on the channel reports the result. Use an ID
+    in one thread at a time.
     """
 
     def __init__(self, channel: cm.EventChannel, pointer: h.rdma_cm_id) -> None:
@@ -103,7 +103,8 @@ class ConnectionId(Options):
     def context(self) -> Context | None:
         """The device to which the ID is bound, borrowed from the connection manager.
 
-        None if it is not bound: before the address is resolved, or for a listener on all addresses.
+        None if the ID is not bound to a device, such as before the address is resolved, or for a
+        listener on all addresses.
         """
         if self._context is None and (device := self.pointer.verbs):
             self._context = Context.borrow(self.library, device)
@@ -130,7 +131,7 @@ class ConnectionId(Options):
 
     @property
     def peer_address(self) -> Address | None:
-        """The peer's address, or None without a peer. After ``close()``, that of the last event."""
+        """The peer's address, or None without a peer. A closed ID keeps its last known address."""
         if not self.closed:
             peer = from_storage(ffi.addressof(self.pointer.route.addr, "dst_storage"))
             # librdmacm fills in the family early.
@@ -140,12 +141,12 @@ class ConnectionId(Options):
     # --- addresses -------------------------------------------------------------------------
 
     def bind_addr(self, address: Address) -> None:
-        """Bind to a local address; port 0 selects a free port.
+        """Bind to a local address. Port 0 selects a free port.
 
         Raises:
-            AddressError: With a socket's errno. If the port is in use, it is EADDRINUSE. If one of
-                the two addresses is the wildcard, it is EADDRNOTAVAIL, as for an address that this
-                machine does not have.
+            AddressError: With the errno of a socket. EADDRINUSE means that the port is in use.
+                EADDRNOTAVAIL means that this machine does not have the address, or that the port is
+                in use and one of the two addresses is the wildcard.
         """
         sockaddr, _keep = as_sockaddr(address)
         try:
@@ -158,9 +159,14 @@ class ConnectionId(Options):
     def resolve_addr(
         self, address: Address, source: Address | None = None, timeout: float = 2.0
     ) -> None:
-        """Find the device for a peer's address, within ``timeout`` seconds.
+        """Find the device that has a route to a peer's address.
 
         Resulting event: ADDR_RESOLVED or ADDR_ERROR.
+
+        Args:
+            address: The peer's address.
+            source: The local address to use; None selects it by the route.
+            timeout: The maximum time in seconds.
 
         Raises:
             AddressError: If no device has a route to the address.
@@ -178,7 +184,7 @@ class ConnectionId(Options):
         self._note("resolve_addr")
 
     def resolve_route(self, timeout: float = 2.0) -> None:
-        """Find the route, within ``timeout`` seconds.
+        """Find the route to the peer, within ``timeout`` seconds.
 
         Resulting event: ROUTE_RESOLVED or ROUTE_ERROR.
         """
@@ -210,10 +216,10 @@ class ConnectionId(Options):
     ) -> QueuePair:
         """Create the ID's queue pair, whose states the connection manager then changes.
 
-        See :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and rdma_create_qp_ex(3). The
-        protection domain must belong to this ID's :attr:`context`. ``qp_type`` is RC by default, or
-        UD in the port spaces of datagrams. A UD queue pair can send immediately, with the Q_Key of
-        the port space. Receives may be posted immediately.
+        The protection domain must belong to this ID's :attr:`context`. ``qp_type`` is RC by
+        default, or UD in a datagram port space. Receives may be posted immediately. A UD queue pair
+        can also send immediately, with the Q_Key of the port space. See
+        :meth:`ProtectionDomain.create_qp`, rdma_create_qp(3) and rdma_create_qp_ex(3).
         """
         if pd.context is not self.context:
             raise ValueError(
@@ -239,7 +245,7 @@ class ConnectionId(Options):
         return self.qp
 
     def destroy_qp(self) -> None:
-        """Close the queue pair, if there is one, and keep the ID."""
+        """Close the queue pair, if any, and keep the ID."""
         if self.qp is not None:
             self.qp.close()
             self.qp = None
@@ -249,26 +255,26 @@ class ConnectionId(Options):
     def connect(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Request a connection, or the address of a datagram service, after ROUTE_RESOLVED.
 
-        Resulting event: ESTABLISHED, or REJECTED, UNREACHABLE or CONNECT_ERROR. For a datagram
-        service, ESTABLISHED says where to send (``datagrams``), and UNREACHABLE means that the
-        request was rejected. Without a response, UNREACHABLE arrives after the connection manager's
-        own timeout of about a minute.
+        Resulting event: ESTABLISHED, REJECTED, UNREACHABLE or CONNECT_ERROR. For a datagram
+        service, ESTABLISHED contains the destination (``datagrams``), and UNREACHABLE means that
+        the request was rejected. If the peer does not respond, UNREACHABLE arrives after the
+        connection manager's timeout of about a minute.
 
         Raises:
-            LimitError: If there is too much private data (56 bytes for PortSpace.TCP, 180 for
-                PortSpace.UDP). Nothing is sent then.
+            LimitError: If there is too much private data (at most 56 bytes for PortSpace.TCP, 180
+                for PortSpace.UDP). Nothing is sent then.
         """
         self._with_parameters("connect", self.library.calls.rdma_connect, parameters)
 
     def accept(self, parameters: ConnectionParameters = _DEFAULT_PARAMETERS) -> None:
         """Accept a connection request, on the request's own ID.
 
-        Resulting event: ESTABLISHED. There is no event for a datagram service, whose peer may send
-        from now on.
+        Resulting event: ESTABLISHED. A datagram service gets no event, and its peer may send from
+        now on.
 
         Raises:
-            LimitError: If there is too much private data (196 bytes for PortSpace.TCP, 136 for
-                PortSpace.UDP).
+            LimitError: If there is too much private data (at most 196 bytes for PortSpace.TCP, 136
+                for PortSpace.UDP).
         """
         self._with_parameters("accept", self.library.calls.rdma_accept, parameters)
 
@@ -285,11 +291,12 @@ class ConnectionId(Options):
     def reject(self, private_data: bytes = b"", *, for_ece: bool = False) -> None:
         """Reject a connection request, on the request's own ID. Close the ID afterwards.
 
-        The peer's REJECTED event has reason 28, or with ``for_ece`` 35 (unacceptable options).
+        The peer gets a REJECTED event with reason 28, or 35 (unacceptable options) with
+        ``for_ece``.
 
         Raises:
-            LimitError: If there is too much private data (148 bytes for PortSpace.TCP, 136 for
-                PortSpace.UDP).
+            LimitError: If there is too much private data (at most 148 bytes for PortSpace.TCP, 136
+                for PortSpace.UDP).
         """
         check_private_data(self.port_space, "reject", private_data)
         data = bytes(private_data)
@@ -300,11 +307,11 @@ class ConnectionId(Options):
     def listen(self, backlog: int = 128) -> None:
         """Listen on the bound address. Each request is a CONNECT_REQUEST event with a new ID.
 
-        Without an address, the ID binds to any IPv4 address and a free port.
+        An ID that is not bound listens on all IPv4 addresses and a free port.
 
         Args:
-            backlog: How many requests may wait for their event to be taken; 0 means as many as the
-                system allows. Further requests wait longer, or are rejected.
+            backlog: The maximum number of requests whose event has not been received; 0 means the
+                maximum of the system. Further requests wait longer or are rejected.
 
         Raises:
             AddressError: If the port is in use, as in :meth:`bind_addr`.
@@ -320,14 +327,14 @@ class ConnectionId(Options):
             raise self._failed(AddressError, what, error) from error
 
     def establish(self) -> None:
-        """Complete a connection with a separate queue pair, after CONNECT_RESPONSE."""
+        """Complete a connection after CONNECT_RESPONSE, if the ID does not own a queue pair."""
         self._call(self.library.calls.rdma_establish)
 
     def disconnect(self) -> None:
-        """End the connection: the queue pair goes to ERR, and posted work is flushed.
+        """End the connection. The queue pair enters the error state, which flushes posted work.
 
-        Resulting event: DISCONNECTED at the peer. The peer must then call this as well; this side
-        gets DISCONNECTED when it does, and TIMEWAIT_EXIT later.
+        Resulting event: DISCONNECTED at the peer, which must then call this method as well. This
+        side gets DISCONNECTED when the peer does so, and TIMEWAIT_EXIT later.
 
         Raises:
             VerbsError: With EINVAL, if the ID is not connected.
@@ -338,15 +345,15 @@ class ConnectionId(Options):
     # --- multicast: of a datagram id that is bound to a device -----------------------------
 
     def join_multicast(self, address: Address, *, send_only: bool = False) -> None:
-        """Join the group of a multicast address; the port is ignored.
+        """Join the multicast group of an address. The port is ignored.
 
-        Resulting event: MULTICAST_JOIN, whose ``datagrams`` says where to send to the group, or
-        MULTICAST_ERROR. From then on, the ID's queue pair, if there is one, receives messages to
-        the group, unless ``send_only`` is true.
+        Resulting event: MULTICAST_JOIN or MULTICAST_ERROR. ``datagrams`` of the MULTICAST_JOIN
+        event is the destination for messages to the group. The ID's queue pair, if any, then
+        receives messages to the group, unless ``send_only`` is true.
 
         Raises:
-            VerbsError: With EINVAL, in a port space of connections, or if the ID is not bound to a
-                device.
+            VerbsError: With EINVAL, if the port space does not use datagrams, or if the ID is not
+                bound to a device.
             UnsupportedError: If the device does not support groups of that address family.
         """
         sockaddr, _keep = as_sockaddr(address)
@@ -364,10 +371,10 @@ class ConnectionId(Options):
             raise
 
     def leave_multicast(self, address: Address) -> None:
-        """Leave the group of an address with which :meth:`join_multicast` was called.
+        """Leave the group of an address that was passed to :meth:`join_multicast`.
 
         Raises:
-            VerbsError: With EADDRNOTAVAIL, if it was not called with that address.
+            VerbsError: With EADDRNOTAVAIL, if the ID has not joined that group.
         """
         sockaddr, _keep = as_sockaddr(address)
         self._call(self.library.calls.rdma_leave_multicast, sockaddr)
@@ -396,19 +403,21 @@ class ConnectionId(Options):
     def set_local_ece(self, ece: ECE) -> None:
         """Set the options to offer (before ``connect``) or to select (before ``accept``).
 
-        This is only for queue pairs that do not belong to the ID; the devices negotiate those of
-        its own. Source: rdma_set_local_ece(3).
+        This is only for an ID that does not own a queue pair. The devices negotiate the options of
+        an ID's own queue pair. Source: rdma_set_local_ece(3).
 
         Raises:
-            VerbsError: With EINVAL, for the ID's own queue pair, and for vendor 0.
+            VerbsError: With EINVAL, if the ID owns a queue pair, or for vendor 0.
         """
         self._call(self.library.calls.rdma_set_local_ece, ece.packed())
 
     def get_remote_ece(self) -> ECE:
-        """Return the peer's options, after CONNECT_REQUEST or CONNECT_RESPONSE; vendor 0: none.
+        """Return the peer's options, after CONNECT_REQUEST or CONNECT_RESPONSE.
+
+        A ``vendor_id`` of 0 means no options.
 
         Raises:
-            VerbsError: With EINVAL, for the ID's own queue pair.
+            VerbsError: With EINVAL, if the ID owns a queue pair.
         """
         ece = ffi.new("struct ibv_ece *")
         self._call(self.library.calls.rdma_get_remote_ece, ece)
@@ -417,7 +426,7 @@ class ConnectionId(Options):
     # --- channels --------------------------------------------------------------------------
 
     def migrate(self, channel: cm.EventChannel) -> None:
-        """Move the ID to another channel of the same library, which then delivers its events."""
+        """Move the ID and its future events to another channel of the same library."""
         instance("channel", channel, type(self.channel), "an EventChannel")
         if channel.library is not self.library:
             raise ValueError(

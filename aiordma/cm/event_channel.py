@@ -39,11 +39,11 @@ def _parameters(kind: EventType, id: ConnectionId, raw: h.rdma_cm_event) -> _Rea
 class EventChannel(Resource[h.rdma_event_channel]):
     """A channel that delivers the events of many IDs.
 
-    It is synchronous and never blocks. ``fd`` is readable if there may be an event; ``get_event``
-    may still return None. Closing the channel closes every connection ID on it.
+    The channel is synchronous and never blocks. ``fd`` is readable if there may be an event, but
+    ``get_event`` may still return None. Closing the channel closes every connection ID on it.
 
-    In the child of a fork that inherits what the library had opened in its parent, it raises
-    UnsupportedError.
+    Creating a channel raises UnsupportedError in the child of a fork whose parent had already
+    opened devices through the connection manager.
     """
 
     def __init__(self, library: Library) -> None:
@@ -65,10 +65,10 @@ class EventChannel(Resource[h.rdma_event_channel]):
             raise failure("fcntl", code, "cannot make the event channel non-blocking")
 
     def create_id(self, port_space: PortSpace = PortSpace.TCP) -> ConnectionId:
-        """Create an ID, for a connection or a listener.
+        """Create an ID for a connection or a listener.
 
         Raises:
-            UnsupportedError: If the library does not have this port space.
+            UnsupportedError: If the library does not support this port space.
         """
         port_space = choice("port_space", port_space, PortSpace)
         result = ffi.new("struct rdma_cm_id **")
@@ -86,12 +86,12 @@ class EventChannel(Resource[h.rdma_event_channel]):
         return ConnectionId(self, result[0])
 
     def get_event(self) -> ConnectionEvent | None:
-        """Take, copy and acknowledge the next event.
+        """Return and acknowledge the next event, without waiting.
 
-        Events of IDs whose object is closed or deleted are acknowledged and skipped.
+        Events of IDs whose Python object is closed or deleted are acknowledged and skipped.
 
         Returns:
-            The event, or None if there is none now.
+            The event, or None if there is no event.
         """
         calls = self.library.calls
         result = ffi.new("struct rdma_cm_event **")

@@ -58,19 +58,20 @@ _CLASSES = {
 
 
 class ConnectionEvent(NamedTuple):
-    """An event of the connection manager, as a copy; the original has already been acknowledged.
+    """An event of the connection manager.
 
-    For CONNECT_REQUEST, ``id`` is the new connection, which you must accept or reject, and close.
-    ``listen_id`` is the listening ID (None if its object is deleted). ``status`` is a negative
-    errno, or the reason for REJECTED. The connection manager pads ``private_data`` with zeros.
-    ``parameters`` contains what else the peer requested or granted.
+    The event is a copy, and the original has already been acknowledged. For CONNECT_REQUEST, ``id``
+    is the new connection, which you must accept or reject, and close. ``listen_id`` is the
+    listening ID, or None if its object is deleted. ``status`` is a negative errno, or the reason of
+    a rejection. ``private_data`` is padded with zeros by the connection manager. ``parameters`` are
+    the other values that the peer requested or granted.
 
-    In the port spaces of datagrams, and for MULTICAST_JOIN, ``datagrams`` says where to send.
-    ``group`` is the multicast address that was joined or, for MULTICAST_ERROR, could not be joined.
+    In a datagram port space, and for MULTICAST_JOIN, ``datagrams`` is the destination. ``group`` is
+    the multicast address that was joined or, for MULTICAST_ERROR, could not be joined.
 
-    DEVICE_REMOVAL: the removal waits until every object on the device is closed. ADDR_CHANGE: the
-    route to the peer now uses another port, and reconnecting will use it. Source:
-    rdma_get_cm_event(3).
+    After DEVICE_REMOVAL, close every object on the device, because the removal waits for that.
+    ADDR_CHANGE means that the route to the peer now uses another port, which a new connection will
+    use. Source: rdma_get_cm_event(3).
     """
 
     type: EventType
@@ -87,7 +88,7 @@ class ConnectionEvent(NamedTuple):
         return (self.datagrams or self.parameters).private_data
 
     def error(self) -> ConnectionManagerError | None:
-        """Return the exception for the event, or None if it is not a failure."""
+        """Return the exception for a failure event, or None for other events."""
         if self.type not in _WHAT:
             return None
         peer = self.group or self.id.peer_address

@@ -1,4 +1,4 @@
-"""Lookup of devices and names without an ID: rdma_get_devices(3), rdma_getaddrinfo(3)."""
+"""Lookup of devices and addresses without an ID: rdma_get_devices(3), rdma_getaddrinfo(3)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def check_library(library: object) -> Library:
 
 
 def get_devices(library: Library) -> list[Context]:
-    """Return the devices that the connection manager has open.
+    """Return the devices that the connection manager has opened.
 
-    They are borrowed (:meth:`Context.borrow`), and :attr:`ConnectionId.context` is one of them. In
-    the child of a fork, it raises the same exceptions as :class:`EventChannel`.
+    The contexts are borrowed (:meth:`Context.borrow`). The :attr:`ConnectionId.context` of an ID is
+    one of them. In the child of a fork, this raises the same exceptions as :class:`EventChannel`.
 
     Raises:
-        VerbsError: With ENODEV, if there are none.
+        VerbsError: With ENODEV, if there are no devices.
     """
     check_library(library)
     library.enter_cm()
@@ -57,8 +57,8 @@ _NO_FLAGS = AddressFlags(0)
 class AddressInfo(NamedTuple):
     """A result of :func:`getaddrinfo`: ``struct rdma_addrinfo``.
 
-    ``source`` is for :meth:`ConnectionId.bind_addr`, and ``destination`` for ``resolve_addr``. With
-    PASSIVE, there is only ``source``.
+    Pass ``source`` to :meth:`ConnectionId.bind_addr`, and ``destination`` to
+    :meth:`ConnectionId.resolve_addr`. With PASSIVE, ``destination`` is None.
     """
 
     source: Address | None
@@ -85,10 +85,10 @@ def getaddrinfo(
     flags: AddressFlags = _NO_FLAGS,
     port_space: PortSpace = PortSpace.TCP,
 ) -> list[AddressInfo]:
-    """Resolve a host and a service by name. This blocks while the resolver works.
+    """Resolve the names of a host and a service. This blocks while the resolver works.
 
-    In asyncio programs, use ``loop.getaddrinfo``, as :func:`aiordma.connect` does, or call this in
-    a thread. With PASSIVE and no host, the result is the address for a listener on all addresses.
+    In asyncio programs, use ``loop.getaddrinfo``, or call this function in a thread. With PASSIVE
+    and no host, the result is the address for a listener on all addresses.
 
     Raises:
         AddressError: If the name cannot be resolved.

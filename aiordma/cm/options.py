@@ -55,7 +55,7 @@ _WRONG_STATE = frozenset({errno.EINVAL, errno.ENOTCONN, errno.EISCONN, errno.EAL
 
 
 class Options(Resource[h.rdma_cm_id]):
-    """The part of an ID that sets options. The connection manager has no call to read them."""
+    """The part of a connection ID that sets options. The connection manager cannot read options."""
 
     library: Library
     _history: tuple[str, ...] = ()
@@ -86,10 +86,10 @@ class Options(Resource[h.rdma_cm_id]):
         return f"{rule}; calls and events so far: {', '.join(self._history) or 'none'}"
 
     def set_option(self, option: Option, value: int) -> None:
-        """Set an option by its raw value.
+        """Set an option to a number.
 
         Raises:
-            ValueError: If the value does not fit into the option's field.
+            ValueError: If the value is out of range for the option.
         """
         option, value = choice("option", option, Option), integer("value", value, None, None)
         try:
@@ -102,19 +102,26 @@ class Options(Resource[h.rdma_cm_id]):
         self._call(self.library.calls.rdma_set_option, _LEVEL, option.value, data, size)
 
     def set_tos(self, tos: int) -> None:
-        """Set the type of service of the packets, 0 to 255, before connecting or listening."""
+        """Set the type of service of the packets, from 0 to 255.
+
+        Call this before connecting or listening.
+        """
         self.set_option(Option.TOS, tos)
 
     def set_reuseaddr(self, enabled: bool) -> None:
-        """Allow binding to an address that is still in use, like SO_REUSEADDR, before binding.
+        """Allow binding to an address that is still in use, like SO_REUSEADDR.
+
+        Call this before binding.
 
         Raises:
-            VerbsError: With EINVAL, if it is turned off after binding.
+            VerbsError: With EINVAL, if the option is turned off after binding.
         """
         self.set_option(Option.REUSEADDR, int(truth("enabled", enabled)))
 
     def set_afonly(self, enabled: bool) -> None:
-        """Restrict a listener on ``::`` to IPv6, like IPV6_V6ONLY, before listening.
+        """Restrict a listener on ``::`` to IPv6, like IPV6_V6ONLY.
+
+        Call this before listening.
 
         Raises:
             VerbsError: With EINVAL, after listening.
@@ -124,11 +131,11 @@ class Options(Resource[h.rdma_cm_id]):
     def set_ack_timeout(self, seconds: float) -> None:
         """Set how long the queue pair waits for an acknowledgement before it retransmits.
 
-        Call it before connecting or accepting.
+        Call this before connecting or accepting.
 
         Args:
-            seconds: 0.0000082 to 8796 seconds, rounded up to the next step (4.096 us times a power
-                of 2).
+            seconds: 0.0000082 to 8796 seconds. The time is rounded up to 4.096 us times a power of
+                2.
 
         Raises:
             ValueError: If the time is out of range.

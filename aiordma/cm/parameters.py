@@ -15,7 +15,7 @@ from aiordma.verbs._memory.buffers import require_data
 
 
 class PortSpace(IntEnum):
-    """The namespace of a port, which determines the type of service: ``enum rdma_port_space``."""
+    """The namespace of a port, which determines the kind of service: ``enum rdma_port_space``."""
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -24,7 +24,7 @@ class PortSpace(IntEnum):
 
     @property
     def datagrams(self) -> bool:
-        """Whether services use datagrams (UD) instead of connections (RC)."""
+        """Whether the port space is for datagrams (UD) instead of connections (RC)."""
         return self in (PortSpace.UDP, PortSpace.IPOIB)
 
 
@@ -88,11 +88,11 @@ _FIELDS: dict[str, tuple[Callable[..., int], tuple[int, ...]]] = {
 class ConnectionParameters(NamedTuple):
     """The parameters of a connection: ``struct rdma_conn_param``, see rdma_connect(3).
 
-    ``responder_resources`` is the number of the peer's reads and atomics that may be outstanding at
-    this side. ``initiator_depth`` is the number of this side's at the peer. The event contains the
-    peer's response. ``retry_count`` and ``rnr_retry_count`` are 0 to 7; an ``rnr_retry_count`` of 7
-    means no limit. ``private_data`` arrives padded with zeros. ``srq`` and ``qp_num`` only matter
-    for a queue pair that :meth:`ConnectionId.create_qp` did not create.
+    ``responder_resources`` is the maximum number of the peer's outstanding reads and atomics.
+    ``initiator_depth`` is the maximum number of this side's outstanding reads and atomics. The
+    event contains the peer's response. ``retry_count`` and ``rnr_retry_count`` are 0 to 7; an
+    ``rnr_retry_count`` of 7 means no limit. ``private_data`` arrives padded with zeros. ``srq`` and
+    ``qp_num`` are only used if :meth:`ConnectionId.create_qp` did not create the queue pair.
     """
 
     private_data: bytes = b""
@@ -128,11 +128,11 @@ def _private_data(param: h.rdma_conn_param | h.rdma_ud_param) -> bytes:
 
 
 class DatagramParameters(NamedTuple):
-    """Where to send datagrams, or the private data of a request: ``struct rdma_ud_param``.
+    """The destination of datagrams, or the private data of a request: ``struct rdma_ud_param``.
 
-    ``vector`` is for an address handle. Each send contains ``qp_num`` and ``qkey``. A
-    CONNECT_REQUEST and a rejection have no destination: ``vector`` is None, and both numbers are 0.
-    ``private_data`` arrives padded with zeros.
+    Create an address handle from ``vector``, and use it with ``qp_num`` and ``qkey`` in each send.
+    A CONNECT_REQUEST and a rejection have no destination: ``vector`` is None, and both numbers are
+    0. ``private_data`` arrives padded with zeros.
     """
 
     private_data: bytes = b""

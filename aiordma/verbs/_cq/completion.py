@@ -51,8 +51,9 @@ class Table(Protocol):
 class CompletionChannel(Resource[h.ibv_comp_channel]):
     """A channel that delivers the events of completion queues.
 
-    Add ``fd`` to an event loop. It never blocks. It is readable while there is an event. It may
-    also be readable before that, if taking an event makes the device do the work that leads to one.
+    Add ``fd`` to an event loop. The descriptor is non-blocking, and it is readable while an event
+    is pending. It may also be readable before that, because some devices make progress only when an
+    event is requested.
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_comp_channel) -> None:
@@ -100,7 +101,7 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 
     @property
     def events(self) -> int:
-        """The number of completion events taken so far."""
+        """The number of completion events received so far."""
         return self._events + self.drain_state.events
 
     def statistics(self) -> ChannelStatistics:
@@ -109,14 +110,14 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
         return ChannelStatistics(len(self.queues), self.events, state.drains, state.completions)
 
     def get_event(self) -> CompletionQueue | None:
-        """Take and acknowledge one event. Never waits.
+        """Return the queue of the next completion event, without waiting.
 
-        The queue is no longer armed: call its ``req_notify()``, then poll it until it is empty.
+        The event is acknowledged, and the queue is no longer armed. Call ``req_notify()`` of the
+        queue, then poll the queue until it is empty. Events of queues whose Python object no longer
+        exists are discarded.
 
         Returns:
-            The queue that had the event, or None if there is no event. Events of queues whose
-            object
-            no longer exists are discarded.
+            The queue, or None if there is no event.
         """
         cq = ffi.new("struct ibv_cq **")
         context = ffi.new("void **")
@@ -207,12 +208,12 @@ class CompletionChannel(Resource[h.ibv_comp_channel]):
 class CompletionQueue(Resource[h.ibv_cq]):
     """A queue of completions, in the order in which the device generated them.
 
-    ``fields`` are the fields that an extended queue reports. It is None for a classic queue.
-    Everything else is the same for both. There are four ways to get completions:
+    ``fields`` are the fields that an extended queue reports; it is None for a classic queue. Both
+    kinds work in the same way otherwise. You can get completions in four ways:
 
-    - polling: :meth:`poll` takes the completions that are available;
+    - polling: :meth:`poll` returns the completions that are available;
     - busy polling: :meth:`wait` with ``spin=math.inf`` polls without a pause;
-    - by events: :meth:`wait` arms the queue and sleeps on its channel;
+    - events: :meth:`wait` arms the queue and sleeps on its channel;
     - adaptive polling: :meth:`wait` with ``spin`` polls for that many seconds before it sleeps.
     """
 
@@ -256,7 +257,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
     # --- taking completions ----------------------------------------------------------------
 
     def poll(self, max: int = 16) -> list[WorkCompletion]:
-        """Take up to ``max`` completions. Never waits.
+        """Remove up to ``max`` completions from the queue, without waiting.
 
         Returns:
             The completions. The list is empty if there are none.
@@ -285,11 +286,11 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return work.settle(record) if work is not None else None
 
     def statistics(self) -> CQStatistics:
-        """Return the queue's size and reservations, and what it has done so far."""
+        """Return the size, the reservations and the counters of the queue."""
         return CQStatistics(self.cqe, self.reserved, self._polls, self._found, self._arms)
 
     def start_poll(self) -> CompletionCursor:
-        """Iterate over completions, reading each field on demand: ibv_create_cq_ex(3).
+        """Return a cursor that reads each field of a completion on demand: ibv_create_cq_ex(3).
 
         ::
 
@@ -304,22 +305,23 @@ class CompletionQueue(Resource[h.ibv_cq]):
     ) -> list[WorkCompletion]:
         """Wait for completions.
 
-        It first polls for ``spin`` seconds without the GIL, then arms the queue and sleeps until
-        the channel has an event of this queue. The queue stays armed. Several threads may wait for
-        queues of the same channel, each for its own queue. Do not use it on a channel that an event
-        loop watches.
+        The call first polls for ``spin`` seconds without holding the GIL. Then it arms the queue
+        and sleeps until the channel has an event of this queue. The queue stays armed. Several
+        threads may wait for different queues of one channel. Do not use this method on a channel
+        that an event loop watches.
 
         Args:
-            max: The maximum number of completions to take.
-            timeout: Seconds to wait; None waits forever.
-            spin: Seconds to poll before sleeping. 0 sleeps immediately, ``math.inf`` never sleeps.
+            max: The maximum number of completions to return.
+            timeout: The maximum time to wait in seconds; None waits forever.
+            spin: The time to poll before sleeping, in seconds. 0 sleeps immediately, and
+                ``math.inf`` never sleeps.
 
         Returns:
             The completions. The list is empty after a timeout.
 
         Raises:
-            ValueError: If it would have to sleep but the queue has no channel, or if ``max`` is
-                below 1.
+            ValueError: If ``max`` is less than 1, or if the queue has no channel and ``spin`` is
+                finite.
         """
         max, spin = integer("max", max), seconds("spin", spin, endless=True)
         if not max:
@@ -362,8 +364,8 @@ class CompletionQueue(Resource[h.ibv_cq]):
         Completions that are already in the queue do not generate an event, so poll after arming.
 
         Args:
-            solicited_only: Generate an event only for a failure, or for a receive whose sender set
-                SendFlags.SOLICITED.
+            solicited_only: Generate an event only for a failed completion, or for a receive whose
+                sender set SendFlags.SOLICITED.
         """
         code = lib.aiordma_req_notify(self.pointer, int(solicited_only))
         if code:
@@ -375,11 +377,13 @@ class CompletionQueue(Resource[h.ibv_cq]):
     def modify(self, *, cq_count: int, cq_period: float) -> None:
         """Moderate events: generate one after ``cq_count`` completions or ``cq_period`` seconds.
 
-        Whichever comes first counts. 0 and 0 turn moderation off. Source: ibv_modify_cq(3).
+        The event is generated when the first of both limits is reached. Two zeros turn moderation
+        off. Source: ibv_modify_cq(3).
 
         Args:
-            cq_count: A number of completions.
-            cq_period: Seconds, with a resolution of a microsecond, up to 65535 microseconds.
+            cq_count: The number of completions.
+            cq_period: The time in seconds, at most 65535 microseconds. Its resolution is a
+                microsecond.
 
         Raises:
             ValueError: If the device does not support the values.
@@ -406,7 +410,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
 
     @property
     def handle(self) -> int:
-        """The number of the queue in the device (``ibv_cq.handle``)."""
+        """The number that identifies the queue in the device (``ibv_cq.handle``)."""
         return self.pointer.handle
 
     @property
@@ -425,7 +429,7 @@ class CompletionQueue(Resource[h.ibv_cq]):
         return self.entries.available
 
     def resize(self, cqe: int) -> None:
-        """Change the number of entries, keeping the completions in the queue.
+        """Change the number of entries. Completions stay in the queue.
 
         The device may choose a larger number.
 
@@ -458,11 +462,10 @@ class CompletionQueue(Resource[h.ibv_cq]):
         self.entries.reserved += entries
 
     def make_room(self, entries: int) -> None:
-        """Reserve entries, resizing the queue if too few are available.
+        """Reserve entries, and resize the queue if too few are available.
 
         Raises:
-            BusyError: If the device cannot resize the queue, or does not support a queue of that
-                size.
+            BusyError: If the device cannot resize the queue to that size.
         """
         if entries > self.available:
             try:
@@ -482,12 +485,12 @@ class CompletionQueue(Resource[h.ibv_cq]):
             raise ValueError(f"{self!r}: {error}") from None
 
     def release_when_empty(self, entries: int) -> None:
-        """Release reserved entries when a poll next finds the queue empty."""
+        """Release reserved entries as soon as a poll finds the queue empty."""
         self.entries.leave(entries)
 
     @property
     def in_use(self) -> int:
-        """The number of reserved entries that have not been released in either way."""
+        """The number of reserved entries that have not been released or marked for release."""
         return self.reserved - self.entries.leaving
 
     def _details(self) -> str:

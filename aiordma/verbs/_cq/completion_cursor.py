@@ -24,14 +24,13 @@ def _number(name: str, doc: str, member: str = "") -> Any:
 class CompletionCursor:
     """A thread's position in a completion queue, created by :meth:`CompletionQueue.start_poll`.
 
-    Iterating advances to the next completion and yields the cursor itself, until the queue is
-    empty. The attributes are those of the current completion, with the names of
-    :class:`WorkCompletion`. Each one is read from the device when you access it. On a classic
-    queue, all of them have already been read. No other thread may poll the queue before the
-    ``with`` block ends.
+    Iterating advances to the next completion and yields the cursor, until the queue is empty. The
+    attributes are those of the current completion, with the names of :class:`WorkCompletion`. On an
+    extended queue, each attribute is read from the device when you access it. No other thread may
+    poll the queue before the ``with`` block ends.
 
-    Accessing a field that the queue was not created to report raises UnsupportedError. If
-    ``status`` is not SUCCESS, only ``wr_id``, ``vendor_err`` and ``qp_num`` are valid besides it.
+    Reading a field that the queue was not created to report raises UnsupportedError. If ``status``
+    is not SUCCESS, only ``status``, ``wr_id``, ``vendor_err`` and ``qp_num`` are valid.
     """
 
     def __init__(self, cq: verbs.CompletionQueue) -> None:

@@ -37,18 +37,18 @@ def create_cq(
     Args:
         context: The device.
         cqe: The minimum number of entries.
-        channel: The channel for its events, after :meth:`CompletionQueue.req_notify`. Without a
-            channel, the queue can only be polled.
-        comp_vector: A number below ``num_comp_vectors``.
-        extended: Whether to create an extended queue, which can report timestamps. The default is
-            to create one if the device supports it.
-        fields: The fields that an extended queue reports. The default is all that the device
+        channel: The channel for the events of the queue; see :meth:`CompletionQueue.req_notify`. A
+            queue without a channel can only be polled.
+        comp_vector: The completion vector, less than ``num_comp_vectors``.
+        extended: Whether to create an extended queue, which can report timestamps. By default, the
+            queue is extended if the device supports this.
+        fields: The fields that an extended queue reports. The default is all fields that the device
             supports.
         flags: Options of an extended queue.
 
     Raises:
         ValueError: If a number is out of range.
-        UnsupportedError: If the device lacks a feature; the message names it.
+        UnsupportedError: If the device lacks a feature; the message names the feature.
     """
     cqe, comp_vector = integer("cqe", cqe, None), integer("comp_vector", comp_vector, None)
     if channel is not None:

@@ -27,15 +27,15 @@ _TM_INFO = int(WCFields.WITH_TM_INFO)
 class WorkCompletion(NamedTuple):
     """The completion of a work request: ``struct ibv_wc``, see ibv_poll_cq(3).
 
-    If ``status`` is not SUCCESS, only ``wr_id``, ``status``, ``vendor_err`` and ``qp_num`` are
-    valid, and ``opcode`` is None. ``imm_data`` is a number in host byte order, or None if there is
-    none. ``invalidated_rkey`` is the key that a send has invalidated on this side, or None.
+    If ``status`` is not SUCCESS, ``opcode`` is None, and only ``wr_id``, ``status``, ``vendor_err``
+    and ``qp_num`` are valid. ``imm_data`` is the immediate data as a number in host byte order, or
+    None. ``invalidated_rkey`` is the key that a send has invalidated on this side, or None.
     ``byte_len`` is valid for receives, reads and atomics.
 
-    The fields after ``failure`` are None unless an extended completion queue was created to report
-    them. Classic queues report only ``slid``, ``sl``, ``dlid_path_bits`` and ``pkey_index`` of
-    them. ``timestamp`` is the device's clock at the completion, in ticks
-    (:meth:`ExtendedDeviceAttributes.seconds`). ``wallclock_ns`` is the time of day in nanoseconds
+    The fields after ``failure`` are None unless the completion queue reports them. An extended
+    queue reports the fields with which it was created. A classic queue reports ``slid``, ``sl``,
+    ``dlid_path_bits`` and ``pkey_index``. ``timestamp`` is the device's clock in ticks
+    (:meth:`ExtendedDeviceAttributes.seconds`), and ``wallclock_ns`` is the time in nanoseconds
     since 1970.
     """
 
@@ -106,12 +106,13 @@ class WorkCompletion(NamedTuple):
     def error(self, operation: str = "") -> WorkCompletionError | None:
         """Return the exception for a failed completion, or None for a successful one.
 
-        If the queue pair tracks its work, the exception names the operation, and that of a flushed
-        request has the queue pair's first failure as its cause. All queue pairs track their work
-        except those of the event loop's driver.
+        If the queue pair tracks its work, the exception names the operation. The exception of a
+        flushed request then has the queue pair's first failure as its cause. Queue pairs track
+        their work unless they were created with ``reserved``, or :meth:`QueuePair.untrack` was
+        called.
 
         Args:
-            operation: The name of the operation. A completion itself does not contain it.
+            operation: The name of the operation, because a completion does not contain it.
         """
         if self.ok:
             return None
@@ -126,7 +127,7 @@ class WorkCompletion(NamedTuple):
         )
 
     def raise_for_status(self) -> None:
-        """Raise :meth:`error` if the work request failed."""
+        """Raise the exception of :meth:`error` if the work request failed."""
         if (error := self.error()) is not None:
             raise error
 

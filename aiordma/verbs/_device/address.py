@@ -31,7 +31,7 @@ def _packed(address: str | IPAddress) -> bytes:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GID:
-    """A global identifier: 16 bytes in network byte order, with the layout of an IPv6 address."""
+    """A global identifier: 16 bytes in network byte order, laid out like an IPv6 address."""
 
     raw: bytes
 
@@ -48,11 +48,11 @@ class GID:
 
     @classmethod
     def from_ip(cls, address: str | IPAddress) -> Self:
-        """Return the GID of a RoCE v2 interface with this address. IPv4 becomes ::ffff:a.b.c.d.
+        """Return the GID for an IP address. An IPv4 address a.b.c.d becomes ::ffff:a.b.c.d.
 
         Raises:
-            TypeError: If the address is neither text nor an object of the module ipaddress. Numbers
-                are not accepted.
+            TypeError: If the address is not a str, an IPv4Address or an IPv6Address. Numbers are
+                not accepted.
         """
         if not isinstance(address, str) and not hasattr(address, "packed"):
             raise TypeError(refusal("address", "a str, an IPv4Address or an IPv6Address", address))
@@ -60,7 +60,7 @@ class GID:
 
     @property
     def ip(self) -> IPAddress:
-        """The GID as an IP address; an IPv4-mapped one as IPv4."""
+        """The GID as an IP address. An IPv4-mapped address becomes an IPv4Address."""
         address = ipaddress.IPv6Address(self.raw)
         return address.ipv4_mapped or address
 
@@ -71,7 +71,7 @@ class GID:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the table entry is empty."""
+        """Whether the GID is all zeros, as in an empty table entry."""
         return self.raw == _ZERO
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class GID:
 
 
 class GIDEntry(NamedTuple):
-    """An entry of a port's GID table. ``ndev`` is its network interface; empty if it has none."""
+    """An entry of a port's GID table. ``ndev`` is the name of its network interface, or empty."""
 
     gid: GID
     gid_index: int
@@ -113,22 +113,23 @@ class GIDEntry(NamedTuple):
         return f"GID index {self.gid_index} ({self.gid}, {kind}{ndev})"
 
     def can_reach(self, to: GID) -> bool:
-        """Return False if no packet can go from here to ``to``.
+        """Return whether packets from this GID can reach ``to``.
 
-        That is the case for an empty GID, and if one address is IPv4 and the other IPv6.
-        InfiniBand's GIDs are not IP addresses, so for them the result is True.
+        The result is False if one of the GIDs is empty, or if one is an IPv4 address and the other
+        an IPv6 address. InfiniBand GIDs are not IP addresses, so the second rule does not apply to
+        them.
         """
         if self.gid.is_zero or to.is_zero:
             return False
         return self.gid_type is GIDType.IB or self.gid.is_ipv4 == to.is_ipv4
 
     def problem(self, to: GID | None = None) -> str:
-        """Return what is wrong with this entry as a source, or an empty string.
+        """Return why this entry is a bad source address, or an empty string.
 
-        The entry may still work within one link or one host.
+        An entry with a problem may still work within one link or one host.
 
         Args:
-            to: The peer; None means any peer.
+            to: The peer's GID; None means any peer.
         """
         if self.gid.is_zero:
             return "is empty"
@@ -144,10 +145,10 @@ class GIDEntry(NamedTuple):
         return ""
 
     def preference(self) -> tuple[int, int, int]:
-        """Return the sort key for the automatic choice, which prefers routable RoCE v2.
+        """Return the sort key for the automatic choice, which prefers routable RoCE v2 addresses.
 
-        A link-local address cannot leave its link, and a loopback address cannot leave its host.
-        RoCE v1 is not routed at all. Within a class, the order of the table applies.
+        Link-local, loopback and RoCE v1 addresses come last, because routers do not forward them.
+        Entries with equal keys keep the order of the table.
         """
         ip, reach = self.gid.ip, 0
         if self.gid_type is not GIDType.IB:  # whose default subnet prefix is fe80::/64
@@ -180,8 +181,8 @@ _OF_THE_ROUTE = {
 class AddressVector(NamedTuple):
     """The route to a peer: ``struct ibv_ah_attr``, IBTA volume 1, clause 11.2.2.1.
 
-    With ``dgid``, the route is global, as always on RoCE. Packets with a ``hop_limit`` of 0 or 1
-    end at the first router. ``dlid`` is the peer's LID, which RoCE does not use.
+    A route with a ``dgid`` is global; RoCE routes always are. Packets with a ``hop_limit`` of 0 or
+    1 cannot pass a router. ``dlid`` is the peer's LID, which RoCE does not use.
     """
 
     dgid: GID | None = None

@@ -23,8 +23,8 @@ from .route_lookup import source_entry
 class AddressHandle(Resource[h.ibv_ah]):
     """The route to a peer, created by :meth:`ProtectionDomain.create_ah`.
 
-    ``vector`` is the route from which it was created. Keep the handle open until the last request
-    that uses it has completed (ibv_post_send(3)).
+    ``vector`` is the route from which the handle was created. Keep the handle open until the last
+    request that uses it has completed (ibv_post_send(3)).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AddressHandle(Resource[h.ibv_ah]):
 
 
 class Destination(NamedTuple):
-    """The destination of a datagram: the route, the queue pair there, and its Q_Key."""
+    """The destination of a datagram: the route, and the peer's queue pair number and Q_Key."""
 
     ah: AddressHandle
     remote_qpn: int
@@ -48,7 +48,7 @@ class Destination(NamedTuple):
 
 
 class PathKeywords(TypedDict, total=False):
-    """Fields of an :class:`AddressVector`: ``hop_limit`` (64 by default) and others (0)."""
+    """Optional fields of an :class:`AddressVector`; ``hop_limit`` is 64 by default."""
 
     hop_limit: int
     traffic_class: int

@@ -98,18 +98,18 @@ class PortAttributes(NamedTuple):
 
     @property
     def gigabits(self) -> float | None:
-        """The speed times the width in Gbit/s; None if the device reports an unknown value."""
+        """The speed of the port in Gbit/s; None if the device reports an unknown value."""
         lanes, each = self.lanes, self.lane_gigabits
         return lanes * each if lanes and each else None
 
     @property
     def lanes(self) -> int | None:
-        """``active_width`` as a number of lanes; None if it is unknown."""
+        """The number of lanes, from ``active_width``; None if the value is unknown."""
         return _WIDTHS.get(self.active_width)
 
     @property
     def lane_gigabits(self) -> float | None:
-        """``active_speed``, the speed of one lane, in Gbit/s; None if it is unknown."""
+        """The speed of one lane in Gbit/s, from ``active_speed``; None if the value is unknown."""
         return _SPEEDS.get(self.active_speed)
 
     @classmethod

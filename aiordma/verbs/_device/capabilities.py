@@ -110,10 +110,10 @@ class ExtendedDeviceAttributes(NamedTuple):
     phys_port_cnt_ex: int
 
     def seconds(self, ticks: int) -> float:
-        """Convert the difference of two timestamps or clock readings to seconds.
+        """Convert a difference between two timestamps or clock readings from ticks to seconds.
 
         Raises:
-            ValueError: If the device does not report the frequency of its clock.
+            ValueError: If the device does not report its clock frequency.
         """
         if not self.hca_core_clock:
             raise ValueError("the device does not report its clock frequency")

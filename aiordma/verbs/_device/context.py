@@ -54,8 +54,9 @@ _unset = ffi.new_allocator(should_clear_after_alloc=False)
 class AsyncEvent(NamedTuple):
     """An event of a device, a port or a resource; see ibv_get_async_event(3).
 
-    ``element`` is the queue pair, completion queue or shared receive queue concerned. It is None
-    for other events, and if the object no longer exists. ``port_num`` is the port of a port event.
+    ``element`` is the affected queue pair, completion queue or shared receive queue. It is None for
+    other events, or if the Python object no longer exists. ``port_num`` is the port of a port
+    event.
     """
 
     type: EventType
@@ -86,9 +87,9 @@ def _first_borrowed(made: list[weakref.ref[Context]]) -> Context | None:
 class Context(Resource[h.ibv_context]):
     """An open device, created by :meth:`Device.open` or borrowed from the connection manager.
 
-    ``name`` is the name of the device. ``num_comp_vectors`` is its number of completion vectors.
-    Any thread may query it and create objects on it. These objects keep it alive, and closing it
-    closes them.
+    ``name`` is the name of the device. ``num_comp_vectors`` is the number of its completion
+    vectors. Any thread may query the context and create objects on it. These objects keep the
+    context alive, and closing the context closes them.
     """
 
     def __init__(
@@ -115,19 +116,19 @@ class Context(Resource[h.ibv_context]):
 
     @property
     def async_fd(self) -> int:
-        """A file descriptor that is readable when there are asynchronous events.
+        """A file descriptor that becomes readable when there are asynchronous events.
 
-        For a borrowed context, it changes when the connection manager has closed the device and
-        opened it again, even though the pointer is the same.
+        For a borrowed context, the descriptor changes when the connection manager closes the device
+        and opens it again.
         """
         return int(self.pointer.async_fd)
 
     @classmethod
     def borrow(cls, library: Library, pointer: h.ibv_context) -> Context:
-        """Return the context of a device that librdmacm opened and will close.
+        """Return the context of a device that librdmacm has opened and will close.
 
-        While anything uses it, there is one object per pointer. Its ``close()`` closes what was
-        created on it, but leaves the device open.
+        All users of the same C pointer share one object. Its ``close()`` closes the objects created
+        on it, but leaves the device open.
         """
         key = (library.name, int(ffi.cast("uintptr_t", pointer)))
         made = _borrowed.setdefault(key, [])
@@ -144,7 +145,7 @@ class Context(Resource[h.ibv_context]):
     # --- what there is ---------------------------------------------------------------------
 
     def query_device(self) -> DeviceAttributes:
-        """Return the limits and capabilities, which are queried once."""
+        """Return the limits and capabilities of the device. The result is cached."""
         if self._attributes is None:
             attr = ffi.new("struct ibv_device_attr *")
             self.library.calls.ibv_query_device(self.pointer, attr)
@@ -152,9 +153,9 @@ class Context(Resource[h.ibv_context]):
         return self._attributes
 
     def query_device_ex(self) -> ExtendedDeviceAttributes:
-        """Return the extended limits and capabilities, which are queried once.
+        """Return the extended limits and capabilities of the device. The result is cached.
 
-        If the library or device does not support this query, all extended values are zero.
+        If the library or the device does not support this query, all extended values are zero.
         """
         if self._extended is None:
             from .capabilities import ExtendedDeviceAttributes  # noqa: PLC0415 - not all need it
@@ -169,13 +170,13 @@ class Context(Resource[h.ibv_context]):
         return self._extended
 
     def query_rt_values_ex(self) -> int:
-        """Read the clock that completion timestamps use: ibv_query_rt_values_ex(3).
+        """Read the device's clock, which completion timestamps use: ibv_query_rt_values_ex(3).
 
         Returns:
             Ticks of ``hca_core_clock``, within ``completion_timestamp_mask``.
 
         Raises:
-            UnsupportedError: If the clock cannot be read.
+            UnsupportedError: If the device does not allow reading its clock.
         """
         values = ffi.new("struct ibv_values_ex *")
         values.comp_mask = lib.IBV_VALUES_MASK_RAW_CLOCK
@@ -234,8 +235,7 @@ class Context(Resource[h.ibv_context]):
     def query_gid_table(self) -> list[GIDEntry]:
         """Return the GIDs of all ports, without empty entries.
 
-        Until the table changes, each entry is the same object as before, including its interface
-        name.
+        Until the table changes, each call returns the same entry objects.
         """
         ports = range(1, self.query_device().phys_port_cnt + 1)
         room = max(1, sum(self.ask_port(port).gid_tbl_len for port in ports))
@@ -270,7 +270,7 @@ class Context(Resource[h.ibv_context]):
         """Return the entry of a local IP address, preferring RoCE v2.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If no entry has this address.
         """
         raw = GID.from_ip(ip).raw
         table = self.query_gid_table()
@@ -283,11 +283,11 @@ class Context(Resource[h.ibv_context]):
         return best(found)
 
     def choose_gid(self, port_num: int = 1, to: GID | None = None) -> GIDEntry:
-        """Return the best entry of a port: routable RoCE v2 first, loopback and link-local last.
+        """Return the best GID entry of a port. Routable RoCE v2 addresses come first.
 
         Args:
             port_num: The port.
-            to: A GID to reach. Entries that cannot reach it come last.
+            to: The GID of a peer. Entries that cannot reach this GID come last.
 
         Raises:
             ValueError: If the port has no GID.
@@ -301,9 +301,13 @@ class Context(Resource[h.ibv_context]):
         return min(table, key=lambda entry: (bool(entry.problem(to)), entry.preference()))
 
     def explain_gid(self, entry: GIDEntry, to: GID | None = None) -> str:
-        """Return why ``entry`` is a bad choice, in general or to reach ``to``, or an empty string.
+        """Return why ``entry`` is a bad choice of source address, or an empty string.
 
-        The text names the index, the GID, the problem, and a better entry.
+        The text names the entry, the problem and a better entry.
+
+        Args:
+            entry: The entry to check.
+            to: The GID of the peer; None means any peer.
         """
         problem = entry.problem(to)
         if not problem:
@@ -313,7 +317,7 @@ class Context(Resource[h.ibv_context]):
     # --- P_Keys ----------------------------------------------------------------------------
 
     def query_pkey(self, index: int, port_num: int = 1) -> int:
-        """Return an entry of a port's P_Key table; bit 15 is full membership (IBTA 10.9.1)."""
+        """Return an entry of a port's P_Key table. Bit 15 means full membership (IBTA 10.9.1)."""
         index, port_num = integer("index", index, 0, I32_MAX), _port(port_num)
         pkey = ffi.new("uint16_t *")
         try:
@@ -324,7 +328,7 @@ class Context(Resource[h.ibv_context]):
         return int.from_bytes(ffi.buffer(pkey)[:], "big")
 
     def query_pkey_table(self, port_num: int = 1) -> dict[int, int]:
-        """Return the P_Keys of a port by index, without empty entries (0)."""
+        """Return the P_Keys of a port by index, without empty entries."""
         keys = {
             index: self.query_pkey(index, port_num)
             for index in range(self.query_port(port_num).pkey_tbl_len)
@@ -335,7 +339,7 @@ class Context(Resource[h.ibv_context]):
         """Return the index of a P_Key, preferring full membership.
 
         Raises:
-            ValueError: If the port is not in that partition. The message lists its P_Keys.
+            ValueError: If the port does not have the P_Key. The message lists its P_Keys.
         """
         pkey, port_num = integer("pkey", pkey, 0, 0xFFFF), _port(port_num)
         table = self.query_pkey_table(port_num)
@@ -351,7 +355,7 @@ class Context(Resource[h.ibv_context]):
     # --- what is made here -----------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
-        """Create a protection domain, whose memory and queue pairs can be used together."""
+        """Create a protection domain for memory regions and queue pairs that are used together."""
         return ProtectionDomain(self, self.library.calls.ibv_alloc_pd(self.pointer))
 
     def alloc_td(self) -> ThreadDomain:
@@ -365,7 +369,7 @@ class Context(Resource[h.ibv_context]):
     def alloc_parent_domain(
         self, pd: ProtectionDomain, td: ThreadDomain | None = None
     ) -> ParentDomain:
-        """Create a protection domain for objects of ``pd`` that are used in ``td`` only.
+        """Create a protection domain for objects of ``pd`` that are only used in ``td``.
 
         Source: ibv_alloc_parent_domain(3).
 
@@ -375,11 +379,15 @@ class Context(Resource[h.ibv_context]):
         return ParentDomain(pd, td)
 
     def alloc_dm(self, length: int, log_align_req: int = 0) -> DeviceMemory:
-        """Allocate memory of the device itself, aligned to ``2 ** log_align_req``: ibv_alloc_dm(3).
+        """Allocate memory on the device: ibv_alloc_dm(3).
+
+        Args:
+            length: The number of bytes, at most ``max_dm_size``.
+            log_align_req: The alignment as a power of two.
 
         Raises:
-            ValueError: If the device has less memory (``max_dm_size``).
-            UnsupportedError: If it has none.
+            ValueError: If the device has less memory.
+            UnsupportedError: If the device has no memory for applications.
         """
         length = integer("length", length, None)
         log_align_req = integer("log_align_req", log_align_req, 0, U32_MAX)
@@ -403,12 +411,12 @@ class Context(Resource[h.ibv_context]):
     open_xrcd: Final = open_xrcd_on
 
     def create_comp_channel(self) -> CompletionChannel:
-        """Create a completion channel, whose ``fd`` does not block."""
+        """Create a completion channel. Its ``fd`` is non-blocking."""
         return CompletionChannel(self, self.library.calls.ibv_create_comp_channel(self.pointer))
 
     @property
     def cq_fields(self) -> WCFields | None:
-        """The fields of the device's extended completion queues; None if it has none."""
+        """The fields of extended completion queues; None if the device has no such queues."""
         if self._cq_fields is None:
             self._cq_fields = (most_fields(self),)
         return self._cq_fields[0]
@@ -416,11 +424,11 @@ class Context(Resource[h.ibv_context]):
     # --- asynchronous events ---------------------------------------------------------------
 
     def async_events(self) -> list[AsyncEvent]:
-        """Take and acknowledge all pending events. Never waits.
+        """Return and acknowledge all pending asynchronous events, without waiting.
 
-        ``async_fd`` is readable if there are events, and may be readable before that. The first
-        call makes it non-blocking. A borrowed context is shared, so this takes the events of all
-        its users.
+        ``async_fd`` is readable when events are pending, but may also be readable without an event.
+        The first call makes it non-blocking. A borrowed context is shared, so this call also
+        consumes the events of its other users.
         """
         code = lib.aiordma_set_nonblocking(self.library.table, self.async_fd)
         if code:
@@ -437,7 +445,7 @@ class Context(Resource[h.ibv_context]):
         return events
 
     def statistics(self) -> DeviceStatistics:
-        """Return the numbers of open objects and of failures on this context."""
+        """Return the numbers of open objects, failures and events of this context."""
         return DeviceStatistics(
             self.name,
             count_open(self.node),

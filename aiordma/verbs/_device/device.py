@@ -75,10 +75,10 @@ def missing_library() -> LibraryNotFoundError | None:
 
 
 def fork_status(library: Library) -> ForkStatus | None:
-    """Return whether memory registered with this library survives a fork of the process.
+    """Return whether registered memory of this library survives a fork of the process.
 
     Returns:
-        None if the library is too old to report it (rdma-core before version 36).
+        None if the library is too old to report this (rdma-core before version 36).
     """
     try:
         return ForkStatus(library.calls.ibv_is_fork_initialized())
@@ -88,7 +88,7 @@ def fork_status(library: Library) -> ForkStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, identified by its name. Nothing is open: :meth:`open` looks up the name again."""
+    """A device, identified by its name and not open; :meth:`open` looks up the name again."""
 
     name: str
     library: Library
@@ -102,8 +102,8 @@ class Device:
 
         Raises:
             DeviceNotFoundError: If the device no longer exists.
-            VerbsError: If it cannot be opened. EACCES means that the permission for
-                /dev/infiniband/uverbs*, or for the file of AIORDMA_TRACE, is missing.
+            VerbsError: If the device cannot be opened. EACCES means that this process may not
+                access /dev/infiniband/uverbs*, or the file of AIORDMA_TRACE.
         """
         check_environment()
         calls = self.library.calls
@@ -118,17 +118,17 @@ class Device:
         return Context(self.library, pointer, self.name)
 
     def set_faults(self, plan: str | None) -> None:
-        """Inject faults into this process from now on, according to a plan; None stops it.
+        """Inject faults into this process according to a plan. None stops the injection.
 
-        This is for tests. :func:`aiordma.testing.faults` is easier to use. Counting starts again.
-        Unless the plan names a device, it applies to all embedded devices. It replaces any other
-        plan.
+        This is for tests; :func:`aiordma.testing.faults` is easier to use. The plan replaces any
+        earlier plan and restarts its counters. Unless the plan names a device, it applies to all
+        embedded devices.
 
         Args:
             plan: A text such as "seed=7,loss=0.01,delay=2ms"; docs/testing.md lists its parts.
 
         Raises:
-            ValueError: If a part of the plan is invalid; the message names it.
+            ValueError: If a part of the plan is invalid; the message names the part.
             UnsupportedError: If this is not an embedded device.
         """
         self._check_faults()
@@ -161,7 +161,7 @@ class Device:
 
     @property
     def numa_node(self) -> int | None:
-        """The NUMA node of the device; None if it has none or does not report it."""
+        """The NUMA node of the device, or None if the kernel does not report one."""
         if not self.sysfs_path:
             return None
         try:
@@ -195,7 +195,7 @@ def _name(library: Library, pointer: h.ibv_device) -> str:
 
 
 def devices() -> list[Device]:
-    """Return the devices of all libraries, those of the system first, without opening them."""
+    """Return the devices of all libraries without opening them. System devices come first."""
     return [*_system_devices(), *_embedded_devices()]
 
 
@@ -229,13 +229,13 @@ def find_device(
 ) -> Device:
     """Return the device with the given name, local IP address or GUID, or the default device.
 
-    If several are given, all must match. Devices of the system come first. Without any, it is the
-    device named in the environment variable AIORDMA_DEVICE, or the first system device with an
-    active port, or the first embedded device, which is software. The name "system" stands for the
-    default without the embedded device.
+    If several arguments are given, all of them must match. The default is the device named in the
+    environment variable AIORDMA_DEVICE. Without this variable, the default is the first system
+    device with an active port, or the first embedded device, which is software. The name "system"
+    stands for the default without embedded devices.
 
     Raises:
-        DeviceNotFoundError: If there is no such device. The message lists the available ones.
+        DeviceNotFoundError: If no device matches. The message lists the available devices.
     """
     if ip is None and guid is None and (name := name_or_variable(name)) in (None, SYSTEM):
         return choose_device(name).device
@@ -280,7 +280,7 @@ def _has_address(device: Device, gid: GID, gids: dict[str, str]) -> bool:
 
 
 class Choice(NamedTuple):
-    """A device, and why it was chosen."""
+    """A chosen device, and the reason for the choice."""
 
     device: Device
     reason: str
@@ -289,10 +289,11 @@ class Choice(NamedTuple):
 
 
 def choose_device(name: str | None = None) -> Choice:
-    """Return the device that :func:`find_device` finds by name, with the reason.
+    """Return the device that :func:`find_device` finds by name, with the reason for the choice.
 
     Raises:
-        VerbsError: If a system device cannot be opened, and no other one has an active port.
+        VerbsError: If a system device cannot be opened, and no other system device has an active
+            port.
     """
     name = name_or_variable(name)
     if name is not None and name != SYSTEM:

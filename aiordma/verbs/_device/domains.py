@@ -1,4 +1,4 @@
-"""Thread domains and parent domains, which tell the provider where it needs no locks."""
+"""Thread domains and parent domains, which let the provider omit locks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resource import Node, Resource
 
 
 class ThreadDomain(Resource[h.ibv_td]):
-    """A promise that one thread at a time uses the objects created with it: ibv_alloc_td(3)."""
+    """A promise to use the objects created with it in one thread at a time: ibv_alloc_td(3)."""
 
     def __init__(self, context: verbs.Context) -> None:
         calls = context.library.calls
@@ -28,8 +28,8 @@ class ThreadDomain(Resource[h.ibv_td]):
 class ParentDomain(ProtectionDomain):
     """A protection domain that combines ``pd`` and a thread domain: ibv_alloc_parent_domain(3).
 
-    Objects created here belong to ``pd``, and its memory regions work with queue pairs created
-    here.
+    Objects created in a parent domain belong to ``pd``. Memory regions of ``pd`` can be used with
+    queue pairs created in the parent domain.
     """
 
     def __init__(self, pd: ProtectionDomain, td: ThreadDomain | None) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class FaultCounts(NamedTuple):
-    """The numbers of injected faults and of their effects; two counts can be subtracted."""
+    """The numbers of injected faults and of their effects. Counts can be subtracted."""
 
     lost: int = 0
     """Incoming frames and datagrams that were dropped."""
@@ -17,15 +17,15 @@ class FaultCounts(NamedTuple):
     cut: int = 0
     """Connections that were broken."""
     not_ready: int = 0
-    """Requests that were answered as if there were no receive (RNR NAK)."""
+    """Requests that were answered with an RNR NAK, as if no receive were posted."""
     overruns: int = 0
-    """Completions that found their queue full."""
+    """Completions that found their completion queue full."""
     registrations: int = 0
     """Memory registrations that were refused."""
     handshakes: int = 0
     """Messages of the connection manager that were dropped."""
     retried: int = 0
-    """Retransmissions by requesters that considered packets lost."""
+    """Retransmissions because of packets that were considered lost."""
 
     def __sub__(self, other: FaultCounts) -> FaultCounts:
         """Return the counts since ``other``."""

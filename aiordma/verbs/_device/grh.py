@@ -19,8 +19,8 @@ _V4_START = 0x45  # version 4, five words long: RoCE has no options in it
 class GRH(NamedTuple):
     """A global route header (IBTA volume 1, clause 8.3), or the IP header of RoCE v2.
 
-    ``version`` is 6, or 4 for an IPv4 header. The latter occupies the last 20 of the 40 bytes
-    (annex A17.4.5.2), and the GIDs are then IPv4-mapped. ``payload_length`` is in bytes.
+    ``version`` is 6, or 4 for an IPv4 header. An IPv4 header occupies the last 20 of the 40 bytes
+    (annex A17.4.5.2), and its addresses become IPv4-mapped GIDs. ``payload_length`` is in bytes.
     """
 
     version: int
@@ -37,7 +37,7 @@ class GRH(NamedTuple):
         """Parse the first 40 bytes of a buffer.
 
         Raises:
-            ValueError: If there are fewer bytes, or they are not such a header.
+            ValueError: If the buffer is too short, or does not contain a GRH.
         """
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:

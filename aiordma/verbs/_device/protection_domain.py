@@ -42,7 +42,7 @@ from .route_lookup import describe
 class ProtectionDomain(Resource[h.ibv_pd]):
     """A set of memory regions and queue pairs that can be used together, but not with others.
 
-    Any thread may create objects in it.
+    Any thread may create objects in a protection domain.
     """
 
     def __init__(
@@ -65,25 +65,25 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         """Register memory with the device: ibv_reg_mr(3), ibv_reg_mr_iova2.
 
         Args:
-            memory: A number of bytes, to allocate new memory (page-aligned, zeroed), or any object
-                with contiguous memory (bytearray, array, numpy array, mmap, torch tensor ...; see
-                :func:`bytes_of`). The object stays pinned until the region is closed.
-            access: The rights. The default is local use: LOCAL_WRITE, or only reading if the object
-                is read-only. Remote rights are never implied. With ON_DEMAND, the memory is not
-                pinned, and pages are loaded when they are needed.
-            iova: The address that work requests and peers use instead of the memory's own. It must
-                have the same offset within a page. With ZERO_BASED, it is 0.
-            huge_pages: Allocate new memory on huge pages if enough are free. Otherwise, a warning
-                is logged; ``page_size`` is the result.
+            memory: A number of bytes, or an object with contiguous memory (bytearray, array, numpy
+                array, mmap, torch tensor ...; see :func:`bytes_of`). A number allocates new zeroed,
+                page-aligned memory. An object stays pinned until the region is closed.
+            access: The access rights. The default allows only local use: LOCAL_WRITE, or only
+                reading if the object is read-only. With ON_DEMAND, the memory is not pinned, and
+                pages are loaded when they are needed.
+            iova: The address that work requests and peers use instead of the memory's own address.
+                It must have the same offset within a page. With ZERO_BASED, the address is 0.
+            huge_pages: Allocate new memory on huge pages if enough of them are free. Otherwise, a
+                warning is logged. ``page_size`` of the region tells the result.
 
         Raises:
             ValueError: If the memory cannot have these rights.
             TypeError: If the object has no memory, or its elements are Python objects or pointers.
             BufferError: If the memory is not contiguous.
             UnsupportedError: If the device does not support the rights, or the memory is on a GPU.
-            VerbsError: If the device refuses. With ENOMEM, the message contains the limit on locked
-                memory if that may be the reason. Also if the kernel cannot provide new memory
-                (ENOMEM).
+            VerbsError: If the device rejects the registration, or the kernel cannot provide new
+                memory. With ENOMEM, the message contains the limit on locked memory if that limit
+                may be the reason.
         """
         return register(self, memory, access, iova, huge_pages)
 
@@ -97,12 +97,12 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     ) -> MemoryRegion:
         """Register ``length`` bytes at an address, such as memory of another library.
 
-        It may be GPU memory whose driver lets other devices access it. The region does not hold the
-        memory. Keep it at this address until the region is closed. Raises the same exceptions as
-        :meth:`reg_mr`.
+        GPU memory can be registered if its driver lets other devices access it. The region does not
+        keep the memory alive, so keep it at this address until the region is closed. Raises the
+        same exceptions as :meth:`reg_mr`.
 
         Raises:
-            VerbsError: With EFAULT, if there is no memory at the address.
+            VerbsError: With EFAULT, if no memory is mapped at the address.
         """
         addr, length = integer("addr", addr), integer("length", length, None)
         if length <= 0:
@@ -124,12 +124,12 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         """Register memory of another device that was exported as a dma-buf: ibv_reg_dmabuf_mr(3).
 
         Args:
-            fd: The dma-buf. You may close it afterwards.
+            fd: The file descriptor of the dma-buf. You may close it afterwards.
             length: The number of bytes.
-            access: The rights.
+            access: The access rights.
             offset: The first byte within the dma-buf.
-            iova: The address that work requests and peers use; ``offset`` by default. Both must
-                have the same offset within a page.
+            iova: The address that work requests and peers use; ``offset`` by default. The iova and
+                ``offset`` must have the same offset within a page.
 
         Raises:
             UnsupportedError: If the device or its driver does not support dma-bufs.
@@ -151,11 +151,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def reg_implicit(self, access: AccessFlags = AccessFlags.LOCAL_WRITE) -> MemoryRegion:
         """Register the whole address space of the process on demand ("implicit ODP").
 
-        The region covers all local buffers and does not pin anything. Be careful with remote
-        rights, because the key gives access to all memory of the process.
+        The region covers all local buffers and does not pin any memory. Be careful with remote
+        rights, because the key then gives access to all memory of the process.
 
         Raises:
-            UnsupportedError: If the device does not support it.
+            UnsupportedError: If the device does not support implicit ODP.
         """
         access = choice("access", access, AccessFlags) | AccessFlags.ON_DEMAND
         require_on_demand(self.context, access, implicit=True)
@@ -170,9 +170,15 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         offset: int = 0,
         length: int | None = None,
     ) -> MemoryRegion:
-        """Register memory of the device itself, from :meth:`Context.alloc_dm`: ibv_reg_dm_mr(3).
+        """Register memory on the device, from :meth:`Context.alloc_dm`: ibv_reg_dm_mr(3).
 
-        The default is all of it. The addresses of the region start at 0.
+        The addresses of the region start at 0.
+
+        Args:
+            dm: The device memory.
+            access: The access rights.
+            offset: The first byte.
+            length: The number of bytes; by default up to the end of the memory.
 
         Raises:
             LocalRangeError: If the range is not within the memory.
@@ -189,10 +195,11 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def alloc_null_mr(self) -> MemoryRegion:
         """Create a region that discards everything written to it: ibv_alloc_null_mr(3).
 
-        Its lkey is valid in any scatter/gather element, with any address. It has no rkey.
+        Its lkey can be used in any scatter/gather element, with any address. The region has no
+        rkey.
 
         Raises:
-            UnsupportedError: If the device does not support it.
+            UnsupportedError: If the device does not support null memory regions.
         """
         with self.context._offering("null memory regions"):
             pointer = self.context.library.calls.ibv_alloc_null_mr(self.pointer)
@@ -203,17 +210,19 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     ) -> None:
         """Tell the device which ranges of on-demand regions will be used: ibv_advise_mr(3).
 
-        In regions that are not on demand, the pages are already present.
+        The pages of other regions are always present.
 
         Args:
             advice: The kind of use.
             sges: The ranges.
-            flush: Return only when the pages are present. Otherwise, the advice is best effort.
+            flush: Return only when the pages are present. Otherwise, the device may ignore the
+                advice.
 
         Raises:
-            UnsupportedError: If the device does not take advice.
-            VerbsError: EFAULT if a range is outside its region, EPERM for another protection domain
-                or a missing right, ENOENT for an unknown lkey.
+            UnsupportedError: If the device does not support advice.
+            VerbsError: With EFAULT, if a range is outside its region. With EPERM, if a region
+                belongs to another protection domain or lacks a right. With ENOENT, if an lkey is
+                unknown.
         """
         advice = choice("advice", advice, Advice)
         array = ffi.new("struct ibv_sge[]", max(1, len(sges)))
@@ -230,7 +239,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     # --- routes, queues --------------------------------------------------------------------
 
     def create_ah(self, vector: AddressVector) -> AddressHandle:
-        """Resolve the route to a peer, once for many datagrams: ibv_create_ah(3).
+        """Create an address handle for a peer, to use for many datagrams: ibv_create_ah(3).
 
         Keep the handle open until the last request that uses it has completed.
 
@@ -253,9 +262,10 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     def create_ah_from_wc(
         self, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int = 1
     ) -> AddressHandle:
-        """Create the route back to the sender of a datagram: ibv_create_ah_from_wc(3).
+        """Create an address handle for the sender of a datagram: ibv_create_ah_from_wc(3).
 
-        Send the reply to the queue pair ``wc.src_qp``. The completion does not contain its Q_Key.
+        Send the reply to the queue pair ``wc.src_qp``. The completion does not contain the sender's
+        Q_Key.
 
         Args:
             wc: The completion of the receive.
@@ -268,7 +278,7 @@ class ProtectionDomain(Resource[h.ibv_pd]):
         """Create a memory window, which is not bound to any memory yet: ibv_alloc_mw(3).
 
         Raises:
-            UnsupportedError: If the device does not support that type.
+            UnsupportedError: If the device does not support windows of that type.
         """
         context, mw_type = self.context, choice("mw_type", mw_type, MWType)
         what = f"memory windows of type {int(mw_type)}"
@@ -300,8 +310,8 @@ class ProtectionDomain(Resource[h.ibv_pd]):
     ) -> QueuePair:
         """Create a queue pair in state RESET: ibv_create_qp(3), ibv_create_qp_ex(3).
 
-        Room for everything that can be posted is reserved on the completion queues, so that they
-        cannot overrun. They are resized if they are too small.
+        Entries for all completions of the queue pair are reserved on the completion queues, so that
+        they cannot overrun. Completion queues that are too small are resized.
 
         Args:
             send_cq: The completion queue for sends.
@@ -309,23 +319,24 @@ class ProtectionDomain(Resource[h.ibv_pd]):
             capabilities: The sizes. The device may grant larger ones; see
                 ``QueuePair.capabilities``.
             qp_type: The transport.
-            sq_sig_all: Whether every send has a completion.
-            srq: A shared receive queue that provides the receives. The receive sizes of the
-                capabilities are then ignored.
-            send_ops: Post with the builders of ibv_wr_post(3), with one doorbell for any number of
-                requests, all or none. These are the operations that will be posted; see
-                :func:`send_ops_of`. The methods of the queue pair are the same.
+            sq_sig_all: Whether every send generates a completion.
+            srq: A shared receive queue for the receives. The receive sizes in ``capabilities`` are
+                then ignored.
+            send_ops: The operations that will be posted with the builders of ibv_wr_post(3), which
+                post any number of requests with one doorbell, all or none. See :func:`send_ops_of`.
+                The methods of the queue pair stay the same.
             create_flags: Options of the device.
-            source_qpn: The number that a UD queue pair has on the wire.
-            max_tso_header: The bytes of the longest header of a segmented send.
-            reserved: The caller has reserved the room, and tracks what is posted
-                (:meth:`QueuePair.untrack`).
+            source_qpn: The queue pair number that a UD queue pair uses in packets.
+            max_tso_header: The maximum header length of a segmented send, in bytes.
+            reserved: Whether the caller has already reserved the entries and tracks the posted work
+                itself (:meth:`QueuePair.untrack`).
 
         Raises:
-            BusyError: If a completion queue is too small and cannot grow.
-            UnsupportedError: If the device does not support a feature; the message names it.
-            VerbsError: If the device refuses; the message contains the request, and the limits that
-                it exceeds.
+            BusyError: If a completion queue is too small and cannot be resized.
+            UnsupportedError: If the device does not support a feature; the message names the
+                feature.
+            VerbsError: If the device cannot create the queue pair. The message contains the request
+                and the limits that it exceeds.
         """
         return create_qp(
             self,

@@ -41,15 +41,16 @@ _remember_places = sys.flags.dev_mode
 
 
 def live() -> dict[str, int]:
-    """Return the number of open objects in the device by class, for leak checks.
+    """Return the number of open objects by class, for leak checks.
 
-    An object that was dropped without being closed still counts, because the device still has it.
+    An object that was dropped without being closed still counts, because it still exists in the
+    device.
     """
     return {kind: len(ones) for kind, ones in sorted(_live.items()) if ones}
 
 
 def remember_places(enabled: bool) -> None:
-    """Record where each resource is created from now on, for the warning about unclosed ones.
+    """Choose whether warnings about unclosed resources show where they were created.
 
     This is on by default in Python's development mode (``-X dev``). It costs a stack walk per
     object.
@@ -213,7 +214,8 @@ class Resource(Generic[P]):
     def pointer(self) -> P:
         """The C structure (``struct ibv_qp *`` and so on), for calls of :mod:`aiordma.verbs.raw`.
 
-        The object remains the owner. Raises BufferStateError once closed.
+        The structure still belongs to this object. Raises BufferStateError after the object is
+        closed.
         """
         if (pointer := self.node.pointer) is None:
             raise self.closed_error()
@@ -221,16 +223,17 @@ class Resource(Generic[P]):
 
     @property
     def raw_handle(self) -> int:
-        """The address of the C structure (``struct ibv_qp`` and so on), for your own code.
+        """The address of the C structure (``struct ibv_qp`` and so on), for your own C code.
 
-        The object remains the owner: the address is valid until this object, or one from which it
-        was created, is closed. Raises BufferStateError once closed. See docs/raw-handles.md.
+        The structure still belongs to this object. The address is valid until this object, or an
+        object from which it was created, is closed. Raises BufferStateError after that. See
+        docs/raw-handles.md.
         """
         return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
     def closed(self) -> bool:
-        """Whether it, or an object from which it was created, has been closed."""
+        """Whether this object, or an object from which it was created, has been closed."""
         return self.node.pointer is None
 
     def closed_error(self) -> BufferStateError:
@@ -238,13 +241,13 @@ class Resource(Generic[P]):
         return BufferStateError(f"{self._label()} {self.node.end}")
 
     def close(self) -> None:
-        """Destroy it and everything that was created from it, children first.
+        """Destroy this object and everything that was created from it, children first.
 
-        Closing it again has no effect.
+        Closing a closed object has no effect.
 
         Raises:
-            VerbsError: If the device refuses. The object is then still open and can be closed
-                again.
+            VerbsError: If the device cannot destroy an object. The object then stays open and can
+                be closed again.
         """
         self.node.close()
 

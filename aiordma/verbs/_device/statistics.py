@@ -19,35 +19,35 @@ class DeviceStatistics(NamedTuple):
     failures: Mapping[str, int]
     """Failed completions by status: ``{"REM_ACCESS_ERR": 1, "WR_FLUSH_ERR": 7}``."""
     events: Mapping[str, int]
-    """Asynchronous events taken, by type: ``{"QP_FATAL": 1}``."""
+    """Asynchronous events received, by type: ``{"QP_FATAL": 1}``."""
 
 
 class ChannelStatistics(NamedTuple):
-    """The work of a completion channel, whose queues an event loop may drain together."""
+    """Counters of a completion channel, whose queues an event loop may drain together."""
 
     queues: int
     """The number of its completion queues."""
     events: int
-    """Completion events taken; after each one, the queue was armed or polled."""
+    """The number of completion events received."""
     drains: int
-    """Calls of ``drain``: iterations of an event loop, and polls between them."""
+    """The number of ``drain`` calls, which event loops make in and between iterations."""
     completions: int
-    """Completions found by these calls."""
+    """The number of completions found by ``drain``."""
 
 
 class CQStatistics(NamedTuple):
-    """The size and use of a completion queue, without calls of ``drain`` on its channel."""
+    """The size and counters of a completion queue. ``drain`` calls of its channel do not count."""
 
     entries: int
-    """The number of completions that it can hold."""
+    """The number of completions that the queue can hold."""
     reserved: int
-    """Entries that queue pairs have reserved."""
+    """The number of entries that queue pairs have reserved."""
     polls: int
-    """Calls that polled it."""
+    """The number of polls."""
     completions: int
-    """Completions found by these calls."""
+    """The number of completions found by these polls."""
     arms: int
-    """Calls of ``req_notify``."""
+    """The number of ``req_notify`` calls."""
 
 
 def count_open(node: Node[Any]) -> dict[str, int]:

@@ -26,22 +26,23 @@ _ADDRESSES = re.compile(r"[OP&z]|X\{|Z(?![fdg])")
 
 
 def bytes_of(memory: AnyMemory, target: bool = False) -> memoryview:
-    """Return the memory of an object as bytes, without copying it. The view keeps it alive.
+    """Return the memory of an object as bytes, without copying it. The view keeps the memory alive.
 
     The object may be anything with a buffer (bytearray, array, numpy array, mmap, memoryview,
-    ctypes ...), or a tensor in this machine's memory that supports DLPack (torch ...). Its elements
-    may have any type except Python objects and pointers. The view is read-only if the object says
-    so.
+    ctypes ...), or a tensor in host memory that supports DLPack (torch ...). Its elements may have
+    any type except Python objects and pointers. The view is read-only if the object is read-only.
 
     Args:
         memory: The object.
-        target: Whether the memory is to receive data. This only selects the advice in errors.
+        target: Whether the memory is to receive data. This only changes the advice in error
+            messages.
 
     Raises:
-        TypeError: If the object has no memory, or its elements are addresses. Addresses mean
-            nothing to a peer, and addresses received from a peer would be followed.
-        BufferError: If the elements are not contiguous in C order, the elements of a tensor differ
-            from its memory, or a tensor requires a gradient.
+        TypeError: If the object has no memory, or its elements are Python objects or pointers.
+            Addresses of this process mean nothing to a peer, and addresses from a peer must not be
+            followed.
+        BufferError: If the elements are not contiguous in C order. Also if the memory of a tensor
+            does not contain its elements, or if the tensor requires a gradient.
         UnsupportedError: If the memory is on a GPU.
     """
     try:

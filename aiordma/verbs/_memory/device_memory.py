@@ -12,11 +12,10 @@ from .memory_region import part_of, pointer_to
 
 
 class DeviceMemory(Resource[h.ibv_dm]):
-    """``length`` bytes of the device's own memory, to which the processor has no pointer.
+    """``length`` bytes of memory on the device, which the processor cannot address directly.
 
-    Use :meth:`ProtectionDomain.reg_dm_mr` to create regions of it. Devices with such memory copy
-    whole words, and refuse offsets and lengths that are not multiples of 4 (EINVAL). Source:
-    ibv_alloc_dm(3).
+    Use :meth:`ProtectionDomain.reg_dm_mr` to create regions of this memory. Offsets and lengths of
+    copies must be multiples of 4, or devices fail with EINVAL. Source: ibv_alloc_dm(3).
     """
 
     def __init__(self, context: verbs.Context, pointer: h.ibv_dm, length: int) -> None:
@@ -26,10 +25,14 @@ class DeviceMemory(Resource[h.ibv_dm]):
         super().__init__(Node("DeviceMemory", pointer, destroy, [context.node]))
 
     def write(self, data: AnyMemory, offset: int = 0) -> None:
-        """Copy ``data`` to it (:func:`bytes_of`).
+        """Copy ``data`` into the device memory.
+
+        Args:
+            data: Any memory that :func:`bytes_of` accepts.
+            offset: The first byte to overwrite.
 
         Raises:
-            LocalRangeError: If it does not fit.
+            LocalRangeError: If the data does not fit.
         """
         with bytes_of(data) as source:
             offset, length = part_of(self.length, offset, len(source))
@@ -38,10 +41,14 @@ class DeviceMemory(Resource[h.ibv_dm]):
             )
 
     def read(self, length: int | None = None, offset: int = 0) -> bytes:
-        """Copy bytes from it, by default all of them.
+        """Copy bytes from the device memory.
+
+        Args:
+            length: The number of bytes; by default up to the end of the memory.
+            offset: The first byte.
 
         Raises:
-            LocalRangeError: If the range exceeds the end.
+            LocalRangeError: If the range is not within the memory.
         """
         offset, length = part_of(self.length, offset, length)
         target = ffi.new("char[]", length)

@@ -59,13 +59,13 @@ class Memory(NamedTuple):
 class MemoryRegion(Resource[h.ibv_mr]):
     """Memory that the device may access: ``length`` bytes at ``addr``, with two keys.
 
-    ``addr`` is the address in work requests, here and at the peer: that of the memory unless you
-    requested another one. ``lkey`` is for local scatter/gather elements. ``rkey`` is a bearer
-    token: its holder may do what ``access`` allows, anywhere in the region. ``page_size`` is that
-    of the library's own memory; it is 0 for the user's.
+    ``addr`` is the address that work requests and peers use. It is the address of the memory,
+    unless you requested another one. ``lkey`` is for local scatter/gather elements. ``rkey`` is a
+    bearer token: its holder may do what ``access`` allows, anywhere in the region. ``page_size`` is
+    the page size of memory that the library allocated, or 0 for your own memory.
 
-    The user's memory is pinned until ``close()``: you cannot resize a ``bytearray`` or close an
-    ``mmap`` in the meantime. Dropping an unclosed region does not unpin it, but closing its
+    Your memory is pinned until ``close()``. In the meantime, you cannot resize a ``bytearray`` or
+    close an ``mmap``. Dropping an unclosed region does not unpin the memory, but closing its
     protection domain does.
     """
 
@@ -101,10 +101,10 @@ class MemoryRegion(Resource[h.ibv_mr]):
 
     @property
     def buf(self) -> memoryview:
-        """The memory as bytes, read-only if the region is. A view of it outlives ``close()``.
+        """The memory as bytes, read-only if the region is read-only. Views outlive ``close()``.
 
-        Raises BufferStateError if the memory does not come from Python: a pointer, a dma-buf, or
-        device memory.
+        Raises BufferStateError if the memory does not belong to a Python object, as with a pointer,
+        a dma-buf or device memory.
         """
         self.pointer  # noqa: B018 - raises when this is closed
         whole = self._view
@@ -116,7 +116,11 @@ class MemoryRegion(Resource[h.ibv_mr]):
         return view if int(self.access) & _CHANGING else view.toreadonly()
 
     def sge(self, offset: int = 0, length: int | None = None) -> ScatterGatherElement:
-        """Return a range for a work request: ``length`` bytes from ``offset``, or all the rest.
+        """Return a scatter/gather element for a range of the region.
+
+        Args:
+            offset: The first byte.
+            length: The number of bytes; by default up to the end of the region.
 
         Raises:
             LocalRangeError: If the range is not within the region.
@@ -129,17 +133,17 @@ class MemoryRegion(Resource[h.ibv_mr]):
     def prefetch(
         self, offset: int = 0, length: int | None = None, *, write: bool = False, wait: bool = True
     ) -> None:
-        """Load the pages of a range before they are needed, in an on-demand region.
+        """Load the pages of a range of an on-demand region before they are needed.
 
         Args:
             offset: The first byte.
-            length: The number of bytes; the default is all the rest.
-            write: Prepare the pages for writing.
-            wait: Wait until the pages are present.
+            length: The number of bytes; by default up to the end of the region.
+            write: Whether to prepare the pages for writing.
+            wait: Whether to wait until the pages are present.
 
         Raises:
             LocalRangeError: If the range is not within the region.
-            UnsupportedError: If the device does not take advice.
+            UnsupportedError: If the device does not support advice.
             VerbsError: As in :meth:`ProtectionDomain.advise_mr`.
         """
         offset, length = part_of(self.length, offset, length, least=1)
@@ -159,19 +163,19 @@ class MemoryRegion(Resource[h.ibv_mr]):
         access: AccessFlags | None = None,
         pd: verbs.ProtectionDomain | None = None,
     ) -> None:
-        """Change the memory, the rights or the protection domain of the region: ibv_rereg_mr(3).
+        """Change the memory, the access rights or the protection domain: ibv_rereg_mr(3).
 
-        What you do not pass stays the same. The previous memory is released, and the keys may
-        change. No work may be in progress on the region.
+        Arguments that are None leave their attribute unchanged. The previous memory is released,
+        and the keys may change. No operation may be in progress on the region.
 
         Args:
-            memory: As for :meth:`ProtectionDomain.reg_mr`.
-            access: The rights.
-            pd: The protection domain.
+            memory: The new memory, as for :meth:`ProtectionDomain.reg_mr`.
+            access: The new access rights.
+            pd: The new protection domain.
 
         Raises:
             UnsupportedError: If the device does not support this. After this and other errors, the
-                region is unchanged unless the message says that it has been closed.
+                region is unchanged, unless the message says that the region has been closed.
         """
         if memory is None and access is None and pd is None:
             raise ValueError("rereg() needs at least one of memory, access and pd")
@@ -252,7 +256,7 @@ def part_of(whole: int, offset: int, length: int | None, *, least: int = 0) -> t
 def address_of(memory: object) -> int:
     """Return the address of an object's buffer, for :meth:`ProtectionDomain.reg_pointer`.
 
-    It is valid until something moves the memory.
+    The address is valid until the object moves or frees its memory.
 
     Raises:
         TypeError: If the object has no buffer.

@@ -26,20 +26,20 @@ def inc_rkey(rkey: int) -> int:
 
 
 class MemoryWindow(Resource[h.ibv_mw]):
-    """A window into a memory region, with its own key for peers: ``rkey``.
+    """A window into a memory region, with a separate key for peers: ``rkey``.
 
-    ``mw_type`` is its type, ``pd`` its protection domain. It gives access to nothing until it is
-    bound. Binds and unbinds are work requests. They take effect in order on the queue pair's send
-    queue, complete there, and cost no system call on a card. Later messages on the same queue pair
-    arrive after the bind, so you can send the key in one immediately. To send it in any other way,
-    wait for the completion of the bind.
+    ``mw_type`` is the type of the window, and ``pd`` its protection domain. A window gives access
+    to nothing until it is bound. Binds and unbinds are work requests, which take effect in order on
+    the send queue of the queue pair. A message that is posted after the bind arrives after the
+    bind, so it may contain the key. To send the key in another way, wait for the completion of the
+    bind first.
 
-    Type 1 works for every queue pair of the protection domain, and binding it again revokes the old
-    key. Type 2 works only for the queue pair of the bind. It must be unbound before it is bound
-    again, and the peer can revoke it with SEND_WITH_INV. After that, the peer's requests are
-    refused immediately, even in the middle of a message.
+    A window of type 1 works for every queue pair of the protection domain. Binding it again revokes
+    the old key. A window of type 2 works only for the queue pair of the bind. It must be unbound
+    before it is bound again, and the peer can revoke it with SEND_WITH_INV. After a window is
+    unbound, the peer's requests fail immediately, even in the middle of a message.
 
-    While it is bound, its region cannot be closed. Closing the window unbinds it. Sources:
+    A region cannot be closed while a window is bound to it. Closing the window unbinds it. Sources:
     ibv_alloc_mw(3), ibv_bind_mw(3); IBTA volume 1, clauses 10.6.6 and 10.6.7.
     """
 
@@ -53,9 +53,9 @@ class MemoryWindow(Resource[h.ibv_mw]):
 
     @property
     def rkey(self) -> int:
-        """The key of the bind that was posted last; a bearer token, like that of a region.
+        """The key of the latest bind. Like the rkey of a region, it is a bearer token.
 
-        Before the first bind, and after one that failed, it gives access to nothing.
+        The key gives access to nothing before the first bind, or after a bind that failed.
         """
         return self.pointer.rkey
 
@@ -71,24 +71,28 @@ class MemoryWindow(Resource[h.ibv_mw]):
         send_flags: SendFlags = SendFlags.SIGNALED,
         rkey: int | None = None,
     ) -> int:
-        """Post a bind to a range of a region, and return the new key.
+        """Post a request that binds the window to a range of a region.
 
         Args:
             qp: The queue pair.
-            mr: The region. It needs MW_BIND, and LOCAL_WRITE if the peer may change it, but no
+            mr: The region. It must have MW_BIND, and LOCAL_WRITE if the peer may write. It needs no
                 remote rights.
-            access: The peer's rights: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC. With ZERO_BASED,
-                its addresses are relative to the start of the window.
-            addr: The start; by default that of the region.
-            length: The number of bytes; by default up to the end of the region.
+            access: The peer's rights: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC. With ZERO_BASED,
+                the peer's addresses are relative to the start of the window.
+            addr: The start of the range; the start of the region by default.
+            length: The number of bytes; up to the end of the region by default.
             wr_id: The number of the work request.
             send_flags: The flags of the work request.
-            rkey: For type 2, a key whose lowest 8 bits the caller has chosen.
+            rkey: The new key of a window of type 2. Only its lowest 8 bits may differ from the
+                current key.
+
+        Returns:
+            The new key.
 
         Raises:
             ValueError: If the rights or the range are invalid. Nothing is posted then.
-            PostError: If the device refuses the request (QueueFullError).
-            UnsupportedError: If the transport does not support binds. All other mistakes, such as
+            PostError: If the device rejects the request (QueueFullError).
+            UnsupportedError: If the transport does not support binds. Other mistakes, such as
                 binding a window of type 2 that is still bound, fail the completion with MW_BIND_ERR
                 and put the queue pair into the error state.
         """
@@ -125,10 +129,10 @@ class MemoryWindow(Resource[h.ibv_mw]):
     def unbind(
         self, qp: QueuePair, *, wr_id: int = 0, send_flags: SendFlags = SendFlags.SIGNALED
     ) -> None:
-        """Post the request that revokes the key: an empty bind for type 1, LOCAL_INV for type 2.
+        """Post a request that revokes the key: an empty bind for type 1, LOCAL_INV for type 2.
 
         For type 2, ``qp`` must be the queue pair of the bind, and the window must still be bound.
-        Otherwise the completion fails and the queue pair goes to the error state. Raises the same
+        Otherwise, the completion fails and the queue pair enters the error state. Raises the same
         exceptions as :meth:`bind`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Batches: work requests that are posted together with one doorbell, or not at all.
+"""Batches: work requests that are posted together with one doorbell, all or none.
 
 ::
 
@@ -60,7 +60,7 @@ class _Batch(Generic[T]):
         return len(self._requests or ())
 
     def add(self, request: T) -> None:
-        """Add one request.
+        """Add a request to the batch.
 
         Raises:
             BufferStateError: Outside of the ``with`` block.
@@ -76,7 +76,7 @@ class ReceiveBatch(_Batch[ReceiveWorkRequest]):
     """A batch of receives for a queue pair or a shared receive queue."""
 
     def recv(self, sges: Sequence[ScatterGatherElement] = (), *, wr_id: int = 0) -> None:
-        """Add one receive."""
+        """Add a receive to the batch."""
         self.add(ReceiveWorkRequest(wr_id, sges))
 
 
@@ -87,11 +87,11 @@ class SendBatch(_Batch[SendWorkRequest]):
     keyword arguments; see ibv_post_send(3):
 
     - ``imm``: immediate data, a number in host byte order.
-    - ``remote_srqn``: the shared receive queue, for XRC queue pairs.
+    - ``remote_srqn``: the number of the peer's shared receive queue, for XRC queue pairs.
     - ``fence``: wait for all earlier reads and atomics.
-    - ``solicited``: notify a peer that waits for solicited events only.
-    - ``inline``: copy the data when the request is posted. Otherwise the memory belongs to the
-      device until the completion.
+    - ``solicited``: generate an event at a peer that waits only for solicited events.
+    - ``inline``: copy the data when the request is posted. Without it, do not modify the memory
+      until the request has completed.
     """
 
     def send(
@@ -108,7 +108,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Send a message; ``to`` is for datagrams, ``invalidate`` is a remote key of the peer."""
+        """Send a message. ``to`` is for datagrams; ``invalidate`` is a remote key of the peer."""
         if imm is not None and invalidate is not None:
             raise ValueError("imm and invalidate cannot be combined in one send")
         opcode = WROpcode.SEND
@@ -139,7 +139,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         solicited: bool = False,
         inline: bool = False,
     ) -> None:
-        """Write to the peer's memory; with ``imm``, this also completes a receive there."""
+        """Write to the peer's memory. With ``imm``, this also completes a receive of the peer."""
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         flags = _flags(signaled, fence, solicited, inline)
         self.add(
@@ -174,7 +174,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Replace 8 bytes if they equal ``compare``; ``old`` receives the previous value."""
+        """Replace 8 bytes of the peer if they equal ``compare``. ``old`` receives the old value."""
         there = remote_addr, rkey, _u64("compare", compare), _u64("swap", swap)
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_CMP_AND_SWP, (old,), flags, 0, *there))
@@ -190,7 +190,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Add to 8 bytes, modulo 2^64; ``old`` receives the previous value."""
+        """Add to 8 bytes of the peer, modulo 2^64. ``old`` receives the old value."""
         there = remote_addr, rkey, _u64("add", add)
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.ATOMIC_FETCH_AND_ADD, (old,), flags, 0, *there))
@@ -206,7 +206,7 @@ class SendBatch(_Batch[SendWorkRequest]):
         signaled: bool = True,
         fence: bool = False,
     ) -> None:
-        """Ensure the placement of earlier writes to the peer's memory."""
+        """Flush earlier writes to the peer's memory; see :class:`FlushInfo`."""
         flags = _flags(signaled, fence)
         self.add(
             SendWorkRequest(
@@ -225,7 +225,7 @@ class SendBatch(_Batch[SendWorkRequest]):
     def invalidate(
         self, rkey: int, *, wr_id: int = 0, signaled: bool = True, fence: bool = False
     ) -> None:
-        """Invalidate a local key: that of a memory window of type 2."""
+        """Invalidate the key of a memory window of type 2 on this side."""
         flags = _flags(signaled, fence)
         self.add(SendWorkRequest(wr_id, WROpcode.LOCAL_INV, (), flags, invalidate_rkey=rkey))
 

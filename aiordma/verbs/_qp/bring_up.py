@@ -78,7 +78,7 @@ class BringUp(Resource[h.ibv_qp]):
         """The protection domain that created the queue pair.
 
         Raises:
-            ValueError: For the receiving side of XRC, which has none.
+            ValueError: For the receiving side of XRC, which has no protection domain.
         """
         return self._own(self._pd, "protection domain")
 
@@ -99,16 +99,17 @@ class BringUp(Resource[h.ibv_qp]):
     ) -> Endpoint:
         """Return the data that a peer needs to connect to this queue pair.
 
-        ``pack()`` of the result encodes it as bytes.
+        ``pack()`` of the result encodes the data as bytes.
 
         Args:
             gid: The local address; ``context.choose_gid(port_num)`` by default.
             port_num: The port.
             psn: The first packet sequence number; random by default.
             qkey: The Q_Key of a datagram queue pair; random by default.
-            max_rd_atomic: The number of outstanding reads and atomics as initiator. The default is
-                what the device supports, at most 16.
-            max_dest_rd_atomic: The same as responder.
+            max_rd_atomic: The maximum number of this side's outstanding reads and atomics. The
+                default is the maximum of the device, but at most 16.
+            max_dest_rd_atomic: The maximum number of the peer's outstanding reads and atomics. The
+                default is the same.
 
         Raises:
             VerbsError: With ENETDOWN, if the port is not active.
@@ -162,29 +163,30 @@ class BringUp(Resource[h.ibv_qp]):
     ) -> None:
         """Take an RC, UC or XRC queue pair from RESET to RTS.
 
-        It does not wait for the peer. Post receives first, then tell the peer.
+        This does not wait for the peer. Post receives before you tell the peer to send.
 
         Args:
             local: The result of :meth:`endpoint` on this side.
-            remote: The result of :meth:`endpoint` on the peer's side. The smaller path MTU of both
-                is used.
-            access: The peer's rights to local memory, in addition to those of each region; none by
-                default.
-            timeout: Seconds until a packet is retransmitted.
+            remote: The result of :meth:`endpoint` on the peer's side. The smaller path MTU of the
+                two sides is used.
+            access: The peer's rights to local memory. An operation must be allowed by these rights
+                and by those of the memory region. The default allows no remote access.
+            timeout: The time in seconds until a packet is retransmitted.
             retry_cnt: The number of retransmissions.
-            rnr_retry: The number of retries if the peer has no receive; 7 means forever.
-            min_rnr_timer: Seconds that the peer waits between these retries.
-            max_rd_atomic: The number of outstanding reads and atomics of this side. The default is
-                what both sides support.
-            max_dest_rd_atomic: The same for the peer's operations.
+            rnr_retry: The number of retries if the peer has not posted a receive; 7 means no limit.
+            min_rnr_timer: The time in seconds that the peer waits between these retries.
+            max_rd_atomic: The maximum number of this side's outstanding reads and atomics. The
+                default is the maximum that both sides support.
+            max_dest_rd_atomic: The maximum number of the peer's outstanding reads and atomics, with
+                the same default.
             pkey_index: The index of the P_Key.
             **path: Options of the route.
 
         Raises:
             ValueError: If the endpoints do not match each other or this queue pair.
             VerbsError: With ENETDOWN, if the port is not active; this is checked first. Other
-                errors come from the device. If the peer cannot be reached, they name the GIDs and
-                the index.
+                errors come from the device. If the peer cannot be reached, the message names the
+                GIDs and the index.
         """
         if self.qp_type not in _PARTNERS:
             raise ValueError(
@@ -226,7 +228,7 @@ class BringUp(Resource[h.ibv_qp]):
     def start(self, local: Endpoint, *, pkey_index: int = 0) -> None:
         """Take a datagram queue pair from RESET to RTS, with the Q_Key and PSN of its endpoint.
 
-        Peers that have the endpoint can then send to it; see :meth:`destination`.
+        Peers that have the endpoint can then send to this queue pair; see :meth:`destination`.
         """
         if self.qp_type is not QPType.UD:
             raise ValueError(
@@ -243,8 +245,8 @@ class BringUp(Resource[h.ibv_qp]):
     ) -> Destination:
         """Return the destination for datagrams to ``remote``, with a new address handle.
 
-        Close the handle, ``destination.ah``, when the last request that uses it has completed. The
-        protection domain closes it otherwise.
+        Close the handle, ``destination.ah``, when the last request that uses it has completed.
+        Otherwise, it is closed with the protection domain.
 
         Raises:
             ValueError: As in :meth:`connect`.
@@ -290,7 +292,7 @@ class BringUp(Resource[h.ibv_qp]):
         access: AccessFlags = AccessFlags.NONE,
         qkey: int = 0,
     ) -> None:
-        """Go from RESET to INIT, where receives may be posted.
+        """Go from RESET to INIT, in which receives can be posted.
 
         ``qkey`` is for UD. A raw packet queue pair uses only the port.
         """
@@ -314,7 +316,7 @@ class BringUp(Resource[h.ibv_qp]):
         max_dest_rd_atomic: int = 1,
         min_rnr_timer: float = RNR_TIMER,
     ) -> None:
-        """Go from INIT to RTR, ready to receive from the given peer. UD takes no arguments."""
+        """Go from INIT to RTR, ready to receive from the given peer. UD needs no arguments."""
         changes: QPChanges = {
             "dest_qp_num": dest_qp_num,
             "rq_psn": rq_psn,
@@ -348,9 +350,9 @@ class BringUp(Resource[h.ibv_qp]):
         )
 
     def to_sqd(self, *, notify: bool = False) -> None:
-        """Go from RTS to SQD: finish requests in progress, and hold back those posted from now on.
+        """Go from RTS to SQD, in which requests that are posted from now on wait.
 
-        IBTA volume 1, clause 10.3.1.5.
+        Requests in progress are completed. See IBTA volume 1, clause 10.3.1.5.
 
         Args:
             notify: Generate the asynchronous event SQ_DRAINED when the send queue is drained.
@@ -362,15 +364,15 @@ class BringUp(Resource[h.ibv_qp]):
         self.modify(**changes)
 
     def resume(self) -> None:
-        """Go from SQD, or for datagrams from SQE, to RTS and process the posted requests."""
+        """Go from SQD to RTS, or from SQE for datagrams, and process the waiting requests."""
         self.modify(qp_state=QPState.RTS)
 
     def to_error(self) -> None:
-        """Go to ERR, which flushes all posted requests; they complete with WR_FLUSH_ERR."""
+        """Go to ERR. All posted requests are flushed and complete with WR_FLUSH_ERR."""
         self.modify(qp_state=QPState.ERR)
 
     def to_reset(self) -> None:
-        """Go to RESET, which discards all posted requests without a completion."""
+        """Go to RESET. All posted requests are discarded without a completion."""
         self.modify(qp_state=QPState.RESET)
 
     # --- states ----------------------------------------------------------------------------
@@ -379,20 +381,19 @@ class BringUp(Resource[h.ibv_qp]):
     def state(self) -> QPState:
         """The state that this side or the connection manager last requested.
 
-        It does not show that a device has moved the queue pair to ERR on its own. Use ``query()``
-        for that.
+        A device can move the queue pair to ERR on its own. Only ``query()`` shows this.
         """
         return QPState(self.pointer.state)
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes, usually including ``qp_state``. Timers are in seconds.
+        """Change attributes, usually including ``qp_state``. Times are in seconds.
 
         Source: IBTA volume 1, clause 11.2.5.2; ibv_modify_qp(3).
 
         Raises:
             QPTransitionError: If the transition does not exist, or attributes are missing or
-                forbidden. This is checked before the device is asked.
-            VerbsError: If the device refuses; the message names the transition.
+                forbidden. This is checked before the device is called.
+            VerbsError: If the device rejects the change; the message names the transition.
         """
         attr, mask = fill(changes)
         for name in ("qp_state", "cur_qp_state"):

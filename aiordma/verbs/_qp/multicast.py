@@ -17,8 +17,8 @@ MULTICAST_QPN: Final = 0xFFFFFF
 class MulticastAttachment(Resource[h.ibv_gid]):
     """A queue pair's membership in a multicast group: :meth:`QueuePair.attach_mcast`.
 
-    ``gid`` and ``lid`` are those of the group, ``qp`` is the queue pair. Closing it detaches the
-    queue pair (ibv_detach_mcast(3)); so does closing the queue pair.
+    ``gid`` and ``lid`` belong to the group, and ``qp`` is the queue pair. Closing the attachment or
+    the queue pair ends the membership (ibv_detach_mcast(3)).
     """
 
     def __init__(self, node: Node[h.ibv_gid], qp: verbs.QueuePair, gid: GID, lid: int) -> None:

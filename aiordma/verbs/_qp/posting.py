@@ -68,28 +68,28 @@ class Posting(BringUp):
     def free_send_slots(self) -> int:
         """The number of requests that can be posted to the send queue now.
 
-        A slot is free again when the completion of its request, or of a later signaled one, has
-        been polled. After a failure, all slots count as free, and the device decides.
+        A slot becomes free when the completion of its request, or of a later signaled request, has
+        been polled. After a failure, all slots count as free, and only the device checks the limit.
         """
         return self._account().free
 
     @property
     def unsignaled_tail(self) -> int:
-        """The number of requests posted last that no completion covers. Post a signaled one."""
+        """The number of unsignaled requests that were posted after the last signaled request."""
         return self._account().unsignaled
 
     @property
     def first_failure(self) -> WorkCompletionError | None:
-        """The first failed completion that has been polled: the reason why later work was flushed.
+        """The first failed completion that has been polled, which is why later work was flushed.
 
-        None if there was no failure, and after a reset.
+        None if there was no failure since the last reset.
         """
         return self._account().first_failure
 
     def untrack(self) -> None:
-        """Stop tracking posted work, because the caller tracks it, as the event loop's driver does.
+        """Stop tracking posted work, because the caller tracks the work itself.
 
-        Posting and polling are a little faster then. A full queue is reported by the device.
+        This makes posting and polling a little faster. The device then reports a full queue.
         """
         self._posted = None
 
@@ -113,7 +113,7 @@ class Posting(BringUp):
         imm_data: int = 0,
         remote_srqn: int = 0,
     ) -> None:
-        """Post one work request with one piece of memory, or none if ``length`` is 0.
+        """Post one work request with one piece of memory, or without memory if ``length`` is 0.
 
         See :meth:`post_send`. For SEND_WITH_INV and LOCAL_INV, ``imm_data`` is the key to
         invalidate.
@@ -125,23 +125,23 @@ class Posting(BringUp):
         self.post_send((request,))
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive with one piece of memory, or none if ``length`` is 0."""
+        """Post one receive with one piece of memory, or without memory if ``length`` is 0."""
         self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_send(self, requests: Sequence[SendWorkRequest]) -> None:
-        """Post work requests in order, in one call of C.
+        """Post work requests in order.
 
         If a check fails, none of the requests is posted.
 
         Raises:
             UnsupportedError: If the transport or the device does not support an operation.
-            ValueError: If an operation does not support its flags, an atomic is not 8 aligned
+            ValueError: If an operation does not support its flags, an atomic is not on 8 aligned
                 bytes, or a number is out of range.
-            QueueFullError: If the send queue has too few free slots, or unsignaled requests would
-                use all of them.
-            PostError: If the device refuses a request. ``bad_index`` is the first one that was not
-                posted. Those before it were posted, unless the queue pair was created with
-                ``send_ops``, which posts all or none.
+            QueueFullError: If the send queue has too few free slots, or if unsignaled requests
+                would use all slots.
+            PostError: If the device rejects a request. ``bad_index`` is the index of the first
+                request that was not posted. Earlier requests were posted, unless the queue pair was
+                created with ``send_ops``, which posts all or none.
         """
         array, pointer = self._array, self.pointer
         self._pack_sends(requests)
@@ -164,12 +164,12 @@ class Posting(BringUp):
                 wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order, in one call of C.
+        """Post receives in order.
 
         Raises:
             ValueError: If the queue pair uses a shared receive queue.
-            PostError: If the device refuses a receive. ``bad_index`` is the first one that was not
-                posted. QueueFullError if there is no room.
+            PostError: If the device rejects a receive. ``bad_index`` is the index of the first
+                receive that was not posted. The error is a QueueFullError if the queue has no room.
         """
         if self.srq is not None:
             raise ValueError(f"{self!r} uses a shared receive queue; post receives to {self.srq!r}")
@@ -191,7 +191,7 @@ class Posting(BringUp):
     def batch(self) -> SendBatch:
         """Return a context manager that collects work requests and posts them with one doorbell.
 
-        It posts them when the block ends, and none of them if the block raises::
+        The requests are posted when the block ends. If the block raises, none of them is posted::
 
             with qp.batch() as batch:
                 batch.write(...)
@@ -199,9 +199,9 @@ class Posting(BringUp):
         return SendBatch(self.post_send)
 
     def recv_batch(self) -> ReceiveBatch:
-        """Return a context manager that collects receive requests and posts them together.
+        """Return a context manager that collects receives and posts them together, like `batch`.
 
-        It works like `batch`::
+        ::
 
             with qp.recv_batch() as batch:
                 batch.recv(...)

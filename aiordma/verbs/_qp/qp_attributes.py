@@ -24,8 +24,9 @@ from .._device.enums import MTU, AccessFlags, MigrationState, QPAttrMask, QPStat
 class QPCapabilities(NamedTuple):
     """The sizes of a queue pair: ``struct ibv_qp_cap``.
 
-    These are the outstanding work requests in each direction, the scatter/gather elements of a work
-    request, and the bytes that a send may carry inline.
+    ``max_send_wr`` and ``max_recv_wr`` are numbers of outstanding work requests. ``max_send_sge``
+    and ``max_recv_sge`` are numbers of scatter/gather elements per request. ``max_inline_data`` is
+    the number of bytes that a send can carry inline.
     """
 
     max_send_wr: int = 16
@@ -167,7 +168,7 @@ def filled(changes: QPChanges) -> h.ibv_qp_attr:
 
 
 class QPAttributes(NamedTuple):
-    """The result of :meth:`QueuePair.query`: ``struct ibv_qp_attr`` with timers in seconds.
+    """The result of :meth:`QueuePair.query`: ``struct ibv_qp_attr`` with times in seconds.
 
     Fields that do not apply to the queue pair's type and state are zero.
     """
@@ -219,8 +220,8 @@ def query(context: verbs.Context, pointer: h.ibv_qp) -> QPAttributes:
 class ECE(NamedTuple):
     """The options of enhanced connection establishment: ``struct ibv_ece``, see ibv_set_ece(3).
 
-    Two devices of the same vendor can agree on features beyond the standard. ``options`` are bits
-    whose meaning depends on ``vendor_id``.
+    Two devices of the same vendor can agree on features beyond the standard. The meaning of the
+    bits in ``options`` depends on ``vendor_id``.
     """
 
     vendor_id: int

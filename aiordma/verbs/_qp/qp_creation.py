@@ -93,7 +93,7 @@ _PLAIN = QPOptions()
 
 
 class QPKeywords(TypedDict, total=False):
-    """The keyword arguments of :meth:`ProtectionDomain.create_qp`, for wrappers."""
+    """The keyword arguments of :meth:`ProtectionDomain.create_qp`, for functions that wrap it."""
 
     qp_type: QPType
     sq_sig_all: bool

@@ -37,13 +37,14 @@ def wire_of_port(layer: LinkLayer, transport: TransportType) -> str | None:
 
 
 class QueuePair(Posting):
-    """A send queue and a receive queue, and the connection between them and those of a peer.
+    """A send queue and a receive queue that can be connected to those of a peer.
 
-    ``qp_type`` is its transport. ``qp_num`` is its number, which the peer needs. ``capabilities``
-    are what the device granted. ``srq`` is the shared receive queue, or None.
+    ``qp_type`` is the transport. ``qp_num`` is the number that the peer needs. ``capabilities`` are
+    the sizes that the device granted. ``srq`` is the shared receive queue, or None.
 
-    Only one thread at a time may post to it or modify it. It does not keep posted memory alive or
-    registered. Keep the memory until you have polled the completion or closed the queue pair.
+    Only one thread at a time may post to a queue pair or modify it. The queue pair does not keep
+    posted memory alive or registered. Keep the memory until you have polled the completion or
+    closed the queue pair.
     """
 
     def __init__(
@@ -94,21 +95,21 @@ class QueuePair(Posting):
 
     @property
     def send_cq(self) -> CompletionQueue:
-        """The completion queue for sends; raises like :attr:`pd`."""
+        """The completion queue for sends. Raises the same exceptions as :attr:`pd`."""
         return self._own(self._send_cq, "completion queue")
 
     @property
     def recv_cq(self) -> CompletionQueue:
-        """The completion queue for receives; raises like :attr:`pd`."""
+        """The completion queue for receives. Raises the same exceptions as :attr:`pd`."""
         return self._own(self._recv_cq, "completion queue")
 
     @property
     def wire(self) -> str | None:
-        """The medium that carries its data.
+        """The medium that carries the data.
 
-        It is "roce", "infiniband" or "iwarp" with cards and rdma_rxe. With the embedded device it
-        is "shared memory", "tcp" or, if selected, "roce". It is None while an embedded queue pair
-        is not connected.
+        For cards and rdma_rxe, this is "roce", "infiniband" or "iwarp". For the embedded device,
+        this is "shared memory", "tcp" or, if selected, "roce", and None while the queue pair is not
+        connected.
         """
         context = self.context
         if context.library.offers("wire"):
@@ -122,17 +123,16 @@ class QueuePair(Posting):
     def attach_mcast(self, gid: GID, lid: int = 0) -> MulticastAttachment:
         """Join a multicast group to receive its messages: ibv_attach_mcast(3). UD only.
 
-        A member also receives its own messages. To send, pass :class:`Destination` an address
-        handle for the GID, ``MULTICAST_QPN``, and the members' Q_Key.
+        A member also receives its own messages. To send to the group, use a :class:`Destination`
+        with an address handle for the GID, ``MULTICAST_QPN``, and the Q_Key of the members.
 
         Args:
-            gid: An IPv6 multicast address, or an IPv4 one (``GID.from_ip("239.1.2.3")``).
-            lid: The group's LID in an InfiniBand network. The subnet must know the member;
-                :meth:`ConnectionId.join_multicast` does both.
+            gid: A multicast address of IPv6 or IPv4, such as ``GID.from_ip("239.1.2.3")``.
+            lid: The LID of the group in an InfiniBand network. The subnet manager must also know
+                the member; :meth:`ConnectionId.join_multicast` takes care of both.
 
         Raises:
-            ValueError: For another type of queue pair, or if the address is not a multicast
-                address.
+            ValueError: If the queue pair is not UD, or if the address is not a multicast address.
             VerbsError: If the device has no room; the message contains its limits.
         """
         context, calls, pointer = self.context, self.context.library.calls, self.pointer
@@ -178,9 +178,9 @@ class QueuePair(Posting):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
-        """Return the options that the device offers or, after RTR, uses; 0 means none.
+        """Return the options that the device offers or, after RTR, uses.
 
-        Source: ibv_query_ece(3).
+        An ``options`` value of 0 means no options. Source: ibv_query_ece(3).
 
         Raises:
             UnsupportedError: If the device does not support these options.

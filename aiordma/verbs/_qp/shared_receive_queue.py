@@ -30,8 +30,8 @@ _MASK_TYPE, _MASK_PD, _MASK_XRCD, _MASK_CQ = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 class SRQAttributes(NamedTuple):
     """The size of a shared receive queue and its limit event: ``struct ibv_srq_attr``.
 
-    The queue holds ``max_wr`` receives of ``max_sge`` elements each. ``srq_limit`` is 0 if no event
-    is pending, because it was not requested or has been sent.
+    The queue holds ``max_wr`` receives of ``max_sge`` elements each. ``srq_limit`` is 0 if no limit
+    event is pending.
     """
 
     max_wr: int
@@ -42,15 +42,15 @@ class SRQAttributes(NamedTuple):
 class SharedReceiveQueue(Resource[h.ibv_srq]):
     """Receives for all queue pairs that were created with it (``pd.create_qp(..., srq=srq)``).
 
-    A message consumes the receive that was posted first, whichever queue pair it arrives at. The
-    completion is reported on the ``recv_cq`` of that queue pair, which ``qp_num`` identifies. These
-    queue pairs have no receive queue of their own and refuse ``post_recv``. When one of them fails,
-    receives that no message has consumed remain for the others. The event QP_LAST_WQE_REACHED of
-    the context reports that it will not consume any more.
+    A message consumes the oldest receive, whichever queue pair it arrives at. The completion is
+    reported on the ``recv_cq`` of that queue pair, which ``qp_num`` identifies. These queue pairs
+    have no receive queue of their own and reject ``post_recv``. When one of them fails, unused
+    receives remain for the others, and the event QP_LAST_WQE_REACHED reports that the failed queue
+    pair will not consume any more.
 
-    ``max_wr`` and ``max_sge`` are what the device granted. Only one thread at a time may post. The
-    memory of posted receives must stay registered until you have polled their completions or closed
-    the queue. Closing it closes the queue pairs that use it.
+    ``max_wr`` and ``max_sge`` are the sizes that the device granted. Only one thread at a time may
+    post. Keep the memory of posted receives registered until you have polled their completions or
+    closed the queue. Closing the queue closes the queue pairs that use it.
 
     Sources: ibv_create_srq(3); IBTA volume 1, clause 10.2.9.
     """
@@ -82,15 +82,16 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         """Resize the queue, or set its limit event: ibv_modify_srq(3).
 
         Args:
-            max_wr: The new size; None keeps it.
+            max_wr: The new size; None keeps the size.
             srq_limit: Generate the event SRQ_LIMIT_REACHED once, when fewer receives than this are
-                posted (``context.async_events()``). 0 cancels it; None keeps it.
+                posted (``context.async_events()``). 0 cancels the event, and None keeps it.
 
         Raises:
             UnsupportedError: If the device cannot resize the queue.
             BusyError: If a completion queue of its queue pairs cannot have enough entries.
-            VerbsError: If the device refuses, as it must if more than ``max_wr`` receives are
-                posted, or if the limit exceeds ``max_wr``. Nothing is changed then.
+            VerbsError: If the device rejects the change, for example because more than ``max_wr``
+                receives are posted, or because the limit exceeds ``max_wr``. Nothing is changed
+                then.
         """
         attr = ffi.new("struct ibv_srq_attr *")
         context, mask = self.context, 0
@@ -138,10 +139,10 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
 
     @property
     def srq_num(self) -> int:
-        """The number by which XRC requests refer to the queue.
+        """The number of the queue, which XRC requests contain.
 
         Raises:
-            UnsupportedError: If it has none.
+            UnsupportedError: If the queue has no number.
         """
         number = ffi.new("uint32_t *")
         self.context.library.calls.ibv_get_srq_num(self.pointer, number)
@@ -150,15 +151,16 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
     # --- posting ---------------------------------------------------------------------------
 
     def post_recv_one(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        """Post one receive with one piece of memory, or none if ``length`` is 0."""
+        """Post one receive with one piece of memory, or without memory if ``length`` is 0."""
         self.post_recv((ReceiveWorkRequest(wr_id, one_piece(addr, length, lkey)),))
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
-        """Post receives in order, in one call of C: ibv_post_srq_recv(3).
+        """Post receives in order: ibv_post_srq_recv(3).
 
         Raises:
-            PostError: If the device refuses a receive. ``bad_index`` is the first one that was not
-                posted; those before it were. QueueFullError if there is no room.
+            PostError: If the device rejects a receive. ``bad_index`` is the index of the first
+                receive that was not posted; earlier receives were posted. The error is a
+                QueueFullError if the queue has no room.
         """
         array, pointer = self._array, self.pointer
         pack_recvs(array, requests, repr(self))
@@ -172,7 +174,7 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
             raise post_error("ibv_post_srq_recv", code, done, where, why=why)
 
     def recv_batch(self) -> ReceiveBatch:
-        """Return a context manager that collects receives and posts them in one call of C."""
+        """Return a context manager that collects receives and posts them together."""
         return ReceiveBatch(self.post_recv)
 
     def _details(self) -> str:
@@ -194,14 +196,14 @@ def create_srq(
 ) -> SharedReceiveQueue:
     """Create a shared receive queue for ``max_wr`` receives of ``max_sge`` elements each.
 
-    The device may grant more. See ibv_create_srq(3).
+    The device may grant larger sizes. See ibv_create_srq(3).
 
     Args:
-        pd: The protection domain of the receives' memory. That of the queue pairs may be another
+        pd: The protection domain of the receives' memory. The queue pairs may belong to another
             one.
         max_wr: The number of receives.
-        max_sge: The number of elements of a receive.
-        xrcd: The domain, for extended reliable connections.
+        max_sge: The number of scatter/gather elements per receive.
+        xrcd: The XRC domain, for extended reliable connections.
         cq: The completion queue, for extended reliable connections.
 
     Raises:

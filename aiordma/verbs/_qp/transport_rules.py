@@ -104,8 +104,8 @@ _OPTIONAL = (
 def send_ops_of(qp_type: QPType) -> SendOps:
     """Return the operations of the transport, for ``send_ops``.
 
-    It leaves out those for memory windows, segmented sends, flushes and atomic writes, because not
-    every device supports them. Add them with ``|``.
+    The result does not contain operations that some devices lack: those for memory windows,
+    segmented sends, flushes and atomic writes. Add these with ``|``.
     """
     ops = SendOps.NONE
     for operation in OPERATIONS.values():

@@ -25,11 +25,11 @@ class ScatterGatherElement(NamedTuple):
 
 
 class BindInfo(NamedTuple):
-    """The memory that a window of type 2 covers once bound: ``struct ibv_mw_bind_info``.
+    """The memory that a window of type 2 covers when it is bound: ``struct ibv_mw_bind_info``.
 
-    ``rkey`` is the window's new key, whose lowest 8 bits the caller chooses (ibv_inc_rkey(3)).
+    ``rkey`` is the window's new key, of which you choose the lowest 8 bits (ibv_inc_rkey(3)).
     ``addr`` and ``length`` are a range of ``mr``. ``access`` are the peer's rights. Posting the
-    bind sets the window's ``rkey``, so bind a window only once per call.
+    bind sets the ``rkey`` of the window, so bind each window only once per call.
     """
 
     mw: Resource[h.ibv_mw]
@@ -41,7 +41,10 @@ class BindInfo(NamedTuple):
 
 
 class Segmentation(NamedTuple):
-    """TSO: the packet headers, which must not change until the completion, and the size."""
+    """The headers and the segment size of a segmented send (TSO).
+
+    Do not modify the headers until the send has completed. ``mss`` is in bytes.
+    """
 
     header_addr: int
     header_size: int
@@ -51,9 +54,9 @@ class Segmentation(NamedTuple):
 class FlushInfo(NamedTuple):
     """The range and the guarantee of a flush: ``ibv_wr_flush`` in ibv_wr_post(3).
 
-    SelectivityLevel.RANGE flushes ``length`` bytes at the request's ``remote_addr``. MR flushes the
-    whole region of ``rkey``. When the flush completes, earlier writes to this range have the
-    placement that ``types`` describes.
+    With SelectivityLevel.RANGE, the range is ``length`` bytes at the request's ``remote_addr``.
+    With SelectivityLevel.MR, the range is the whole region of ``rkey``. When the flush completes,
+    earlier writes to this range have the placement that ``types`` describes.
     """
 
     length: int
@@ -66,14 +69,14 @@ class SendWorkRequest:
     """A request for the send queue: ``struct ibv_send_wr``, see ibv_post_send(3).
 
     ``imm_data`` is a number in host byte order. ``invalidate_rkey`` is the key that SEND_WITH_INV
-    invalidates at the peer, or that LOCAL_INV invalidates here. ``remote_addr`` and ``rkey`` are
-    for writes, reads and atomics. ``compare_add`` is the 64-bit number to compare or add, and
-    ``swap`` is the new value. An atomic stores the previous value in its single element of 8 bytes.
-    An atomic write takes the value from one.
+    invalidates at the peer, or that LOCAL_INV invalidates on this side. ``remote_addr`` and
+    ``rkey`` are for writes, reads and atomics. ``compare_add`` is the 64-bit number to compare or
+    add, and ``swap`` is the new value. An atomic has one element of 8 bytes, into which it stores
+    the old value. An atomic write has one element of 8 bytes, from which it takes the new value.
 
-    ``ah``, ``remote_qpn`` and ``remote_qkey`` are the destination of a datagram. Keep the handle
-    open until the completion. ``remote_srqn`` is the shared receive queue of an XRC request.
-    ``bind`` is for BIND_MW, ``tso`` for TSO, and ``flush`` for FLUSH.
+    ``ah``, ``remote_qpn`` and ``remote_qkey`` are the destination of a datagram. Keep the address
+    handle open until the request has completed. ``remote_srqn`` is the peer's shared receive queue
+    for an XRC request. ``bind`` is for BIND_MW, ``tso`` for TSO, and ``flush`` for FLUSH.
     """
 
     wr_id: int

@@ -1,10 +1,10 @@
 """Extended reliable connections (XRC): one connection between two processes for many queues.
 
-The receiving side is a queue pair of an XRC domain without queues of its own
-(:meth:`XRCDomain.create_qp`). A message goes to the shared receive queue whose number the request
-contains. The sending side is a queue pair of type XRC_SEND in a protection domain. On a card,
-processes that open the same file share the domain. The embedded device shares it within a process
-only. Source: IBTA volume 1, annex A14; ibv_open_xrcd(3).
+The receiving side is a queue pair of an XRC domain (:meth:`XRCDomain.create_qp`), which has no
+queues. A message goes to the shared receive queue whose number the request contains. The sending
+side is a queue pair of type XRC_SEND in a protection domain. Processes that open the same file
+share the domain on a card. The embedded device shares domains only within a process. Source: IBTA
+volume 1, annex A14; ibv_open_xrcd(3).
 
 rdma_rxe does not support XRC, and this module has not been tested on a card.
 """
@@ -62,8 +62,8 @@ def open_xrcd(
 
     Args:
         context: The device.
-        fd: A file; processes that pass the same file share the domain. Without it, the domain is
-            private.
+        fd: A file descriptor. Processes that open the same file share the domain. Without a file,
+            the domain is private.
         exclusive: Fail if the domain already exists.
 
     Raises:

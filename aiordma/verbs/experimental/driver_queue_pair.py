@@ -1,4 +1,4 @@
-"""Queue pairs of types that only one vendor's devices have: IBV_QPT_DRIVER."""
+"""Queue pairs of vendor-specific types: IBV_QPT_DRIVER."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def init_attr(
 
 
 class DriverQueuePair(Resource[h.ibv_qp]):
-    """The base class of queue pairs of vendor-specific types, which have no table of states.
+    """The base class of queue pairs of vendor-specific types.
 
-    Only the device checks what you modify and post, and posted work is not tracked. As with
-    QueuePair, keep the memory of posted work.
+    Only the device checks changes of attributes and posted requests, and posted work is not
+    tracked. Keep the memory of posted work until it has completed, as with :class:`QueuePair`.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         self.context._elements[self.raw_handle] = self
 
     def modify(self, **changes: Unpack[QPChanges]) -> None:
-        """Change attributes: ibv_modify_qp(3). Timers are in seconds.
+        """Change attributes: ibv_modify_qp(3). Times are in seconds.
 
         Raises:
-            VerbsError: If the device refuses.
+            VerbsError: If the device rejects the change.
         """
         attr, mask = fill(changes)
         try:
@@ -104,8 +104,8 @@ class DriverQueuePair(Resource[h.ibv_qp]):
         """Post receives in order.
 
         Raises:
-            PostError: If the device refuses one. ``bad_index`` is the first one that was not
-                posted.
+            PostError: If the device rejects a receive. ``bad_index`` is the index of the first
+                receive that was not posted.
         """
         array, pointer = RequestArray(), self.pointer
         pack_recvs(array, requests, self._label())

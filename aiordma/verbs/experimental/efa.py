@@ -3,9 +3,9 @@
 **Experimental: never run on hardware.** The data passed to the library is checked against its
 header, and its calls are tested with stand-ins.
 
-SRD is reliable and unordered. Like UD, it addresses each message and uses one queue pair for all
-peers. Everything here raises UnsupportedError if the device is not an EFA device, or if the library
-is not installed. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
+SRD is reliable and unordered. Like UD, SRD addresses each message and uses one queue pair for all
+peers. The functions raise UnsupportedError if the device is not an EFA device, or if the library is
+not installed. Sources: efadv_query_device(3), efadv_create_qp_ex(3).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def query_device(context: Context) -> EFADeviceAttributes:
     """Return the attributes that only EFA devices have.
 
     Raises:
-        UnsupportedError: If this is another device.
+        UnsupportedError: If the device is not an EFA device.
     """
     attr = ffi.new("struct efadv_device_attr *")
     with context._offering(_NEEDS):
@@ -71,10 +71,10 @@ class SRDQueuePair(DriverQueuePair):
     """An SRD queue pair, created by :func:`create_srd_qp`. Not run on hardware."""
 
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
-        """Go from RESET to RTS with the attributes of UD. Peers must know ``qkey``.
+        """Go from RESET to RTS with the attributes of UD. Peers need ``qkey`` to send.
 
         Raises:
-            VerbsError: If the device refuses a step.
+            VerbsError: If the device rejects a step.
         """
         self.modify(qp_state=QPState.INIT, pkey_index=pkey_index, port_num=port_num, qkey=qkey)
         self.modify(qp_state=QPState.RTR)
@@ -83,14 +83,14 @@ class SRDQueuePair(DriverQueuePair):
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_qpn: int, remote_qkey: int
     ) -> None:
-        """Post a send, or a read or write if the device supports it, to one peer.
+        """Post a send to one peer, or a read or write if the device supports these.
 
-        Keep ``ah`` open until the completion.
+        Keep ``ah`` open until the request has completed.
 
         Raises:
             UnsupportedError: For other operations.
-            ValueError: If a number does not fit.
-            PostError: If the device refuses.
+            ValueError: If a number is out of range.
+            PostError: If the device rejects the request.
         """
         self._post_to(wr, ah, remote_qpn, remote_qkey)
 
@@ -104,7 +104,7 @@ def create_srd_qp(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> SRDQueuePair:
-    """Create an SRD queue pair in state RESET. Only ``send_ops`` can be posted to it.
+    """Create an SRD queue pair in state RESET, to which only ``send_ops`` can be posted.
 
     Raises:
         UnsupportedError: If the device is not an EFA device, or the library is missing.

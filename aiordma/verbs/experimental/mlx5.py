@@ -3,11 +3,11 @@
 **Experimental: never run on hardware.** The data passed to the library is checked against its
 header, and its calls are tested with stand-ins.
 
-An *initiator* (DCI) sends to any number of *targets* (DCT). Every request contains the target's
-number and key, and the device connects as needed. A target receives through a shared receive queue.
-The states are those of other queue pairs, but the device decides which attributes each step takes.
-Everything here raises UnsupportedError if the device is not an mlx5 device, or if the library is
-not installed. Sources: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
+An *initiator* (DCI) sends to any number of *targets* (DCT). Every request contains the number and
+the key of the target, and the device connects as needed. A target receives through a shared receive
+queue. The states are those of other queue pairs, but the device decides which attributes each step
+needs. The functions raise UnsupportedError if the device is not an mlx5 device, or if the library
+is not installed. Sources: mlx5dv_create_qp(3), mlx5dv_wr_post(3).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class DCInitiator(DriverQueuePair):
     ) -> None:
         """Post a send, write or read to the target with the given number and key.
 
-        Keep ``ah`` open until the completion.
+        Keep ``ah`` open until the request has completed.
 
         Raises:
             UnsupportedError: For other operations.
-            ValueError: If a number does not fit.
-            PostError: If the device refuses.
+            ValueError: If a number is out of range.
+            PostError: If the device rejects the request.
         """
         calls = self.context.library
         dc = calls.providers.mlx5dv_qp_ex_from_ibv_qp_ex(calls.calls.ibv_qp_to_qp_ex(self.pointer))
@@ -66,7 +66,7 @@ def create_dc_initiator(
     send_ops: SendOps = SendOps.SEND | SendOps.SEND_WITH_IMM,
     sq_sig_all: bool = False,
 ) -> DCInitiator:
-    """Create an initiator in state RESET. Only ``send_ops`` can be posted to it.
+    """Create an initiator in state RESET, to which only ``send_ops`` can be posted.
 
     Raises:
         UnsupportedError: If the device is not an mlx5 device, or the library is missing.
@@ -80,7 +80,7 @@ def create_dc_initiator(
 def create_dc_target(
     pd: ProtectionDomain, cq: CompletionQueue, srq: Resource[h.ibv_srq], access_key: int
 ) -> DCTarget:
-    """Create a target in state RESET that takes its receives from ``srq``.
+    """Create a target in state RESET that receives through ``srq``.
 
     Args:
         pd: The protection domain.
