@@ -220,9 +220,9 @@ def test_one_plan_at_a_time(device_name: str) -> None:
 @needs_faults
 def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> None:
     wrong: dict[str, dict[str, object]] = {
-        "'loss=2': a probability from 0 to 1": {"loss": 2},
-        "'qp=0': a number from 1": {"qp": 0},
-        "'cq=0': a number from 1": {"cq": 0},
+        "'loss=2': expected a probability from 0 to 1": {"loss": 2},
+        "'qp=0': expected a number from 1": {"qp": 0},
+        "'cq=0': expected a number from 1": {"cq": 0},
         "delay must be a finite number of seconds": {"delay": float("inf")},
         "jitter must be a finite number of seconds": {"jitter": float("nan")},
         "loss must be a probability or text such as '@3', not None": {"loss": None},
@@ -236,11 +236,11 @@ def test_a_wrong_plan_names_its_part(device: verbs.Device, device_name: str) -> 
         with pytest.raises((ValueError, TypeError), match=part), faults:
             pass
     for text, says in {
-        "los=1": "'los=1': there is no such part",
-        "loss=@1,device=embedded31": "'device=embedded31': there is no such device",
-        "cut_after=5": "cut_after is about cut, which is not there",
-        "overrun=0,cq=3": "cq is about overrun, which is not there",
-        "rnr=1,frames=answers": "frames is about loss and duplicate, and neither is there",
+        "los=1": "'los=1': unknown part; expected seed",
+        "loss=@1,device=embedded31": "'device=embedded31': device not found",
+        "cut_after=5": "cut_after requires cut",
+        "overrun=0,cq=3": "cq requires overrun",
+        "rnr=1,frames=answers": "frames requires loss or duplicate",
     }.items():
         with pytest.raises(ValueError, match=f"fault plan: {says}"):
             device.set_faults(text)
@@ -311,7 +311,7 @@ def test_the_environment() -> None:
     assert child(program, "register=@2").stdout == "fine\n12\nfine\n"
     done = child(program, "register=@2,device=embedded7")
     assert done.returncode == 1
-    assert "'device=embedded7': there is no such device" in done.stderr
+    assert "'device=embedded7': device not found" in done.stderr
 
 
 # --- pairs and leaks -----------------------------------------------------------------------------

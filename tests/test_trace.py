@@ -179,7 +179,7 @@ def test_private_files_belong_to_this_user(tmp_path: Path) -> None:
         open_private(path)
     assert path.stat().st_size == 0
     done = run_python("-c", PROGRAM.format(end=""), AIORDMA_TRACE=str(path))
-    assert f"AIORDMA_TRACE is '{path}': no trace can be written there, because it" in done.stderr
+    assert f"AIORDMA_TRACE is '{path}': cannot write a trace there, because it" in done.stderr
     assert "VerbsError: [Errno 1] ibv_open_device: Operation not permitted" in done.stderr
 
 

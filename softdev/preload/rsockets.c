@@ -13,10 +13,11 @@
 
 long preload_refuse_rsocket(void)
 {
-	static const char line[] =
-		"aiordma run: the embedded device has no rsockets, so rsocket() and its like fail "
-		"with EOPNOTSUPP; a program that goes on, as under librspreload, uses the kernel's "
-		"TCP and no RDMA: run it on SoftRoCE or a card\n";
+	static const char line[] = "aiordma run: the embedded device has no rsockets, so rsocket() "
+				   "and related functions "
+				   "fail with EOPNOTSUPP; if the program continues, it uses the "
+				   "kernel's TCP instead of "
+				   "RDMA: run it on SoftRoCE or a card\n";
 	static atomic_flag told = ATOMIC_FLAG_INIT;
 	ssize_t written = 0;
 

@@ -281,7 +281,7 @@ def test_rsockets_are_refused_with_one_line() -> None:
     assert done.stdout == "".join(f"{name} -1 True\n" for name in RSOCKETS.split())
     (line,) = done.stderr.splitlines()
     assert line.startswith("aiordma run: the embedded device has no rsockets")
-    assert "uses the kernel's TCP and no RDMA" in line
+    assert "uses the kernel's TCP instead of RDMA" in line
 
 
 @pytest.mark.parametrize("present", ["librspreload.so", "/lib/a.so:/lib/rsocket/librspreload.so.1"])

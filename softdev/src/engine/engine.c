@@ -74,7 +74,7 @@ void *soft_part(size_t size)
 	struct soft_part *part = calloc(1, sizeof(*part) + size);
 
 	if (!part) {
-		fputs("aiordma: there is no memory for the embedded device\n", stderr);
+		fputs("aiordma: not enough memory for the embedded device\n", stderr);
 		abort();
 	}
 	part->before = soft_device.parts;

@@ -162,8 +162,8 @@ static void after_fork_in_child(void)
 static void forget_lost_device(void)
 {
 	fprintf(stderr,
-		"aiordma: this process has closed the embedded device's file descriptors: what it "
-		"has of the device can only be destroyed\n");
+		"aiordma: this process has closed the embedded device's file descriptors; it can "
+		"only destroy the device's objects now\n");
 	soft_device.engine->descriptors_lost = true;
 	soft_device.engine->losses++;
 	forget_device();

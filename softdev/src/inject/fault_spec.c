@@ -40,7 +40,7 @@ static const char *read_number(const char *text, void *value)
 {
 	const char *end;
 
-	return read_whole(text, &end, value) && !*end ? NULL : "a number is expected";
+	return read_whole(text, &end, value) && !*end ? NULL : "expected a number";
 }
 
 static const char *read_number32(const char *text, void *value)
@@ -49,7 +49,7 @@ static const char *read_number32(const char *text, void *value)
 	const char *end;
 
 	if (!read_whole(text, &end, &number) || *end || !number || number > UINT32_MAX)
-		return "a number from 1 to 4294967295 is expected";
+		return "expected a number from 1 to 4294967295";
 	*(uint32_t *)value = (uint32_t)number;
 	return NULL;
 }
@@ -92,7 +92,7 @@ static const char *read_time(const char *text, void *value)
 
 	return read_with_unit(text, units, value) && *(uint64_t *)value <= 3600000000000u
 		       ? NULL
-		       : "a time is expected, as 10us, 2ms or 1.5s, up to an hour";
+		       : "expected a time such as 10us, 2ms or 1.5s, at most an hour";
 }
 
 static const char *read_bytes(const char *text, void *value)
@@ -102,21 +102,22 @@ static const char *read_bytes(const char *text, void *value)
 		{"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}, {NULL, 0},
 	};
 
-	return read_with_unit(text, units, value) ? NULL
-						  : "bytes are expected, as 4096, 64KiB or 10MB";
+	return read_with_unit(text, units, value)
+		       ? NULL
+		       : "expected a number of bytes such as 4096, 64KiB or 10MB";
 }
 
 static const char *read_rate(const char *text, void *value)
 {
 	const char *wrong = read_bytes(text, value);
 
-	return wrong || *(uint64_t *)value ? wrong : "at least a byte a second is expected";
+	return wrong || *(uint64_t *)value ? wrong : "expected at least 1 byte per second";
 }
 
 static const char *read_when(const char *text, void *value)
 {
-	static const char *const expected =
-		"a probability from 0 to 1, an occurrence as @3, @3-5 or @3-, or both are expected";
+	static const char *const expected = "expected a probability from 0 to 1, an occurrence "
+					    "such as @3, @3-5 or @3-, or both";
 	struct soft_fault_when when = {.probability = 1, .first = 1, .last = UINT64_MAX};
 	const char *at = text;
 
@@ -154,7 +155,7 @@ static const char *read_frames(const char *text, void *value)
 			*(unsigned *)value = known[i].frames;
 			return NULL;
 		}
-	return "requests, answers or all is expected";
+	return "expected requests, answers or all";
 }
 
 static const char *read_device(const char *text, void *value)
@@ -165,9 +166,9 @@ static const char *read_device(const char *text, void *value)
 	uint64_t number;
 
 	if (strncmp(text, name, length) || !read_whole(text + length, &end, &number) || *end)
-		return "the name of a device is expected, as embedded1";
+		return "expected the name of a device, such as embedded1";
 	if (number >= (uint64_t)soft_device.inject->hooks->devices())
-		return "there is no such device; AIORDMA_EMBEDDED_DEVICES says how many there are";
+		return "device not found; AIORDMA_EMBEDDED_DEVICES sets the number of devices";
 	*(uint32_t *)value = 1u << number;
 	return NULL;
 }
@@ -208,14 +209,14 @@ static const char *read_part(char *part, struct soft_fault_spec *spec, unsigned 
 	for (unsigned i = 0; i < PARTS; i++)
 		if (strlen(parts[i].name) == length && !memcmp(part, parts[i].name, length)) {
 			if (!value)
-				return "a value is expected: name=value";
+				return "expected a value: name=value";
 			if (*seen & 1u << i)
-				return "it is there twice";
+				return "this part appears twice";
 			*seen |= 1u << i;
 			return parts[i].read(value + 1, (char *)spec + parts[i].offset);
 		}
-	return "there is no such part; those are seed, loss, duplicate, frames, delay, jitter, "
-	       "rate, cut, cut_after, rnr, overrun, register, handshake, qp, cq, device";
+	return "unknown part; expected seed, loss, duplicate, frames, delay, jitter, rate, cut, "
+	       "cut_after, rnr, overrun, register, handshake, qp, cq or device";
 }
 
 /* Returns an error message if an option belongs to a kind of fault that the spec does not
@@ -226,11 +227,11 @@ static const char *in_vain(const struct soft_fault_spec *spec)
 
 	if (spec->frames != ALL_FRAMES && when[SOFT_FAULT_LOSS].probability <= 0 &&
 	    when[SOFT_FAULT_DUPLICATE].probability <= 0)
-		return "frames is about loss and duplicate, and neither is there";
+		return "frames requires loss or duplicate";
 	if (spec->cut_after && when[SOFT_FAULT_DISCONNECT].probability <= 0)
-		return "cut_after is about cut, which is not there";
+		return "cut_after requires cut";
 	if (spec->cq && when[SOFT_FAULT_OVERRUN].probability <= 0)
-		return "cq is about overrun, which is not there";
+		return "cq requires overrun";
 	return NULL;
 }
 
@@ -243,7 +244,7 @@ int soft_fault_parse(const char *text, struct soft_fault_spec *spec, char *error
 
 	*spec = (struct soft_fault_spec){.frames = ALL_FRAMES};
 	if (!copy) {
-		snprintf(error, room, "no memory");
+		snprintf(error, room, "out of memory");
 		return ENOMEM;
 	}
 	while (!rc && (part = strsep(&rest, ",")) != NULL) {

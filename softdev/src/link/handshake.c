@@ -129,9 +129,8 @@ bool soft_handshake_mtu_fits(struct soft_link *link, struct soft_qp *qp)
 		return true;
 	soft_handshake_dropped(link, qp, "PATH_MTU");
 	fprintf(stderr,
-		"aiordma: queue pair 0x%06x has a path MTU of %u bytes, and its peer 0x%06x one of "
-		"%u: "
-		"give both the same path_mtu (ibv_modify_qp)\n",
+		"aiordma: queue pair 0x%06x has a path MTU of %u bytes, but its peer 0x%06x has a "
+		"path MTU of %u bytes; set the same path_mtu on both (ibv_modify_qp)\n",
 		qp->ibv.qp_num, mtu_bytes(qp->attr.path_mtu), link->peer_hello.from,
 		mtu_bytes(link->peer_hello.mtu));
 	qp->stream_lost = true; /* requests will fail as unanswered */

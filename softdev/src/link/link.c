@@ -359,7 +359,7 @@ static int start(void)
 	soft_device.links->roce = wish && !strcmp(wish, "roce");
 	if (soft_device.links->may_use_shm || soft_device.links->roce || !strcmp(wish, "tcp"))
 		return 0;
-	return soft_misconfigured(EINVAL, VARIABLE, wish, "it can be 'shared', 'tcp' or 'roce'");
+	return soft_misconfigured(EINVAL, VARIABLE, wish, "expected 'shared', 'tcp' or 'roce'");
 }
 
 /* Stop. The kernel already has the last frames of lingering links. */

@@ -126,8 +126,9 @@ uint16_t soft_listener_port(void)
 		error = take((uint16_t)(SOFT_IP_PORT_FIRST + (first + i) % SOFT_IP_PORTS));
 	if (error == EADDRINUSE)
 		fprintf(stderr,
-			"aiordma: each port from %d to %d is in use, TCP or UDP: a process needs "
-			"one for its queue pairs\n",
+			"aiordma: all ports from %d to %d are in use (TCP or UDP), but each "
+			"process "
+			"needs one for its queue pairs\n",
 			SOFT_IP_PORT_FIRST, SOFT_IP_PORT_FIRST + SOFT_IP_PORTS - 1);
 	errno = error;
 	return soft_device.links->port;

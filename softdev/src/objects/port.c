@@ -99,8 +99,8 @@ static int start(void)
 	if (!soft_device.objects->hcas_wrong)
 		return 0;
 	return soft_misconfigured(EINVAL, VARIABLE, getenv(VARIABLE),
-				  "it is a number of devices, 1 to %d, or the names of so many "
-				  "network interfaces of this host, as in eth0,eth1",
+				  "expected a number of devices from 1 to %d, or the names of as "
+				  "many network interfaces of this host, such as eth0,eth1",
 				  SOFT_HCAS_MOST);
 }
 

@@ -100,7 +100,7 @@ static void add(struct line *line)
 
 	if (!error)
 		return;
-	fprintf(stderr, "aiordma: the trace %s ends here: %s\n", soft_trace_file_path(),
+	fprintf(stderr, "aiordma: cannot continue the trace %s: %s\n", soft_trace_file_path(),
 		strerror(error));
 	stop(error);
 }
@@ -634,17 +634,20 @@ static int begin(void)
 	/* As with a running trace, a full disk does not end the program. */
 	if (rc == ENOSPC || rc == EDQUOT || rc == EFBIG)
 		fprintf(stderr,
-			"aiordma: " VARIABLE " is '%s': the program goes on without a trace: %s\n",
+			"aiordma: " VARIABLE
+			" is '%s': the program continues without a trace: %s\n",
 			path, strerror(rc));
 	else if (rc && *soft_trace_file_refusal())
-		return soft_misconfigured(rc == ESPIPE ? EINVAL : rc, VARIABLE, path,
-					  "no trace can be written there, because %s; name another "
-					  "file, or unset it",
-					  soft_trace_file_refusal());
+		return soft_misconfigured(
+			rc == ESPIPE ? EINVAL : rc, VARIABLE, path,
+			"cannot write a trace there, because %s; name another file, "
+			"or unset the variable",
+			soft_trace_file_refusal());
 	else if (rc)
-		return soft_misconfigured(rc, VARIABLE, path,
-					  "no trace can be written there; name a regular file that "
-					  "this process may write, or unset it");
+		return soft_misconfigured(
+			rc, VARIABLE, path,
+			"cannot write a trace there; name a regular file that this "
+			"process can write, or unset the variable");
 	soft_device.trace->asked = getpid();
 	return 0;
 }

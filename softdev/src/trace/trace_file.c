@@ -62,7 +62,7 @@ void soft_trace_file_close(const char *line, size_t length)
 		write_at(spare(), line, length);
 	/* Cut off the part of a line that was written before the disk was full. */
 	if (ftruncate(soft_device.trace->file.fd, soft_device.trace->file.end))
-		fprintf(stderr, "aiordma: the end of the trace %s is torn: %s\n",
+		fprintf(stderr, "aiordma: the last line of the trace %s is incomplete: %s\n",
 			soft_device.trace->file.path, strerror(errno));
 	close(soft_device.trace->file.fd);
 	soft_device.trace->file.fd = -1;

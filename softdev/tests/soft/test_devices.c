@@ -50,7 +50,7 @@ static void wrong_wishes(void)
 
 	FOR_EACH (i, wrong)
 		expect_setting_refused("AIORDMA_EMBEDDED_DEVICES", wrong[i],
-				       "it is a number of devices, 1 to 4");
+				       "expected a number of devices from 1 to 4");
 	CHECK_OK(verbs->ibv_close_device(open_device())); /* unset, and asked again */
 }
 

@@ -13,17 +13,17 @@ static void wrong_specs(void)
 	static const struct {
 		const char *error, *texts[10];
 	} cases[] = {
-		{"there is no such part; those are seed, loss", {"", "losses=1", "los=1"}},
-		{"a value is expected", {"loss"}},
-		{"a probability",
+		{"unknown part; expected seed, loss", {"", "losses=1", "los=1"}},
+		{"expected a value", {"loss"}},
+		{"expected a probability",
 		 {"loss=", "loss=1.1", "loss=-1", "loss=.", "loss=1%", "cut=@0", "cut=@5-3",
 		  "cut=@", "rnr=0.5@1-2-3"}},
-		{"a time is expected", {"delay=2", "delay=2 ms", "jitter=2h", "jitter=3601s"}},
-		{"at least a byte a second", {"rate=0"}},
-		{"bytes are expected", {"rate=10mb", "cut_after=99999999999GB"}},
-		{"a number from 1", {"qp=0", "qp=4294967296"}},
-		{"a number", {"seed=18446744073709551616", "seed=+1"}},
-		{"requests, answers or all", {"frames=some"}},
+		{"expected a time", {"delay=2", "delay=2 ms", "jitter=2h", "jitter=3601s"}},
+		{"expected at least 1 byte per second", {"rate=0"}},
+		{"expected a number of bytes", {"rate=10mb", "cut_after=99999999999GB"}},
+		{"expected a number from 1", {"qp=0", "qp=4294967296"}},
+		{"expected a number", {"seed=18446744073709551616", "seed=+1"}},
+		{"expected requests, answers or all", {"frames=some"}},
 	};
 	char error[256], expected[128];
 
@@ -36,7 +36,7 @@ static void wrong_specs(void)
 		}
 	CHECK_EQUAL(aiordma_embedded_faults("loss=0.1,seed=2,loss=0.2", error, sizeof(error)),
 		    EINVAL);
-	CHECK(!strcmp(error, "'loss=0.2': it is there twice"));
+	CHECK(!strcmp(error, "'loss=0.2': this part appears twice"));
 }
 
 static void right_specs(void)
@@ -463,10 +463,10 @@ static void environment(void)
 {
 	static const char *const texts[] = {"", "seed=3,loss=0.5"};
 
-	expect_setting_refused(
-		"AIORDMA_EMBEDDED_FAULTS", "loss=x",
-		"aiordma: AIORDMA_EMBEDDED_FAULTS is 'loss=x': 'loss=x': a probability from 0 "
-		"to 1, an occurrence as @3, @3-5 or @3-, or both are expected\n");
+	expect_setting_refused("AIORDMA_EMBEDDED_FAULTS", "loss=x",
+			       "aiordma: AIORDMA_EMBEDDED_FAULTS is 'loss=x': 'loss=x': expected a "
+			       "probability from 0 "
+			       "to 1, an occurrence such as @3, @3-5 or @3-, or both\n");
 	for (int i = 0; i < 2; i++) {
 		CHECK_OK(setenv("AIORDMA_EMBEDDED_FAULTS", texts[i], 1));
 		CHECK_OK(verbs->ibv_close_device(open_device()));

@@ -89,7 +89,7 @@ static void wrong_word(void)
 {
 	expect_setting_refused(
 		"AIORDMA_EMBEDDED_LINKS", "smoke",
-		"AIORDMA_EMBEDDED_LINKS is 'smoke': it can be 'shared', 'tcp' or 'roce'");
+		"AIORDMA_EMBEDDED_LINKS is 'smoke': expected 'shared', 'tcp' or 'roce'");
 }
 
 /* ---- hostile local peers -------------------------------------------------------------------- */

@@ -58,8 +58,8 @@ static void tell_too_long(uint32_t length)
 		return;
 	soft_device.roce->too_long_told = true;
 	fprintf(stderr,
-		"aiordma: a packet of RoCE with %u bytes is longer than the network allows: give "
-		"the queue pairs a smaller path_mtu, or the network interface a larger MTU\n",
+		"aiordma: a RoCE packet of %u bytes exceeds the MTU of the network; reduce the "
+		"path_mtu of the queue pairs, or increase the MTU of the network interface\n",
 		length);
 }
 
@@ -440,10 +440,10 @@ static void tell_not_open(const union ibv_gid *gid, int error)
 	fprintf(stderr, "aiordma: cannot receive RoCE at %s, UDP port %d: %s%s\n", text,
 		SOFT_ROCE_PORT, strerror(error),
 		error == EADDRINUSE
-			? ". The kernel's rdma_rxe has this port in each network namespace with a "
-			  "device of it (remove that with `rdma link delete`, or use another "
-			  "namespace: `ip netns`), or another user's process has it (give this "
-			  "one another address)"
+			? ". If the kernel's rdma_rxe uses the port in this network namespace, "
+			  "remove its device with `rdma link delete`, or use another namespace "
+			  "(`ip netns`). If another user's process uses the port, give this "
+			  "process another address"
 			: "");
 }
 

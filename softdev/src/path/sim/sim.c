@@ -114,7 +114,7 @@ static void *need(void *memory)
 {
 	if (memory)
 		return memory;
-	fputs("aiordma: there is no memory for the simulation\n", stderr);
+	fputs("aiordma: not enough memory for the simulation\n", stderr);
 	abort();
 }
 

@@ -56,8 +56,8 @@ int soft_liveness_configure(void)
 		soft_device.tcp->liveness_seconds = value;
 		return 0;
 	}
-	return soft_misconfigured(EINVAL, VARIABLE, text, "it is a number of seconds, 1 to %d",
-				  MAX);
+	return soft_misconfigured(EINVAL, VARIABLE, text,
+				  "expected a number of seconds from 1 to %d", MAX);
 }
 
 uint64_t soft_liveness_limit(void)

@@ -495,8 +495,8 @@ static void other_version(uint32_t version)
 		return;
 	soft_device.tcp->version_told = true;
 	fprintf(stderr,
-		"aiordma: a peer's embedded device has version %u of the stream, this one %d: both "
-		"sides need the same version of aiordma\n",
+		"aiordma: a peer's embedded device uses protocol version %u, but this device uses "
+		"version %d; install the same version of aiordma on both sides\n",
 		version, SOFT_WIRE_VERSION);
 }
 
