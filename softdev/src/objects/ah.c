@@ -1,11 +1,12 @@
-/* Address handles: where a UD message goes (IBTA vol 1, 10.2.2.2), and how to answer one. */
+/* Address handles: the destination of a UD message (IBTA vol 1, 10.2.2.2), and how to reply to a
+ * message. */
 
 #include "objects.h"
 #include "trace/trace.h"
 
 enum { DEFAULT_HOP_LIMIT = 64 };
 
-/* The part of a GRH that holds an IPv4 header: the last 20 of its 40 bytes. */
+/* Layout of a GRH that contains an IPv4 header in the last 20 of its 40 bytes. */
 enum {
 	IPV4 = 20,
 	IPV4_HEADER = 20,
@@ -33,9 +34,9 @@ int soft_ah_source(struct soft_hca *hca, const struct ibv_ah_attr *attr, struct 
 		return soft_refuse_value("PORT", "port_num", attr->port_num);
 	if (attr->is_global)
 		return global_source(hca, &attr->grh, own);
-	/* RoCE's packets always have a GRH (Annex A16), and the kernel refuses an address without
-	 * one (drivers/infiniband/core/verbs.c, rdma_check_ah_attr).  Where there is a LID, that of
-	 * the port means this device: software for InfiniBand runs. */
+	/* RoCE packets always have a GRH (Annex A16), and the kernel refuses an address without one
+	 * (drivers/infiniband/core/verbs.c, rdma_check_ah_attr). If the device has a LID, the
+	 * port's LID refers to this device, so that software for InfiniBand works. */
 	return attr->dlid && attr->dlid == soft_links->lid(hca)
 		       ? soft_gid_at(hca, soft_gid_loopback_index(hca), own)
 		       : soft_refuse(EINVAL, "GRH");
@@ -86,7 +87,7 @@ struct ibv_ah *soft_ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 	return soft_call_made("ibv_create_ah", "pd", soft_pd_root(pd)->handle, soft_made(rc, ah));
 }
 
-/* What was posted with it has a copy of its path. */
+/* Requests posted with the handle have a copy of its path. */
 int soft_ibv_destroy_ah(struct ibv_ah *ibv)
 {
 	soft_lock();
@@ -110,8 +111,8 @@ uint16_t soft_ipv4_sum(const uint8_t *header)
 	return (uint16_t)sum;
 }
 
-/* Which of the two is in the 40 bytes?  RoCE leaves the first 20 undefined before an IPv4 header,
- * so that only its checksum tells the two apart (Annex A17.4.5). */
+/* Returns whether the 40 bytes contain an IPv4 header. RoCE leaves the 20 bytes before it
+ * undefined, so only its checksum distinguishes the two cases (Annex A17.4.5). */
 static bool is_ipv4(const uint8_t *grh)
 {
 	return grh[IPV4] == 0x45 && soft_ipv4_sum(grh + IPV4) == 0xffff;
@@ -143,12 +144,12 @@ static int read_grh(const struct soft_hca *hca, const struct ibv_grh *grh,
 	int index = soft_gid_index(hca, &own);
 
 	if (index < 0)
-		return EINVAL; /* a multicast GID: the application chooses what it answers from */
+		return EINVAL; /* a multicast GID: the application chooses the source of its reply */
 	route->sgid_index = (uint8_t)index;
 	return 0;
 }
 
-/* ibv_create_ah_from_wc(3): 0, or -1 and errno. */
+/* Implements part of ibv_create_ah_from_wc(3). Returns 0, or -1 and sets errno. */
 int soft_ibv_init_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv_wc *wc,
 			     struct ibv_grh *grh, struct ibv_ah_attr *ah_attr)
 {

@@ -1,7 +1,8 @@
 /* Asynchronous events of a context: ibv_get_async_event(3).
  *
- * An event waits in the context's queue until the application takes it.  Destroying the object that
- * it is about drops it if it was not taken, and otherwise waits until it has been acknowledged.
+ * An event waits in the context's queue until the application takes it. Destroying the object
+ * concerned drops the event if it has not been taken, and otherwise waits until it has been
+ * acknowledged.
  */
 
 #include "objects.h"
@@ -15,7 +16,8 @@ struct entry {
 void soft_async_event(struct soft_context *context, const struct ibv_async_event *event)
 {
 	soft_assert_locked();
-	/* Events are rare; should there be no memory for one, the completions tell the story. */
+	/* Events are rare. If there is no memory for one, the completions still report the
+	 * error. */
 	struct entry *entry = context->closed ? NULL : malloc(sizeof(*entry));
 
 	if (!entry)
@@ -38,9 +40,10 @@ void soft_async_forget(struct soft_context *context, const void *element)
 		soft_channel_consume(&context->async);
 }
 
-/* How many of an object's events were taken and acknowledged, and what protects that. */
+/* The numbers of an object's events that were taken and acknowledged, and their mutex and
+ * condition. */
 struct counted {
-	pthread_mutex_t *mutex; /* NULL: the event is about the port */
+	pthread_mutex_t *mutex; /* NULL if the event concerns the port */
 	pthread_cond_t *cond;
 	uint32_t *taken, *acknowledged;
 };
@@ -71,7 +74,8 @@ static struct counted counted_of(const struct ibv_async_event *event)
 	}
 }
 
-/* Noted before the event is handed out, so that destroy knows of acknowledgements to come. */
+/* Count an event before it is returned, so that destroying its object waits for the
+ * acknowledgement. */
 static void note_taken(const struct ibv_async_event *event)
 {
 	const struct counted counted = counted_of(event);

@@ -1,4 +1,4 @@
-/* Completion channels: where the events of armed completion queues wait for the application. */
+/* Completion channels, which hold the events of armed completion queues. */
 
 #include "objects.h"
 #include "trace/trace.h"
@@ -36,7 +36,7 @@ int soft_ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	bool busy = ibv->refcnt > 0;
 
 	soft_unlock();
-	if (busy) /* ibv_create_comp_channel(3): a CQ is still associated with it */
+	if (busy) /* a CQ is still associated with it (ibv_create_comp_channel(3)) */
 		return soft_call_result("ibv_destroy_comp_channel", NULL, 0,
 					soft_refuse(EBUSY, "IN_USE"));
 	soft_channel_destroy(&channel->channel);
@@ -56,7 +56,7 @@ void soft_comp_channel_event(struct soft_comp_channel *channel, struct soft_cq *
 	pthread_mutex_unlock(&channel->mutex);
 }
 
-/* With the channel's mutex. */
+/* Record that all events have been taken. The caller holds the channel's mutex. */
 static void all_taken(struct soft_comp_channel *channel)
 {
 	soft_hint_set(&channel->any, false);
@@ -77,8 +77,8 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 {
 	struct soft_cq *cq = NULL;
 
-	/* The events of this thread's own step it sees; another's, which comes at this moment,
-	 * makes the fd readable. */
+	/* This thread sees the events of its own step. A concurrent event of another thread makes
+	 * the fd readable. */
 	if (!soft_hint_get(&channel->any))
 		return NULL;
 	pthread_mutex_lock(&channel->mutex);
@@ -97,7 +97,7 @@ static struct soft_cq *take(struct soft_comp_channel *channel)
 	return cq;
 }
 
-/* Before the thread sleeps, delayed acknowledgements are sent. */
+/* Send delayed acknowledgements before the thread sleeps. */
 static int sleep_until_work(struct soft_comp_channel *channel)
 {
 	soft_engine_before_sleep();
@@ -111,8 +111,8 @@ int soft_ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void
 	struct soft_cq *found;
 	int rc = 0;
 
-	/* A nonblocking caller does a step: it has been woken, or polls.  A blocking one waits
-	 * first: where work is ready already, that takes no longer than an idle step. */
+	/* A non-blocking caller performs a step, because it has been woken or polls. A blocking
+	 * caller waits first, which takes no longer than an idle step if work is ready. */
 	while (!(found = take(channel))) {
 		if (!nonblocking)
 			rc = sleep_until_work(channel);

@@ -1,8 +1,8 @@
-/* Completion queues: a ring of work completions, a lock, and the arming that makes events.
+/* Completion queues: a ring of work completions with a lock, and arming for events.
  *
- * A CQ has a lock of its own so that polling does not wait for the engine: completions are put in
- * under the engine's lock and the CQ's, and taken out under the CQ's alone.  An empty CQ is seen to
- * be empty without any lock, and then the polling thread does a step of the device's work.
+ * A CQ has its own lock so that polling does not wait for the engine. Completions are added under
+ * the engine's lock and the CQ's, and taken under the CQ's alone. An empty CQ is recognized without
+ * a lock; the polling thread then performs a step of the device's work.
  */
 
 #include "extended.h"
@@ -15,9 +15,9 @@ static struct soft_comp_channel *channel_of(const struct soft_cq *cq)
 			       : NULL;
 }
 
-/* A CQ that has overflowed has lost completions: a queue pair that completes there cannot go on
- * (IBTA 11.6.3.2; ibv_poll_cq(3)).  Done at the end of the step, because completions are put in the
- * middle of everything. */
+/* Fail the queue pairs of a CQ that has overflowed. It has lost completions, so they cannot
+ * continue (IBTA 11.6.3.2, ibv_poll_cq(3)). This runs at the end of a step, because completions are
+ * added in the middle of other work. */
 static void fail_users(struct soft_deferred *deferred)
 {
 	struct soft_cq *cq = soft_container(deferred, struct soft_cq, overrun_work);
@@ -31,8 +31,8 @@ static void fail_users(struct soft_deferred *deferred)
 	}
 }
 
-/* Armed CQs are counted in their channel: the engine's thread must not leave a sleeper waiting.  Those
- * that the child of a fork has inherited do not count. */
+/* Change the arming and count armed CQs in their channel, because the engine's thread must wake
+ * sleepers. CQs that a forked child has inherited do not count. */
 static void set_armed(struct soft_cq *cq, enum soft_armed armed)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
@@ -51,7 +51,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 	pthread_mutex_lock(&cq->lock);
 	soft_hint_set(&cq->just_armed, true);
-	/* Asking for less does not take back what was asked for before (IBTA 11.4.2.2). */
+	/* A request for fewer events does not cancel an earlier one for more (IBTA 11.4.2.2). */
 	if (!solicited_only)
 		set_armed(cq, SOFT_ARMED);
 	else if (cq->armed == SOFT_UNARMED)
@@ -61,7 +61,8 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	return 0;
 }
 
-/* The oldest ones, which do not go beyond the ring's end.  With the CQ's lock. */
+/* Drop the `run` oldest completions, which must not wrap around the ring's end. The caller holds
+ * the CQ's lock. */
 static void drop(struct soft_cq *cq, uint32_t run)
 {
 	cq->first += run;
@@ -72,7 +73,7 @@ static void drop(struct soft_cq *cq, uint32_t run)
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-/* With the CQ's lock and the engine's. */
+/* Queue an event. The caller holds the locks of the CQ and the engine. */
 static void announce(struct soft_cq *cq)
 {
 	struct soft_comp_channel *channel = channel_of(cq);
@@ -84,15 +85,15 @@ static void announce(struct soft_cq *cq)
 		soft_comp_channel_event(channel, cq);
 }
 
-/* Either of them 0 means no moderation: a count without a time could hold an event back for ever.
- */
+/* A count or time of 0 disables moderation, because a count without a time could delay an event
+ * forever. */
 static bool moderated(const struct soft_cq *cq)
 {
 	return cq->moderation.cq_count > 1 && cq->moderation.cq_period;
 }
 
-/* A completion that its event is wanted for.  Moderated, the event comes with the cq_count-th one,
- * or cq_period microseconds after the first (ibv_modify_cq(3)). */
+/* Handle a completion that requests an event. With moderation, the event is raised after cq_count
+ * completions, or cq_period microseconds after the first (ibv_modify_cq(3)). */
 static void deserves_event(struct soft_cq *cq)
 {
 	cq->held_back++;
@@ -125,7 +126,7 @@ int soft_modify_cq(struct ibv_cq *ibv, struct ibv_modify_cq_attr *attr)
 	soft_lock();
 	pthread_mutex_lock(&cq->lock);
 	cq->moderation = attr->moderate;
-	/* What waits by the old rule does not wait by a new one. */
+	/* Events held back by the old setting are raised now. */
 	if (cq->held_back)
 		announce(cq);
 	pthread_mutex_unlock(&cq->lock);
@@ -143,7 +144,7 @@ static uint64_t wallclock(void)
 	return soft_nanoseconds(&now);
 }
 
-/* By fault injection. */
+/* Returns whether fault injection makes the CQ overflow. */
 static bool finds_full(const struct soft_cq *cq)
 {
 	return soft_faults_set &&
@@ -169,7 +170,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 		return false;
 	}
 	if (cq->count == cq->capacity)
-		drop(cq, 1); /* ibv_create_cq_ex(3): always written to the next entry */
+		drop(cq, 1); /* always written to the next entry (ibv_create_cq_ex(3)) */
 	uint32_t at = cq->first + cq->count;
 
 	if (at >= cq->capacity)
@@ -185,7 +186,7 @@ bool soft_cq_push(struct soft_cq *cq, const struct ibv_wc *wc, bool solicited)
 	return true;
 }
 
-/* Their events stay: an application has to cope with an event without a completion anyway
+/* Keep their events: an application has to expect an event without a completion
  * (ibv_get_cq_event(3)). */
 void soft_cq_forget(struct soft_cq *cq, uint32_t qp_num)
 {
@@ -227,18 +228,19 @@ static int take(struct soft_cq *cq, int room, struct ibv_wc *wc, struct soft_sta
 		drop(cq, run);
 		taken += (int)run;
 	}
-	/* "the CQ cannot be used": ibv_poll_cq(3).  What it still had has been handed out. */
+	/* "the CQ cannot be used" (ibv_poll_cq(3)). The remaining completions have been returned
+	 * before. */
 	if (!taken && cq->overrun && room > 0)
 		taken = -1;
 	pthread_mutex_unlock(&cq->lock);
 	return taken;
 }
 
-/* Nothing there: do a step of the device's work, which may bring something. */
+/* Perform a step of the device's work for an empty CQ. */
 static void look_for_work(struct soft_cq *cq)
 {
-	/* The poll that follows arming only looks for what came before it, and is followed by
-	 * waiting, where the work is done. */
+	/* The poll after arming only looks for earlier completions. The program waits afterwards,
+	 * and the work is done there. */
 	if (soft_hint_get(&cq->just_armed)) {
 		soft_hint_set(&cq->just_armed, false);
 		return;
@@ -359,7 +361,7 @@ static int resize(struct ibv_cq *ibv, int cqe)
 		return rc;
 	pthread_mutex_lock(&cq->lock);
 	if (cq->count > (uint32_t)cqe) {
-		/* ibv_resize_cq(3): not below what is waiting in it */
+		/* not below the number of waiting completions (ibv_resize_cq(3)) */
 		rc = soft_refuse_value("OUTSTANDING", "cqe", (unsigned)cqe);
 	} else {
 		struct soft_stamp *old_stamps = cq->stamps;
@@ -401,7 +403,7 @@ int soft_ibv_destroy_cq(struct ibv_cq *ibv)
 	soft_lock();
 	if (cq->users) {
 		soft_unlock();
-		/* ibv_destroy_cq(3): a queue pair is still associated with it */
+		/* a queue pair is still associated with it (ibv_destroy_cq(3)) */
 		return soft_call_result("ibv_destroy_cq", "cq", ibv->handle,
 					soft_refuse(EBUSY, "IN_USE"));
 	}

@@ -1,8 +1,8 @@
 /* Extended completion queues: ibv_create_cq_ex(3).
  *
- * The application reads completions where they are, one after another.  Here the one that it has
- * come to is a copy: it may post, and so take the engine's lock, while it reads, and the device may
- * meanwhile complete something into the same CQ.
+ * With cards, an application reads completions in place, one after another. Here it reads a copy of
+ * the current completion, because it may post while it reads and take the engine's lock, and the
+ * device may add a completion to the same CQ.
  */
 #include <limits.h>
 
@@ -11,7 +11,7 @@
 
 enum {
 	TIMES = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
-	/* No VLANs, no flow steering, no tag matching. */
+	/* VLANs, flow steering and tag matching are not supported. */
 	SUPPORTED = IBV_WC_STANDARD_FLAGS | TIMES,
 	SUPPORTED_FLAGS = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
 };
@@ -20,7 +20,7 @@ struct soft_cq_reader {
 	struct ibv_wc wc;
 	struct soft_stamp stamp;
 	bool single_threaded;
-	pthread_mutex_t mutex; /* from start_poll to end_poll, unless single_threaded */
+	pthread_mutex_t mutex; /* held from start_poll to end_poll, unless single_threaded */
 };
 
 static struct soft_cq_reader *reader_of(struct ibv_cq_ex *cq)
@@ -43,7 +43,7 @@ static int next_poll(struct ibv_cq_ex *ex)
 	case 0:
 		return ENOENT;
 	default:
-		return EIO; /* it has overflowed */
+		return EIO; /* the CQ has overflowed */
 	}
 }
 
@@ -65,11 +65,11 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 	if (!reader->single_threaded) {
 		rc = pthread_mutex_lock(&reader->mutex);
 		if (rc)
-			return rc; /* EDEADLK: this thread has started and not ended */
+			return rc; /* EDEADLK: this thread has not called end_poll */
 	}
 	rc = next_poll(ex);
 	if (rc)
-		end_poll(ex); /* not for the application to call after an error */
+		end_poll(ex); /* the application must not call it after an error */
 	return rc;
 }
 
@@ -84,7 +84,7 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 READ(enum ibv_wc_opcode, opcode, wc.opcode)
 READ(uint32_t, vendor_err, wc.vendor_err)
 READ(uint32_t, byte_len, wc.byte_len)
-/* Also the key that a send has invalidated: the union of struct ibv_wc. */
+/* Also the key that a send has invalidated, through the union in struct ibv_wc. */
 READ(uint32_t, imm_data, wc.imm_data)
 READ(uint32_t, qp_num, wc.qp_num)
 READ(uint32_t, src_qp, wc.src_qp)
@@ -102,7 +102,7 @@ READ(uint64_t, completion_wallclock_ns, stamp.wallclock_ns)
 			cq->read_##name = read_##name;                                             \
 	} while (0)
 
-/* "Only fields that the user requested could be queried": the others stay NULL, as everywhere. */
+/* "Only fields that the user requested could be queried": the other calls stay NULL. */
 static void set_calls(struct ibv_cq_ex *cq, uint64_t wanted)
 {
 	cq->start_poll = start_poll;

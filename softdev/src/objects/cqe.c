@@ -1,4 +1,4 @@
-/* Work completions: what becomes of a request when it leaves its queue. */
+/* Work completions: the result of a request that leaves its queue. */
 #include "objects.h"
 #include "trace/trace.h"
 
@@ -39,12 +39,13 @@ void soft_complete_send(struct soft_qp *qp, enum ibv_wc_status status)
 	};
 
 	qp->sq.oldest++;
-	/* An error always has a completion, signaled or not (IBTA 10.7.3.1). */
+	/* An error always generates a completion, even if the request is not signaled (IBTA
+	 * 10.7.3.1). */
 	if (status != IBV_WC_SUCCESS || qp->sq_sig_all || send->flags & IBV_SEND_SIGNALED)
 		complete(qp->ibv.send_cq, &wc, send->request, false);
 }
 
-/* For the trace: the next completion is of a request with these SGEs. */
+/* Note for the trace why a request with these SGEs fails in the next completion. */
 static void explain(const struct ibv_pd *pd, const struct ibv_sge *sges, uint32_t num_sge,
 		    unsigned rights)
 {
@@ -73,8 +74,8 @@ void soft_fail_receive(struct soft_qp *qp, enum ibv_wc_status status)
 	soft_complete_receive(qp, status, 0);
 }
 
-/* Where the receive completes; NULL: its shared queue was destroyed meanwhile, and that completion
- * queue may be gone too. */
+/* Returns the CQ of a receive, or NULL if its shared receive queue has been destroyed, because the
+ * CQ may be gone as well. */
 static struct ibv_cq *receive_cq(const struct soft_qp *qp)
 {
 	const struct soft_srq *srq;
@@ -85,7 +86,7 @@ static struct ibv_cq *receive_cq(const struct soft_qp *qp)
 	return srq ? srq->cq : NULL;
 }
 
-/* The receive at the head of the queue. */
+/* Complete the receive at the head of the queue. */
 static void push_receive(struct soft_qp *qp, struct ibv_wc *wc, bool solicited)
 {
 	const struct soft_recv_wqe *receive = soft_receive_at(&qp->rq, qp->rq.head);
@@ -119,9 +120,9 @@ void soft_complete_receive(struct soft_qp *qp, enum ibv_wc_status status, uint32
 	push_receive(qp, &wc, responder->flags & SOFT_FRAME_SOLICITED);
 }
 
-/* What a receiver learns of the kind of packet (annex A17.4.5.1), where ConnectX cards put it: in
- * the service level, which has no place in a packet of RoCE v2.  Bit 3: there is a UDP header; 1:
- * IPv6, 2: IPv4.  UCX before 1.19 drops IPv4 packets without it. */
+/* Returns the packet type that a receiver is told (annex A17.4.5.1). ConnectX cards store it in the
+ * service level, which RoCE v2 packets do not contain. Bit 3 means a UDP header; 1 is IPv6 and 2 is
+ * IPv4. UCX before 1.19 drops IPv4 packets without it. */
 static uint8_t packet_kind(const struct soft_datagram *datagram)
 {
 	return 8 | (soft_datagram_is_ipv4(datagram) ? 2 : 1);
@@ -147,7 +148,7 @@ void soft_complete_datagram(struct soft_qp *qp, const struct soft_datagram *data
 	push_receive(qp, &wc, datagram->flags & SOFT_DATAGRAM_SOLICITED);
 }
 
-/* What is left in the send queue, in the order it was posted. */
+/* Flush the send queue in the order of posting. */
 void soft_flush_sends(struct soft_qp *qp)
 {
 	soft_assert_locked();
@@ -159,7 +160,7 @@ void soft_flush_sends(struct soft_qp *qp)
 	qp->sq.reads = 0;
 }
 
-/* Everything that is left (IBTA 10.3.1.7). */
+/* Flush all queues (IBTA 10.3.1.7). */
 void soft_flush(struct soft_qp *qp)
 {
 	soft_assert_locked();

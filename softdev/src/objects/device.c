@@ -1,4 +1,4 @@
-/* The devices with their ports, and the contexts that applications open on them. */
+/* The devices with their ports, and the contexts that applications open. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,9 +37,10 @@ static uint64_t hashed(uint64_t hash, const void *bytes, size_t length)
 	return hash;
 }
 
-/* Locally administered, with the number of the device; the same for all processes of a network namespace.
- * Between hosts the names make the difference, between containers of one name the namespaces: the kernel's
- * connection manager takes queue pairs of the same GUID and number for the same one. */
+/* Derive a locally administered GUID from the device number, the host name and the network
+ * namespace. It is the same for all processes of a namespace, and differs between hosts and between
+ * containers of the same name. The kernel's connection manager treats queue pairs with the same
+ * GUID and number as identical. */
 uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 {
 	char name[256] = "";
@@ -60,8 +61,8 @@ uint64_t soft_ibv_get_device_guid(struct ibv_device *of)
 
 /* ---- contexts ------------------------------------------------------------------------------ */
 
-/* As cards, an interrupt for each processor; programs with two queues expect two.  Here a vector is but
- * a number: whichever thread makes the step writes the completion. */
+/* Returns a vector per processor, at least two, because programs with two queues expect two. The
+ * number has no effect: the thread that performs the step writes the completion. */
 static int comp_vectors(void)
 {
 	long processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -165,15 +166,15 @@ void soft_context_release(struct soft_context *context)
 		context->only_pd_left();
 }
 
-/* ibv_close_device(3) does not release what was made with the context, but it ends its work: the
- * queue pairs fall silent, so that no peer reaches memory that its owner believes closed.  The
- * objects themselves stay valid until they are destroyed; the last one takes the context along. */
+/* Implements ibv_close_device(3), which does not release the objects created with the context but
+ * ends their work. Queue pairs stop, so that peers cannot access memory whose owner considers it
+ * closed. The objects remain valid until they are destroyed, and the last one frees the context. */
 int soft_ibv_close_device(struct ibv_context *ibv)
 {
 	struct soft_context *context = soft_context_of(ibv);
 
 	if (context->only_pd_left)
-		return EINVAL; /* it is not the application's to close */
+		return EINVAL; /* not opened by the application */
 	soft_engine_check_descriptors();
 	soft_lock();
 	context->closed = true;
@@ -195,9 +196,10 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.node_guid = soft_ibv_get_device_guid(context->device),
 		.sys_image_guid = soft_ibv_get_device_guid(context->device),
 		.max_mr_size = UINT64_MAX,
-		.page_size_cap = ~(uint64_t)4095, /* every size from 4 KiB up */
-		.vendor_id = 0xffffff, /* no IEEE OUI, as the kernel's software device has it */
-		.vendor_part_id = 1,   /* which that one has not */
+		.page_size_cap = ~(uint64_t)4095, /* all page sizes from 4 KiB */
+		.vendor_id = 0xffffff, /* not an IEEE OUI, like the kernel's software device */
+		.vendor_part_id =
+			1,   /* distinguishes the device from the kernel's, which has none */
 		.max_qp = SOFT_MAX_QP,
 		.max_qp_wr = SOFT_MAX_QP_WR,
 		.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID |
@@ -214,7 +216,8 @@ int soft_ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a
 		.max_qp_rd_atom = SOFT_MAX_RD_ATOMIC,
 		.max_res_rd_atom = SOFT_MAX_RD_ATOMIC * SOFT_MAX_QP,
 		.max_qp_init_rd_atom = SOFT_MAX_RD_ATOMIC,
-		/* Atomic instructions on ordinary memory: also against the CPU's own. */
+		/* The device uses the CPU's atomic instructions, so its atomics are also atomic
+		 * relative to the CPU's own. */
 		.atomic_cap = IBV_ATOMIC_GLOB,
 		.max_mw = SOFT_MAX_OBJECTS,
 		.max_srq = SOFT_MAX_OBJECTS,
@@ -252,8 +255,8 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 		.qkey_viol_cntr = hca->bad_qkeys,
 		.pkey_tbl_len = 1,
 		.max_vl_num = 1,
-		/* 4X HDR, 200 Gb/s: more than a processor copies, or UCX copies long messages into
-		 * pieces of 8 KiB instead of posting them. */
+		/* 4X HDR, 200 Gb/s: faster than a processor copies. Otherwise UCX copies long
+		 * messages in pieces of 8 KiB instead of posting them. */
 		.active_width = 2,
 		.active_speed = 64,
 		.phys_state = down ? 3 : 5, /* Disabled, LinkUp */
@@ -265,7 +268,7 @@ int soft_query_port(struct ibv_context *context, uint8_t port_num, struct ibv_po
 	return 0;
 }
 
-/* The older struct ends with `flags`; what comes after it is not the callee's. */
+/* The older struct ends with `flags`; the callee must not write beyond it. */
 int soft_ibv_query_port(struct ibv_context *context, uint8_t port_num,
 			struct _compat_ibv_port_attr *port_attr)
 {

@@ -1,15 +1,15 @@
-/* The device's attributes in the extended calls, and the table of those calls. */
+/* Device attributes in the extended calls, and the table of these calls. */
 
 #include "extended.h"
 
-/* Of newer libraries' device_cap_flags_ex (enum ib_uverbs_device_cap_flags of the kernel). */
+/* Bits of newer libraries' device_cap_flags_ex (enum ib_uverbs_device_cap_flags of the kernel). */
 #define FLUSH_GLOBAL (UINT64_C(1) << 38)
 #define ATOMIC_WRITE (UINT64_C(1) << 40)
 
-/* The clock of completion timestamps is CLOCK_MONOTONIC in nanoseconds. */
+/* frequency of the clock of completion timestamps, which is CLOCK_MONOTONIC in nanoseconds */
 enum { CLOCK_KHZ = 1000 * 1000 };
 
-/* Every access of the device asks for its pages in the same way, whatever the queue pair. */
+/* The device requests pages in the same way for every kind of access and queue pair. */
 static const struct ibv_odp_caps on_demand = {
 	.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
 	.per_transport_caps =
@@ -55,7 +55,7 @@ static int query_device_ex(struct ibv_context *context,
 	return 0;
 }
 
-/* comp_mask says what is asked for, and afterwards what has been answered. */
+/* On input, comp_mask contains the requested values; on output, the returned values. */
 static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
 {
 	(void)context;
@@ -67,8 +67,8 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
 
 /* ---- plain questions ----------------------------------------------------------------------- */
 
-/* The device reaches memory as any code of the process does, through its page tables: a fork that
- * copies pages on write takes nothing away from it.  (The child has no device: lifecycle.c.) */
+/* Like all code of the process, the device accesses memory through the page tables, so
+ * copy-on-write after a fork does not affect it. The child has no device (lifecycle.c). */
 int soft_ibv_fork_init(void)
 {
 	return 0;
@@ -79,7 +79,7 @@ enum ibv_fork_status soft_ibv_is_fork_initialized(void)
 	return IBV_FORK_UNNEEDED;
 }
 
-/* The kernel does not know the device: ibv_get_device_index(3). */
+/* The kernel does not know the device (ibv_get_device_index(3)). */
 int soft_ibv_get_device_index(struct ibv_device *device)
 {
 	(void)device;
@@ -96,8 +96,8 @@ int soft_ibv_get_pkey_index(struct ibv_context *context, uint8_t port_num, uint1
 	return -1;
 }
 
-/* Bytes come in order, but the order in which the kernel's copy becomes visible is not specified,
- * so nothing is promised (ibv_query_qp_data_in_order(3)). */
+/* Bytes arrive in order, but the kernel does not specify the order in which its copies become
+ * visible, so nothing is guaranteed (ibv_query_qp_data_in_order(3)). */
 int soft_ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
 {
 	(void)qp;

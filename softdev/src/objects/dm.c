@@ -1,5 +1,5 @@
-/* Memory of the device itself: ibv_alloc_dm(3).  There is none in a device of software, so this is
- * memory that the application has no pointer to. */
+/* Device memory: ibv_alloc_dm(3). A software device has none, so it is memory to which the
+ * application has no pointer. */
 
 #include "extended.h"
 #include "trace/trace.h"
@@ -8,11 +8,11 @@ enum { MOST_ALIGNMENT_LOG = 20 };
 
 struct soft_dm {
 	struct ibv_dm ibv;
-	struct soft_node node; /* of all of them */
-	struct soft_dm *of; /* the memory that it is an import of, or NULL */
+	struct soft_node node; /* in the list of all device memory */
+	struct soft_dm *of; /* the memory that an import refers to, or NULL */
 	uint8_t *memory;
 	size_t length;
-	unsigned users; /* regions, imports */
+	unsigned users; /* number of regions and imports */
 };
 
 static struct soft_dm *dm_of(struct ibv_dm *dm)
@@ -25,8 +25,9 @@ static bool holds(const struct soft_dm *dm, uint64_t offset, size_t length)
 	return offset <= dm->length && length <= dm->length - offset;
 }
 
-/* As the cards that have such memory: they copy words of four bytes, and refuse anything else.  Not
- * torn between the device's own accesses: those are under the lock too. */
+/* Copy to or from device memory. Like cards with such memory, this copies words of four bytes and
+ * refuses anything else. Copies are not torn relative to the device's own accesses, which also hold
+ * the lock. */
 static int copy(struct soft_dm *dm, uint64_t offset, size_t length, const void *from, void *to)
 {
 	if ((offset | length) % sizeof(uint32_t))
@@ -66,7 +67,7 @@ static int allocate(struct soft_dm *dm, const struct ibv_alloc_dm_attr *attr)
 	return 0;
 }
 
-/* With the lock. */
+/* Make an object known to the application. The caller holds the lock. */
 static void publish(struct soft_dm *dm, struct ibv_context *context)
 {
 	dm->ibv = (struct ibv_dm){
@@ -81,7 +82,7 @@ static void publish(struct soft_dm *dm, struct ibv_context *context)
 
 struct ibv_dm *soft_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr)
 {
-	/* In the child of a fork too, where rdma-core's tests ask for it. */
+	/* Allowed in the child of a fork as well, because rdma-core's tests require it. */
 	struct soft_dm *dm = calloc(1, sizeof(*dm));
 	int rc = dm ? 0 : ENOMEM;
 
@@ -163,7 +164,7 @@ struct ibv_dm *soft_ibv_import_dm(struct ibv_context *context, uint32_t dm_handl
 	return soft_made(rc, dm);
 }
 
-/* Memory in use stays. */
+/* Memory in use remains. */
 void soft_ibv_unimport_dm(struct ibv_dm *dm)
 {
 	soft_free_dm(dm);

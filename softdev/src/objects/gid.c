@@ -1,15 +1,16 @@
-/* The GID table: which addresses of this host a queue pair can have.
+/* The GID table: the addresses of this host that a queue pair can have.
  *
- * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d).  A table begins with the addresses that
- * reach furthest, in the order of the kernel, because many programs take the first GID.  Link-local
- * addresses come next.  They mean nothing without an interface, which a GID cannot carry: packets to a
- * link-local address leave by the interface of the source's entry.  Loopback addresses come last.  No card
- * has them; here they serve hosts without a network.  Entries never move while the device is in use, so an
- * address that the host gets later comes after the loopback addresses.
+ * As on RoCE v2, a GID is an IP address (IPv4 as ::ffff:a.b.c.d). A table begins with the addresses
+ * of the widest scope, in the kernel's order, because many programs use the first GID. Link-local
+ * addresses follow. They need an interface, which a GID does not contain, so packets to a
+ * link-local address are sent on the interface of the source GID. Loopback addresses are last.
+ * Cards have none; here they serve hosts without a network. Entries never move while the device is
+ * in use, so an address that the host gets later follows the loopback addresses.
  *
- * Of several devices, the first one has the host's addresses.  Each other one has a loopback address
- * alone, 127.0.0.2, 127.0.0.3 and so on, which Linux has without any configuration.  A device of a network
- * interface has that one's addresses, also while it is down, and the first one those of the loopback too.
+ * The first of several devices has the host's addresses. Each other device only has a loopback
+ * address (127.0.0.2, 127.0.0.3 and so on), which Linux has without configuration. A device for a
+ * network interface has the addresses of that interface, even while it is down, and the first
+ * device also has the loopback addresses.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -44,7 +45,7 @@ bool soft_gid_is_loopback(const union ibv_gid *gid)
 	return is_ipv4_loopback(gid) || !memcmp(gid, &in6addr_loopback, sizeof(*gid));
 }
 
-/* IBTA annex A17: as an IPv4-mapped IPv6 address. */
+/* Returns an IPv4-mapped IPv6 address (IBTA annex A17). */
 union ibv_gid soft_gid_of_ipv4(const void *address)
 {
 	union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff}};
@@ -78,7 +79,7 @@ static int index_of(const struct soft_hca *hca, const union ibv_gid *gid)
 	return find(hca->gids, hca->gid_count, gid);
 }
 
-/* The number of the device that has this address without any interface; -1: none. */
+/* Returns the number of the device that has this address without an interface, or -1. */
 static int loopback_number(const union ibv_gid *gid)
 {
 	int last = gid->raw[15];
@@ -87,7 +88,7 @@ static int loopback_number(const union ibv_gid *gid)
 										      : -1;
 }
 
-/* Of the first `count` devices, the first one that has it; `count`: none has. */
+/* Returns the first of the first `count` devices that has the GID, or `count` if none has. */
 static int first_with(const union ibv_gid *gid, int count)
 {
 	int number = 0;
@@ -127,7 +128,7 @@ bool soft_datagram_is_ipv4(const struct soft_datagram *datagram)
 	return soft_gid_is_ipv4(&datagram->source) && soft_gid_is_ipv4(&datagram->destination);
 }
 
-/* How far an address reaches, in the order of a table. */
+/* Scopes of addresses, in the order of a table. */
 enum reach { BEYOND_THE_LINK, THE_LINK, THE_HOST };
 
 static enum reach reach_of(const union ibv_gid *gid)
@@ -138,11 +139,11 @@ static enum reach reach_of(const union ibv_gid *gid)
 	return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? THE_LINK : BEYOND_THE_LINK;
 }
 
-/* Are the addresses of the interface the device's? */
+/* Returns whether the device has the addresses of the interface. */
 static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 {
 	const bool first = hca == soft_hca_at(0);
-	const size_t length = strcspn(at->ifa_name, ":"); /* behind it, an address has a label */
+	const size_t length = strcspn(at->ifa_name, ":"); /* an address label follows the colon */
 
 	if (!hca->interface[0])
 		return first && at->ifa_flags & IFF_UP;
@@ -150,7 +151,8 @@ static bool has_interface(const struct soft_hca *hca, const struct ifaddrs *at)
 	       (length == strlen(hca->interface) && !memcmp(at->ifa_name, hca->interface, length));
 }
 
-/* The number of the interface, and its MTU; zeros of one that has gone, or for want of descriptors. */
+/* Store the index and MTU of the interface, or zeros if it no longer exists or there is no
+ * descriptor. */
 static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
 {
 	struct ifreq request = {0};
@@ -164,7 +166,8 @@ static void take_interface(struct soft_gid *gid, const struct ifaddrs *at)
 	soft_close_fd(&fd);
 }
 
-/* Append the addresses of that reach, but leave room for `reserved` entries; returns the new count. */
+/* Append the addresses with this scope, leaving room for `reserved` entries. Returns the new
+ * count. */
 static int add_addresses(const struct soft_hca *hca, const struct ifaddrs *at, enum reach reach,
 			 struct soft_gid *fresh, int count, int reserved)
 {
@@ -198,7 +201,7 @@ int soft_gid_loopback_index(const struct soft_hca *hca)
 	return index_of(hca, &gid);
 }
 
-/* With the loopback interface if that is up. */
+/* Returns the loopback entry, with the loopback interface if it is up. */
 static struct soft_gid loopback_entry(const struct soft_hca *hca, const struct ifaddrs *at)
 {
 	struct soft_gid entry = {.gid = soft_gid_loopback_of(hca)};
@@ -223,7 +226,7 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 		fresh[1] = loopback_entry(hca, NULL);
 		return 2;
 	}
-	/* Without the list there is still the loopback. */
+	/* Without the list, the loopback address still works. */
 	if (getifaddrs(&addresses))
 		addresses = NULL;
 	for (enum reach reach = 0; reach < THE_HOST; reach++)
@@ -234,8 +237,8 @@ static int read_addresses(const struct soft_hca *hca, struct soft_gid *fresh)
 	return count;
 }
 
-/* An index stands for the same address as long as that is there: what goes leaves an empty entry,
- * what comes takes one, as in the kernel's GID tables. */
+/* An index refers to the same address as long as the address exists. A removed address leaves an
+ * empty entry, and a new address uses one, as in the kernel's GID tables. */
 bool soft_gid_refresh(struct soft_hca *hca)
 {
 	struct soft_gid fresh[SOFT_GIDS];
@@ -259,7 +262,7 @@ bool soft_gid_refresh(struct soft_hca *hca)
 		if (at >= 0)
 			hca->gids[at] = fresh[i];
 	}
-	while (is_empty(hca, hca->gid_count - 1)) /* the loopback entry is not */
+	while (is_empty(hca, hca->gid_count - 1)) /* ends at the loopback entry */
 		hca->gid_count--;
 	return changed;
 }
@@ -283,13 +286,14 @@ int soft_gid_bind(int fd, const union ibv_gid *own)
 	struct sockaddr_storage address;
 	const socklen_t size = soft_gid_address(own, own, 0, &address);
 
-	/* connect() chooses the port, so that one port serves connections to several places: ip(7). */
+	/* Let connect() choose the port, so that one port serves connections to several
+	 * destinations (ip(7)). */
 	soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
 	return bind(fd, (struct sockaddr *)&address, size) ? errno : 0;
 }
 
-/* Returns whether a connected socket sends to its own host.  Then the kernel has chosen the destination, or
- * a loopback address, as the source. */
+/* Returns whether a connected socket sends to its own host. In that case, the kernel has chosen the
+ * destination or a loopback address as the source. */
 static bool stays_on_host(int fd, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
@@ -308,9 +312,9 @@ static int find_simulated_route(const union ibv_gid *own, const union ibv_gid *t
 	return !soft_gid_is_loopback(own) && number == soft_gid_hca_number(own) ? 0 : ENETUNREACH;
 }
 
-/* Ask the host's routing table.  Connecting a UDP socket sends nothing.  Linux refuses a route from
- * 127.0.0.0/8 to another host with EINVAL.  From ::1 it has one, but drops the packets, so the socket is
- * not bound to ::1, and must not leave the host. */
+/* Query the host's routing table. Connecting a UDP socket sends nothing. Linux refuses a route from
+ * 127.0.0.0/8 to another host with EINVAL. It has a route from ::1 but drops the packets, so the
+ * socket is not bound to ::1, and must not leave the host. */
 static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 {
 	const bool confined = !soft_gid_is_ipv4(own) && soft_gid_is_loopback(own);
@@ -319,7 +323,7 @@ static int find_route(const union ibv_gid *own, const union ibv_gid *to)
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), rc;
 
 	if (fd < 0)
-		return 0; /* requests will find out */
+		return 0; /* requests will fail instead */
 	rc = confined ? 0 : soft_gid_bind(fd, own);
 	if (!rc && connect(fd, (struct sockaddr *)&address, size))
 		rc = errno == EINVAL ? ENETUNREACH : errno;
@@ -342,7 +346,7 @@ int soft_gid_source(const struct soft_hca *hca, int index, const union ibv_gid *
 	if (soft_gid_at(hca, index, gid))
 		return EINVAL;
 	if (soft_gid_is_multicast(to))
-		return 0; /* travels by IPv4 in any case */
+		return 0; /* sent over IPv4 in any case */
 	if (soft_gid_is_ipv4(&gid->gid) != soft_gid_is_ipv4(to))
 		return EINVAL;
 	return soft_gid_route(&gid->gid, to);
@@ -395,7 +399,7 @@ socklen_t soft_gid_address(const union ibv_gid *gid, const union ibv_gid *own, u
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
-/* An empty entry is a GID of zeros here. */
+/* Returns a GID of zeros for an empty entry. */
 int soft_ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid)
 {
 	const struct soft_hca *hca = soft_hca_of(context);
@@ -427,7 +431,7 @@ static void fill_entry(struct ibv_gid_entry *entry, size_t entry_size, const str
 	memcpy(entry, &full, entry_size < sizeof(full) ? entry_size : sizeof(full));
 }
 
-/* `flags` is reserved and zero: ibv_query_gid_ex(3). */
+/* Implements ibv_query_gid_ex(3), where `flags` is reserved and must be zero. */
 int soft__ibv_query_gid_ex(struct ibv_context *context, uint32_t port_num, uint32_t gid_index,
 			   struct ibv_gid_entry *entry, uint32_t flags, size_t entry_size)
 {
@@ -472,6 +476,6 @@ int soft_ibv_query_pkey(struct ibv_context *context, uint8_t port_num, int index
 		errno = EINVAL;
 		return -1;
 	}
-	*pkey = 0xffff; /* the default partition, full member: IBTA 10.9.1.2 */
+	*pkey = 0xffff; /* the default partition, full member (IBTA 10.9.1.2) */
 	return 0;
 }

@@ -1,9 +1,9 @@
-/* Objects of one context under another one: ibv_import_device(3), ibv_import_mr(3) and their like;
- * domains are in pd.c, device memory in dm.c.
+/* Importing objects of one context into another: ibv_import_device(3), ibv_import_mr(3) and
+ * similar. Domains are in pd.c, and device memory in dm.c.
  *
- * A card's driver keeps the objects behind a context's cmd_fd, which can be passed on.  Here that is
- * an empty file, and its inode says which contexts belong together.  The objects are this process's
- * alone, so the descriptor of another process's context is refused.
+ * A card's driver keeps the objects behind a context's cmd_fd, which can be passed to other
+ * processes. Here cmd_fd is an empty file whose inode tells which contexts belong together. Objects
+ * belong to this process, so a descriptor of another process's context is refused.
  */
 #include <sys/stat.h>
 
@@ -59,7 +59,7 @@ static int find_device(int cmd_fd, struct ibv_device **device)
 	return *device ? 0 : EOPNOTSUPP;
 }
 
-/* On success the descriptor is the context's. */
+/* On success, the context owns the descriptor. */
 struct ibv_context *soft_ibv_import_device(int cmd_fd)
 {
 	struct soft_context *context = NULL;
@@ -93,7 +93,7 @@ struct soft_mr *soft_mr_original(const struct soft_mr *mr)
 	return find_region(mr->ibv.handle, mr->ibv.pd);
 }
 
-/* It has the original's keys, and opens nothing by itself. */
+/* An import has the keys of the original, and gives no access by itself. */
 struct ibv_mr *soft_ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle)
 {
 	struct soft_mr *mr = calloc(1, sizeof(*mr));

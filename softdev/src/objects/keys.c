@@ -1,11 +1,11 @@
-/* Keys: what opens the application's memory to the device, and to peers.
+/* Keys, which give the device and peers access to the application's memory.
  *
- * Every access of the device to an application's memory, for every chunk that it moves, comes
- * through soft_sge_memory() or soft_remote_memory(), under the engine's lock.  Deregistering a
- * region and invalidating a window take the key out under the same lock: when that is done, nothing
- * is under way and nothing can begin.
+ * Every access of the device to the application's memory goes through soft_sge_memory() or
+ * soft_remote_memory() under the engine's lock, for every chunk that it moves. Deregistering a
+ * region or invalidating a window removes the key under the same lock. Afterwards no access is in
+ * progress and none can begin.
  *
- * Keys are random, all 32 bits of them: a peer that has not been told one does not find it.
+ * All 32 bits of a key are random, so that a peer cannot guess it.
  */
 
 #include "objects.h"
@@ -48,12 +48,13 @@ struct soft_range *soft_range_find(uint32_t key)
 
 bool soft_range_holds(const struct soft_range *range, uint64_t address, uint64_t length)
 {
-	uint64_t offset = address - range->start; /* huge when address is below */
+	uint64_t offset = address - range->start; /* a huge value if address is below start */
 
 	return offset <= range->length && length <= range->length - offset;
 }
 
-/* IBTA 10.6.3.1, 10.6.7.2.2: the key's domain, rights and bounds.  What is wrong, or NULL. */
+/* Check the key's domain, rights and bounds (IBTA 10.6.3.1, 10.6.7.2.2). Returns a reason, or
+ * NULL. */
 static const char *objection(const struct soft_range *range, const struct ibv_pd *pd,
 			     uint64_t address, uint64_t length, unsigned rights)
 {
@@ -66,7 +67,8 @@ static const char *objection(const struct soft_range *range, const struct ibv_pd
 	return soft_range_holds(range, address, length) ? NULL : "RANGE";
 }
 
-/* IBTA 10.6.7.2.4: a window of type 2B is for one queue pair alone.  What is wrong, or NULL. */
+/* Check that a type 2B window belongs to this queue pair (IBTA 10.6.7.2.4). Returns a reason, or
+ * NULL. */
 static const char *window_objection(const struct soft_range *range, const struct soft_qp *qp)
 {
 	if (!range || !range->window)
@@ -105,7 +107,7 @@ const char *soft_local_objection(const struct ibv_pd *pd, const struct ibv_sge *
 		if (wrong)
 			return wrong;
 	}
-	return "PAGES"; /* of one of them */
+	return "PAGES"; /* the pages of one of them are missing */
 }
 
 const struct soft_range *soft_remote_range(const struct soft_qp *qp, const struct ibv_pd *pd,
@@ -140,7 +142,7 @@ static void *at(const struct soft_range *range, uint64_t address, uint64_t lengt
 	if (range->null)
 		return rights & writing ? soft_device.objects->sink : soft_device.objects->nothing;
 	memory = range->memory + (address - range->start);
-	/* The pages need not be there. */
+	/* The pages may be missing. */
 	return range->on_demand && soft_pages_fault(memory, length, rights & writing) ? NULL
 										      : memory;
 }

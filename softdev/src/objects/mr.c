@@ -1,10 +1,10 @@
-/* Memory regions: which memory the device may access, and with which rights.
+/* Memory regions: the memory that the device may access, and the rights.
  *
- * Registering makes sure that the pages are there with the rights asked for, as pinning would: a
- * hole would otherwise be found by a peer's access, too late for an error code.  A region on demand
- * (IBV_ACCESS_ON_DEMAND) is not checked until it is accessed.  A caller that has mapped or
- * allocated the memory itself knows that it has no hole (soft_reg_own_mr): then the
- * pages come with the first access.
+ * Like pinning, registration makes sure that the pages exist with the requested rights. Otherwise a
+ * peer's access would find a hole, too late for an error code. An on-demand region
+ * (IBV_ACCESS_ON_DEMAND) is checked when it is accessed. A caller that has mapped or allocated the
+ * memory itself knows that it has no holes (soft_reg_own_mr); its pages are created by the first
+ * access.
  */
 #include <sys/mman.h>
 
@@ -13,7 +13,7 @@
 #include "trace/trace.h"
 
 enum {
-	/* ibv_reg_mr(3): these are hints, ignored where they mean nothing (bits 20 to 29). */
+	/* Bits 20 to 29 are hints that are ignored if they do not apply (ibv_reg_mr(3)). */
 	OPTIONAL_RIGHTS = 0x3ff00000,
 	RIGHTS = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB |
 		IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_GLOBAL,
@@ -24,7 +24,7 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 	const unsigned needs_local_write = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 
 	*access &= ~(unsigned)OPTIONAL_RIGHTS;
-	/* A promise about storage behind the memory, which the device knows nothing of. */
+	/* A guarantee about storage behind the memory, of which the device knows nothing. */
 	if (*access & IBV_ACCESS_FLUSH_PERSISTENT)
 		return soft_refuse(EOPNOTSUPP, "UNSUPPORTED");
 	if (*access & ~allowed)
@@ -35,7 +35,7 @@ int soft_mr_access(unsigned *access, unsigned allowed)
 		       : 0;
 }
 
-/* Fill in the range, if that can be: 0 or an errno value. */
+/* Fill in the range. Returns 0 or an errno value. */
 static int describe(struct soft_range *range, void *addr, size_t length, uint64_t iova,
 		    unsigned access, bool promised)
 {
@@ -43,13 +43,13 @@ static int describe(struct soft_range *range, void *addr, size_t length, uint64_
 
 	if (rc)
 		return rc;
-	/* The whole address space: ibv_reg_mr(3), "implicit ODP".  Not with huge pages, which are
-	 * for "explicit mode only", and not under other addresses. */
+	/* "Implicit ODP" covers the whole address space (ibv_reg_mr(3)). It excludes huge pages,
+	 * which are for "explicit mode only", and other addresses. */
 	bool implicit = access & IBV_ACCESS_ON_DEMAND && !addr && length == SIZE_MAX;
 
 	if (implicit && (access & IBV_ACCESS_HUGETLB || iova))
 		return soft_refuse_value("ACCESS", "access", access);
-	/* All of the process's memory, on its word: without a right for peers, other than by the
+	/* All memory of the process, at its own risk: without rights for peers, except through
 	 * windows that it binds. */
 	if (promised && length == SIZE_MAX &&
 	    (addr || access & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND)))
@@ -136,12 +136,12 @@ int soft_ibv_dereg_mr(struct ibv_mr *ibv)
 	struct soft_mr *mr = soft_container(ibv, struct soft_mr, ibv);
 
 	soft_lock();
-	/* ibv_import_mr(3): by either of the two, for both. */
+	/* Deregistering either the original or the import ends both (ibv_import_mr(3)). */
 	struct soft_mr *open = mr->imported ? soft_mr_original(mr) : mr->closed ? NULL : mr;
 
 	if (open && open->windows) {
 		soft_unlock();
-		/* ibv_alloc_mw(3): a window is still bound to it */
+		/* a window is still bound to it (ibv_alloc_mw(3)) */
 		return soft_call_result("ibv_dereg_mr", "key", ibv->lkey,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
@@ -183,8 +183,8 @@ static int check_rereg(const struct soft_mr *mr, int flags, const struct ibv_pd 
 		       : 0;
 }
 
-/* The keys stay.  With IBV_REREG_MR_ERR_INPUT the region is as it was, with IBV_REREG_MR_ERR_CMD it
- * opens nothing any more; errno says why. */
+/* Implements ibv_rereg_mr(3) and keeps the keys. After IBV_REREG_MR_ERR_INPUT the region is
+ * unchanged, and after IBV_REREG_MR_ERR_CMD it gives no access. errno contains the reason. */
 int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length,
 		      int access)
 {
@@ -198,7 +198,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 	soft_unlock();
 	bool input = rc;
 
-	if (!rc) /* not under the lock: this may take long */
+	if (!rc) /* without the lock, because this may take long */
 		rc = describe(&range, moved ? addr : ibv->addr, moved ? length : ibv->length,
 			      moved ? (uintptr_t)addr : mr->range.start,
 			      flags & IBV_REREG_MR_CHANGE_ACCESS
@@ -207,7 +207,7 @@ int soft_ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *ad
 			      false);
 	soft_lock();
 	if (!input && mr->windows) {
-		rc = soft_refuse(EBUSY, "IN_USE"); /* bound meanwhile */
+		rc = soft_refuse(EBUSY, "IN_USE"); /* a window was bound in the meantime */
 		input = true;
 	}
 	if (!rc) {

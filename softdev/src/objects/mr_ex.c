@@ -1,5 +1,4 @@
-/* Regions of another kind than a piece of the application's memory, and advice about those that
- * are on demand. */
+/* Regions that are not part of the application's memory, and advice about on-demand regions. */
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,7 +8,7 @@
 
 /* ---- ibv_alloc_null_mr(3) ------------------------------------------------------------------ */
 
-/* No right for a peer: "the MR is not exposed as an rkey". */
+/* Peers get no rights: "the MR is not exposed as an rkey". */
 struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 {
 	const struct soft_mr mr = {
@@ -30,12 +29,12 @@ struct ibv_mr *soft_alloc_null_mr(struct ibv_pd *pd)
 
 /* ---- ibv_reg_dmabuf_mr(3) ------------------------------------------------------------------ */
 
-/* What the file says of its own size; SIZE_MAX if it does not. */
+/* Returns the size that the file reports, or SIZE_MAX. */
 static uint64_t size_of(int fd, const struct stat *status)
 {
 	if (S_ISREG(status->st_mode))
 		return (uint64_t)status->st_size;
-	/* Of a dma-buf this is the size; it has no position that would be changed. */
+	/* For a dma-buf, this is its size; a dma-buf has no position that could change. */
 	off_t end = lseek(fd, 0, SEEK_END);
 
 	return end < 0 ? SIZE_MAX : (uint64_t)end;
@@ -62,8 +61,8 @@ static int check_dmabuf(uint64_t offset, size_t length, uint64_t iova, int fd, u
 	return offset > size || length > size - offset ? soft_refuse(EINVAL, "PAGES") : 0;
 }
 
-/* Any file that can be mapped, above all a dma-buf or a memfd.  The application may close the fd.
- */
+/* Register any file that can be mapped, such as a dma-buf or a memfd. The application may close the
+ * fd. */
 struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 				      uint64_t iova, int fd, int access)
 {
@@ -81,15 +80,15 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 		rc = mr.mapping == MAP_FAILED ? errno : 0;
 	}
 	if (!rc) {
-		mr.ibv.addr = (void *)(uintptr_t)offset; /* as libibverbs does */
+		mr.ibv.addr = (void *)(uintptr_t)offset; /* like libibverbs */
 		mr.range = (struct soft_range){
-			/* The kernel does not copy from the memory of a device. */
+			/* The kernel does not copy from device memory. */
 			.access = rights | (is_file ? SOFT_ACCESS_CMA : 0),
 			.memory = (uint8_t *)mr.mapping + skip,
 			.start = iova,
 			.length = length,
-			/* The file may be truncated.  A buffer of a device stays as it is, and has
-			 * no pages that could be asked for. */
+			/* A file may be truncated. A device's buffer does not change and has no
+			 * pages to request. */
 			.on_demand = is_file,
 		};
 		ibv = soft_mr_register(pd, &mr);
@@ -104,8 +103,8 @@ struct ibv_mr *soft_ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t
 
 /* ---- ibv_advise_mr(3) ---------------------------------------------------------------------- */
 
-/* The memory that an SGE means, NULL if its pages are there already, because the region is not on demand;
- * 0 or an errno value. */
+/* Find the memory of an SGE, or store NULL if its pages exist because the region is not on demand.
+ * Returns 0 or an errno value. */
 static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing, uint8_t **memory)
 {
 	const struct soft_range *range = soft_range_find(sge->lkey);
@@ -123,8 +122,8 @@ static int find(const struct ibv_pd *pd, const struct ibv_sge *sge, bool writing
 	return 0;
 }
 
-/* Missing pages are an error only with IB_UVERBS_ADVISE_MR_FLAG_FLUSH, where the caller waits: else
- * the advice is "best-effort". */
+/* Missing pages are an error only with IB_UVERBS_ADVISE_MR_FLAG_FLUSH, for which the caller waits.
+ * Otherwise the advice is "best-effort". */
 int soft_advise_mr(struct ibv_pd *pd, enum ib_uverbs_advise_mr_advice advice, uint32_t flags,
 		   struct ibv_sge *sg_list, uint32_t num_sges)
 {

@@ -1,10 +1,10 @@
-/* Memory windows: keys to a part of a region, made and ended by work requests (IBTA 10.6.6,
+/* Memory windows: keys for a part of a region, bound and unbound by work requests (IBTA 10.6.6,
  * 10.6.7).
  *
- * A window of type 1 belongs to a domain, gets a new key with every bind and is unbound by a bind
- * of no length.  One of type 2 is bound to a queue pair as well (type 2B), may be bound only while
- * it is not, with a key whose last eight bits the application chooses, and ends by an invalidation,
- * local or of the peer.  What the kernel's rdma_rxe calls each rule by is cited with it.
+ * A type 1 window belongs to a domain, gets a new key with every bind, and is unbound by a bind of
+ * length 0. A type 2B window is also bound to a queue pair. It may only be bound while it is
+ * unbound, with a key whose last eight bits the application chooses, and is unbound by a local or
+ * remote invalidation. Rules are cited by their names in the kernel's rdma_rxe.
  */
 
 #include "objects.h"
@@ -14,14 +14,14 @@ enum {
 	WINDOW_RIGHTS = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED,
 	ACCEPTED = WINDOW_RIGHTS |
-		IBV_ACCESS_LOCAL_WRITE, /* programs pass on what they register with */
-	TAG_MASK = 0xff, /* of a key: what a bind may change */
+		IBV_ACCESS_LOCAL_WRITE, /* programs pass the rights with which they register */
+	TAG_MASK = 0xff, /* bits of a key that a bind may change */
 };
 
 struct soft_mw {
 	struct ibv_mw ibv;
 	struct soft_range range;
-	struct soft_mr *region; /* that it is bound to */
+	struct soft_mr *region; /* the region to which it is bound */
 };
 
 static struct soft_mw *mw_of(struct soft_range *range)
@@ -66,7 +66,7 @@ static void unbind(struct soft_mw *mw)
 	soft_links->revoke_key(mw->range.key);
 }
 
-/* ibv_alloc_mw(3): a bound window is unbound first. */
+/* A bound window is unbound first (ibv_alloc_mw(3)). */
 int soft_dealloc_mw(struct ibv_mw *ibv)
 {
 	struct soft_mw *mw = soft_container(ibv, struct soft_mw, ibv);
@@ -102,7 +102,7 @@ bool soft_bind_prepare(struct soft_send_wqe *send, const struct ibv_send_wr *wr)
 
 int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
-	/* As ibv_inc_rkey does. */
+	/* Same as ibv_inc_rkey. */
 	uint32_t rkey = (mw->rkey & ~(uint32_t)TAG_MASK) | ((mw->rkey + 1) & TAG_MASK);
 	struct ibv_send_wr wr = {
 		.wr_id = bind->wr_id,
@@ -147,7 +147,8 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 	if (!mw || mw->range.pd != soft_pd_root(qp->ibv.pd) ||
 	    (mw->range.key ^ send->rkey) & ~(uint32_t)TAG_MASK)
 		return false; /* C10-72 */
-	/* o10-37.2.30 and o10-37.2.40: not while it is bound, and not to nothing. */
+	/* o10-37.2.30 and o10-37.2.40: a bound window cannot be bound again, and the length must
+	 * not be 0. */
 	if (mw->ibv.type == IBV_MW_TYPE_2 && (mw->range.bound || !bind->length))
 		return false;
 	struct soft_range *range = bind->length ? soft_range_find(bind->region) : NULL;
@@ -176,15 +177,15 @@ bool soft_bind(const struct soft_qp *qp, const struct soft_send_wqe *send)
 	return true;
 }
 
-/* Regions that an application has registered are not to be ended by a work request, only those that
- * one has made (IBTA 10.6.5), which a user's application has no means for. */
+/* A work request must not invalidate a registered region, only one created by a work request (IBTA
+ * 10.6.5), which applications in user space cannot do. */
 const char *soft_invalidate(const struct soft_qp *qp, uint32_t rkey)
 {
 	struct soft_range *range = soft_range_find(rkey);
 	struct soft_mw *mw = mw_of(range);
 
-	/* o10-37.2.26; and it must be this queue pair's (IBTA 10.6.7.2.4), which none of type 1 is,
-	 * nor any of a queue pair that cannot bind: XRC_RECV. */
+	/* Rule o10-37.2.26. The window must belong to this queue pair (IBTA 10.6.7.2.4). This
+	 * excludes type 1 windows, and XRC_RECV queue pairs, which cannot bind. */
 	if (!mw)
 		return range ? "REGION" : "KEY";
 	if (!mw->range.bound)

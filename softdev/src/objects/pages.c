@@ -1,10 +1,10 @@
-/* Pages of the application's memory: are they there, with the right that is needed? */
+/* Checks that pages of the application's memory exist with the required right. */
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "objects.h"
 
-#ifndef MADV_POPULATE_READ /* Linux 5.14; older C libraries do not know it */
+#ifndef MADV_POPULATE_READ /* since Linux 5.14; unknown to older C libraries */
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -30,11 +30,11 @@ int soft_pages_fault(const void *memory, size_t length, bool writable)
 		    writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0)
 		return 0;
 	switch (errno) {
-	case EINVAL: /* a mapping without the right, or a kernel without the call */
+	case EINVAL: /* a mapping without the right, or a kernel that does not support the advice */
 		return soft_pages_can_fault() ? EFAULT : 0;
 	case ENOMEM: /* a hole */
 	case EFAULT: /* beyond the end of a mapped file */
-		return EFAULT; /* as the kernel says when it cannot pin */
+		return EFAULT; /* what the kernel returns if it cannot pin */
 	default:
 		return errno;
 	}

@@ -1,8 +1,8 @@
-/* Protection domains: what belongs together.  A queue pair reaches the memory of its own only.
+/* Protection domains. A queue pair only has access to memory of its own domain.
  *
- * A parent domain (ibv_alloc_parent_domain(3)) is another name for a domain; it may have an
- * allocator for the queues that are made in it (queue_memory.c).  A thread domain would let the
- * device leave out locks; there is one lock here for everything, so it is only kept.
+ * A parent domain (ibv_alloc_parent_domain(3)) is another name for a domain, optionally with an
+ * allocator for queues created in it (queue_memory.c). A thread domain allows a device to omit
+ * locks. This device has a single lock, so thread domains have no effect.
  */
 
 #include "extended.h"
@@ -18,7 +18,7 @@ static struct soft_pd *root_of(struct ibv_pd *pd)
 	return soft_pd_of(pd)->of ? soft_pd_of(pd)->of : soft_pd_of(pd);
 }
 
-/* With the lock. */
+/* Make a domain known to the application. The caller holds the lock. */
 static void publish(struct soft_pd *pd, struct ibv_context *context)
 {
 	pd->ibv = (struct ibv_pd){.context = context, .handle = ++soft_device.objects->handles.pd};
@@ -48,7 +48,7 @@ struct ibv_pd *soft_ibv_alloc_pd(struct ibv_context *context)
 	return create(context, &(struct soft_pd){0}, 0);
 }
 
-/* Imports that nothing uses any more, moved to a list of their own.  With the lock. */
+/* Move imports that are no longer used to another list. The caller holds the lock. */
 static void collect_unimported(struct soft_pd *of, struct soft_node *list)
 {
 	soft_list_each_safe (struct soft_pd, pd, &soft_device.objects->pds, node) {
@@ -82,7 +82,7 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 		soft_context_release(soft_context_of(gone->ibv.context));
 		free(gone);
 	}
-	if (busy) /* ibv_alloc_pd(3): fails while something is still in it */
+	if (busy) /* objects still use it (ibv_alloc_pd(3)) */
 		return soft_call_result("ibv_dealloc_pd", "pd", ibv->handle,
 					soft_refuse(EBUSY, "IN_USE"));
 	soft_context_release(soft_context_of(ibv->context));
@@ -92,8 +92,8 @@ int soft_ibv_dealloc_pd(struct ibv_pd *ibv)
 
 /* ---- parent domains ------------------------------------------------------------------------ */
 
-/* Of newer libraries: memory that a confidential guest shares with a device that needs it so.  This
- * device does not (IBV_DEVICE_CC_DMA_BOUNCE), so that it means nothing. */
+/* A flag of newer libraries: memory that a confidential guest shares with a device that needs it.
+ * This device does not (IBV_DEVICE_CC_DMA_BOUNCE), so the flag has no effect. */
 #define ALLOW_CC_UNPROTECTED_ALLOC (1u << 2)
 
 static int check_parent_domain(const struct ibv_context *context,
@@ -103,8 +103,8 @@ static int check_parent_domain(const struct ibv_context *context,
 			       IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT | ALLOW_CC_UNPROTECTED_ALLOC;
 
 	if (attr->comp_mask & ~known)
-		return EOPNOTSUPP; /* programs that try one go on without it */
-	/* Not one made of another one, nor of another device's. */
+		return EOPNOTSUPP; /* programs that try one continue without it */
+	/* The domain must belong to this device and must not be a parent domain. */
 	if (!attr->pd || attr->pd->context != context || soft_pd_is_parent(attr->pd) ||
 	    (attr->td && attr->td->context != context))
 		return EINVAL;
@@ -161,7 +161,7 @@ struct ibv_pd *soft_ibv_import_pd(struct ibv_context *context, uint32_t pd_handl
 	return soft_made(rc, pd);
 }
 
-/* One in use stays until its original is deallocated. */
+/* An import in use remains until its original is deallocated. */
 void soft_ibv_unimport_pd(struct ibv_pd *ibv)
 {
 	soft_lock();

@@ -1,9 +1,8 @@
-/* The devices; what can happen to them and their ports, and the events that tell contexts:
- * ibv_get_async_event(3).
+/* Devices and ports: their changes, and the events that report these to contexts
+ * (ibv_get_async_event(3)).
  *
- * A change of the host's addresses happens by itself, and so does a port that is down with its network
- * interface.  Everything else is brought about by tests (aiordma_embedded_raise), and really happens: more
- * than the event.
+ * The host's addresses may change, and a port goes down with its network interface. Tests cause all
+ * other changes (aiordma_embedded_raise), which have their full effect in addition to the event.
  */
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -29,7 +28,8 @@ static bool take_interface(struct soft_hca *hca, const char *name, size_t length
 	return if_nametoindex(hca->interface) != 0;
 }
 
-/* How many the environment wants, or for which interfaces; 0: what it says is wrong. */
+/* Returns the number of devices that the environment requests, and stores their interfaces. Returns
+ * 0 if it is invalid. */
 static int wanted(const char *text)
 {
 	struct soft_hca *hcas = soft_device.objects->hcas;
@@ -58,7 +58,7 @@ static void make_hca(int number)
 
 	hca->device.node_type = IBV_NODE_CA;
 	hca->device.transport_type = IBV_TRANSPORT_IB;
-	/* There is no node and no sysfs path: see preload/public.c. */
+	/* The device has no node and no sysfs path (see preload/public.c). */
 	snprintf(hca->device.name, sizeof(hca->device.name), "embedded%d", number);
 	memcpy(hca->device.dev_name, hca->device.name, sizeof(hca->device.name));
 	hca->port = 1u << number;
@@ -86,7 +86,7 @@ struct soft_hca *soft_hca_at(int number)
 	return &soft_device.objects->hcas[number < soft_hca_count() ? number : 0];
 }
 
-/* Each of them, by name. */
+/* Iterate over all devices. */
 #define EACH_HCA(it)                                                                               \
 	for (struct soft_hca *it = soft_hca_at(0);                                                 \
 	     it < soft_device.objects->hcas + soft_hca_count(); it++)
@@ -94,7 +94,7 @@ struct soft_hca *soft_hca_at(int number)
 static int start(void)
 {
 	if (soft_device.objects->hcas_wrong)
-		soft_device.objects->hca_count = 0; /* ask again */
+		soft_device.objects->hca_count = 0; /* read the environment again */
 	soft_hca_count();
 	if (!soft_device.objects->hcas_wrong)
 		return 0;
@@ -112,7 +112,7 @@ static void tell(struct soft_hca *hca, enum ibv_event_type type)
 		soft_async_event(context, &event);
 }
 
-/* Every queue pair of every context. */
+/* Call a function for every queue pair of every context. */
 static void for_queue_pairs(struct soft_hca *hca, void (*what)(struct soft_qp *qp))
 {
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)
@@ -138,7 +138,7 @@ static void stall(struct soft_qp *qp)
 		soft_qp_stall(qp);
 }
 
-/* What belongs to no port in particular is silent while all are down. */
+/* Traffic that is not bound to a port stops only when all ports are down. */
 static void set_down(uint32_t ports)
 {
 	const uint32_t all = (1u << soft_hca_count()) - 1;
@@ -147,8 +147,8 @@ static void set_down(uint32_t ports)
 	soft_watches_silence(ports == all ? SOFT_ANY_PORT : ports);
 }
 
-/* Nothing is taken in, nothing goes out.  Reliable queue pairs try for as long as their attributes
- * say, and so do their peers. */
+/* Take a port down: it neither sends nor receives. Reliable queue pairs and their peers retry for
+ * as long as their attributes allow. */
 static void go_down(struct soft_hca *hca)
 {
 	if (soft_ports_down & hca->port)
@@ -170,7 +170,8 @@ static void go_up(struct soft_hca *hca)
 
 /* ---- the host's addresses, which are the ports' GIDs ----------------------------------------- */
 
-/* Is there no carrier, or no such interface?  For want of descriptors that is not known. */
+/* Returns whether the interface does not exist or has no carrier. Returns false if this cannot be
+ * determined for lack of descriptors. */
 static bool is_cut(const struct soft_hca *hca)
 {
 	struct ifreq request = {0};
@@ -184,7 +185,7 @@ static bool is_cut(const struct soft_hca *hca)
 	return cut;
 }
 
-/* Not before that changes, for tests take a port down and up as well. */
+/* Only act on changes, because tests set the port state as well. */
 static void follow_interface(struct soft_hca *hca)
 {
 	const bool cut = hca->interface[0] && is_cut(hca);
@@ -198,7 +199,7 @@ static void follow_interface(struct soft_hca *hca)
 		go_up(hca);
 }
 
-/* The addresses of the host or its interfaces have changed, or may have. */
+/* Read addresses and interfaces, which may have changed. */
 static void read_addresses(void)
 {
 	EACH_HCA (hca) {
@@ -212,14 +213,14 @@ static void read_addresses(void)
 
 static void addresses_changed(struct soft_fd_watch *watch)
 {
-	/* What exactly has changed is read from the source itself; that messages have been lost
-	 * (ENOBUFS) is news of the same kind. */
+	/* The contents of the messages do not matter, because all addresses are read again. Lost
+	 * messages (ENOBUFS) are reported in the same way. */
 	while (recv(watch->fd, soft_scratch()->input, SOFT_STAGING_SIZE, MSG_DONTWAIT) > 0)
 		;
 	read_addresses();
 }
 
-/* rtnetlink(7) says when they change. */
+/* Watch for changes of the addresses with rtnetlink(7). */
 static void watch_addresses(void)
 {
 	struct sockaddr_nl address = {
@@ -230,7 +231,7 @@ static void watch_addresses(void)
 
 	if (watch->watched || soft_device.platform->network)
 		return;
-	/* Where that is not allowed, the table is read again with every device that is opened. */
+	/* If this is not allowed, the table is read again whenever a device is opened. */
 	watch->fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE);
 	watch->ready = addresses_changed;
 	if (watch->fd >= 0 && (bind(watch->fd, (struct sockaddr *)&address, sizeof(address)) ||
@@ -298,7 +299,8 @@ const struct soft_subsystem soft_port_subsystem = {
 
 static void fail(struct soft_hca *hca)
 {
-	/* rdma_get_cm_event(3), before their queue pairs fail */
+	/* connection manager ids are notified before their queue pairs fail
+	 * (rdma_get_cm_event(3)) */
 	soft_engine_port_changed(SOFT_PORT_FATAL, hca->port);
 	for_queue_pairs(hca, soft_qp_error);
 	soft_list_each (struct soft_context, context, &hca->contexts, of_hca)

@@ -1,11 +1,11 @@
-/* Posting: work requests into the rings, in the caller's thread.
+/* Posting: adds work requests to the rings in the caller's thread.
  *
- * What a program can get wrong in the call itself (state, room, counts, an operation that does not
- * exist) is refused here with an errno value and *bad_wr.  What only turns out when the request is
- * carried out (keys, bounds, the peer's answer) is the status of its completion.
+ * Mistakes in the call itself (state, room, counts, an unknown operation) are refused with an errno
+ * value and *bad_wr. Errors that occur during execution (keys, bounds, the peer's response) are
+ * reported in the completion.
  *
- * Sending begins before the call returns: the chain is put into the ring, and giving the lock back
- * (soft_unlock) gives it to the path, all requests together.
+ * Sending starts before the call returns: the chain is added to the ring, and releasing the lock
+ * (soft_unlock) passes all requests to the path together.
  */
 
 #include "objects.h"
@@ -27,14 +27,14 @@ static enum soft_refusal check_opcode(const struct soft_qp *qp, const struct ibv
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		/* What is answered needs a reliable connection; the SGEs are written to, so they
-		 * cannot be inline: ibv_post_send(3). */
+		/* Requests with a response need a reliable connection. Their SGEs are written to,
+		 * so they cannot be inline (ibv_post_send(3)). */
 		if (wr->send_flags & IBV_SEND_INLINE)
 			return SOFT_REFUSED_FLAGS;
 		__attribute__((fallthrough));
 	case IBV_WR_ATOMIC_WRITE:
 		return soft_qp_is_requester(qp) ? SOFT_TAKEN : SOFT_REFUSED_OPCODE;
-	case IBV_WR_FLUSH: /* struct ibv_send_wr has no place for it: ibv_wr_flush builds it */
+	case IBV_WR_FLUSH: /* struct ibv_send_wr has no fields for it; ibv_wr_flush builds it */
 		return built ? SOFT_TAKEN : SOFT_REFUSED_UNSUPPORTED;
 	case IBV_WR_TSO:
 	case IBV_WR_DRIVER1:
@@ -52,24 +52,24 @@ static uint64_t length_of(const struct ibv_sge *sges, int count)
 	return length;
 }
 
-/* IBTA 10.2.2.2: the address handle must be of the queue pair's own protection domain. */
+/* The address handle must belong to the queue pair's protection domain (IBTA 10.2.2.2). */
 static bool has_destination(const struct soft_qp *qp, const struct ibv_send_wr *wr)
 {
 	return wr->wr.ud.ah && soft_pd_root(wr->wr.ud.ah->pd) == soft_pd_root(qp->ibv.pd) &&
 	       wr->wr.ud.remote_qpn <= SOFT_PSN_MASK;
 }
 
-/* The word of an atomic write has its place, whatever the queue pair was made for. */
+/* Returns the maximum size of inline data. The word of an atomic write always fits. */
 static uint32_t inline_room(const struct soft_qp *qp, enum ibv_wr_opcode opcode)
 {
 	return opcode == IBV_WR_ATOMIC_WRITE ? SOFT_ATOMIC_WORD : qp->cap.max_inline_data;
 }
 
-/* What the call itself refuses.  `built` by the wr_* calls. */
+/* Check a request. `built` means that the wr_* calls have built it. */
 static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_send_wr *wr,
 				    bool built, bool local, int num_sge)
 {
-	/* The SGE is the batch's own, in which the data is by value, and none of the program's. */
+	/* The SGE belongs to the batch, which contains the data by value. */
 	bool by_value = built && wr->send_flags & IBV_SEND_INLINE;
 	enum soft_refusal refusal = check_opcode(qp, wr, built);
 
@@ -88,7 +88,7 @@ static enum soft_refusal check_send(const struct soft_qp *qp, const struct ibv_s
 	return qp->sq.tail - qp->sq.oldest >= qp->cap.max_send_wr ? SOFT_REFUSED_FULL : SOFT_TAKEN;
 }
 
-/* The members that belong to the opcode.  A FLUSH replaces the length. */
+/* Fill in the members that depend on the opcode. A FLUSH replaces the length. */
 static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct ibv_send_wr *wr,
 					uint64_t *length)
 {
@@ -99,7 +99,7 @@ static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct
 		send->rkey = wr->wr.atomic.rkey;
 		soft_put64(send->arguments, wr->wr.atomic.compare_add);
 		soft_put64(send->arguments + 8, wr->wr.atomic.swap);
-		/* IBTA 9.4.5: an atomic moves exactly 64 bits. */
+		/* An atomic operates on exactly 64 bits (IBTA 9.4.5). */
 		if (*length != SOFT_ATOMIC_RESULT)
 			send->status = IBV_WC_LOC_LEN_ERR;
 		return SOFT_TAKEN;
@@ -115,7 +115,7 @@ static enum soft_refusal fill_operation(struct soft_send_wqe *send, const struct
 		send->remote_address = wr->wr.rdma.remote_addr;
 		send->rkey = wr->wr.rdma.rkey;
 		return SOFT_TAKEN;
-	case IBV_WR_FLUSH: /* as wr_flush has packed it */
+	case IBV_WR_FLUSH: /* as packed by wr_flush */
 		send->remote_address = wr->wr.atomic.remote_addr;
 		send->rkey = wr->wr.atomic.rkey;
 		send->flush = (uint8_t)wr->wr.atomic.swap;
@@ -147,7 +147,8 @@ static void fill_destination(struct soft_qp *qp, struct soft_send_wqe *send,
 		};
 }
 
-/* Inline data now, since the program may reuse its memory at once; of other data only the SGEs. */
+/* Copy inline data now, because the program may reuse its memory immediately. Of other data, copy
+ * the SGEs. */
 static void copy_data(struct soft_qp *qp, struct soft_send_wqe *send, const struct ibv_send_wr *wr,
 		      int num_sge)
 {
@@ -203,14 +204,14 @@ static enum soft_refusal post_one_send(struct soft_qp *qp, const struct ibv_send
 	return SOFT_TAKEN;
 }
 
-/* Posts the requests up to the first that is refused, which is then in *bad_wr. */
+/* Post requests up to the first one that is refused, to which *bad_wr points then. */
 static enum soft_refusal post_chain(struct soft_qp *qp, struct ibv_send_wr *wr,
 				    struct ibv_send_wr **bad_wr, bool built)
 {
 	enum soft_refusal refusal = SOFT_TAKEN;
 
-	/* IBTA 10.3.1: RESET, INIT and RTR refuse; SQD keeps the request for later; SQE and ERR
-	 * take it and complete it flushed.  The receiving side of XRC has no send queue. */
+	/* RESET, INIT and RTR refuse requests. SQD keeps them for later, and SQE and ERR flush them
+	 * (IBTA 10.3.1). The receiving side of XRC has no send queue. */
 	if (qp->xrcd)
 		refusal = SOFT_REFUSED_NO_QUEUE;
 	else if (qp->ibv.state < IBV_QPS_RTS)
@@ -249,7 +250,7 @@ enum soft_refusal soft_post_batch(struct soft_qp *qp, struct ibv_send_wr *wr,
 	uint32_t tail = qp->sq.tail, psn = qp->sq.psn;
 	enum soft_refusal refusal = post_chain(qp, wr, bad_wr, true);
 
-	if (refusal) { /* nothing of it has been looked at yet */
+	if (refusal) { /* no request has been checked yet */
 		qp->sq.tail = tail;
 		qp->sq.psn = psn;
 	} else {
@@ -265,8 +266,8 @@ int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_w
 
 	soft_lock();
 	uint32_t tail = qp->rq.tail;
-	/* IBTA 10.3.1.1; 10.2.9: with a shared receive queue there is no queue of its own, nor on
-	 * either side of XRC. */
+	/* Receives are refused in RESET (IBTA 10.3.1.1). A queue pair with a shared receive queue,
+	 * and both sides of XRC, have no receive queue of their own (10.2.9). */
 	enum soft_refusal refusal = ibv->srq || soft_is_xrc(ibv->qp_type) ? SOFT_REFUSED_NO_QUEUE
 				    : ibv->state == IBV_QPS_RESET
 					    ? SOFT_REFUSED_STATE

@@ -1,8 +1,8 @@
-/* Queue pairs: their life, and the state machine (IBTA vol 1, 10.3.1).
+/* Queue pairs: creation, destruction, and the state machine (IBTA vol 1, 10.3.1).
  *
- * Which transitions exist, and which attributes each must and may have, is the table in
- * abi/qp_states.h, the same that Python explains errors with.  Here are the values' limits and what a
- * transition does.
+ * The table in abi/qp_states.h lists the transitions with their required and optional attributes;
+ * Python uses the same table to explain errors. This file checks the values and executes the
+ * transitions.
  */
 
 #include "extended.h"
@@ -21,8 +21,8 @@ void soft_qp_event(struct soft_qp *qp, enum ibv_event_type type)
 
 /* ---- create and destroy -------------------------------------------------------------------- */
 
-/* The attributes without those that are ignored: with a shared receive queue, the receives' own
- * limits (ibv_create_qp(3)); with XRC, those of the queues that the side does not have. */
+/* Returns the attributes without those that are ignored: the limits of receives if there is a
+ * shared receive queue (ibv_create_qp(3)), and those of queues that a side of XRC does not have. */
 static struct ibv_qp_init_attr relevant(const struct ibv_qp_init_attr *attr)
 {
 	struct ibv_qp_init_attr own = *attr;
@@ -83,7 +83,7 @@ static int check_create(const struct ibv_context *context, const struct ibv_pd *
 	return soft_check_limits(limits, sizeof(limits) / sizeof(limits[0]));
 }
 
-/* Counts the queue pair (1, or -1 at its end) among the users of each object that it needs. */
+/* Add `change` (1 or -1) to the user counts of the objects that the queue pair needs. */
 static void count_in(const struct soft_qp *qp, int change)
 {
 	const struct ibv_qp *ibv = &qp->ibv;
@@ -108,8 +108,8 @@ static void rnr_expired(struct soft_timer *timer)
 	soft_qp_kick(qp);
 }
 
-/* The peer could not be reached in time: as if every retry had gone unanswered (IBTA 9.7.6.1.3), or
- * without acknowledgements, as if what was sent had got lost. */
+/* The peer could not be reached in time. Fail as if all retries had been unanswered (IBTA
+ * 9.7.6.1.3); without acknowledgements, complete as if everything sent had been lost. */
 static void reach_expired(struct soft_timer *timer)
 {
 	struct soft_qp *qp = soft_container(timer, struct soft_qp, reach_timer);
@@ -122,13 +122,14 @@ static void reach_expired(struct soft_timer *timer)
 	} else if (qp->sq.oldest != qp->sq.tail) {
 		soft_send_fail(qp, IBV_WC_RETRY_EXC_ERR);
 	} else if (qp->link && qp->link->state == SOFT_LINK_UP && soft_port_is_down(qp)) {
-		/* By now the peer has given up what it sent: let it know, for it cannot know. */
+		/* The peer has already given up on its requests but cannot know about the failure
+		 * here, so notify it. */
 		soft_links->close(qp);
 	}
 }
 
-/* ibv_create_qp(3): at least what was asked for.  As with cards, in whose work requests inline data
- * takes the place of the SGEs; rdma_xclient(1) counts on that. */
+/* Returns at least the requested size (ibv_create_qp(3)). As on cards, inline data replaces the
+ * SGEs in work requests; rdma_xclient(1) relies on this. */
 static uint32_t inline_room(const struct ibv_qp_cap *cap)
 {
 	uint32_t list = cap->max_send_sge * (uint32_t)sizeof(struct ibv_sge);
@@ -195,7 +196,7 @@ struct ibv_qp *soft_qp_create(struct ibv_context *context, struct ibv_pd *pd,
 	if (rc)
 		soft_queues_destroy(qp);
 	else
-		attr->cap = qp->cap; /* ibv_create_qp(3): what was granted */
+		attr->cap = qp->cap; /* the granted values (ibv_create_qp(3)) */
 	return soft_made(rc, qp);
 }
 
@@ -207,7 +208,7 @@ int soft_ibv_destroy_qp(struct ibv_qp *ibv)
 	soft_lock();
 	if (!soft_list_empty(&qp->attachments)) {
 		soft_unlock();
-		/* ibv_destroy_qp(3): attached to a multicast group */
+		/* attached to a multicast group (ibv_destroy_qp(3)) */
 		return soft_call_result("ibv_destroy_qp", "qp_num", ibv->qp_num,
 					soft_refuse(EBUSY, "IN_USE"));
 	}
@@ -254,13 +255,12 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	soft_assert_locked();
 	qp->link_down = NULL;
 	stop_timers(qp);
-	set_state(qp, IBV_QPS_RESET); /* first: nothing of what follows completes any more */
+	set_state(qp, IBV_QPS_RESET); /* first, so that nothing below generates a completion */
 	soft_links->revoke_requests(qp);
 	soft_links->leave(qp);
 	soft_queues_reset(qp);
-	/* What it has completed is taken back too, as cards do: the number may soon be another
-	 * queue pair's, or the same one's in a new life.  Not at the shared queues of XRC, whose
-	 * receives would be lost. */
+	/* Remove its completions, as cards do, because the number may soon be reused. Completions
+	 * in the shared queues of XRC remain, because their receives would be lost. */
 	if (qp->ibv.send_cq)
 		soft_cq_forget(soft_cq_of(qp->ibv.send_cq), qp->ibv.qp_num);
 	if (qp->ibv.recv_cq)
@@ -270,7 +270,7 @@ void soft_qp_enter_reset(struct soft_qp *qp)
 	qp->communicated = qp->draining = false;
 }
 
-/* The send queue is drained, or has failed meanwhile, which the event tells as well. */
+/* The send queue has drained, or has failed, which the event reports as well. */
 static void end_draining(struct soft_qp *qp)
 {
 	if (qp->draining && qp->attr.en_sqd_async_notify)
@@ -287,15 +287,15 @@ void soft_qp_error(struct soft_qp *qp)
 	stop_timers(qp);
 	soft_flush(qp);
 	end_draining(qp);
-	/* IBTA 11.6.3.1: it will take no receive from its shared queue any more, so that the
-	 * application may destroy it without losing one. */
+	/* The queue pair takes no more receives from its shared receive queue, so that the
+	 * application may destroy it without losing one (IBTA 11.6.3.1). */
 	if (qp->ibv.srq)
 		soft_qp_event(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 	soft_links->close(qp);
 }
 
-/* A request of a UC or UD queue pair cannot be carried out: its send queue alone is in error, what
- * comes in is received as before (IBTA 10.3.1.6). */
+/* A request of a UC or UD queue pair has failed. Only its send queue is in error; messages are
+ * still received (IBTA 10.3.1.6). */
 void soft_qp_send_error(struct soft_qp *qp)
 {
 	set_state(qp, IBV_QPS_SQE);
@@ -306,15 +306,15 @@ void soft_qp_send_error(struct soft_qp *qp)
 
 void soft_qp_check_drained(struct soft_qp *qp)
 {
-	/* IBTA 10.3.1.5: SQD is drained when what had begun is complete. */
+	/* SQD has drained when all requests that had begun are complete (IBTA 10.3.1.5). */
 	if (!qp->draining || qp->ibv.state != IBV_QPS_SQD || qp->sq.oldest != qp->sq.next ||
 	    soft_oldest_has_begun(qp))
 		return;
 	end_draining(qp);
 }
 
-/* How long connecting may take: on this host, and to another one, where the first packets may get
- * lost and TCP retransmits them after 1, 3 and 7 s. */
+/* Time limits for connecting on this host, and to another host, where the first packets may be lost
+ * and TCP retransmits them after 1, 3 and 7 s. */
 #define CONNECTING_NS 500000000u
 #define CONNECTING_ELSEWHERE_NS 5000000000u
 
@@ -333,8 +333,8 @@ static uint64_t connecting_time(const struct soft_qp *qp)
 								     : CONNECTING_ELSEWHERE_NS;
 }
 
-/* 4.096 us * 2^timeout for the first try and for each of the others (IBTA 9.7.6.1.3), but at least
- * `least_ns`, and at most a minute.  0 is "for ever"; UC has no timeout. */
+/* Start the timer for giving up: 4.096 us * 2^timeout for each attempt (IBTA 9.7.6.1.3), at least
+ * `least_ns` and at most a minute. A timeout of 0 means forever. UC has no timeout. */
 static void give_up_later(struct soft_qp *qp, uint64_t least_ns)
 {
 	const uint64_t most_ns = 60000000000u;
@@ -358,10 +358,10 @@ void soft_qp_kick(struct soft_qp *qp)
 		return;
 	}
 	if (qp->ibv.state == IBV_QPS_SQD && qp->link && soft_oldest_has_begun(qp))
-		soft_qp_link_output(qp->link); /* what has begun is brought to its end */
+		soft_qp_link_output(qp->link); /* complete what has begun */
 	if (qp->ibv.state != IBV_QPS_RTS)
 		return;
-	soft_send_settle(qp); /* what is local needs no stream */
+	soft_send_settle(qp); /* local requests need no stream */
 	if (qp->ibv.state != IBV_QPS_RTS || qp->sq.oldest == qp->sq.tail)
 		return;
 	if (soft_qp_is_ud(qp))
@@ -370,7 +370,9 @@ void soft_qp_kick(struct soft_qp *qp)
 		soft_qp_link_output(qp->link);
 	else if (soft_qp_is_uc(qp) && (qp->no_peer || qp->stream_lost))
 		qp->transport->lose(qp);
-	else if (!qp->link || qp->link->state != SOFT_LINK_SELECTING) /* which has a peer already */
+	else if (!qp->link ||
+		 qp->link->state !=
+			 SOFT_LINK_SELECTING) /* while selecting, the link already has a peer */
 		give_up_later(qp, qp->stream_lost ? 0 : connecting_time(qp));
 }
 
@@ -387,7 +389,8 @@ void soft_qp_end_with_peer(struct ibv_qp *ibv)
 	soft_unlock();
 }
 
-/* The peer or the path to it is gone, and it is not that one of the two sides broke off. */
+/* Returns whether the error means that the peer or the path is gone, rather than that one side
+ * broke the connection. */
 static bool is_silence(int error)
 {
 	switch (error) {
@@ -412,8 +415,8 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 	qp->link_down = NULL;
 	if (soft_qp_is_uc(qp) && !qp->stream_from_cm) {
-		/* No event (IBTA 9.8.2): what is sent meanwhile is lost, and the link may be made
-		 * again later. */
+		/* There is no event (IBTA 9.8.2). Messages sent in the meantime are lost, and the
+		 * link may be established again later. */
 		qp->no_peer = true;
 		if (alive) {
 			soft_links->again(qp);
@@ -432,13 +435,13 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 			soft_qp_event(qp, IBV_EVENT_QP_FATAL);
 		if (ends && !outstanding)
 			soft_qp_error(qp);
-		else if (ends || (outstanding && error == ETIMEDOUT)) /* that was its time */
+		else if (ends || (outstanding && error == ETIMEDOUT)) /* the retry time is over */
 			soft_send_fail(qp, error == EPROTO ? IBV_WC_BAD_RESP_ERR
 							   : IBV_WC_RETRY_EXC_ERR);
-		/* A peer that has destroyed its queue pair, or whose process has ended, is silent:
-		 * this queue pair stays as it is, and its requests find out when their time is over
-		 * (IBTA 9.7.6.1.3).  Frames that the peer sent on other streams before are taken in
-		 * meanwhile. */
+		/* A peer that has destroyed its queue pair, or whose process has ended, is silent.
+		 * This queue pair stays in its state, and its requests fail when their retry time
+		 * is over (IBTA 9.7.6.1.3). Frames that the peer sent earlier on other streams are
+		 * handled in the meantime. */
 		else if (outstanding)
 			give_up_later(qp, 0);
 	}
@@ -448,8 +451,8 @@ void soft_qp_link_gone(struct soft_qp *qp, int error)
 
 /* ---- modify -------------------------------------------------------------------------------- */
 
-/* Check that the mask has all that abi/qp_states.h requires of this step, and no more than it allows.
- * Returns 0 or EINVAL. */
+/* Check that the mask contains all attributes that abi/qp_states.h requires for this transition,
+ * and only allowed ones. Returns 0 or EINVAL. */
 static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t mask)
 {
 	static const struct step {
@@ -461,7 +464,7 @@ static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t m
 #include "abi/qp_states.h"
 #undef QP_STEP
 	};
-	static const struct step end = {0}; /* to RESET and ERR */
+	static const struct step end = {0}; /* transition to RESET or ERR */
 	const struct step *step = NULL;
 	enum ibv_qp_state from = qp->ibv.state;
 
@@ -479,13 +482,13 @@ static int check_step(const struct soft_qp *qp, enum ibv_qp_state to, uint32_t m
 	return mask ? soft_refuse_attributes("MASK_UNEXPECTED", mask) : 0;
 }
 
-/* ibv_modify_qp(3): what each attribute can be. */
+/* Check the values of the attributes (ibv_modify_qp(3)). */
 static int check_values(struct soft_hca *hca, const struct ibv_qp_attr *attr, int mask,
 			bool has_route)
 {
 	struct soft_gid own;
-	/* Those of regions as well, which mean nothing here: programs pass on what they register
-	 * with. */
+	/* Includes rights that only apply to regions, because programs pass the rights with which
+	 * they register. */
 	const unsigned rights = SOFT_RIGHTS | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED |
 				IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB |
 				IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT |
@@ -555,15 +558,15 @@ static void apply(struct ibv_qp_attr *own, const struct ibv_qp_attr *attr, int m
 }
 #undef TAKE
 
-/* The requesting side of XRC receives nothing, and what it tells its peer of itself when it connects
- * is the PSN of its first request, which it does not know before RTS. */
+/* Returns whether the queue pair connects in RTS. The requesting side of XRC receives nothing, and
+ * it has to tell its peer the PSN of its first request, which is unknown before RTS. */
 static bool begins_late(const struct soft_qp *qp)
 {
 	return qp->ibv.qp_type == IBV_QPT_XRC_SEND;
 }
 
-/* Without the attributes of the side of XRC that this is not: the kernel ignores those, and programs
- * give them. */
+/* Returns the mask without attributes of the other side of XRC. The kernel ignores them, and
+ * programs set them. */
 static int relevant_mask(enum ibv_qp_type type, int mask)
 {
 	switch (type) {
@@ -576,7 +579,7 @@ static int relevant_mask(enum ibv_qp_type type, int mask)
 	}
 }
 
-/* The queue pair has come to its state from another one, to which it goes back if it gets no link. */
+/* Create the link after a transition, and return to the state `from` if that fails. */
 static int begin_link(struct soft_qp *qp, enum ibv_qp_state from)
 {
 	int rc = soft_links->begin(qp);
@@ -682,7 +685,7 @@ int soft_ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int attr_mas
 	return rc;
 }
 
-/* All of it, whatever the mask asks for, which ibv_query_qp(3) allows. */
+/* Returns all attributes regardless of the mask, as ibv_query_qp(3) allows. */
 int soft_ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int attr_mask,
 		      struct ibv_qp_init_attr *init_attr)
 {

@@ -1,9 +1,9 @@
-/* Queue pairs made by ibv_create_qp_ex(3). */
+/* Queue pairs created by ibv_create_qp_ex(3). */
 
 #include "extended.h"
 #include "trace/trace.h"
 
-/* ibv_wr_post(3), "QP Type Supported", as far as the operations are there. */
+/* Returns the supported operations of a queue pair type (ibv_wr_post(3), "QP Type Supported"). */
 static uint64_t operations_of(enum ibv_qp_type type)
 {
 	const uint64_t send = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
@@ -33,7 +33,7 @@ static uint32_t flags_of(const struct ibv_qp_init_attr_ex *attr)
 	return attr->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS ? attr->create_flags : 0;
 }
 
-/* XRC_RECV is made in a domain of XRC, all others in a protection domain. */
+/* XRC_RECV queue pairs belong to an XRC domain, and all others to a protection domain. */
 static int check_domain(const struct ibv_context *context, const struct ibv_qp_init_attr_ex *attr)
 {
 	const uint32_t domains = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
@@ -108,7 +108,7 @@ struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init
 	return ibv;
 }
 
-/* Only of a queue pair that was made with IBV_QP_INIT_ATTR_SEND_OPS_FLAGS. */
+/* Returns NULL for a queue pair created without IBV_QP_INIT_ATTR_SEND_OPS_FLAGS. */
 struct ibv_qp_ex *soft_ibv_qp_to_qp_ex(struct ibv_qp *ibv)
 {
 	struct soft_qp *qp = soft_qp_of(ibv);

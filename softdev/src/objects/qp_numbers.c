@@ -1,18 +1,18 @@
-/* Queue pair numbers, and what they say: the upper bits the process, the lower ones the queue pair.
+/* Queue pair numbers: the upper bits identify the process, and the lower bits the queue pair.
  *
- * RoCE finds a queue pair by its GID and its number.  The GID names the host; so that the number
- * names the process on it, its upper 10 bits choose one of 1,000 ports, of which each process has
- * one (listener.c).  The lower 14 are random within the process.
+ * RoCE identifies a queue pair by its GID and number. The GID identifies the host. The upper 10
+ * bits of the number select one of 1,000 ports, of which each process has one (listener.c). The
+ * lower 14 bits are random within the process.
  *
- * The number of a queue pair that was destroyed is not given again before many others have been:
- * what was sent to it, or an application that still has its address, shall not find another one.
+ * The number of a destroyed queue pair is not reused until many others have been released, so that
+ * packets to it, or an application that still has its address, do not reach another queue pair.
  */
 
 #include "objects.h"
 
 enum { LOCAL_NUMBERS = 1 << SOFT_QPN_LOCAL_BITS };
 
-/* So there are always as many to choose from as rest. */
+/* At least as many numbers are free as are waiting to be reused. */
 _Static_assert(SOFT_MAX_QP + 2 * SOFT_QPN_RESTING <= LOCAL_NUMBERS, "numbers run out");
 
 struct soft_qp *soft_qp_find(uint32_t qp_num)
@@ -21,7 +21,7 @@ struct soft_qp *soft_qp_find(uint32_t qp_num)
 	return soft_table_find(&soft_device.objects->qps, qp_num);
 }
 
-/* 0 and 1 are the special queue pairs (IBTA 3.5.10). */
+/* 0 and 1 are special queue pairs (IBTA 3.5.10). */
 static bool may_be_given(uint32_t number)
 {
 	if (number < 2 || soft_table_find(&soft_device.objects->qps, number))

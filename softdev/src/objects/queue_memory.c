@@ -1,17 +1,17 @@
-/* The memory of the device's queues: from the allocator of a parent domain that has one
- * (ibv_alloc_parent_domain(3)), else from the C library.
+/* Memory of the device's queues, from a parent domain's allocator (ibv_alloc_parent_domain(3)) or
+ * the C library.
  *
- * The allocator may decline a block (IBV_ALLOCATOR_USE_DEFAULT), so each block begins with what it
- * takes to free it.
+ * The allocator may decline a block (IBV_ALLOCATOR_USE_DEFAULT), so each block begins with the
+ * information needed to free it.
  */
 
 #include "objects.h"
 
-/* A cache line: the ring in an allocator's block should begin one. */
+/* a cache line, so that the ring in an allocator's block begins one */
 enum { ALIGNMENT = 64 };
 
 struct block {
-	struct soft_pd *from; /* or NULL: the C library */
+	struct soft_pd *from; /* NULL for the C library */
 	uint64_t resource_type;
 };
 
@@ -31,17 +31,18 @@ void *soft_queue_alloc(struct ibv_pd *ibv, size_t count, size_t size, enum soft_
 	size_t length = sizeof(struct block) + count * size;
 	struct block *block = declined;
 
-	/* The upper half, the number of the driver, is RDMA_DRIVER_UNKNOWN. */
+	/* The upper half, the driver's number, is RDMA_DRIVER_UNKNOWN. */
 	if (pd && pd->alloc)
 		block = pd->alloc(ibv, pd->pd_context, length, ALIGNMENT, resource);
 	if (block == declined) {
-		/* An empty queue is within its block too: leak sanitizers look for such pointers. */
+		/* A queue without slots also points into its block, because leak sanitizers look
+		 * for such pointers. */
 		block = calloc(1, length + 1);
 		return block ? block + 1 : NULL;
 	}
 	if (!block)
 		return NULL;
-	/* The allocator's duty, but the device would trust what is there. */
+	/* The allocator should have done this, but the device would trust the contents. */
 	memset(block, 0, length);
 	*block = (struct block){.from = pd, .resource_type = resource};
 	count_block(pd, 1);

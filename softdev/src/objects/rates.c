@@ -1,8 +1,9 @@
-/* What an enum ibv_rate stands for: ibv_rate_to_mult(3), ibv_rate_to_mbps(3). */
+/* Values of enum ibv_rate: ibv_rate_to_mult(3), ibv_rate_to_mbps(3). */
 #include "softdev.h"
 
-/* IBTA table 75 (static rates).  A lane's signalling is 2.5 Gb/s times something at first; from FDR
- * on it is not, and the faster ones (with 64b/66b coding) give their data rate.  0: no multiple. */
+/* Static rates (IBTA table 75). Up to QDR, the signalling rate of a lane is a multiple of 2.5 Gb/s.
+ * From FDR on it is not, and faster links (with 64b/66b coding) are named by their data rate. A
+ * mult of 0 means that there is no multiple. */
 static const struct rate {
 	enum ibv_rate rate;
 	int mult;
@@ -22,7 +23,7 @@ static const struct rate {
 	{IBV_RATE_1200_GBPS, 480, 1275000},
 };
 
-/* The first rate that is like that. */
+/* Return a member of the first rate that meets a condition. */
 #define FIND(condition, found, otherwise)                                                          \
 	for (const struct rate *it = rates; it < rates + sizeof(rates) / sizeof(*rates); it++)     \
 		if (condition)                                                                     \

@@ -1,4 +1,4 @@
-/* From a list of SGEs and an offset to memory, with every key checked again for every chunk. */
+/* Converts a list of SGEs and an offset to memory, checking every key again for every chunk. */
 #include <sys/uio.h>
 
 #include "objects.h"

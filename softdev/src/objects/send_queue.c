@@ -1,8 +1,8 @@
-/* The send queue, as far as it is the same for every transport.
+/* The part of the send queue that is common to all transports.
  *
- * Local requests (binds and invalidations of windows) are carried out in their place among the
- * others, when everything before them has begun, so that a peer which is told a key finds it valid
- * (IBTA 10.8.3.3).  They have no PSN, and complete in their place too.
+ * Local requests (binding and invalidating windows) are executed in their order when all requests
+ * before them have begun, so that a key is valid when a peer learns it (IBTA 10.8.3.3). They have
+ * no PSN, and complete in order as well.
  */
 #include "objects.h"
 
@@ -15,7 +15,8 @@ bool soft_send_carry_out(struct soft_qp *qp, struct soft_send_wqe *send, uint32_
 	send->done = send->opcode == IBV_WR_BIND_MW ? soft_bind(qp, send)
 						    : !soft_invalidate(qp, send->rkey);
 	if (!send->done)
-		send->status = IBV_WC_MW_BIND_ERR; /* IBTA 11.6.2: memory management operation */
+		send->status =
+			IBV_WC_MW_BIND_ERR; /* memory management operation error (IBTA 11.6.2) */
 	return send->done;
 }
 
@@ -29,7 +30,7 @@ void soft_send_pass(struct soft_qp *qp)
 		soft_complete_send(qp, IBV_WC_SUCCESS);
 }
 
-/* SQD begins nothing: what has not begun fails after it. */
+/* SQD starts no request; one that has not begun fails after SQD. */
 static bool has_its_turn(const struct soft_qp *qp)
 {
 	return qp->ibv.state == IBV_QPS_RTS ||

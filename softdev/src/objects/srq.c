@@ -1,14 +1,14 @@
-/* Shared receive queues: receives that any of several queue pairs may take (IBTA 10.2.9).
+/* Shared receive queues: receives that any of several queue pairs may use (IBTA 10.2.9).
  *
- * A receive leaves the shared queue when a message begins that needs it, and is from then on the
- * queue pair's own: it completes, or is flushed, there.  Receives that are still in the shared
- * queue are never flushed, whatever happens to the queue pairs.
+ * A receive is moved from the shared queue to a queue pair when a message begins that needs it, and
+ * completes or is flushed there. Receives that remain in the shared queue are never flushed,
+ * whatever happens to the queue pairs.
  */
 
 #include "objects.h"
 #include "trace/trace.h"
 
-/* The shared queue that the queue pair's message takes its receive from, or NULL. */
+/* Returns the shared receive queue for the queue pair's current message, or NULL. */
 static struct soft_srq *source(const struct soft_qp *qp)
 {
 	if (qp->xrcd)
@@ -18,7 +18,7 @@ static struct soft_srq *source(const struct soft_qp *qp)
 
 bool soft_receive_ready(struct soft_qp *qp)
 {
-	/* XRC: a receive that was taken for a message of another shared queue is not for this one. */
+	/* XRC: a receive taken for a message to another shared receive queue cannot be used. */
 	if (qp->rq.head != qp->rq.tail)
 		return !qp->xrcd || qp->taken_from == qp->responder.srq_num;
 	struct soft_srq *srq = source(qp);
@@ -27,7 +27,8 @@ bool soft_receive_ready(struct soft_qp *qp)
 		return false;
 	soft_receive_queue_move(&srq->rq, &qp->rq);
 	qp->taken_from = srq->number;
-	/* ibv_modify_srq(3), ibv_query_srq(3): once, when the number drops below the limit. */
+	/* Raise the event once when the number of receives drops below the limit
+	 * (ibv_modify_srq(3), ibv_query_srq(3)). */
 	if (srq->rq.tail - srq->rq.head < srq->limit) {
 		struct ibv_async_event event = {
 			.element.srq = &srq->ibv,
@@ -40,7 +41,7 @@ bool soft_receive_ready(struct soft_qp *qp)
 	return true;
 }
 
-/* All but the memory of itself. */
+/* Release everything except the memory of the struct. */
 static void finish(struct soft_srq *srq)
 {
 	pthread_cond_destroy(&srq->ibv.cond);
@@ -48,7 +49,7 @@ static void finish(struct soft_srq *srq)
 	soft_receive_queue_destroy(&srq->rq);
 }
 
-/* `xrcd` and `cq` of XRC, or both NULL. */
+/* Create a shared receive queue. `xrcd` and `cq` are NULL unless it is one of XRC. */
 static struct ibv_srq *create(struct ibv_pd *pd, const struct ibv_srq_init_attr *init,
 			      struct soft_xrcd *xrcd, struct ibv_cq *cq)
 {
@@ -131,7 +132,7 @@ int soft_get_srq_num(struct ibv_srq *ibv, uint32_t *srq_num)
 	return 0;
 }
 
-/* What is in `fresh` afterwards is to be destroyed. */
+/* Exchange the queue. The caller must destroy the contents of `fresh` afterwards. */
 static void resize(struct soft_srq *srq, struct soft_receive_queue *fresh)
 {
 	struct soft_receive_queue old = srq->rq;
@@ -148,8 +149,8 @@ static int modify(struct soft_srq *srq, const struct ibv_srq_attr *attr, int mas
 	uint32_t max_wr = mask & IBV_SRQ_MAX_WR ? attr->max_wr : srq->rq.max_wr;
 	uint32_t limit = mask & IBV_SRQ_LIMIT ? attr->srq_limit : srq->limit;
 
-	/* IBTA 11.2.4.3: not smaller than what is outstanding; a limit that can be reached.  All is
-	 * checked before anything is changed: ibv_modify_srq(3). */
+	/* The size must not be smaller than what is outstanding, and the limit must be reachable
+	 * (IBTA 11.2.4.3). Everything is checked before anything is changed (ibv_modify_srq(3)). */
 	const struct soft_limit limits[] = {
 		{"max_wr", max_wr, SOFT_MAX_SRQ_WR},
 		{"srq_limit", limit, max_wr},
@@ -177,7 +178,7 @@ int soft_ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *srq_attr, int 
 	struct soft_receive_queue fresh = {0};
 	int rc = 0;
 
-	/* Before the lock is taken; a size that cannot be is refused below. */
+	/* Allocate before taking the lock. An invalid size is refused below. */
 	if (srq_attr_mask & IBV_SRQ_MAX_WR && srq_attr->max_wr <= SOFT_MAX_SRQ_WR)
 		rc = soft_receive_queue_create(&fresh, ibv->pd, srq_attr->max_wr, srq->rq.max_sge);
 	if (!rc) {
@@ -227,7 +228,7 @@ int soft_ibv_destroy_srq(struct ibv_srq *ibv)
 	soft_lock();
 	if (srq->users) {
 		soft_unlock();
-		/* ibv_destroy_srq(3): a queue pair is still associated with it */
+		/* a queue pair is still associated with it (ibv_destroy_srq(3)) */
 		return soft_call_result("ibv_destroy_srq", "srq", ibv->handle,
 					soft_refuse(EBUSY, "IN_USE"));
 	}

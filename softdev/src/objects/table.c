@@ -1,6 +1,8 @@
-/* Random 32-bit numbers (memory keys, queue pair numbers) to objects: a hash table with open
- * addressing.  The numbers come from getrandom, so their low bits are the hash; they are random
- * because an rkey is a bearer token: a peer that guesses it may use it.
+/* A hash table with open addressing from random 32-bit numbers (memory keys, queue pair numbers) to
+ * objects.
+ *
+ * The numbers come from getrandom, so their low bits serve as the hash. They are random because an
+ * rkey is a bearer token: a peer that guesses it may use it.
  */
 
 #include "objects.h"
@@ -39,7 +41,7 @@ static int grow(struct soft_table *table)
 
 int soft_table_put(struct soft_table *table, uint32_t key, void *object)
 {
-	/* At most half full: searches stay short, and there is always an empty slot to end one. */
+	/* The table is at most half full, so searches are short and always end at an empty slot. */
 	if (table->count * 2 >= table->capacity) {
 		int rc = grow(table);
 
@@ -68,7 +70,8 @@ void soft_table_remove(struct soft_table *table, uint32_t key)
 	uint32_t mask = table->capacity - 1;
 	uint32_t hole = (uint32_t)(slot_of(table, key) - table->slots);
 
-	/* Close the gap: an entry further on moves into it unless its own place lies between. */
+	/* Close the gap with the next entry whose home position is not between the gap and the
+	 * entry. */
 	for (uint32_t at = (hole + 1) & mask; table->slots[at].key; at = (at + 1) & mask) {
 		uint32_t home = table->slots[at].key & mask;
 

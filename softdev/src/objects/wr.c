@@ -1,8 +1,7 @@
-/* Posting by building: ibv_wr_post(3).
+/* Posting with the builder calls: ibv_wr_post(3).
  *
- * What comes between wr_start and wr_complete is collected in memory of its own, not in the send
- * queue: the device and other threads know nothing of it until wr_complete posts all of it, or,
- * when anything in it is wrong, nothing.
+ * Requests between wr_start and wr_complete are collected in separate memory, where the device and
+ * other threads do not see them. wr_complete posts all of them, or nothing if one is invalid.
  */
 
 #include "extended.h"
@@ -11,16 +10,16 @@
 #define NO_OPCODE ((enum ibv_wr_opcode)UINT8_MAX)
 
 struct soft_batch {
-	pthread_mutex_t mutex; /* from wr_start to wr_complete or wr_abort */
+	pthread_mutex_t mutex; /* held from wr_start to wr_complete or wr_abort */
 	bool open;
-	enum soft_refusal refusal; /* the first one since wr_start, */
-	struct ibv_send_wr refused; /* of which only wr_id and opcode are known */
+	enum soft_refusal refusal; /* the first refusal since wr_start */
+	struct ibv_send_wr refused; /* only wr_id and opcode are known */
 	uint64_t allowed; /* enum ibv_qp_create_send_ops_flags */
-	bool takes_data;  /* the last request: there are setters for it */
+	bool takes_data;  /* whether setters apply to the last request */
 	bool takes_peer;
 	uint32_t count;
 	uint32_t room;
-	/* for `room` requests: */
+	/* arrays for `room` requests */
 	struct ibv_send_wr *wrs;
 	struct ibv_sge *sges;
 	uint8_t *inline_data;
@@ -39,7 +38,7 @@ static void refuse(struct soft_batch *batch, struct ibv_send_wr wr, enum soft_re
 	batch->refused = wr;
 }
 
-/* The latest request that was built, if there is one. */
+/* Refuse the request built last, if there is one. */
 static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
@@ -52,7 +51,7 @@ static void refuse_latest(struct ibv_qp_ex *ex, enum soft_refusal refusal)
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-/* An inline request has one SGE, its copy. */
+/* An inline request has one SGE, for its copy of the data. */
 static size_t sges_each(const struct soft_qp *qp)
 {
 	return qp->cap.max_send_sge ? qp->cap.max_send_sge : 1;
@@ -105,7 +104,8 @@ static void wr_start(struct ibv_qp_ex *ex)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
 
-	if (pthread_mutex_lock(&batch->mutex)) { /* this thread is between start and complete */
+	if (pthread_mutex_lock(
+		    &batch->mutex)) { /* this thread is already between start and complete */
 		refuse_latest(ex, SOFT_REFUSED_UNFINISHED);
 		return;
 	}
@@ -120,7 +120,7 @@ static void end(struct soft_batch *batch)
 	pthread_mutex_unlock(&batch->mutex);
 }
 
-/* The lists grew while the requests were built: the pointers between them are set now. */
+/* Set the pointers between requests now, because the arrays have moved while they grew. */
 static void chain(const struct soft_qp *qp)
 {
 	struct soft_batch *batch = qp->batch;
@@ -167,7 +167,8 @@ static void wr_abort(struct ibv_qp_ex *ex)
 
 /* ---- builders ------------------------------------------------------------------------------ */
 
-/* The bit of enum ibv_qp_create_send_ops_flags: numbered as the opcodes are, but for the last two. */
+/* Returns the bit in enum ibv_qp_create_send_ops_flags, which are numbered like the opcodes except
+ * for the last two. */
 static uint64_t operation_of(enum ibv_wr_opcode opcode)
 {
 	return opcode == IBV_WR_FLUSH          ? IBV_QP_EX_WITH_FLUSH
@@ -182,9 +183,9 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 	struct soft_batch *batch = qp->batch;
 
 	if (!batch->open)
-		return; /* what wr_complete says then */
+		return; /* wr_complete reports it */
 	wr.wr_id = ex->wr_id;
-	if (!(batch->allowed & operation)) /* the send_ops_flags of this queue pair */
+	if (!(batch->allowed & operation)) /* not in the send_ops_flags of this queue pair */
 		refuse(batch, wr, SOFT_REFUSED_UNSUPPORTED);
 	else if (batch->count == qp->cap.max_send_wr)
 		refuse(batch, wr, SOFT_REFUSED_FULL);
@@ -192,7 +193,7 @@ static void build(struct ibv_qp_ex *ex, struct ibv_send_wr wr)
 		refuse(batch, wr, SOFT_REFUSED_NO_MEMORY);
 	if (batch->refusal)
 		return;
-	/* Data is made inline by its setter, not by a flag. */
+	/* A setter makes data inline, not a flag. */
 	wr.send_flags = ex->wr_flags & ~(unsigned)IBV_SEND_INLINE;
 	batch->wrs[batch->count++] = wr;
 	batch->takes_peer =
@@ -263,7 +264,7 @@ static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey,
 	      (struct ibv_send_wr){.opcode = IBV_WR_BIND_MW, .bind_mw = {mw, rkey, *bind_info}});
 }
 
-/* The device does not cut segments: such queue pairs are not made. */
+/* The device does not segment packets, so queue pairs with this operation cannot be created. */
 static void wr_send_tso(struct ibv_qp_ex *ex, void *hdr, uint16_t hdr_sz, uint16_t mss)
 {
 	build(ex, (struct ibv_send_wr){.opcode = IBV_WR_TSO, .tso = {hdr, hdr_sz, mss}});
@@ -286,7 +287,7 @@ static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote
 	memcpy(inline_at(qp, index), atomic_wr, SOFT_ATOMIC_WORD);
 }
 
-/* It has no data.  Of all memory that the key opens, address and length mean nothing. */
+/* A FLUSH has no data. Address and length have no meaning if it covers all memory of the key. */
 static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, size_t len,
 		     uint8_t type, uint8_t level)
 {
@@ -307,7 +308,7 @@ static void wr_flush(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t remote_addr, 
 
 /* ---- setters ------------------------------------------------------------------------------- */
 
-/* The request that a setter is for, or NULL if the batch is spoilt. */
+/* Returns the request to which a setter applies, or NULL if the batch has failed. */
 static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool takes)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
@@ -319,7 +320,7 @@ static struct ibv_send_wr *last(struct ibv_qp_ex *ex, bool takes)
 	return batch->refusal ? NULL : &batch->wrs[batch->count - 1];
 }
 
-/* The same, of the setters for the peer of one type. */
+/* Returns the request to which a setter for the peer of one type applies, or NULL. */
 static struct ibv_send_wr *last_of(struct ibv_qp_ex *ex, enum ibv_qp_type type)
 {
 	struct soft_batch *batch = qp_of(ex)->batch;
