@@ -194,10 +194,9 @@ COMPARISON = Comparison(
 
 # ---- SoftRoCE ------------------------------------------------------------------------------------
 
-ON_SOFTROCE = (
-    "The same comparison on the kernel's SoftRoCE device (`rxe0`), in a virtual machine with an "
-    "emulated processor. The times mean nothing there, and the ratios mean little."
-)
+ON_SOFTROCE = """\
+This test compares aiordma with perftest on the kernel's SoftRoCE device (`rxe0`), in a virtual
+machine with an emulated processor. The times mean nothing there, and the ratios mean little."""
 # As softdev/tests/softroce/vm has it: the device, its address, and the GID of that address.
 RXE, ADDRESS, GID = "rxe0", "10.9.9.1", ("-x", "1")
 MARK = "measured: "
