@@ -231,7 +231,7 @@ class RDMA(Comm):
 def _address(prefix: str, address: tuple[str, int] | None) -> str:
     """Return the address as text, or raise CommClosedError if the connection has ended."""
     if address is None:
-        raise CommClosedError("the connection ended as it began")
+        raise CommClosedError("the connection ended while it was being established")
     return prefix + unparse_host_port(*address)
 
 
@@ -254,7 +254,7 @@ class RDMAConnector(Connector):
         except REFUSED as error:
             raise FatalCommClosedError(
                 f"{self.prefix}{address}: {error}. Check your security settings, and that the peer "
-                "is of dask-aiordma."
+                "uses dask-aiordma."
             ) from error
         except OSError:
             raise

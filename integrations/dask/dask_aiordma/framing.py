@@ -106,13 +106,13 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
     data = size - _END.size - 8 * count
     if count > MANY and count > data:
         raise FramingError(
-            f"the peer sent {count} frames in {data} bytes: of more than {MANY} frames each has a "
-            "byte at least"
+            f"the peer sent {count} frames in {data} bytes: in a message of more than {MANY} "
+            "frames, each frame must have at least one byte"
         )
     if count * FRAME_COST > longest:
         raise FramingError(
-            f"the peer sent {count} frames, and {longest // FRAME_COST} are the most in {longest} "
-            "bytes of memory"
+            f"the peer sent {count} frames, but {longest} bytes of memory can hold at most "
+            f"{longest // FRAME_COST}"
         )
     lengths = struct.unpack_from(f"<{count}Q", message, data)
 
@@ -124,24 +124,26 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
         total += marked & LENGTH
         if marked & LEADS:
             if start:
-                raise FramingError("the peer sent a message that two frames lead")
+                raise FramingError("the peer sent a message with two leading frames")
             start = marked & LENGTH
             if not marked & OWN or not 0 < start <= data:
-                raise FramingError(f"the peer sent a leading frame of {start} bytes in {data}")
+                raise FramingError(
+                    f"the peer sent a leading frame of {start} bytes in a message of {data}"
+                )
             frames[i] = message[:start]
         elif marked & OWN:
             missing.append((i, marked & LENGTH))
     if total > longest:
-        raise FramingError(f"the peer sent {total} bytes of frames, and {longest} are the most")
+        raise FramingError(f"the peer sent frames of {total} bytes together (maximum {longest})")
     for i, length in enumerate(lengths):
         if length & OWN:
             continue
         if length > data - start:
-            raise FramingError("the peer sent frames that are longer than their message")
+            raise FramingError("the frames of the peer's message are longer than the message")
         part = message[start : start + length]
         # Of its own memory, all but the header, which is decoded and gone.
         frames[i] = part if i == 0 else _copy(part)
         start += length
     if start != data:
-        raise FramingError(f"the peer sent {data - start} bytes more than its frames have")
+        raise FramingError(f"the peer's message is {data - start} bytes longer than its frames")
     return Unpacked(frames, missing)

@@ -50,11 +50,11 @@ def _check_names() -> None:
     """Raise ValueError for unknown settings, because a misspelled one would have no effect."""
     given = dask.config.get("distributed.comm.rdma", None) or {}
     if not isinstance(given, dict):
-        raise ValueError(f"distributed.comm.rdma: {given!r} is no mapping of settings")
+        raise ValueError(f"distributed.comm.rdma must be a mapping of settings, not {given!r}")
     if unknown := sorted(name for name in given if name.replace("_", "-") not in SETTINGS):
         raise ValueError(
-            f"distributed.comm.rdma: {', '.join(unknown)} is no setting; there are "
-            f"{', '.join(SETTINGS)}"
+            f"distributed.comm.rdma: unknown settings: {', '.join(unknown)} (the settings are "
+            f"{', '.join(SETTINGS)})"
         )
 
 
@@ -79,16 +79,16 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("require_encryption") and not encrypt:
         raise RuntimeError(
             f"Dask's configuration requires encryption, and {what} would not be encrypted: TLS "
-            "certificates protect only the exchange before an RDMA connection. Give "
+            "certificates protect only the exchange before an RDMA connection. Use "
             "dask_aiordma.Security(auth=key, encrypt=True), or distributed.comm.rdma.auth-file and "
             "distributed.comm.rdma.encrypt in the configuration"
         )
     kept_memory()  # what is wrong with it is said before there is a connection
     if given.get("server_hostname"):
         raise ValueError(
-            f"{what}: rdma:// has no setting for the server's name in the TLS exchange "
-            "(scheduler_sni): it is the host of the address. Certificates are checked against the "
-            "authority (CA) alone, whatever their names are"
+            f"{what}: rdma:// does not support another TLS server name (scheduler_sni): it is the "
+            "host of the address. Certificates are only checked against their authority (CA), not "
+            "by name"
         )
     return {
         "device": _setting("device"),
@@ -109,7 +109,8 @@ def kept_memory() -> int:
         return int(parse_bytes(given))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"distributed.comm.rdma.kept-memory: {given!r} is no number of bytes such as 64 MiB"
+            "distributed.comm.rdma.kept-memory must be a number of bytes such as 64 MiB, "
+            f"not {given!r}"
         ) from error
 
 
@@ -133,13 +134,14 @@ def _config() -> aiordma.Config:
     given = _setting("options") or {}
     if not isinstance(given, dict):
         raise ValueError(
-            f"distributed.comm.rdma.options: {given!r} is no mapping of settings of aiordma.Config"
+            "distributed.comm.rdma.options must be a mapping of aiordma.Config settings, "
+            f"not {given!r}"
         )
     options = {name.replace("-", "_"): value for name, value in given.items()}
     known = {field.name for field in dataclasses.fields(aiordma.Config)}
     if unknown := sorted(options.keys() - known):
         raise ValueError(
-            f"distributed.comm.rdma.options: {', '.join(unknown)} is no setting of aiordma.Config"
+            f"distributed.comm.rdma.options: aiordma.Config has no settings {', '.join(unknown)}"
         )
     return aiordma.Config(**{**DEFAULTS, **_keep_alive(), **options})
 

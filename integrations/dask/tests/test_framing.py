@@ -115,7 +115,7 @@ def test_a_crowd_of_empty_frames_is_refused_unseen(
 
 
 def test_frames_that_take_too_much_memory_are_refused() -> None:
-    with pytest.raises(FramingError, match="70000 frames, and 44642 are the most"):
+    with pytest.raises(FramingError, match=r"70000 frames, but .* can hold at most 44642"):
         unpack(crowd(70_000, 2), 20_000_000)
 
 
@@ -144,14 +144,14 @@ def test_very_many_frames_are_taken() -> None:
         (message([1], b"x", b"dask-rd0"), "version"),
         (message([], b""), "0 frames"),
         (memoryview(struct.pack("<Q8s", 1 << 60, b"dask-rd1")), "frames in 16 bytes"),
-        (message([2], b"x"), "longer than their message"),
-        (message([1], b"xy"), "1 bytes more"),
-        (message([1 << 61], b""), "the most"),
-        (message([OWN | (1 << 41)], b""), "the most"),
-        (message([OWN | LEADS | 3], b"xy"), "leading frame of 3 bytes in 2"),
+        (message([2], b"x"), "longer than the message"),
+        (message([1], b"xy"), "1 bytes longer"),
+        (message([1 << 61], b""), "maximum"),
+        (message([OWN | (1 << 41)], b""), "maximum"),
+        (message([OWN | LEADS | 3], b"xy"), "leading frame of 3 bytes in a message of 2"),
         (message([OWN | LEADS], b"xy"), "leading frame of 0"),
         (message([LEADS | 1], b"xy"), "leading frame"),
-        (message([OWN | LEADS | 1, OWN | LEADS | 1], b"xy"), "two frames lead"),
+        (message([OWN | LEADS | 1, OWN | LEADS | 1], b"xy"), "two leading frames"),
     ],
 )
 def test_what_no_sender_makes_is_refused(sent: memoryview, why: str) -> None:

@@ -38,8 +38,8 @@ try:
     from ray.experimental.rdt.tensor_transport_manager import FetchRequest
 except ImportError as error:
     raise ImportError(
-        f"ray {ray.__version__} has no direct transport of the form that ray_aiordma needs "
-        f"({error}); it was tried with {TRIED}"
+        f"ray_aiordma does not support the direct transport of ray {ray.__version__} ({error}); "
+        f"it has been tested with {TRIED}"
     ) from error
 
 _endpoint = Endpoint()
@@ -71,21 +71,21 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
     for array in arrays:
         if not isinstance(array, np.ndarray) and array.layout is not sys.modules["torch"].strided:
             raise ValueError(
-                f"a tensor of layout {array.layout}: return its parts (indices(), values() ...), "
-                "or tensor.to_dense()"
+                f"cannot send a tensor of layout {array.layout}: return its parts (indices(), "
+                "values() ...), or tensor.to_dense()"
             )
         if not array.nbytes:
             continue
         if isinstance(array, np.ndarray):
             if array.dtype.hasobject:
                 raise TypeError(
-                    f"an array of {array.dtype}: its objects have no bytes to send; return it by "
-                    "a method without tensor_transport"
+                    f"cannot send an array of {array.dtype}, because it contains Python objects: "
+                    "return it from a method without tensor_transport"
                 )
             flat.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         elif array.device.type != "cpu":
             raise ValueError(
-                f"a tensor on {array.device}: aiordma is a transport of the CPU's memory; "
+                f"cannot send a tensor on {array.device}, because aiordma only sends CPU memory; "
                 f"return tensor.cpu()"
             )
         else:
@@ -221,9 +221,9 @@ class NumpyTransport(Transport):
 _parameters = [*inspect.signature(register_tensor_transport).parameters]
 if inspect.isabstract(Transport) or len(_parameters) != 4:
     raise ImportError(
-        f"the direct transport of ray {ray.__version__} has another form: a transport has "
-        f"{sorted(Transport.__abstractmethods__)} as well, and is registered with {_parameters}; "
-        f"it was tried with {TRIED}"
+        f"ray_aiordma does not support the direct transport of ray {ray.__version__}: additional "
+        f"methods {sorted(Transport.__abstractmethods__)}, registration parameters {_parameters}; "
+        f"it has been tested with {TRIED}"
     )
 
 

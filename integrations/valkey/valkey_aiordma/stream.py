@@ -136,7 +136,9 @@ class ValkeyTransport(asyncio.Transport):
 
     def _on_command(self, command: memoryview) -> None:
         if len(command) != COMMAND.size:
-            raise ProtocolError(f"a command of {len(command)} bytes; it has {COMMAND.size}")
+            raise ProtocolError(
+                f"the server sent a command of {len(command)} bytes instead of {COMMAND.size}"
+            )
         opcode, _ = COMMAND.unpack(command)
         if opcode == Opcode.REGISTER_XFER_MEMORY:
             _, self._address, self._room, self._rkey = MEMORY.unpack(command)
@@ -144,7 +146,9 @@ class ValkeyTransport(asyncio.Transport):
         elif opcode == Opcode.GET_SERVER_FEATURE:
             *_, features = FEATURE.unpack(command)
             if features:
-                raise ProtocolError(f"features {features:#x} were answered; none was asked for")
+                raise ProtocolError(
+                    f"the server announced features {features:#x} that were not requested"
+                )
         elif opcode != Opcode.KEEPALIVE:
             raise ProtocolError(f"unknown command {opcode}")
 
