@@ -1,6 +1,7 @@
-/* Listening sockets: what connects is accepted, a bounded number of connections in a step.
+/* Listening sockets: accepts a bounded number of connections per step.
  *
- * Without descriptors or memory a socket stays readable, so it is left alone for a while, unless its owner makes room.
+ * A socket stays readable while descriptors or memory are short. Accepting is therefore paused for
+ * a while, unless the owner can release a descriptor.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <errno.h>

@@ -1,9 +1,9 @@
-/* System calls that the kernel may deny: the seccomp filters of containers and services do that, with
- * an errno value of their choice.
+/* Checks system calls that the kernel may deny. The seccomp filters of containers and services do
+ * so, with an errno value of their choice.
  *
- * A filter looks at a call before the kernel does, so each call is tried with arguments with which it
- * does nothing.  Calls that have a substitute are not tried: memfd_create, getrandom, pidfd_open,
- * process_vm_readv, and all that only links in shared memory need.
+ * A filter inspects a call before the kernel does, so each call is tried with arguments that make
+ * it do nothing. Calls that have a fallback are not tried: memfd_create, getrandom, pidfd_open,
+ * process_vm_readv, and everything that only shared-memory links need.
  */
 #define _GNU_SOURCE /* accept4, sendmmsg */
 #include <errno.h>

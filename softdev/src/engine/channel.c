@@ -1,15 +1,16 @@
-/* A channel: the file descriptor that tells an application "look into your queue of events".
+/* A channel: the file descriptor that tells an application to look into its event queue.
  *
- * The fd is an epoll instance with an eventfd inside.  An application that waits with its own
- * poll() and takes a readable fd as the promise of an event (as the example of ibv_get_cq_event(3)
- * does) gets exactly that.  An application that says it can live with "nothing there" (ours does,
- * see soft_wake_early) gets the engine's epoll instance nested into the fd as well: the arrival
- * of data at any stream then wakes its thread directly, and the call that looks for an event does
- * the device's work on the way.  A thread that blocks in ibv_get_cq_event has that in any case; one
- * that waits for rare events (of the CM, asynchronous ones) has not, or every frame would wake it.
+ * The fd is an epoll instance with an eventfd inside. An application may wait with its own poll()
+ * and rely on a readable fd to mean that there is an event, as the example in ibv_get_cq_event(3)
+ * does. It gets exactly that. An application may also declare that it accepts wake-ups without an
+ * event (soft_wake_early), as ours does. Its fd then contains the engine's epoll instance as well,
+ * so data that arrives on any stream wakes its thread directly, and the call that looks for an
+ * event does the device's work on the way. A thread that blocks in ibv_get_cq_event always works
+ * like this. A thread that waits for rare events (CM events, asynchronous events) does not, because
+ * every frame would wake it.
  *
- * The eventfd is written only when the queue stops being empty, and not at all when the thread that
- * makes the event is the one that will look for it.
+ * The eventfd is written only when the queue becomes non-empty, and never if the thread that queues
+ * the event is the one that will look for it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,11 +22,12 @@
 
 enum { NESTED_CHANNELS = 32 };
 
-/* Channels of completions have it nested if any asks for early wake-ups, because their threads do
- * all of the device's work; other channels only when there is none of those, or one frame would
- * wake an application twice.  Their number is bounded: the kernel allows 100 paths of three epoll
- * instances from a file to a waiter (fs/eventpoll.c, path_limits), and beyond that refuses the
- * application's own epoll_ctl. */
+/* Choose the channels that contain the engine's epoll instance. If any completion channel asks for
+ * early wake-ups, only completion channels do, because their threads do all of the device's work.
+ * Other channels contain it only if there are none of those, because otherwise one frame would wake
+ * an application twice. The number is bounded because the kernel allows at most 100 paths of three
+ * epoll instances from a file to a waiter (fs/eventpoll.c, path_limits) and rejects the
+ * application's own epoll_ctl beyond that. */
 static void update_nesting(void)
 {
 	int leaders = 0, nested = 0;
@@ -38,7 +40,7 @@ static void update_nesting(void)
 			      nested < NESTED_CHANNELS;
 
 		nested += wanted;
-		/* Should the kernel refuse, the channel is signalled later than it could be. */
+		/* If the kernel refuses, the channel is merely signalled later. */
 		if (wanted != channel->nested &&
 		    !epoll_ctl(channel->fd, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL,
 			       soft_device.engine->epoll_fd, &event))
@@ -128,7 +130,7 @@ void soft_channel_consume(struct soft_channel *channel)
 
 bool soft_channel_nonblocking(const struct soft_channel *channel)
 {
-	/* soft_wake_early implies it. */
+	/* Asking for early wake-ups implies non-blocking calls. */
 	return soft_hint_get(&channel->early) || fcntl(channel->fd, F_GETFL) & O_NONBLOCK;
 }
 
@@ -143,7 +145,7 @@ int soft_channel_wait(struct soft_channel *channel)
 	int rc = poll(fds, channel->completions ? 2 : 1, -1) < 0 ? errno : 0;
 
 	if (!rc && (fds[0].revents | fds[1].revents) & POLLNVAL)
-		rc = EBADF; /* the program has closed them: it would never sleep again */
+		rc = EBADF; /* the program has closed them; waiting again would never end */
 	soft_counter_add(&channel->sleepers, -1u);
 	return rc;
 }
@@ -154,7 +156,7 @@ bool soft_channels_depend_on_engine(void)
 
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		led |= channel->completions && soft_hint_get(&channel->nested);
-	/* The threads that do the device's work signal the others on the way. */
+	/* Threads that do the device's work signal the other channels on the way. */
 	soft_list_each (struct soft_channel, channel, &soft_device.engine->channels, node)
 		if (soft_counter_get(&channel->wanted) && !soft_hint_get(&channel->nested) &&
 		    !soft_counter_get(&channel->sleepers) && !(led && channel->early))

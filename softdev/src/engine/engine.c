@@ -1,33 +1,36 @@
-/* The engine: one lock, one epoll set, one thread for everything the device does in this process.
+/* The engine: one lock, one epoll set and one thread for everything the device does in this
+ * process.
  *
- * Progress.  The device's work (reading streams, answering, completing, timers) is a "step":
- * collect ready sources, serve each within a bounded number of bytes, then run what was deferred to
- * the end.  Any thread may run a step if it gets the lock without waiting.  A thread of the
- * application that polls an empty CQ or waits for an event runs it itself, because being woken by
- * another thread costs 10 to 25 us a message.  The engine's own thread is for the time when no
- * thread of the application makes steps: a peer's RDMA reads must be served while the application
- * computes.
+ * Progress. The device's work (reading streams, sending responses, completing requests, running
+ * timers) is done in steps. A step collects the ready sources, serves each of them within a limit
+ * of bytes, and then runs the work deferred to its end. Any thread may run a step if it gets the
+ * lock without waiting. An application thread that polls an empty CQ or waits for an event runs
+ * steps itself, because being woken by another thread costs 10 to 25 us per message. The engine's
+ * own thread works while no application thread runs steps, for example because a peer's RDMA READs
+ * must be served while the application computes.
  *
- * How the engine's own thread keeps out of the way: thread.c.  What it watches: fd_watch.c.
+ * See thread.c for how the engine's own thread stays out of the way, and fd_watch.c for what it
+ * watches.
  *
- * What a step polls.  First the rings of local peers (path/shm/wakeup.c), without a system call, then
- * the epoll set.  While there are such rings, a polling thread calls epoll_wait every two
- * microseconds only, and a thread that was woken and found the cause in a ring calls it now and
- * then only.  Peers need not notify this process while some thread polls anyway: the engine's
- * thread while it ticks or works, unless a completion queue is armed, because an application thread
- * may then sleep without a further call; or an application thread that spins before it sleeps.
- * soft_engine_update_notify_need is called at each change between these: before the engine's thread
- * sleeps, with arming, at the end of spinning.
+ * What a step polls. A step first polls the rings of local peers (path/shm/wakeup.c), which needs
+ * no system call, and then the epoll set. While there are rings to poll, a polling thread calls
+ * epoll_wait only every two microseconds. A thread that was woken and found the cause in a ring
+ * calls it only now and then. Peers need not notify this process while some thread polls anyway.
+ * This thread may be an application thread that spins before it sleeps. It may also be the engine's
+ * thread while it ticks or works, unless a completion queue is armed, because then an application
+ * thread may sleep without another call. soft_engine_update_notify_need is called whenever this
+ * changes: before the engine's thread sleeps, when a queue is armed, and when a thread stops
+ * spinning.
  *
- * Why one lock.  A step is short (at most about a megabyte copied), queue pairs of one process
- * mostly talk to each other's threads anyway, and one lock makes "no access after dereg_mr returns"
- * and "no callback after unwatch" true by construction.
+ * Why there is one lock. A step is short (it copies at most about a megabyte), and queue pairs of
+ * one process mostly talk to each other's threads anyway. One lock also guarantees by construction
+ * that no access happens after dereg_mr returns and no callback runs after unwatch.
  *
- * An application that polls the memory that a peer writes to has its data before the step is over,
- * and posts its answer while the engine's thread has the lock.  Were it to sleep then, it would have
- * to be woken for every message, and on a busy machine wait for a processor.  So peers are notified
- * after the lock has been given back (soft_notify_later), and a thread that finds it taken spins for
- * a moment.
+ * An application that polls memory written by a peer sees the data before the step is over, and
+ * posts its reply while the engine's thread holds the lock. If it then went to sleep, it would
+ * have to be woken for every message, and would wait for a processor on a busy machine. Therefore
+ * peers are notified after the lock has been released (soft_notify_later), and a thread that finds
+ * the lock taken spins for a moment.
  */
 #define _GNU_SOURCE /* PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP, ppoll */
 #include <poll.h>
@@ -42,14 +45,15 @@
 enum {
 	EPOLL_POLLING_NS = 2000,
 	EPOLL_FOUND_NS = SOFT_TICK_NS,
-	/* A thread that polls so often without arming anything goes on polling. */
+	/* A thread that polls this often without arming a CQ is expected to go on polling. */
 	POLLS_TO_TRUST = 1000,
-	/* Of a thread that finds nothing; and of one whose every look is a system call. */
+	/* Fruitless polls between two yields. */
 	MISSES_PER_YIELD = 64,
+	/* Fruitless polls between two yields if each poll is a system call. */
 	MISSES_PER_YIELD_EPOLL = 8,
-	/* By judgement: a yield that takes so long has cost a turn, and for so many times as long there is
-	 * none. */
+	/* Chosen by judgement. A yield that takes this long has cost a time slice. */
 	LOST_TURN_NS = 200 * 1000,
+	/* After a slow yield, polling threads do not yield for this many times its duration. */
 	TURNS_KEPT = 8,
 };
 
@@ -104,7 +108,7 @@ void soft_engine_use(const struct soft_subsystem *const subsystems[])
 {
 	create();
 	soft_device.engine->subsystems = subsystems;
-	(void)soft_engine_guard_fork(); /* without memory for it: tried again by the first start */
+	(void)soft_engine_guard_fork(); /* retried by the first start if memory is short now */
 	EACH_SUBSYSTEM (it) {
 		if ((*it)->create)
 			(*it)->create();
@@ -201,7 +205,7 @@ bool soft_lock_soon(void)
 static void notify(const int *fds, int count)
 {
 	for (int i = 0; i < count; i++)
-		(void)!write(fds[i], "", 1); /* a full pipe is readable as well */
+		(void)!write(fds[i], "", 1); /* if the pipe is full, it is readable anyway */
 }
 
 static void unlock_and_notify(void)
@@ -230,7 +234,7 @@ void soft_notify_finish(void)
 	soft_assert_locked();
 	notify(soft_device.engine->notify, soft_device.engine->notify_count);
 	soft_device.engine->notify_count = 0;
-	while (soft_observe(&soft_device.engine->notifying)) /* others begin only with the lock */
+	while (soft_observe(&soft_device.engine->notifying)) /* no thread starts without the lock */
 		sched_yield();
 }
 
@@ -238,7 +242,7 @@ void soft_unlock(void)
 {
 	soft_list_drain (struct soft_deferred, deferred, &soft_device.engine->deferred, node) {
 		soft_list_remove(&deferred->node);
-		if (soft_device.engine->running) /* not with what a child has inherited */
+		if (soft_device.engine->running) /* false for work inherited from a parent */
 			deferred->run(deferred);
 	}
 	soft_device.engine->current = NULL;
@@ -285,10 +289,10 @@ size_t soft_step_share(void)
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-/* An application may arm one CQ for a thread that sleeps and poll other ones for ever (UCX does).
- * Its polling thread then makes the steps for both, and if it stops, the engine's thread notices at
- * its next tick.  That must not delay an application that polls for a while, arms and sleeps: each
- * arming begins the count anew. */
+/* An application may arm one CQ for a sleeping thread and poll other CQs forever, as UCX does. Its
+ * polling thread then runs the steps for both, and if it stops, the engine's thread notices at its
+ * next tick. This must not delay an application that polls for a while, arms a CQ and sleeps.
+ * Arming therefore resets the count. */
 bool soft_engine_armed_counts(void)
 {
 	soft_assert_locked();
@@ -303,8 +307,8 @@ bool soft_application_polls(void)
 	       soft_device.engine->polls_since_armed >= POLLS_TO_TRUST;
 }
 
-/* Must local peers notify this process?  Not while some thread polls anyway.  A spinning
- * application that holds its turn (soft_hold_polling) may overrun, so it counts only while the
+/* Local peers must notify this process unless some thread polls anyway. A spinning application that
+ * holds its turn (soft_hold_polling) may take longer than expected, so it counts only while the
  * engine's thread ticks. */
 void soft_engine_update_notify_need(void)
 {
@@ -317,9 +321,10 @@ void soft_engine_update_notify_need(void)
 						(armed || soft_device.engine->asleep));
 }
 
-/* The rings are polled in every step; epoll_wait, a system call, only every EPOLL_POLLING_NS by a
- * polling thread, and every EPOLL_FOUND_NS by a thread that was woken and found the cause in a
- * ring.  Other ready descriptors stay ready and wake the thread again. */
+/* Returns whether a step skips epoll_wait, which is a system call. The rings are polled in every
+ * step. A polling thread calls epoll_wait only every EPOLL_POLLING_NS, and a thread that was woken
+ * and found the cause in a ring only every EPOLL_FOUND_NS. Other ready descriptors stay ready and
+ * wake the thread again. */
 static bool skip_epoll(bool polling, bool found)
 {
 	uint64_t interval = polling ? EPOLL_POLLING_NS : found ? EPOLL_FOUND_NS : 0;
@@ -379,8 +384,8 @@ static void progress(struct soft_channel *channel, enum soft_step_by who)
 
 void soft_progress_for(struct soft_channel *channel)
 {
-	/* Waiting for the lock, not trying: the caller may have been woken by work that another
-	 * thread is doing at this moment, and would be woken for it again and again. */
+	/* Wait for the lock instead of trying it. The caller may have been woken by work that
+	 * another thread is doing right now, and would be woken for it repeatedly. */
 	soft_lock();
 	progress(channel,
 		 soft_counter_get(&soft_device.engine->spinning) ? SOFT_BY_POLLING : SOFT_BY_WOKEN);
@@ -393,7 +398,8 @@ void soft_progress(void)
 
 void soft_progress_try(void)
 {
-	/* A polling thread would take the lock again and again before a waiting one wakes up. */
+	/* A polling thread would otherwise take the lock repeatedly before a waiting thread wakes
+	 * up. */
 	if (soft_counter_get(&soft_device.engine->waiting) == 0 &&
 	    pthread_mutex_trylock(&soft_device.engine->lock) == 0) {
 		soft_note_locked(true);
@@ -401,27 +407,29 @@ void soft_progress_try(void)
 	}
 }
 
-/* Until a descriptor is ready, at most for a tick. */
+/* Sleep until a descriptor is ready, but at most for a tick. */
 static void doze(void)
 {
 	struct pollfd fd = {.fd = soft_device.engine->epoll_fd, .events = POLLIN};
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
 	int cancellable;
 
-	/* ibv_poll_cq(3) is no point where a thread is cancelled. */
+	/* ibv_poll_cq(3) is not a cancellation point. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable);
 	ppoll(&fd, 1, &tick, NULL);
 	pthread_setcancelstate(cancellable, NULL);
 	soft_progress_try();
 }
 
-/* A polling thread may keep the processor from the thread that it waits for, that of the peer's device
- * on this machine: so it yields.  On a processor of its own that costs next to nothing.  Where others
- * compute, the kernel takes that for a turn given up, milliseconds long, and the next message comes
- * meanwhile.  Then the thread sleeps instead, and the message wakes it: a sleeper keeps its turn. */
+/* A polling thread may occupy the processor that the thread it waits for needs, that is, the thread
+ * of the peer's device on this machine. So it yields. This costs next to nothing on a processor of
+ * its own. If other threads compute, however, the kernel takes a yield as giving up the time slice
+ * for milliseconds, and the next message arrives in the meantime. The thread then sleeps instead,
+ * and the message wakes it, because a sleeping thread keeps its time slice. */
 void soft_progress_missed(unsigned misses)
 {
-	/* Peers do not notify it for what is in a ring, and a thread that spins is about to sleep. */
+	/* Peers do not notify a thread of data in a ring, and a spinning thread is about to sleep
+	 * anyway. */
 	const bool stays_awake =
 		soft_engine_polls() || soft_counter_get(&soft_device.engine->spinning);
 
@@ -440,7 +448,7 @@ void soft_progress_missed(unsigned misses)
 	sched_yield();
 	const uint64_t took = soft_now() - now;
 
-	/* One alone may be the hypervisor's doing. */
+	/* A single slow yield may be caused by the hypervisor. */
 	if (took < LOST_TURN_NS)
 		soft_hint_set(&soft_device.engine->turns_lost, 0);
 	else if (soft_counter_add(&soft_device.engine->turns_lost, 1) > 1)
@@ -452,8 +460,8 @@ void soft_engine_armed(int change)
 	soft_counter_add(&soft_device.engine->armed, (unsigned)change);
 }
 
-/* Also with an empty poll set: a record that this process writes later, in a call that makes no
- * progress, is announced only if the need to notify is known then. */
+/* Update the need to notify even if the poll set is empty. A record that this process writes later,
+ * in a call that makes no progress, is announced only if the need is known by then. */
 void soft_engine_may_sleep(void)
 {
 	soft_lock();
@@ -472,7 +480,7 @@ void soft_busy_poll(int begins)
 void soft_hold_polling(int change)
 {
 	soft_lock();
-	if (change >= 0 || soft_device.engine->holding) /* else the +1 was before a fork */
+	if (change >= 0 || soft_device.engine->holding) /* otherwise the +1 preceded a fork */
 		soft_device.engine->holding += (unsigned)change;
 	if (!soft_device.engine->holding && soft_engine_has_delayed())
 		soft_device.engine->delayer->send_delayed(SOFT_DELAY_NS);

@@ -1,5 +1,5 @@
-/* The engine's state, for the sources of this folder.  Under the lock, except for members marked
- * atomic. */
+/* The engine's state, shared by the sources of this folder. Members are protected by the lock,
+ * except those marked atomic. */
 #pragma once
 
 #include <sys/epoll.h>
@@ -7,62 +7,63 @@
 #include "engine.h"
 
 enum {
-	SOFT_NOTIFY_MOST = 8 /* the rest is written under the lock */
+	SOFT_NOTIFY_MOST = 8 /* further ones are written under the lock */
 };
 
 struct soft_engine {
-	pthread_mutex_t users_mutex; /* starting and stopping */
-	unsigned users; /* under it, as the next */
-	bool has_started; /* once, in this process or in one that forked it */
-	/* An empty file.  A program that closes all descriptors, as daemons do when they start, closes
-	 * this one as well, and its number may then be another file's. */
+	pthread_mutex_t users_mutex; /* protects starting and stopping */
+	unsigned users; /* protected by `users_mutex`, like `has_started` */
+	bool has_started; /* ever, in this process or in an ancestor */
+	/* An unused file. A program that closes all descriptors, as daemons do when they start,
+	 * closes this one as well. The number may then be reused by another file, which a different
+	 * inode reveals. */
 	struct {
-		int fd; /* -1: none */
+		int fd; /* -1 if none */
 		dev_t device;
 		ino_t inode;
 	} mark;
 
 	pthread_mutex_t lock;
-	unsigned unlocks; /* how often the lock has been given back */
-	unsigned waiting; /* atomic: threads blocked in soft_lock; progress makes room for them */
-	unsigned served; /* atomic: steps of application threads that found something to do */
-	unsigned parts; /* atomic: soft_engine_count_part */
-	unsigned writes[2]; /* atomic: writes to peers, to awake ones and to notified ones */
-	unsigned armed; /* atomic: CQs that are armed to signal a channel */
-	unsigned spinning; /* atomic: threads that spin before they sleep */
-	unsigned stepped; /* the value of `unlocks` at the last step */
-	unsigned holding; /* spinning threads that have gone to work and will poll again */
+	unsigned unlocks; /* number of times the lock has been released */
+	unsigned waiting; /* atomic: threads blocked in soft_lock, which go first */
+	unsigned served; /* atomic: steps of application threads that found work */
+	unsigned parts; /* atomic: see soft_engine_count_part */
+	unsigned writes[2]; /* atomic: writes to [0] awake peers, [1] peers that were notified */
+	unsigned armed; /* atomic: CQs armed to signal a channel */
+	unsigned spinning; /* atomic: threads spinning before they sleep */
+	unsigned stepped; /* `unlocks` at the last step */
+	unsigned holding; /* spinning threads that handle their events and will poll again soon */
 	unsigned polls_since_armed; /* steps of polling threads; see soft_engine_armed_counts */
-	unsigned fork_generation; /* grows in the child of a fork, and with `losses` */
-	unsigned losses; /* of the descriptors: soft_engine_check_descriptors */
-	bool descriptors_lost; /* none is closed, since each may be another file's by now */
+	unsigned fork_generation; /* grows in the child of a fork and along with `losses` */
+	unsigned losses; /* how often the program has closed the descriptors */
+	bool descriptors_lost; /* prevents closing numbers that may be reused by other files */
 	bool running;
 	bool stopping; /* atomic */
-	bool ticking; /* the thread leaves the work to the application, and polls every tick */
-	bool asleep; /* the thread is in epoll_wait, or on its way */
-	unsigned turns_lost; /* atomic: to others, in a row: soft_progress_missed */
-	uint64_t crowded_until; /* atomic: no thread yields before that time */
-	uint64_t epoll_at; /* the last epoll_wait of a thread that skips it at times */
+	bool ticking; /* the thread leaves the work to the application and polls every tick */
+	bool asleep; /* the thread is in poll(), or about to call it */
+	unsigned turns_lost; /* atomic: consecutive yields that cost a time slice */
+	uint64_t crowded_until; /* atomic: until then, pollers sleep instead of yielding */
+	uint64_t epoll_at; /* time of the last epoll_wait in steps that may skip it */
 	uint32_t silent; /* ports whose watches are not served */
 
-	int epoll_fd; /* all that is watched */
-	int wake_fd; /* eventfd that ends the engine's thread, should it sleep */
-	struct soft_fd_watch step_event; /* eventfd: there is work that no other descriptor shows */
-	struct soft_fd_watch alarm; /* timerfd of timer.c */
+	int epoll_fd; /* contains everything that is watched */
+	int wake_fd; /* eventfd that wakes the engine's thread to end it */
+	struct soft_fd_watch step_event; /* eventfd: work that no other descriptor reports */
+	struct soft_fd_watch alarm; /* timerfd used by timer.c */
 	pthread_t thread;
 
-	struct soft_node watches; /* everything watched */
+	struct soft_node watches; /* all soft_fd_watch.node */
 	struct soft_node channels;
-	struct soft_timer *timers; /* the first to expire: the root of the heap */
-	uint64_t alarm_at; /* what the timerfd is set to; 0 for off */
-	struct soft_node deferred; /* to be done before the lock is given back */
-	struct soft_channel *current; /* whose owner runs the step under way */
-	/* Descriptors to be written when the lock has been given back. */
+	struct soft_timer *timers; /* root of the heap: the first timer to expire */
+	uint64_t alarm_at; /* deadline of the timerfd; 0 if it is off */
+	struct soft_node deferred; /* work to do before the lock is released */
+	struct soft_channel *current; /* channel whose owner runs the current step */
+	/* Descriptors to write after the lock has been released. */
 	int notify[SOFT_NOTIFY_MOST];
 	int notify_count;
-	unsigned notifying; /* atomic: threads that write to such descriptors now */
+	unsigned notifying; /* atomic: threads writing to such descriptors */
 
-	struct epoll_event events[SOFT_STEP_EVENTS]; /* of the step under way */
+	struct epoll_event events[SOFT_STEP_EVENTS]; /* of the current step */
 	int event_count;
 	size_t share;
 	struct soft_scratch *scratch;
@@ -70,20 +71,21 @@ struct soft_engine {
 	const struct soft_subsystem *const *subsystems;
 	const struct soft_subsystem *poller; /* has poll, has_input and need_notify */
 	const struct soft_subsystem *delayer; /* has send_delayed */
-	bool polls; /* atomic: soft_engine_set_polls */
-	bool delayed; /* atomic: soft_engine_set_delayed */
+	bool polls; /* atomic: see soft_engine_set_polls */
+	bool delayed; /* atomic: see soft_engine_set_delayed */
 };
 
-/* getrandom(2), or the same from /dev/urandom where that call is denied. */
+/* Call getrandom(2), or read /dev/urandom if that call is denied. */
 ssize_t soft_read_random(void *to, size_t length, unsigned flags);
 
-/* calls.c: 0, or the errno value of a system call that the engine needs and the kernel denies. */
+/* Check the system calls that the engine needs. Returns 0, or the errno value of a call that the
+ * kernel denies (calls.c). */
 int soft_check_calls(void);
 
 #define EACH_SUBSYSTEM(it)                                                                         \
 	for (const struct soft_subsystem *const *it = soft_device.engine->subsystems; *it; it++)
 
-/* For soft_assert_locked: this thread has the lock from now on, or no more. */
+/* Record for soft_assert_locked whether this thread holds the lock. */
 #ifdef AIORDMA_CHECK_LOCKS
 void soft_note_locked(bool locked);
 #else
@@ -93,17 +95,19 @@ static inline void soft_note_locked(bool locked)
 }
 #endif
 
-/* How long a subsystem's output may be delayed: for a step of an application thread, and for a tick
- * of the engine's thread. */
+/* Minimum age in nanoseconds of delayed output that a step of an application thread sends, and of
+ * output that a tick of the engine's thread sends. */
 #define SOFT_DELAY_NS 20000u
 #define SOFT_DELAY_TICK_NS 100000u
 
-/* The thread that makes a step: the engine's, one that has been woken, one that polls. */
+/* The thread that runs a step: the engine's own, an application thread that was woken, or one that
+ * polls. */
 enum soft_step_by { SOFT_BY_ENGINE, SOFT_BY_WOKEN, SOFT_BY_POLLING };
 
-/* engine.c.  The end of the step is in soft_unlock.  Returns whether there was work. */
+/* Run a step, except for the deferred work, which soft_unlock does. Returns whether there was work
+ * (engine.c). */
 bool soft_engine_step(enum soft_step_by who);
-/* Is there something to be polled?  Without the lock: a hint. */
+/* Returns whether there may be something to poll. Does not need the lock. */
 static inline bool soft_engine_polls(void)
 {
 	return soft_hint_get(&soft_device.engine->polls);
@@ -114,24 +118,26 @@ static inline bool soft_engine_has_delayed(void)
 	return soft_hint_get(&soft_device.engine->delayed);
 }
 
-/* Tell the poller whether peers must notify this process.  Called before any thread sleeps. */
+/* Tell the poller whether peers must notify this process. Called before any thread sleeps. */
 void soft_engine_update_notify_need(void);
 
-/* engine.c.  May a thread sleep on the channel of an armed CQ without another one that polls?  While
- * some thread polls, its steps bring the event of any CQ. */
+/* Returns whether a thread may sleep on the channel of an armed CQ while no other thread polls.
+ * While a thread polls, its steps find the events of all CQs (engine.c). */
 bool soft_engine_armed_counts(void);
 
-/* channel.c.  Is a thread possibly asleep on a channel that only the engine's thread can
- * signal?  That is so when the application has armed a CQ and waits with its own poll() on a
- * channel whose fd shows nothing but signals. */
+/* Returns whether a thread may be asleep on a channel that only the engine's thread can signal.
+ * This is possible if the application has armed a CQ and waits with its own poll() on a channel
+ * whose fd reports only signals (channel.c). */
 bool soft_channels_depend_on_engine(void);
-/* soft_platform.alarm: when the first timer is due. */
+/* Set the timerfd (implements soft_platform.alarm). */
 void soft_engine_alarm(uint64_t deadline_ns);
+/* Stop all timers. */
 void soft_timers_forget(void);
 
-/* lifecycle.c: registers the fork hook.  0 or an errno value; safe to repeat. */
+/* Register the fork handlers. Returns 0 or an errno value. Safe to repeat (lifecycle.c). */
 int soft_engine_guard_fork(void);
+/* Returns whether the program has closed the engine's descriptors. Called under the lock. */
 bool soft_engine_lost_descriptors(void);
 
-/* thread.c: what the engine's thread runs. */
+/* The main function of the engine's thread (thread.c). */
 void *soft_engine_run(void *unused);

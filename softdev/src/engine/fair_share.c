@@ -1,4 +1,4 @@
-/* Who gets a place and who loses one: fair_share.h. */
+/* Allocates and evicts places; see fair_share.h. */
 #include "fair_share.h"
 
 #include <string.h>
@@ -9,11 +9,11 @@ enum {
 	SHARE = 8,
 	SHARE_OF_FILES = 8,
 	IPV4 = 4,
-	IPV6 = 16, /* bytes */
+	IPV6 = 16, /* address length in bytes */
 	LEVELS = SOFT_PLACES_LEVELS
 };
 
-/* Bytes of the nested networks. */
+/* Prefix lengths of the nested networks in bytes. */
 static const uint8_t ipv4_networks[LEVELS] = {3, IPV4, IPV4};
 static const uint8_t ipv6_networks[LEVELS] = {6, 7, 8};
 static const uint8_t alone[LEVELS] = {IPV6, IPV6, IPV6};
@@ -34,7 +34,7 @@ unsigned soft_places_limit(unsigned most)
 	return most ? most : 1;
 }
 
-/* The bytes of the address, and how many of them are its networks. */
+/* Copy the address to `raw`. Returns the prefix lengths of its networks. */
 static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_t raw[IPV6])
 {
 	if (address->ss_family == AF_INET) {
@@ -54,14 +54,14 @@ static const uint8_t *networks_of(const struct sockaddr_storage *address, uint8_
 	return IN6_IS_ADDR_LINKLOCAL(in6) || IN6_IS_ADDR_LOOPBACK(in6) ? alone : ipv6_networks;
 }
 
-/* Each step mixes the whole word: splitmix64's finalizer. */
+/* Each iteration mixes the whole word with the finalizer of splitmix64. */
 uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length)
 {
 	uint64_t hash;
 
 	if (!*seed &&
 	    soft_device.platform->random(seed, sizeof(*seed), GRND_NONBLOCK) != sizeof(*seed))
-		*seed = soft_now(); /* no entropy yet, at boot */
+		*seed = soft_now(); /* no entropy is available yet during boot */
 	hash = *seed |= 1;
 	for (size_t i = 0; i < length; i++) {
 		hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -119,7 +119,7 @@ static unsigned share_of(unsigned limit)
 	return limit / SHARE ? limit / SHARE : 1;
 }
 
-/* Whether one is served before another one that is older. */
+/* Returns whether `one` is served before the older `other`. */
 static bool is_before(const struct soft_places *places, const struct soft_place *one,
 		      const struct soft_place *other, unsigned share)
 {
@@ -168,7 +168,8 @@ struct soft_place *soft_places_evicted(const struct soft_places *places, unsigne
 		if (!found)
 			break;
 	}
-	/* The newest can be the only one there, where its bucket is full of others. */
+	/* The newest peer may be the only match if the bucket also contains other networks. Then
+	 * search the next larger network. */
 	for (;; level--)
 		soft_list_each (struct soft_place, place, &places->peers, node)
 			if (&place->node != newest &&

@@ -1,18 +1,20 @@
-/* Admission control: places for peers that have proved nothing yet, and who loses one.
+/* Admission control: limits the places for peers that are not verified yet, and selects the one
+ * to evict.
  *
- *   places      of a kind there are `limit`, and no more than an eighth of the descriptors that the
- *               process may have; a new peer always gets one
- *   host share  an eighth of them, of each network: of IPv6 the /48 (what a provider assigns to one
- *               customer, RFC 6177), /56 and /64 (of a host, which has all the rest, RFC 4291), of
- *               IPv4 the /24 and the address; a link-local or loopback address of IPv6 is alone,
- *               because its network is the same for all of them
- *   eviction    of the oldest one of the fullest network that has more than its share, and in it of
- *               the fullest smaller one that has more than a share, and so on; else of the oldest of
- *               all: so one network cannot keep others out
+ *   places      each kind of place has its own `limit`, which is at most an eighth of the process's
+ *               descriptor limit. A new peer always gets a place.
+ *   host share  an eighth of the places per network. IPv6 networks are the /48 (which a provider
+ *               assigns to one customer, RFC 6177), the /56 and the /64 (which a single host
+ *               controls, RFC 4291). IPv4 networks are the /24 and the address. Link-local and
+ *               loopback addresses of IPv6 count individually, because they all share one network.
+ *   eviction    evicts the oldest peer of the fullest network that exceeds its share, narrowed
+ *               down to the fullest smaller network in it that exceeds a share, and so on. If no
+ *               network exceeds its share, evicts the oldest of all peers. One network therefore
+ *               cannot keep others out.
  *
- * The transport has the same rules (aiordma/_transport/admission_control.py), but evicts by lot; here
- * the first message follows at once, and so many places are not taken by others in between.  Under
- * the engine's lock.
+ * The transport applies the same rules (aiordma/_transport/admission_control.py), but evicts at
+ * random. Here, a peer's first message follows immediately, before others can take that many
+ * places. Called under the engine's lock.
  */
 #pragma once
 
@@ -22,49 +24,51 @@
 
 enum {
 	SOFT_PLACES_BUCKETS = 1024,
-	SOFT_PLACES_LEVELS =
-		3 /* nested networks of an address, largest first; the last is a host */
+	SOFT_PLACES_LEVELS = 3 /* nested networks, largest first */
 };
 
-/* Of what peers choose: they cannot find out what has the same hash.  *seed becomes random; 0: it is not yet. */
+/* Hash data that peers choose. The seed is random, so they cannot find collisions. Initialises
+ * `*seed` if it is 0. */
 uint64_t soft_hash(uint64_t *seed, const void *bytes, size_t length);
 
-/* Fill in the buckets of the networks that contain `address`, largest first, as a table with
- * SOFT_PLACES_BUCKETS buckets for each level has them.  `seed` is that of soft_hash. */
+/* Compute the buckets of the networks that contain `address`, largest network first, in a table
+ * with SOFT_PLACES_BUCKETS buckets per level. `seed` is passed to soft_hash. */
 void soft_networks(uint64_t *seed, const struct sockaddr_storage *address,
 		   uint16_t bucket[SOFT_PLACES_LEVELS]);
 
 struct soft_places {
 	struct soft_node peers; /* soft_place.node, oldest first */
 	unsigned count;
-	uint64_t seed; /* of soft_hash */
-	/* Peers by a hash of their network, so that networks need no records.  Two of them share a
-	 * bucket now and then, which the outside cannot arrange: the hash has a random seed. */
+	uint64_t seed; /* for soft_hash */
+	/* The number of peers by a hash of their network, so that networks need no records. Two
+	 * networks sometimes share a bucket, but peers cannot provoke that because the seed of the
+	 * hash is random. */
 	uint16_t of_bucket[SOFT_PLACES_LEVELS][SOFT_PLACES_BUCKETS];
 	uint16_t larger[SOFT_PLACES_LEVELS]
-		       [SOFT_PLACES_BUCKETS]; /* the bucket of the network around it */
+		       [SOFT_PLACES_BUCKETS]; /* bucket of the enclosing network */
 };
 
 struct soft_place {
 	struct soft_node node;
-	struct soft_places *places; /* NULL: it has none */
+	struct soft_places *places; /* NULL if it holds no place */
 	uint16_t bucket[SOFT_PLACES_LEVELS];
 };
 
 void soft_places_init(struct soft_places *places);
-/* `most`, or the eighth of the descriptors. */
+/* Returns `most`, or an eighth of the descriptor limit if that is less. At least 1. */
 unsigned soft_places_limit(unsigned most);
-/* For a peer from that address; AF_UNSPEC: of this host. */
+/* Add a peer with this address. AF_UNSPEC is a peer on this host. */
 void soft_places_add(struct soft_places *places, struct soft_place *place,
 		     const struct sockaddr_storage *address);
-/* Safe to repeat. */
+/* Release the place. Safe to repeat. */
 void soft_place_release(struct soft_place *place);
-/* After `add`: the peer to be evicted, whose owner then releases the place, never the one added last;
- * NULL if there are no more than `limit`. */
+/* Returns the peer to evict after soft_places_add, or NULL if there are at most `limit` peers. It
+ * is never the peer added last. The owner of the peer must release its place. */
 struct soft_place *soft_places_evicted(const struct soft_places *places, unsigned limit);
-/* The one to be served next, or NULL: the oldest one of those whose networks have no more than their share; if
- * there is none, of the emptiest network, and in it of its emptiest smaller one, and so on, the newest one,
- * since the oldest have been given up, or soon lose their places. */
+/* Returns the peer to serve next, or NULL. This is the oldest peer whose networks do not exceed
+ * their share. If there is none, it is the newest peer of the emptiest network, narrowed down to
+ * its emptiest smaller network, and so on. The newest is chosen because the oldest peers have given
+ * up or will soon lose their places. */
 struct soft_place *soft_places_next(const struct soft_places *places, unsigned limit);
-/* The oldest one, or NULL. */
+/* Returns the oldest peer, or NULL. */
 struct soft_place *soft_places_oldest(const struct soft_places *places);

@@ -1,5 +1,5 @@
-/* What the engine watches: file descriptors in its epoll set, and what is to be done when they are
- * ready.  While a port is down, those of the port are not in the set. */
+/* The file descriptors in the engine's epoll set and their handlers. While a port is down, its
+ * descriptors are not in the set. */
 #define _GNU_SOURCE /* struct ucred */
 #include <errno.h>
 #include <fcntl.h>
@@ -64,10 +64,10 @@ void soft_put_control(struct msghdr *message, int level, int type, const void *d
 	message->msg_controllen += CMSG_SPACE(length);
 }
 
-/* Users that have no number in this user name space all have this one. */
+/* Returns the user ID shown for all users that have none in this user namespace. */
 static uid_t overflow_uid(void)
 {
-	char text[16] = "65534"; /* DEFAULT_OVERFLOWUID of the kernel */
+	char text[16] = "65534"; /* the kernel's DEFAULT_OVERFLOWUID */
 	int fd = open("/proc/sys/kernel/overflowuid", O_RDONLY | O_CLOEXEC);
 
 	if (fd >= 0) {
@@ -108,7 +108,7 @@ int soft_watch(struct soft_fd_watch *watch, uint32_t events)
 	return 0;
 }
 
-/* The step under way may have collected an event that has not been served yet. */
+/* Drop an event that the current step has collected but not served yet. */
 static void drop_event(const struct soft_fd_watch *watch)
 {
 	for (int i = 0; i < soft_device.engine->event_count; i++)
@@ -143,7 +143,7 @@ void soft_watches_silence(uint32_t ports)
 
 		if (is_silent(watch, ports) == was_silent)
 			continue;
-		/* What epoll had room for it has room for again. */
+		/* Failure is not expected: epoll had room for the descriptor before the port went down. */
 		tell_epoll(was_silent ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
 		if (!was_silent)
 			drop_event(watch);

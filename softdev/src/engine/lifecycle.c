@@ -1,4 +1,4 @@
-/* The engine's start with the first user, its stop with the last, and what a fork makes of it. */
+/* Starts the engine with its first user, stops it with the last, and handles forks. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -55,7 +55,7 @@ void soft_engine_schedule_step(void)
 	soft_assert_locked();
 	const uint64_t one = 1;
 
-	/* It cannot be full, and were it, it would be readable. */
+	/* The counter cannot overflow, and even a full one would be readable. */
 	(void)!write(soft_device.engine->step_event.fd, &one, sizeof(one));
 }
 
@@ -80,7 +80,7 @@ static void close_all(void)
 	soft_device.engine->scratch = NULL;
 }
 
-/* The outer ones of the subsystems, or their leaves. */
+/* Apply `change` to the subsystems' outer mutexes, or to their leaf mutexes. */
 static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 {
 	EACH_SUBSYSTEM (it) {
@@ -91,7 +91,7 @@ static void each_mutex(bool outer, int (*change)(pthread_mutex_t *mutex))
 	}
 }
 
-/* Those that the engine's thread never takes. */
+/* Acquire the mutexes that the engine's thread never takes. */
 static void lock_users(void)
 {
 	each_mutex(true, pthread_mutex_lock);
@@ -120,10 +120,10 @@ static void after_fork_in_parent(void)
 	each_mutex(true, pthread_mutex_unlock);
 }
 
-/* The process has none of the device any more, whose descriptors have been closed here or are to be.
- * The child of a fork has none of the parent's device: it must neither serve the parent's peers nor keep
- * their streams open after the parent's death.  It may open a device of its own.  What it inherited
- * of objects may only be forgotten (ibv_fork_init(3)). */
+/* Drop the device, because its descriptors are closed or must be closed here. The child of a fork
+ * does not own its parent's device: it must neither serve the parent's peers nor keep their streams
+ * open after the parent's death. It may open a device of its own. Inherited objects can only be
+ * abandoned (ibv_fork_init(3)). */
 static void forget_device(void)
 {
 	soft_list_drain (struct soft_fd_watch, watch, &soft_device.engine->watches, node) {
@@ -135,7 +135,7 @@ static void forget_device(void)
 	close_all();
 	soft_timers_forget();
 	soft_list_init(&soft_device.engine->deferred);
-	soft_list_clear(&soft_device.engine->channels); /* what is destroyed later is in no list */
+	soft_list_clear(&soft_device.engine->channels); /* destroying one later is harmless */
 	EACH_SUBSYSTEM (it)
 		if ((*it)->forked)
 			(*it)->forked();
@@ -153,7 +153,7 @@ static void after_fork_in_child(void)
 {
 	if (soft_device.engine->has_started) {
 		soft_device.engine->notifying = soft_device.engine->waiting =
-			soft_device.engine->spinning = 0; /* threads of the parent */
+			soft_device.engine->spinning = 0; /* the parent's threads */
 		forget_device();
 	}
 	after_fork_in_parent();
@@ -192,7 +192,7 @@ void soft_engine_check_descriptors(void)
 	lock_users();
 	bool lost = are_lost();
 
-	/* The thread may sleep where nothing can wake it any more. */
+	/* Cancel the thread, because it may sleep on descriptors that can no longer wake it. */
 	if (lost && soft_device.platform->threads) {
 		soft_publish(&soft_device.engine->stopping, true);
 		pthread_cancel(soft_device.engine->thread);
@@ -204,7 +204,8 @@ void soft_engine_check_descriptors(void)
 	after_fork_in_parent();
 }
 
-/* Called as soon as there are subsystems: their mutexes are in use before the engine starts. */
+/* Called as soon as the subsystems are set, because their mutexes are used before the engine
+ * starts. */
 int soft_engine_guard_fork(void)
 {
 	static bool guarded;
@@ -220,8 +221,9 @@ unsigned soft_engine_fork_generation(void)
 	return soft_device.engine->fork_generation;
 }
 
-/* Signals are for the application's threads, apart from a thread's own faults: blocked, those end
- * the process past the handler that it has for them (pthread_sigmask(3)). */
+/* Leave signals to the application's threads, except for those that report the thread's own faults.
+ * If these were blocked, a fault would end the process without calling its handler
+ * (pthread_sigmask(3)). */
 static int start_thread(void)
 {
 	sigset_t others, before;
@@ -256,7 +258,8 @@ int soft_misconfigured(int error, const char *variable, const char *value, const
 	return error;
 }
 
-/* Descriptors or memory are used up, so the call itself is allowed. */
+/* Returns whether the call failed for lack of descriptors or memory, which means that it is
+ * allowed. */
 static bool is_shortage(int error)
 {
 	return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ||
@@ -378,11 +381,11 @@ void soft_engine_put(void)
 	const uint64_t one = 1;
 
 	pthread_mutex_lock(&soft_device.engine->users_mutex);
-	/* No user is left in the child of a fork, whatever it inherited. */
+	/* The child of a fork has no users, whatever it inherited. */
 	if (soft_device.engine->users && --soft_device.engine->users == 0) {
 		soft_publish(&soft_device.engine->stopping, true);
 		if (write(soft_device.engine->wake_fd, &one, sizeof(one)) != sizeof(one))
-			abort(); /* it is written once, and there was a check just now */
+			abort(); /* written only once; the fd has just been checked */
 		if (soft_device.platform->threads)
 			pthread_join(soft_device.engine->thread, NULL);
 		soft_lock();

@@ -1,11 +1,11 @@
-/* The engine's own thread, for the time when no thread of the application makes progress.
+/* The engine's own thread, which works while no application thread makes progress.
  *
- * It sleeps without a timeout, so an idle process costs nothing.  When it wakes up it checks two
- * things: a thread of the application has done work since the last check, and no application thread
- * sleeps that only the engine's thread can wake.  If both hold, it ticks: it polls every half
- * millisecond and serves only what has been ready for a whole tick.  Once it has had to serve, it
- * serves at once until the application does work again.  If that happens several times in a row, it
- * does not tick at all for a while.
+ * It sleeps without a timeout, so an idle process costs nothing. When it wakes up, it checks
+ * whether an application thread has done work since the last check, and whether no application
+ * thread sleeps that only the engine's thread can wake. If both are true, it ticks: it polls every
+ * half millisecond and serves only work that has been ready for a whole tick. Once it has had to
+ * serve such work, it serves immediately until the application does work again. If that happens
+ * several times in a row, it does not tick at all for a while.
  */
 #include <poll.h>
 #include <sched.h>
@@ -14,7 +14,7 @@
 #include "engine_internal.h"
 
 enum {
-	MAX_QUIET_TICKS = 8, /* without work before the thread sleeps again */
+	MAX_QUIET_TICKS = 8, /* idle ticks before the thread sleeps again */
 	SOON = 3,
 	MAX_FAILURES = 8,
 };
@@ -27,8 +27,8 @@ static bool stopping(void)
 	return soft_observe(&soft_device.engine->stopping);
 }
 
-/* Let waiting threads take the lock first: an unlock followed at once by a lock would win against a
- * thread that has to be woken. */
+/* Let waiting threads take the lock first. If this thread released the lock and took it again right
+ * away, it would always win against a thread that has to be woken. */
 static void make_room(void)
 {
 	for (int i = 0; i < 50 && soft_counter_get(&soft_device.engine->waiting); i++)
@@ -67,7 +67,8 @@ static void set_asleep(bool asleep)
 	soft_unlock();
 }
 
-/* The descriptors are not the engine's any more: each poll would find them ready, or none. */
+/* Returns whether the program has closed the engine's descriptors, and stops the engine if so.
+ * Otherwise the thread would poll descriptors that are always or never ready. */
 static bool is_over(void)
 {
 	soft_lock();
@@ -79,23 +80,24 @@ static bool is_over(void)
 	return lost;
 }
 
-/* Until there is work, or the thread is to end (wake_fd). */
+/* Sleep until there is work or the thread must end (wake_fd). */
 static void sleep_until_work(void)
 {
-	/* Not in the epoll set, where it would wake threads of the application. */
+	/* wake_fd is not in the epoll set, where it would wake application threads. */
 	struct pollfd fds[2] = {
 		{.fd = soft_device.engine->epoll_fd, .events = POLLIN},
 		{.fd = soft_device.engine->wake_fd, .events = POLLIN},
 	};
 
 	set_asleep(true);
-	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* soft_engine_check_descriptors */
+	pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL); /* by soft_engine_check_descriptors */
 	poll(fds, 2, -1);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 	set_asleep(false);
 }
 
-/* Begin to tick, unless an application thread depends on the engine's thread. */
+/* Start to tick, unless an application thread depends on the engine's thread. Returns whether the
+ * thread ticks. */
 static bool may_tick(void)
 {
 	soft_lock();
@@ -107,8 +109,8 @@ static bool may_tick(void)
 	return may;
 }
 
-/* Tick while the application works.  Returns true if it left work unserved for a tick; *ticks is
- * how many ticks that took. */
+/* Tick while the application works. Returns whether the application left work unserved for a tick,
+ * and sets `*ticks` to the number of ticks. */
 static bool tick(unsigned *seen, unsigned *ticks)
 {
 	const struct timespec tick = {.tv_nsec = SOFT_TICK_NS};
@@ -143,16 +145,16 @@ static bool tick(unsigned *seen, unsigned *ticks)
 	return left_unserved;
 }
 
-/* How the ticking has gone. */
+/* How well the application has served its work while the engine's thread ticked. */
 struct tick_history {
-	unsigned seen; /* of engine.served */
-	bool app_served; /* the application has done work since the engine's thread last had to */
-	unsigned failures; /* ticks in a row that soon ended with work left unserved */
-	uint64_t again_at; /* no tick before that time */
-	uint64_t pause_ns; /* without ticks, after MAX_FAILURES of these */
+	unsigned seen; /* engine.served at the last check */
+	bool app_served; /* since the engine's thread last had to serve */
+	unsigned failures; /* consecutive runs of at most SOON ticks that left work unserved */
+	uint64_t again_at; /* time before which the thread does not tick */
+	uint64_t pause_ns; /* time without ticks after MAX_FAILURES failures */
 };
 
-/* True if the engine's thread is to serve the work at hand. */
+/* Returns whether the engine's thread must serve the work that is ready. */
 static bool serve_here(struct tick_history *tick_history)
 {
 	unsigned served = soft_counter_get(&soft_device.engine->served);
@@ -166,9 +168,10 @@ static bool serve_here(struct tick_history *tick_history)
 	unsigned ticks;
 	bool left_unserved = tick(&tick_history->seen, &ticks);
 
-	/* An application that polls its memory for a peer's writes and the CQ only for its own
-	 * does some of the work, and each time leaves just what it waits for to us.  One that was
-	 * merely kept from its work for a moment has done much of it before. */
+	/* An application may poll its memory for a peer's writes, and the CQ only for its own
+	 * requests. It then does some of the work, but always leaves the part it waits for to this
+	 * thread. An application that was merely interrupted for a moment has done much of the work
+	 * before. */
 	if (!left_unserved || ticks > SOON) {
 		tick_history->failures = 0;
 		tick_history->pause_ns = NO_TICK_NS;
@@ -204,7 +207,8 @@ static void run(void)
 #ifdef __SANITIZE_ADDRESS__
 void __asan_handle_no_return(void);
 
-/* The sanitizer takes the stack that a cancelled thread has left for one in use. */
+/* Tell the sanitizer that a cancelled thread has left its stack, which it would otherwise take for
+ * one in use. */
 static void cancelled(void *unused)
 {
 	(void)unused;

@@ -1,7 +1,7 @@
-/* Timers: a pairing heap of structs that live inside their owners, so that starting one can neither
- * fail nor allocate, and one timerfd in the engine's epoll set for the first of them.
+/* Timers: a pairing heap of structs embedded in their owners, so that starting a timer neither
+ * allocates nor fails. A timerfd in the engine's epoll set waits for the first of them.
  *
- * Nothing here runs while no timer is started: the device has no periodic work.
+ * Nothing here runs while no timer is started, because the device has no periodic work.
  */
 
 #include "engine_internal.h"
@@ -14,7 +14,8 @@ uint64_t soft_now(void)
 	return soft_nanoseconds(&now);
 }
 
-/* `previous` is the parent for a first child, else the sibling before. */
+/* Merge two heaps. `previous` is the parent of a first child, and the preceding sibling of any
+ * other. */
 static struct soft_timer *meld(struct soft_timer *a, struct soft_timer *b)
 {
 	if (!a || !b)
@@ -33,7 +34,7 @@ static struct soft_timer *meld(struct soft_timer *a, struct soft_timer *b)
 	return a;
 }
 
-/* Two passes over the list of siblings: pairs from the left, then all from the right. */
+/* Merge a list of siblings in two passes: in pairs from the left, then all pairs from the right. */
 static struct soft_timer *meld_siblings(struct soft_timer *first)
 {
 	struct soft_timer *pairs = NULL;
@@ -83,7 +84,7 @@ static void take_out(struct soft_timer *timer)
 
 static void set_alarm(void)
 {
-	/* An alarm that comes too early is harmless and cheaper than setting it twice. */
+	/* An early alarm is harmless and cheaper than setting the alarm twice. */
 	if (!soft_device.engine->timers ||
 	    (soft_device.engine->alarm_at &&
 	     soft_device.engine->alarm_at <= soft_device.engine->timers->deadline_ns))
