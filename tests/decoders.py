@@ -11,14 +11,14 @@ import json
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import numpy as np
 from hypothesis import strategies as st
 
-from aiordma import arrays, rpc
+from aiordma import Connection, arrays, rpc
 from aiordma._core import (
     admission,
     fields,
@@ -145,8 +145,9 @@ def opened(data: bytes) -> bytes:
 
 
 def remote_array(data: bytes) -> object:
-    """With memory of 1,000 bytes, which is never read."""
-    conn: Any = SimpleNamespace(open_region=lambda _: bytes(1000))
+    """Open an array whose region has 1,000 bytes, which are never read."""
+    conn = Mock(spec=Connection)
+    conn.open_region.return_value = bytes(1000)
     return arrays.open_array(conn, bytes(TOKEN_SIZE) + data).shape
 
 
