@@ -1,8 +1,9 @@
-"""A table of calls with every failure turned into an exception: the only place that does.
+"""The only module that turns the failures of C calls into exceptions.
 
-C reports failure in several ways, and each call has its own (:mod:`.conventions`). A call here
-returns what remains without failure: nothing, a pointer, a count. The stub of the compiled module
-has their types, made from softdev/abi/calls.h and native/verbs/interface.h.
+C calls report failures in several ways, which :mod:`.conventions` lists. A call of this module
+returns the result of the C call without the error code: None, a pointer or a number. Its types are
+in the stub of the compiled module, which is generated from softdev/abi/calls.h and
+native/verbs/interface.h.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 else:
     CheckedCalls = CheckedProviderCalls = object
 
-# 524 is the kernel's ENOTSUPP, which is not for programs but reaches them.
+# 524 is the kernel's internal ENOTSUPP, which reaches programs nevertheless.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, 524})
 
-# Their errors are the kernel's, as ENOSYS of a seccomp filter, and do not concern the device.
+# Errors of these calls do not concern the device. For example, a seccomp filter returns ENOSYS.
 _SYSTEM_CALLS = frozenset({"fcntl", "socket", "timerfd_create", "timerfd_settime"})
 
 
@@ -67,14 +68,14 @@ def errno_of(code: int) -> int:
 
 
 def explained(error: VerbsError, detail: str) -> VerbsError:
-    """Return the failure with a message that says what it was about."""
+    """Return the failure with a message that contains `detail`."""
     return failure(error.verb, error.errno or 0, detail)
 
 
 def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Callable[..., Any]:
     """Wrap a C function in a call that raises exceptions, according to its convention."""
 
-    # errno is cleared first: a call that fails without setting it must not show an older one.
+    # Clear errno first, because a failed call may not set it, and an older value would be reported.
     def zero(*arguments: object) -> None:
         ffi.errno = 0
         code: int = call(*arguments)
@@ -121,8 +122,8 @@ def checked(verb: str, call: Callable[..., Any], convention: Convention) -> Call
 class Calls(CheckedCalls):
     """The calls of one library, each raising :class:`VerbsError` (or its ``UnsupportedError``).
 
-    Those that no library exports are here too: native/verbs/extended.c has each, with ``aiordma_``
-    before its name.
+    Calls that no library exports are attributes as well. native/verbs/extended.c defines them with
+    the prefix ``aiordma_``.
     """
 
     def __init__(self, table: h.aiordma_calls) -> None:
@@ -143,13 +144,13 @@ class ProviderCalls(CheckedProviderCalls):
 
 
 def _functions(structure: str, table: object) -> dict[str, Any]:
-    """Return the functions of a table by name; NULL, which is false, if one is missing."""
+    """Return the functions of a table by name. A missing function is NULL, which is false."""
     fields = ffi.typeof(f"struct {structure}").fields
     return {name: getattr(table, name) for name, it in fields if it.type.kind == "function"}
 
 
 def _set_all(self: object, calls: dict[str, Any], missing: Callable[[str], str]) -> None:
-    """Set each call in its checked form; a missing one raises an error with its text."""
+    """Set each call as an attribute. A missing call raises an error with the text of `missing`."""
     for verb, call in calls.items():
         if call:
             checked_call = checked(verb, call, convention_of(verb, ffi.typeof(call).result.cname))

@@ -1,6 +1,6 @@
-"""The error conventions of the C libraries' calls; the build reads this too, for the stub.
+"""The error conventions of the C libraries' calls.
 
-No imports of the package, therefore.
+The build also reads this module to write the stub, so the module must not import the package.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Convention(Enum):
     COUNT = auto()
     """The call returns a number, or a negative errno value."""
     EVENT = auto()
-    """As MINUS_ONE, but EAGAIN is an answer: here the call returns whether there was an event."""
+    """Like MINUS_ONE, but EAGAIN is not an error. The call returns whether there was an event."""
     PLAIN = auto()
-    """The call cannot fail, or returns its own error number, which is passed on."""
+    """The call cannot fail, or its own error number is returned unchanged."""
 
 
 _OTHERS = {
@@ -44,7 +44,7 @@ _OTHERS = {
 
 
 def convention_of(verb: str, result: str) -> Convention:
-    """By its manual page (ibv_*(3), rdma_*(3), efadv_*(3), mlx5dv_*(3)); `result` is its C type."""
+    """Return the convention of a call, from its manual page. `result` is its C result type."""
     if verb in _OTHERS:
         return _OTHERS[verb]
     if result == "int":

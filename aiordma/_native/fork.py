@@ -1,8 +1,9 @@
-"""Resets in the child of a fork, before any of its other code: the package's only fork hook.
+"""Resets in the child of a fork, before any other code runs there.
 
 A child inherits its parent's pointers, locks and sockets but must not use them. Each module
 registers a function that resets its own state. The functions run in the order of registration, even
-if an earlier one has failed. This module is in the lowest package because `verbs` uses it too.
+if an earlier one has failed. This is the package's only fork hook, and it is in the lowest package
+because `verbs` uses it too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _sockets: dict[int, int] = {}  # inode number -> descriptor
 
 
 def reset_in_child(reset: Callable[[], None]) -> None:
-    """Call `reset` in every child of a fork from now on."""
+    """Register a function that is called in every child of a fork from now on."""
     _resets.append(reset)
 
 
@@ -27,11 +28,14 @@ def generation() -> int:
 
 
 def add_socket(fd: int) -> int:
-    """Replace the socket in children by /dev/null; return the argument for `remove_socket`.
+    """Register a socket to be replaced by /dev/null in children.
 
-    While any process has a connected socket open, its peer does not see its end, and the port of a
-    listening socket stays in use. A child does not close the socket, because an object that it has
-    inherited may later close the same number when it belongs to another file.
+    While any process has a connected socket open, the peer does not see the connection end.
+    Similarly, the port of a listening socket stays in use. A child does not close the socket,
+    because an inherited object may later close the same descriptor when it belongs to another file.
+
+    Returns:
+        The argument for `remove_socket`.
     """
     inode = os.fstat(fd).st_ino
     _sockets[inode] = fd

@@ -1,7 +1,8 @@
-"""Names for the types of the boundary, for annotations.
+"""Names for the types of the boundary to C, for annotations.
 
-To a type checker they are those of the stub of the compiled module: a C structure has a class of
-its name, which stands for pointers to it as well. At run time each of them is `ffi.CData`.
+Type checkers see the types of the compiled module's stub, which has a class for each C structure.
+The class also stands for pointers to the structure. At run time, each of these names is
+`ffi.CData`.
 """
 
 # ruff: noqa: F403

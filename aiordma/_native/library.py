@@ -1,4 +1,4 @@
-"""The two libraries of calls: the system's and the embedded device."""
+"""The two libraries of calls: the system's libraries and the embedded device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Register = Callable[[h.ibv_pd, h.VoidPointer | h.Characters, int, int], h.ibv_mr
 
 
 class Library:
-    """The target of calls; ``name`` is ``"system"`` or ``"embedded"``, and ``calls`` raise errors.
+    """A library of calls. ``name`` is ``"system"`` or ``"embedded"``; ``calls`` raise exceptions.
 
-    There is one object for each library, created by :func:`system` and :func:`embedded`. It may be
-    used from any thread.
+    Each library has one object, created by :func:`system` or :func:`embedded`. Any thread may use
+    it.
     """
 
     __slots__ = (
@@ -61,15 +61,15 @@ class Library:
         self._cm_process: int | None = None
 
     def offers(self, entry: str) -> bool:
-        """Return whether its devices have this optional entry of softdev/abi/device_calls.h."""
+        """Return whether its devices support this optional entry of softdev/abi/device_calls.h."""
         return bool(getattr(self.table.device, entry))
 
     def open_failure(self, error: VerbsError, likely: str = "") -> VerbsError:
-        """Return the error of a call that opens a device or an event channel, with its reason.
+        """Return the error of a call that opens a device or an event channel, with the reason.
 
         Args:
             error: The error without a reason, from the latest such call of this thread.
-            likely: The likely reason if the library cannot tell it.
+            likely: The likely reason, if the library does not report one.
         """
         if not self.offers("start_failure"):
             return explained(error, likely)
@@ -77,34 +77,37 @@ class Library:
         return VerbsError(error.errno or 0, error.verb, reason) if reason else error
 
     def may_be_at(self, gid: bytes, peer: bytes) -> bool:
-        """Whether a peer with the address `peer` may have an endpoint with this GID.
+        """Return whether a peer with the address `peer` may have an endpoint with this GID.
 
-        Always where a device does not connect to that address (softdev/abi/device_calls.h).
+        The result is always True for devices that do not connect to that address
+        (softdev/abi/device_calls.h).
         """
         return not self.offers("same_host") or bool(self.table.device.same_host(gid, peer))
 
     def end_with_peer(self, qp: h.ibv_qp) -> None:
-        """Let a queue pair break as soon as its device learns that the peer's process has ended.
+        """Let a queue pair break as soon as its device detects the end of the peer's process.
 
-        Before it is connected; without effect where devices do not watch their peers, as cards.
+        Call this before the queue pair is connected. It has no effect on cards, which do not watch
+        their peers.
         """
         if self.offers("end_with_peer"):
             self.table.device.end_with_peer(qp)
 
     def count_served(self, qp: h.ibv_qp) -> h.aiordma_served | None:
-        """Return counters of what the peer reads and writes by `qp`, or None if it has none.
+        """Return counters of the peer's reads and writes through `qp`, or None if there are none.
 
-        They are to be passed to `release_served` of the table of calls.
+        Pass the counters to `release_served` of the table of calls when you are done.
         """
         if not self.offers("count_served"):
             return None
         return self.table.device.count_served(qp) or None
 
     def enter_cm(self) -> None:
-        """Before anything that makes the connection manager open its devices.
+        """Check that this process may open devices through the connection manager.
 
-        UnsupportedError in the child of a fork, if its parent had done so and the child inherits
-        what was opened: librdmacm keeps its devices, and they are the parent's to the kernel.
+        Raises:
+            UnsupportedError: In the child of a fork, if its parent had already opened devices.
+                librdmacm keeps these devices open, but for the kernel they belong to the parent.
         """
         process = os.getpid()
         if self._cm_process is None:
@@ -125,7 +128,7 @@ class Library:
         return self._providers
 
     def missing_calls(self) -> tuple[str, ...]:
-        """Return the names of the calls that only newer versions of the library have."""
+        """Return the names of calls that this library is too old to provide."""
         fields = ffi.typeof("struct aiordma_calls").fields
         return tuple(name for name, _ in fields or () if not getattr(self.table, name))
 

@@ -1,8 +1,8 @@
-"""C structures as records, and arrays of requests and completions that are converted at once.
+"""C structures as records, and arrays of requests and completions that are converted together.
 
-Reading the members of a C structure costs about 190 ns per completion; unpacking an array costs
-about 50 ns each (measured here). The layouts here therefore repeat native/verbs/interface.h, and a
-test compares every size and offset.
+Reading the members of a C structure costs about 190 ns per completion, but unpacking an array costs
+about 50 ns (measured here). The layouts therefore repeat native/verbs/interface.h, and a test
+compares every size and offset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SGE = struct.Struct("=Q2I")
 
 
 class CompletionArray:
-    """Arrays of ``capacity`` completions and their further fields, for one thread at a time."""
+    """Arrays of ``capacity`` completions and their other fields, for one thread at a time."""
 
     __slots__ = ("_bytes", "_more_bytes", "capacity", "more", "pointer")
 
@@ -52,7 +52,7 @@ class CompletionArray:
         self._bytes, self._more_bytes = ffi.buffer(self.pointer), ffi.buffer(self.more)
 
     def records(self, count: int) -> Iterator[tuple[Record, More]]:
-        """Yield the first ``count`` as tuples, copied first, because the array may be reused."""
+        """Yield the first ``count`` completions as tuples, from a copy made beforehand."""
         records = COMPLETION.iter_unpack(self._bytes[: count * COMPLETION.size])
         return zip(records, MORE.iter_unpack(self._more_bytes[: count * MORE.size]), strict=True)
 
@@ -70,7 +70,7 @@ class RequestArray:
         self.make_room(1, 1)
 
     def make_room(self, requests: int, sges: int) -> None:
-        """Make the arrays large enough; their contents may be lost."""
+        """Make the arrays large enough. Their contents may be lost."""
         if requests <= self._size[0] and sges <= self._size[1]:
             return
         self._size = max(self._size[0], requests), max(self._size[1], sges)
@@ -86,7 +86,7 @@ _types = cache(get_type_hints)
 
 
 def copy_of(structure: object, record: Callable[..., T], **given: object) -> T:
-    """Copy a C structure to a named tuple: convert each member to its field's type.
+    """Copy a C structure to a named tuple, converting each member to the type of its field.
 
     Fields in `given` get those values instead.
     """

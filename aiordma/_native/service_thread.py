@@ -1,7 +1,8 @@
-"""The threads of the package, in which nothing may wait for another of these threads.
+"""The service threads of the package, which must not wait for each other.
 
-Python's collector runs destructors in any thread, including these, and a destructor may call the
-package. Code that would wait for an event loop checks `in_service_thread` first.
+Python's garbage collector runs destructors in any thread, including service threads, and a
+destructor may call the package. Code that would wait for an event loop therefore checks
+`in_service_thread` first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The software device beyond its table of calls: no other module of the library knows softdev/.
+"""The functions of the software device that are not in its table of calls.
 
-Each is the function or constant of softdev/src/embedded.h, which describes it.
+No other module of the library uses softdev/ directly. softdev/src/embedded.h describes each
+function and constant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text for C, where a null character ends a text."""
+"""Conversion of text for C, which ends a text at the first null character."""
 
 from __future__ import annotations
 

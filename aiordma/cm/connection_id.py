@@ -25,14 +25,15 @@ from .address import Address, as_sockaddr, from_storage
 from .options import Options
 from .parameters import ConnectionParameters, PortSpace, check_private_data
 
-# The id of an event, by library and address of the C structure: an id may change its channel.
+# The ID of an event, by library and address of the C structure. One table serves all channels,
+# because an ID may change its channel.
 _ids: weakref.WeakValueDictionary[tuple[str, int], ConnectionId] = weakref.WeakValueDictionary()
 
 _ADDRESS_AND_FLAGS = 3  # RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
 _FULL_MEMBER, _SEND_ONLY = 0, 1  # enum rdma_cm_mc_join_flags
 
-# An event names its join by the context that was given with it. Here that is a number that is never
-# reused, so that an event of a group that has been left is not taken for one of a newer join.
+# An event identifies its join by the context that was passed with it. These contexts are numbers
+# that are never reused, so that a late event of an old join is not attributed to a newer one.
 _numbers = itertools.count(1)
 
 _UNSPECIFIED = (("0.0.0.0", 0), ("::", 0))

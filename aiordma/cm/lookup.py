@@ -68,7 +68,7 @@ class AddressInfo(NamedTuple):
 
     @classmethod
     def read(cls, info: h.rdma_addrinfo) -> AddressInfo:
-        """Copy a C structure."""
+        """Convert a ``struct rdma_addrinfo``."""
         return cls(
             from_sockaddr(info.ai_src_addr, info.ai_src_len),
             from_sockaddr(info.ai_dst_addr, info.ai_dst_len),

@@ -27,8 +27,7 @@ _LEVEL = 0  # RDMA_OPTION_ID
 _INT_OPTIONS = (Option.REUSEADDR, Option.AFONLY)  # the others are uint8_t
 
 
-# What the connection manager wants of the id, which it says with an errno alone: the manual pages
-# of the calls.
+# The requirements of each call (manual pages). The connection manager reports only an errno.
 _ANSWER = "accept() or reject() must be called once, on the ID of a CONNECT_REQUEST event"
 _RULES = {
     "rdma_bind_addr": "bind_addr() must be called once, before any other call",

@@ -32,9 +32,10 @@ UDP_QKEY = 0x01234567
 """``RDMA_UDP_QKEY``: the Q_Key of queue pairs in PortSpace.UDP."""
 
 
-# Bytes of private data that the user may give to connect, accept and reject. The messages have
-# room for 92, 196 and 148 (IBTA volume 1, clause 12.6), those of datagram services for 216 and,
-# answering, 136 (clause 12.11); the CM's own header takes 36 from a request (rdma_connect(3)).
+# Bytes of private data in requests, acceptances and rejections. The messages have room for 92, 196
+# and 148 bytes (IBTA volume 1, clause 12.6). Requests to datagram services have room for 216 bytes,
+# and their responses for 136 (clause 12.11). The CM's own header uses 36 bytes of each request
+# (rdma_connect(3)).
 CONNECT_DATA_MAX = 56
 """The maximum private data in a connection request of PortSpace.TCP, in bytes."""
 ACCEPT_DATA_MAX = 196
@@ -46,7 +47,7 @@ DATAGRAM_REQUEST_DATA_MAX = 180
 DATAGRAM_ANSWER_DATA_MAX = 136
 """The maximum private data in a response of PortSpace.UDP, positive or negative, in bytes."""
 
-# By the call: with connections, with datagrams.
+# The limits of each call: for connections, for datagrams.
 _LIMITS = {
     "connect": (CONNECT_DATA_MAX, DATAGRAM_REQUEST_DATA_MAX),
     "accept": (ACCEPT_DATA_MAX, DATAGRAM_ANSWER_DATA_MAX),
@@ -118,7 +119,7 @@ class ConnectionParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_conn_param) -> ConnectionParameters:
-        """Copy a C structure, including the private data."""
+        """Convert a ``struct rdma_conn_param``, including the private data."""
         return copy_of(param, cls, private_data=_private_data(param))
 
 
@@ -142,7 +143,7 @@ class DatagramParameters(NamedTuple):
 
     @classmethod
     def read(cls, param: h.rdma_ud_param, *, private_data: bool, destination: bool) -> Self:
-        """Copy those members of a C structure that the event sets."""
+        """Convert the members of a ``struct rdma_ud_param`` that are valid for the event."""
         data = _private_data(param) if private_data else b""
         if not destination:
             return cls(data)

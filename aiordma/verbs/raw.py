@@ -1,4 +1,4 @@
-"""The C structures and calls of libibverbs and librdmacm through cffi, for what has no method.
+"""The C structures and calls of libibverbs and librdmacm, for features without a method.
 
 ::
 
@@ -8,15 +8,16 @@
     context.library.calls.ibv_query_device(context.pointer, attr)
     print(attr.max_qp, raw.IBV_QPT_RC)
 
-- ``pointer`` of an object of :mod:`aiordma.verbs` or :mod:`aiordma.cm` is its C structure.
-  ``library.calls`` of a context, channel or ID has the calls that the libraries export, under their
-  C names, on any device. A call that fails raises VerbsError, or UnsupportedError if the device or
-  an older library lacks it. Otherwise it returns the rest of its C result.
-- The functions of this module are the calls that the C header defines inline. Those of
+- ``pointer`` of an object of :mod:`aiordma.verbs` or :mod:`aiordma.cm` is its C structure, for use
+  with cffi.
+- ``library.calls`` of a context, channel or ID has the calls that the libraries export, under their
+  C names. A call that fails raises VerbsError, or UnsupportedError if the device or the library
+  does not support it. A call that succeeds returns its C result without the error code.
+- The functions of this module are the calls that the C header defines inline. The calls of
   ibv_wr_post(3) and ibv_create_cq_ex(3) are members of a structure: ``qp_ex.wr_start(qp_ex)``.
 - Each constant of the headers is an attribute of this module: ``raw.IBV_SEND_SIGNALED``.
 
-As in C, nothing is checked before the device does, and nothing keeps memory alive. Call
+As in C, only the device checks arguments, and nothing keeps memory alive. Call
 :meth:`QueuePair.untrack` before posting. See docs/raw-handles.md.
 """
 
@@ -49,7 +50,7 @@ def __getattr__(name: str) -> int:
 
 
 def ibv_poll_cq(cq: h.ibv_cq, num_entries: int, wc: h.ibv_wc) -> int:
-    """Take up to ``num_entries`` completions into the array ``wc``, and return their number.
+    """Store up to ``num_entries`` completions in the array ``wc``, and return their number.
 
     Source: ibv_poll_cq(3).
     """

@@ -27,16 +27,17 @@ from .completion_cursor import CompletionCursor
 from .cq_entries import Entries
 from .work_completion import WorkCompletion
 
-# Seconds that a busy poll stays in C at most, since Python handles signals: a judgement.
+# The maximum seconds of one busy poll in C, because only Python handles signals. The value is a
+# judgement.
 _SLICE = 0.001
 
-# Seconds of one sleep at most, since poll(2) counts milliseconds in an int.
+# The maximum seconds of one sleep, because poll(2) counts milliseconds in an int.
 _LONGEST_SLEEP = 3600.0
 
 
-# The result of a drain: whether there were completions, or the device made progress, as in the
-# middle of a long message; and whether there may be more, of which the fd does not tell. Plain
-# tuples, which are unpacked faster.
+# The result of a drain. The first element is whether completions were found, or the device made
+# progress, for example in the middle of a long message. The second element is whether there may be
+# more completions although the fd is not readable. Plain tuples are faster than named ones.
 Drained: TypeAlias = tuple[bool, bool]
 
 _DRAINED: tuple[Drained, ...] = tuple((bool(n & 1), bool(n & 2)) for n in range(4))

@@ -11,11 +11,11 @@ from aiordma.errors import UnsupportedError
 from .._device.enums import CQFlags, WCFields
 from .completion import CompletionChannel, CompletionQueue
 
-# Fields that a classic queue tells as well.
+# Fields that a classic queue reports as well.
 STANDARD = WCFields(lib.IBV_WC_STANDARD_FLAGS)
 
-# rdma_rxe makes extended queues, but with rdma-core 44 its iterator loses its place when it has
-# come to the end of a queue: the next poll finds completions that never were (seen on Linux 6.1).
+# rdma_rxe supports extended queues, but with rdma-core 44 its iterator loses its position at the
+# end of a queue. The next poll then returns completions that never existed (seen on Linux 6.1).
 _WITHOUT_EXTENDED = frozenset({(0xFFFFFF, 0)})  # vendor_id, vendor_part_id
 
 _TIMES = (WCFields.WITH_COMPLETION_TIMESTAMP, WCFields.WITH_COMPLETION_TIMESTAMP_WALLCLOCK)

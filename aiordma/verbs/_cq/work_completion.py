@@ -11,7 +11,7 @@ from aiordma.errors import WorkCompletionError, work_completion_error
 
 from .._device.enums import WCFields, WCFlags, WCOpcode, WCStatus
 
-# Plain numbers and looked-up members: an operation of an enumeration takes ten times as long.
+# Use plain numbers and cached members, because operators of enumerations are ten times slower.
 _opcode = lru_cache(256)(WCOpcode)
 _flags = lru_cache(256)(WCFlags)
 _RECV = int(WCOpcode.RECV)
@@ -88,7 +88,7 @@ class WorkCompletion(NamedTuple):
             _opcode(opcode),
             vendor_err,
             byte_len,
-            # rdma_rxe tells it of sends as well, without the data.
+            # rdma_rxe sets WITH_IMM for sends as well, without the data.
             imm_data if flags & _WITH_IMM and opcode & _RECV else None,
             qp_num,
             src_qp,

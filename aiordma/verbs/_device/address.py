@@ -18,7 +18,7 @@ from .enums import GIDType
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-# IPv4-mapped addresses of IPv6 begin so (RFC 4291, 2.5.5.2).
+# The prefix of IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2).
 IPV4_PREFIX = bytes(10) + b"\xff\xff"
 _ZERO = bytes(16)
 
@@ -96,7 +96,7 @@ class GIDEntry(NamedTuple):
         """Read ``struct ibv_gid_entry``."""
         try:
             ndev = socket.if_indextoname(entry.ndev_ifindex) if entry.ndev_ifindex else ""
-        except OSError:  # it has gone since, or belongs to another network namespace
+        except OSError:  # it was removed, or is in another network namespace
             ndev = ""
         return cls(
             GID(ffi.buffer(entry.gid.raw)[:16]),
@@ -162,7 +162,7 @@ def best(entries: Sequence[GIDEntry]) -> GIDEntry:
     return entries[0] if len(entries) == 1 else min(entries, key=GIDEntry.preference)
 
 
-# The members of struct ibv_ah_attr, and those of its global route, with the most that each holds.
+# The maximum of each number in struct ibv_ah_attr, and of each number in its global route.
 _OF_THE_VECTOR = {
     "dlid": 0xFFFF,
     "sl": 15,

@@ -47,7 +47,7 @@ _MEMBERS = {
 
 _ENTRY_SIZE = ffi.sizeof("struct ibv_gid_entry")
 
-# For memory that a call fills and that is read only as far as it was filled.
+# Allocates memory without clearing it, for calls that report how much of it they have filled.
 _unset = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -70,8 +70,8 @@ def event_error(event: AsyncEvent, context: Context) -> DeviceEventError:
     return DeviceEventError(event.type.name, device=context.name, element=about)
 
 
-# For each pointer those that were made, the first of which is the one: threads may come together,
-# and under a lock a destructor could keep them from each other for ever.
+# The contexts created for each pointer. The first one is used. Several may be created if threads
+# race; a lock could deadlock with a destructor.
 _borrowed: dict[tuple[str, int], list[weakref.ref[Context]]] = {}
 
 
@@ -142,7 +142,7 @@ class Context(Resource[h.ibv_context]):
         assert context is not None
         return context
 
-    # --- what there is ---------------------------------------------------------------------
+    # --- device attributes -----------------------------------------------------------------
 
     def query_device(self) -> DeviceAttributes:
         """Return the limits and capabilities of the device. The result is cached."""
@@ -352,7 +352,7 @@ class Context(Resource[h.ibv_context]):
             f"port {port_num} of {self.name} has no P_Key {pkey:#06x}; its P_Keys are: {there}"
         )
 
-    # --- what is made here -----------------------------------------------------------------
+    # --- resources -------------------------------------------------------------------------
 
     def alloc_pd(self) -> ProtectionDomain:
         """Create a protection domain for memory regions and queue pairs that are used together."""

@@ -42,8 +42,8 @@ class GRH(NamedTuple):
         raw = bytes(memoryview(data)[:GRH_SIZE])
         if len(raw) < GRH_SIZE:
             raise ValueError(f"a GRH must have {GRH_SIZE} bytes, not {len(raw)}")
-        # Of the first 20 bytes nothing is defined before an IPv4 header, they may look like a
-        # version 6; then the sum decides, which is right by chance in one of 65536.
+        # The 20 bytes before an IPv4 header are undefined, so they may look like version 6. The
+        # checksum then decides, which is correct by chance in one of 65536 cases.
         v4 = raw[_V4_OFFSET] == _V4_START
         if raw[0] >> 4 == 6 and not (v4 and _sum_is_right(raw[_V4_OFFSET:])):
             first, length, next_header, hops, *addresses = _V6.unpack(raw)

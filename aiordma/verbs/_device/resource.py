@@ -31,12 +31,12 @@ from aiordma.errors import BufferStateError
 
 P = TypeVar("P")
 
-# A None for each open object, by class.  Appending and popping needs no lock, which a finalizer
-# could find taken by its own thread: a garbage collection can be at any point.
+# One None for each open object, by class. Appending and popping need no lock. A finalizer can run
+# at any point, so its own thread might already hold a lock.
 _live: dict[str, list[None]] = {}
 _roots: weakref.WeakSet[Node[Any]] = weakref.WeakSet()
 _abandoned: list[Node[Any]] = []
-_halted = False  # the device has been told to leave all memory alone
+_halted = False  # whether the device has stopped using memory
 _remember_places = sys.flags.dev_mode
 
 

@@ -108,7 +108,7 @@ def _view(memory: object, capsule: object, target: bool) -> memoryview:
         raise BufferError(f"{name(memory)} has {bits} bits, which is not a whole number of bytes")
     if not bits:
         return memoryview(bytearray())
-    # The capsule is not consumed: its own destructor gives the memory back.
+    # The capsule is not consumed, so its own destructor releases the memory.
     whole = (ctypes.c_ubyte * (bits // 8)).from_address(tensor.data + tensor.byte_offset)
     whole.capsule = capsule
     view = memoryview(whole).cast("B")

@@ -19,17 +19,17 @@ from .buffers import AnyMemory, bytes_of, keeper_of
 from .memlock import shortage
 from .pages import Mapped, allocate
 
-# Rights that let the device change the memory: all need a writable buffer, and the remote ones need
-# local write as well (ibv_reg_mr(3)).
+# Rights that let the device change the memory. All of them need a writable buffer, and the remote
+# rights also need LOCAL_WRITE (ibv_reg_mr(3)).
 _REMOTE_CHANGES = AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
 _CHANGES = AccessFlags.LOCAL_WRITE | _REMOTE_CHANGES
-_CHANGING = int(_CHANGES)  # numbers: an operator of an enumeration takes ten times as long
-# Rights that a device may ignore; only the calls with an iova know them.
+_CHANGING = int(_CHANGES)  # numbers, because operators of enumerations are ten times slower
+# Rights that a device may ignore. Only the calls with an iova support them.
 _OPTIONAL = int(AccessFlags.RELAXED_ORDERING)
 # Rights that depend on others, or on the device.
 _WITH_CONDITIONS = int(_REMOTE_CHANGES | AccessFlags.ZERO_BASED | AccessFlags.ON_DEMAND)
 
-# Types whose memory is an allocator's: without holes, and no file that could be truncated.
+# Types whose memory comes from an allocator. It has no holes, and no file that could be truncated.
 _ALLOCATED = frozenset({bytes, bytearray, array})
 
 # enum ibv_rereg_mr_flags, enum ibv_rereg_mr_err_code
@@ -37,7 +37,7 @@ _TRANSLATION, _PD, _ACCESS = 1 << 0, 1 << 1, 1 << 2
 _ERR_DO_FORK_OLD, _ERR_CMD = -3, -4
 
 ADDRESS_SPACE = (1 << 64) - 1  # SIZE_MAX
-# Bytes of one scatter/gather entry of an advice: its length has 32 bits.
+# The bytes of one scatter/gather entry of an advice, whose length has 32 bits.
 _ADVICE_PIECE = 1 << 31
 
 
@@ -296,7 +296,7 @@ def register(
     try:
         if not length:
             raise ValueError("a memory region must have at least 1 byte, not 0")
-        # Where huge pages are wanted, all of them are: they are taken at once.
+        # With huge pages, use the ordinary call, which touches all pages immediately.
         there = not huge_pages if page_size else is_there(view.obj)
         pointer, addr = reg_mr(pd, pointer_to(view), length, access, iova, there=there)
     except BaseException:
@@ -318,7 +318,7 @@ def reg_mr(
 
     `there` means that the memory is known to have no holes (`Library.reg_own_mr`).
     """
-    rights = int(access)  # an enumeration's operators take as long as all of the rest
+    rights = int(access)  # operators of enumerations take as long as the rest of this function
     if rights & _WITH_CONDITIONS:
         check_rights(access)
         require_on_demand(pd.context, access)
@@ -371,7 +371,7 @@ def in_domain(region: MemoryRegion, pd: verbs.ProtectionDomain) -> MemoryRegion:
     if found is None:
         for gone in [other for other in region.elsewhere if other.closed]:
             del region.elsewhere[gone]
-        # The region keeps the memory: mapped, and in its place.
+        # The region keeps the memory mapped and in place.
         memory, length = ffi.cast("void *", region.addr), region.length
         pointer, addr = reg_mr(
             pd, memory, length, region.access, None, there=bool(region.page_size)
@@ -423,7 +423,7 @@ def _memory(memory: object, access: AccessFlags | None, huge_pages: bool) -> Mem
             raise ValueError(f"a memory region must have at least 1 byte, not {length}")
         pages = allocate(length, huge_pages)
         return Memory(pages.view, length, pages.page_size, readonly=False)
-    # Not every type that has the buffer protocol can tell the type checker so before Python 3.12.
+    # Before Python 3.12, type checkers do not recognize every type with the buffer protocol.
     view = bytes_of(cast("AnyMemory", memory))
     if access is not None:
         try:

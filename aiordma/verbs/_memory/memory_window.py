@@ -121,8 +121,8 @@ class MemoryWindow(Resource[h.ibv_mw]):
             bind = BindInfo(self, mr, following, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])
         self._region = mr
-        # Closing a domain ends the youngest first: a window must end before its region and its
-        # queue pair.
+        # A domain closes its newest object first. Make the window the newest, because it must be
+        # closed before its region and its queue pair.
         self.pd.node.children[self.node] = self.pd.node.children.pop(self.node)
         return following
 
@@ -141,7 +141,7 @@ class MemoryWindow(Resource[h.ibv_mw]):
         if (mr := self._region) is None:
             raise ValueError(f"{self!r} has not been bound; call bind() first")
         if self.mw_type is MWType.TYPE_1:
-            # By ibv_bind_mw(3) there need be no region, but rdma_rxe's library crashes without.
+            # ibv_bind_mw(3) does not require a region, but rdma_rxe's library crashes without one.
             self._post_bind(qp, mr, AccessFlags.NONE, mr.addr, 0, wr_id, send_flags)
         else:
             wr = SendWorkRequest(

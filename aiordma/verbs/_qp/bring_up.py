@@ -26,7 +26,7 @@ from .qp_attributes import MASK_OF_FIELD, QPAttributes, QPChanges, fill, filled,
 
 T = TypeVar("T")
 
-# By type: what the three steps from RESET to RTS need.
+# The attributes that the three steps from RESET to RTS require, by type.
 _MASKS_UP = {
     qp_type: tuple(
         TRANSITIONS[qp_type, current, following].required
@@ -35,8 +35,8 @@ _MASKS_UP = {
     for qp_type in QPType
 }
 
-# Reads and atomics under way at once, where the device would take more: beyond this there is no
-# gain on any device that we know of. A judgement, not a measurement.
+# The default maximum of outstanding reads and atomics. More do not help on any device that we know
+# of. The value is a judgement, not a measurement.
 _RD_ATOMIC = 16
 
 # The type of the peer that each type connects to.
@@ -50,12 +50,12 @@ _PARTNERS = {
 _REQUESTERS = (QPType.RC, QPType.XRC_SEND)
 _RESPONDERS = (QPType.RC, QPType.XRC_RECV)
 
-# IBTA volume 1, clause 10.2.5: a Q_Key with the highest bit is a privileged one.
+# A Q_Key with the highest bit set is privileged (IBTA volume 1, clause 10.2.5).
 _QKEY_BITS = 31
 
 _PSN_BITS = 24
 
-# 4.096 us * 2^14 = 67 ms, the value of perftest and of the CM; 0.64 ms is its RNR timer.
+# 4.096 us * 2^14 = 67 ms, as in perftest and the CM. 0.64 ms is the RNR timer of the CM.
 ACK_TIMEOUT = 0.067
 RNR_TIMER = 0.00064
 

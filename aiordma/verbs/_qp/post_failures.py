@@ -72,9 +72,8 @@ def post_error(
         why: The reason, if known.
         full: The explanation if the queue has no room.
     """
-    if code == errno.ENOMEM and not why:  # some providers say that of too many pieces as well
+    if code == errno.ENOMEM and not why:  # some providers also use ENOMEM for too many elements
         return QueueFullError(verb, bad_index, f"{full}; {where}" if full else where)
-    # Some providers return -1 instead of an errno value (ibv_post_send(3) allows only the latter);
-    # there is no errno to be had then.
+    # ibv_post_send(3) requires an errno value, but some providers return -1 and set no errno.
     detail = f"{why}; {where}" if why else where
     return PostError(code if code > 0 else errno.EINVAL, verb, bad_index, detail)

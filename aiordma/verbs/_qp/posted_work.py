@@ -80,7 +80,8 @@ class PostedWork:
 
         That is the case if an entry is still free, or a signaled send is outstanding.
         """
-        stuck = self.is_stuck  # first: another thread may poll what it was stuck by
+        # Read this first, because another thread may poll the completion that frees entries.
+        stuck = self.is_stuck
         free = self.free - len(signaled)
         return free > 0 or (free == 0 and (any(signaled) or not stuck))
 
@@ -129,7 +130,7 @@ class PostedWork:
         if status == WCStatus.WR_FLUSH_ERR:
             first = self.first_failure
         elif status == WCStatus.RETRY_EXC_ERR:
-            # A device that connects by sockets, as the embedded one, then cannot reach the peer.
+            # The embedded device uses sockets, so it may have run out of file descriptors.
             detail = shortage_hint()
         error = work_completion_error(
             status,
@@ -153,7 +154,7 @@ class PostedWork:
             The opcode of the request, or None if it is unknown.
         """
         sends = self._sends
-        with suppress(IndexError):  # withdrawn meanwhile
+        with suppress(IndexError):  # withdrawn in the meantime
             for position in range(len(sends)):
                 posted, opcode, signaled = sends[position]
                 if posted == wr_id and (signaled or unsignaled):

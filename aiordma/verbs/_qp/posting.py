@@ -56,11 +56,11 @@ class Posting(BringUp):
 
     @cached_property
     def _array(self) -> RequestArray:
-        return RequestArray()  # which connections do not need
+        return RequestArray()  # created on demand, because connections do not need it
 
     @cached_property
     def _receive_array(self) -> RequestArray:
-        return RequestArray()  # of another thread, perhaps
+        return RequestArray()  # a second one, because another thread may post receives
 
     # --- tracking --------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Posting(BringUp):
             raise self._post_error("ibv_post_send", code, done, requests[done:])
         for wr in requests:
             if wr.bind is not None:
-                wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device leaves that to us
+                wr.bind.mw.pointer.rkey = wr.bind.rkey  # the device does not set the key
 
     def post_recv(self, requests: Sequence[ReceiveWorkRequest]) -> None:
         """Post receives in order.

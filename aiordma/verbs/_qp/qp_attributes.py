@@ -111,8 +111,8 @@ def _of(kind: type[Enum]) -> Convert:
 _U8, _U16, _U32 = _up_to(0xFF), _up_to(0xFFFF), _up_to(U32_MAX)
 _ACK_TIMEOUT: Convert = lambda _, value: encode_ack_timeout(value)  # noqa: E731
 
-# ibv_modify_qp(3): which bit of the mask speaks of which field. What goes into the field: the most
-# that a number may be is that of the field, or of IBTA volume 1, clause 11.2.5.2.
+# The mask bit and the conversion of each field (ibv_modify_qp(3)). The maximum of a number is that
+# of its field in C, or that of IBTA volume 1, clause 11.2.5.2.
 _FIELDS: Mapping[str, tuple[QPAttrMask, Convert]] = {
     "qp_state": (QPAttrMask.STATE, _of(QPState)),
     "cur_qp_state": (QPAttrMask.CUR_STATE, _of(QPState)),

@@ -23,8 +23,8 @@ from .transport_rules import SendOps
 # enum ibv_qp_init_attr_mask
 _PD, _CREATE_FLAGS, _MAX_TSO_HEADER, _SEND_OPS = 1 << 0, 1 << 2, 1 << 3, 1 << 6
 
-# Of the kernel's enum ib_uverbs_device_cap_flags: a provider's library may know the operation where
-# the device does not (rdma-core 44 on Linux 6.1).
+# Bits of the kernel's enum ib_uverbs_device_cap_flags. A provider's library may support operations
+# that the device does not support (rdma-core 44 on Linux 6.1).
 _OFFERED = {
     SendOps.ATOMIC_WRITE: (1 << 40, "atomic writes"),
     SendOps.FLUSH: (1 << 38 | 1 << 39, "flushes"),
@@ -32,7 +32,7 @@ _OFFERED = {
 
 XRC = "extended reliable connections (XRC)"
 
-# Which limit of the device bounds which capability; ibv_query_device(3).
+# The limit of the device for each capability (ibv_query_device(3)).
 _LIMITS = {
     "max_send_wr": "max_qp_wr",
     "max_recv_wr": "max_qp_wr",

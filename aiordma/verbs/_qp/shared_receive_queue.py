@@ -62,11 +62,11 @@ class SharedReceiveQueue(Resource[h.ibv_srq]):
         self.max_sge = max_sge
         self.max_wr: int = self.query().max_wr
         self._array = RequestArray()
-        # Every receive may complete at any of these, so each has entries set aside for all.
+        # Any receive may complete on any of these queues, so each one has entries for all of them.
         self._completing_at: weakref.WeakKeyDictionary[CompletionQueue, int] = (
             weakref.WeakKeyDictionary()
         )
-        # Not a method: what the node keeps must not keep this, which warns when it is dropped.
+        # Not a method, because the node must not keep this object alive.
         node.at_end = partial(_give_back, self._completing_at)
         self.context._elements[self.raw_handle] = self
 

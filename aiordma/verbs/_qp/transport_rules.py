@@ -90,7 +90,7 @@ def flags_of(qp_type: QPType, opcode: WROpcode) -> SendFlags:
     return OPERATIONS[opcode].flags & ~(0 if qp_type in _ANSWERING else SendFlags.FENCE)
 
 
-# What not every device with builders has: windows, segmentation, flushes, atomic writes.
+# Operations that some devices with builders lack.
 _OPTIONAL = (
     SendOps.LOCAL_INV
     | SendOps.BIND_MW
@@ -146,10 +146,10 @@ def needs_check(qp_type: QPType, send_ops: SendOps) -> tuple[int, ...]:
     return tuple(EVERY_BIT if at in absent else bits for at, bits in enumerate(row))
 
 
-# No request of ibv_post_send(3), but of ibv_wr_post(3) alone.
+# Operations that ibv_wr_post(3) supports, but ibv_post_send(3) does not.
 _BUILT = frozenset({WROpcode.FLUSH, WROpcode.ATOMIC_WRITE})
 
-# ibv_post_send(3): checksums are offered by type.
+# The device capability for checksums, by type (ibv_post_send(3)).
 _CHECKSUMS = {
     QPType.UD: DeviceCapability.UD_IP_CSUM,
     QPType.RC: DeviceCapability.RC_IP_CSUM,

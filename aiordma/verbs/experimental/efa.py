@@ -68,7 +68,7 @@ def query_device(context: Context) -> EFADeviceAttributes:
 
 
 class SRDQueuePair(DriverQueuePair):
-    """An SRD queue pair, created by :func:`create_srd_qp`. Not run on hardware."""
+    """An SRD queue pair, created by :func:`create_srd_qp`. It has never run on hardware."""
 
     def start(self, *, qkey: int, port_num: int = 1, pkey_index: int = 0, sq_psn: int = 0) -> None:
         """Go from RESET to RTS with the attributes of UD. Peers need ``qkey`` to send.

@@ -32,7 +32,7 @@ _DCT, _DCI = 1, 2  # enum mlx5dv_dc_type
 
 
 class DCInitiator(DriverQueuePair):
-    """The sending side of DC, created by :func:`create_dc_initiator`. Not run on hardware."""
+    """The sending side of DC, created by :func:`create_dc_initiator`. Never run on hardware."""
 
     def post_send(
         self, wr: SendWorkRequest, ah: AddressHandle, remote_dctn: int, remote_dc_key: int
