@@ -1,5 +1,5 @@
-/* The connection manager: what the rest of the device knows of it.  Its calls are those of
- * librdmacm (abi/calls.h); cm_internal.h has what its sources share. */
+/* The connection manager, as seen by the rest of the device. Applications call it through the
+ * functions of librdmacm (abi/calls.h). Its sources share cm_internal.h. */
 #pragma once
 
 #include "engine/engine.h"
@@ -8,35 +8,36 @@ union ibv_gid;
 struct rdma_cm_id;
 struct soft_qp;
 
-/* For soft_links_use_cm: the queue pair has come to RTR.  True: it and its peer are the two that an id
- * connects.  It adopts the stream of the handshake at once if the other side was quicker than the
- * application. */
+/* Handle a queue pair that has moved to RTR (for soft_links_use_cm). Returns true if an id connects
+ * this queue pair and its peer. If the other side was faster than the application, the queue pair
+ * immediately adopts the stream of the handshake. */
 bool soft_cm_offer(struct soft_qp *qp);
 
-/* `withdrawn` of abi/device_calls.h. */
+/* Implements `withdrawn` of abi/device_calls.h. */
 int soft_cm_withdrawn(struct rdma_cm_id *application);
 
-/* Queue pair 1 of this host, where a path has one: MADs that are sent may get lost, and come doubled, late
- * and in another order. */
+/* Access to queue pair 1 of this host, on a path that has one. MADs may be lost, duplicated,
+ * delayed or reordered. */
 struct soft_gsi_calls {
-	/* What listens or converses holds this host's addresses open: 0, or an errno value. */
+	/* Keep this host's addresses open for a listener or a conversation. Returns 0 or an errno
+	 * value. */
 	int (*hold)(void);
 	void (*release)(void);
-	/* Do other processes get what comes for this address too? */
+	/* Returns whether other processes also receive what arrives at this address. */
 	bool (*is_shared)(const union ibv_gid *gid);
 	void (*send)(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *mad,
 		     size_t length);
 };
 
-/* From now on connections are made, and datagram services found, by MADs; NULL: by streams, and the device's
- * own datagrams.  With the lock. */
+/* Use MADs to connect and to find datagram services. If `calls` is NULL, use streams and the
+ * device's own datagrams instead. The caller must hold the lock. */
 void soft_cm_use_gsi(const struct soft_gsi_calls *calls);
-/* A datagram has come to queue pair 1.  With the lock. */
+/* Handle a datagram received by queue pair 1. The caller must hold the lock. */
 void soft_cm_mad_received(const union ibv_gid *from, const union ibv_gid *to, const uint8_t *bytes,
 			  size_t length);
 
 extern const struct soft_subsystem soft_cm_subsystem;
 
-/* From the beginning on: once the connection manager has opened the device, that stays open until the
- * process ends, with the engine and its thread. */
+/* Keep the device, the engine and its thread until the process ends, once the connection manager
+ * has opened the device. Must be set before that. */
 void soft_cm_keep_device(bool keep);

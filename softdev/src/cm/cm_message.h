@@ -1,12 +1,12 @@
-/* The connection manager's messages.  The names and the order are those of the InfiniBand communication
- * management protocol (IBTA vol 1, 12.6, 12.9, 12.11), the bytes are in cm_mad.h. */
+/* The connection manager's messages. Names and order follow the InfiniBand communication management
+ * protocol (IBTA vol 1, 12.6, 12.9, 12.11). See cm_mad.h for the encoding. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* In an exchange each side says each type once, in this order. */
+/* In an exchange, each side sends each type at most once, in this order. */
 enum soft_cm_type {
 	SOFT_CM_REQ = 1,
 	SOFT_CM_MRA,
@@ -19,7 +19,8 @@ enum soft_cm_type {
 	SOFT_SIDR_REP
 };
 
-/* Room for the application's private data: rdma_connect(3), rdma_accept(3); REJ: IBTA 12.6.7. */
+/* Maximum sizes of the application's private data (rdma_connect(3), rdma_accept(3); for REJ see
+ * IBTA 12.6.7). */
 enum {
 	SOFT_CM_REQ_PRIVATE = 56,
 	SOFT_CM_REP_PRIVATE = 196,
@@ -29,7 +30,7 @@ enum {
 	SOFT_CM_PRIVATE_MAX = SOFT_CM_REP_PRIVATE
 };
 
-/* Rejection reasons, IBTA vol 1, 12.6.7.2. */
+/* Rejection reasons (IBTA vol 1, 12.6.7.2). */
 enum soft_cm_reason {
 	SOFT_CM_REASON_NO_RESOURCES = 3,
 	SOFT_CM_REASON_TIMEOUT = 4,
@@ -43,22 +44,22 @@ enum soft_cm_reason {
 	SOFT_CM_REASON_VENDOR_OPTION = 35
 };
 
-/* Of SIDR_REP, IBTA vol 1, 12.11.2. */
+/* Status of SIDR_REP (IBTA vol 1, 12.11.2). */
 enum soft_sidr_status { SOFT_SIDR_VALID = 0, SOFT_SIDR_NO_SERVICE = 1, SOFT_SIDR_REJECTED = 2 };
 
-/* Options of vendors; vendor 0: none. */
+/* Vendor options. Vendor 0 means none. */
 struct soft_cm_ece {
 	uint32_t vendor_id;
 	uint32_t options;
 };
 
-/* One message, decoded.  Fields that a type does not carry are zero.  private_data_len is the
- * number of bytes to send when encoding, and the room of the type when decoded: what arrives is
- * padded with zeros to that size, as on InfiniBand (rdma_get_cm_event(3)). */
+/* A decoded message. Fields that a type does not carry are zero. When encoding, private_data_len is
+ * the number of bytes to send. When decoding, it is the maximum size of the type, because private
+ * data is padded with zeros to that size, as on InfiniBand (rdma_get_cm_event(3)). */
 struct soft_cm_message {
 	enum soft_cm_type type;
 	uint32_t qpn; /* 24 bits */
-	uint32_t psn; /* 24 bits: the first one that the sender of the message expects */
+	uint32_t psn; /* 24 bits: first PSN that the sender expects */
 	uint16_t port_space;
 	uint8_t qp_type;
 	uint8_t responder_resources;
@@ -67,15 +68,16 @@ struct soft_cm_message {
 	uint8_t srq; /* 0 or 1 */
 	uint8_t retry_count; /* 3 bits */
 	uint8_t rnr_retry_count; /* 3 bits */
-	uint8_t path_mtu; /* enum ibv_mtu; 0: a stream has none */
-	uint8_t service_timeout; /* MRA: nothing is repeated for 4.096 us * 2^n */
-	uint8_t traffic_class; /* 0: none */
+	uint8_t path_mtu; /* enum ibv_mtu; 0 for a stream */
+	uint8_t service_timeout; /* MRA: do not repeat messages for 4.096 us * 2^n */
+	uint8_t traffic_class; /* 0 if none */
 	uint16_t reason;
-	/* Of the sender, by TCP alone: where it can use shared memory, 0 if it cannot; where its paths are, since a
-	 * stream from here to there may be there already. */
+	/* The sender's ports, carried only over TCP: shm_port for shared memory, 0 if it cannot be
+	 * used; path_port for its paths, because a stream from here to there may already exist. */
 	uint16_t shm_port, path_port;
 	struct soft_cm_ece ece;
-	/* Of a question over UDP without RoCE: random, so that only a process that has seen it can answer. */
+	/* A random number in requests over UDP without RoCE, so that only a process that has seen
+	 * the request can respond. */
 	uint64_t number;
 	uint32_t qkey;
 	uint8_t status;
@@ -83,8 +85,9 @@ struct soft_cm_message {
 	uint8_t private_data[SOFT_CM_PRIVATE_MAX];
 };
 
-/* The room for private data of a message type. */
+/* Returns the maximum size of a message type's private data. */
 uint8_t soft_cm_private_room(enum soft_cm_type type);
 
-/* What the application says, if anything, into the message.  False: there is no room for it. */
+/* Copy the application's private data, if any, into the message. Returns false if it is too
+ * long. */
 bool soft_cm_put_private(struct soft_cm_message *message, const void *data, uint8_t length);

@@ -1,15 +1,17 @@
-/* Which connection manager call is allowed in which state of an rdma_cm_id: the table. */
+/* The table of the connection manager's calls that each state of an rdma_cm_id allows. */
 #include "cm_states.h"
 
 #include <errno.h>
 
 #define CALL(name) (1u << SOFT_CM_CALL_##name)
 
-/* What each state allows; all else is EINVAL.
- * IDLE: rdma_listen binds to any IPv4 address by itself, as the real library does.
- * CONNECTING and later: rdma_disconnect is a success also when there is nothing (left) to
- * disconnect; rdma_disconnect(3) asks both sides to call it.
- * ACCEPTED: rdma_reject may take an rdma_accept back while RTU has not come (IBTA 12.9). */
+/* Calls allowed in each state. All others return EINVAL.
+ *
+ *   IDLE                  rdma_listen binds to any IPv4 address, as the real library does.
+ *   CONNECTING and later  rdma_disconnect succeeds even if there is nothing to disconnect, because
+ *                         rdma_disconnect(3) asks both sides to call it.
+ *   ACCEPTED              rdma_reject may revoke an rdma_accept until RTU arrives (IBTA 12.9).
+ */
 static const unsigned int allowed[SOFT_CM_STATES] = {
 	[SOFT_CM_IDLE] = CALL(BIND) | CALL(RESOLVE_ADDR) | CALL(LISTEN) | CALL(SET_REUSEADDR) |
 			 CALL(SET_AFONLY),
@@ -30,7 +32,7 @@ static const unsigned int allowed[SOFT_CM_STATES] = {
 
 int soft_cm_allowed(enum soft_cm_state state, enum soft_cm_call call)
 {
-	/* rdma_notify(3): the connection was established before the call. */
+	/* The connection was established before the call (rdma_notify(3)). */
 	if (state == SOFT_CM_CONNECTED && call == SOFT_CM_CALL_NOTIFY)
 		return EISCONN;
 	return allowed[state] & 1u << call ? 0 : EINVAL;

@@ -1,7 +1,7 @@
-/* The states of an rdma_cm_id and which call is allowed in which of them.
+/* The states of an rdma_cm_id, and which calls are allowed in which state.
  *
- * One table (cm_states.c) decides, so that no call checks states on its own.  The real library
- * reports a call in the wrong state as EINVAL, also where the manual pages do not say so.
+ * A single table (cm_states.c) decides, so that no call checks states on its own. The real library
+ * reports a call in the wrong state as EINVAL, even if the manual pages do not say so.
  */
 #pragma once
 
@@ -11,13 +11,13 @@ enum soft_cm_state {
 	SOFT_CM_ADDR_RESOLVED,  /* rdma_resolve_addr */
 	SOFT_CM_ROUTE_RESOLVED, /* rdma_resolve_route */
 	SOFT_CM_LISTENING,      /* rdma_listen */
-	SOFT_CM_CONNECTING,     /* active: rdma_connect, the answer is awaited */
-	SOFT_CM_RESPONDED,      /* active without a QP of its own: CONNECT_RESPONSE was given */
-	SOFT_CM_REQUESTED,      /* passive: CONNECT_REQUEST was given */
-	SOFT_CM_ACCEPTED,       /* passive: rdma_accept, RTU is awaited */
+	SOFT_CM_CONNECTING,     /* active: rdma_connect, waiting for REP */
+	SOFT_CM_RESPONDED,      /* active without its own QP: reported CONNECT_RESPONSE */
+	SOFT_CM_REQUESTED,      /* passive: reported CONNECT_REQUEST */
+	SOFT_CM_ACCEPTED,       /* passive: rdma_accept, waiting for RTU */
 	SOFT_CM_CONNECTED,
 	SOFT_CM_DISCONNECTED,   /* was connected */
-	SOFT_CM_FAILED,         /* rejected, unreachable, lost before it was connected */
+	SOFT_CM_FAILED,         /* rejected, unreachable, or lost before it was connected */
 	SOFT_CM_STATES
 };
 
@@ -32,11 +32,11 @@ enum soft_cm_call {
 	SOFT_CM_CALL_REJECT,
 	SOFT_CM_CALL_DISCONNECT,
 	SOFT_CM_CALL_NOTIFY,
-	SOFT_CM_CALL_JOIN, /* a multicast group */
+	SOFT_CM_CALL_JOIN, /* join a multicast group */
 	SOFT_CM_CALL_SET_REUSEADDR,
 	SOFT_CM_CALL_SET_AFONLY,
 	SOFT_CM_CALLS
 };
 
-/* 0, or the errno value of the call in that state. */
+/* Returns 0, or the errno value of the call in this state. */
 int soft_cm_allowed(enum soft_cm_state state, enum soft_cm_call call);

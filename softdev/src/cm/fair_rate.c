@@ -1,11 +1,11 @@
-/* A rate limit that is fair to networks: fair_rate.h.
+/* A rate limit that is fair to networks; see fair_rate.h.
  *
- * It is the generic cell rate algorithm (ITU-T I.371): a time stands for a bucket of tokens.
+ * It uses the generic cell rate algorithm (ITU-T I.371), which represents a token bucket by a time.
  */
 #include "fair_rate.h"
 
 enum {
-	UNIT_NS = 500 * 1000, /* about 20 us of work each: 4 % of a processor */
+	UNIT_NS = 500 * 1000, /* about 20 us of work per unit: 4 % of a processor */
 	BURST_NS = 1024 * UNIT_NS,
 	SHARE = 8,
 };
@@ -23,8 +23,9 @@ static bool has_room(uint64_t used_until, uint64_t now, uint64_t cost_ns)
 	return used_until <= now || used_until - now <= BURST_NS - cost_ns;
 }
 
-/* Return the cost of a unit to a network while less than half of the bucket is left.  The cost doubles
- * each time the remainder halves, so more networks can be active without using up the rate. */
+/* Returns the cost of a unit to a network while less than half of the bucket is left. The cost
+ * doubles each time the remainder halves, so that more networks can be active without exhausting
+ * the rate. */
 static uint64_t network_cost(uint64_t used_until, uint64_t now)
 {
 	uint64_t cost_ns = SHARE * UNIT_NS;

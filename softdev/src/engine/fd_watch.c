@@ -143,7 +143,7 @@ void soft_watches_silence(uint32_t ports)
 
 		if (is_silent(watch, ports) == was_silent)
 			continue;
-		/* Failure is not expected: epoll had room for the descriptor before the port went down. */
+		/* Not expected to fail: epoll had room for it before the port went down. */
 		tell_epoll(was_silent ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, watch, watch->interest);
 		if (!was_silent)
 			drop_event(watch);
