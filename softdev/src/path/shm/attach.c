@@ -1,19 +1,20 @@
-/* Attach: how two processes come to share memory, and how that ends.
+/* Attaching: how two processes start and stop sharing memory.
  *
- * Every process with a data listener listens on a Unix socket in the abstract name space, which
- * belongs to the network name space as ports do, under a name made of its port.  Nothing of it is in
- * the file system.  The process that wants to share memory connects there; both sides ask the
- * kernel for the other's user, which must be their own; then it makes the segment and hands it
- * over.  The socket stays open: its end is the end of the peer.
+ * Every process with a data listener listens on a Unix socket in the abstract namespace, under a
+ * name that contains its port. Like ports, this namespace belongs to the network namespace and does
+ * not appear in the file system. The process that wants to share memory connects. Both sides ask
+ * the kernel for the other's user, which must be their own. The client then creates the segment and
+ * passes it to the host. The socket stays open, and its end is the end of the peer.
  *
- *   the client    HELLO, its port, which device of each side, the segment, and its pipe; it may write
- *                 into its ring at once
- *   the host      READY and its pipe, or the end of the socket
+ *   client    sends HELLO: its port, the device of each side, the segment, and its pipe;
+ *             it may write to its ring immediately
+ *   host      sends READY and its pipe, or closes the socket
  *
- * HELLO and READY also tell where the secret of cma.h is: an address goes to a process of the same
- * user alone, and not into memory that it may pass on.
+ * HELLO and READY also contain the address of the secret in cma.h. The socket sends it only to a
+ * process of the same user; shared memory could be passed on.
  *
- * The kernel tells of a process's death by its pidfd, also where a child still holds the socket.
+ * The kernel reports the death of a process through its pidfd, even if a child still holds the
+ * socket.
  */
 #define _GNU_SOURCE /* accept4, struct ucred */
 #include <fcntl.h>
@@ -26,12 +27,12 @@
 #include "shm_internal.h"
 
 #ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#define SO_PEERPIDFD 77 /* since Linux 6.5 */
 #endif
 
 enum {
 	BACKLOG = 256,
-	MAX_UNIDENTIFIED = 64, /* connected, and have sent nothing yet */
+	MAX_UNIDENTIFIED = 64, /* connections that have not sent anything yet */
 };
 
 #define ATTACH_TIMEOUT_NS 10000000000u
@@ -39,14 +40,14 @@ enum {
 
 enum message_type { HELLO = 1, READY };
 
-/* Descriptors that come with HELLO; PIPE alone comes with READY. */
+/* Descriptors sent with HELLO. READY contains only PIPE. */
 enum { MEMORY, PIPE, FDS };
 
 struct message {
 	uint32_t type; /* enum message_type */
-	uint16_t port; /* 0: it has none */
-	uint8_t from, to; /* HELLO: numbers of devices */
-	uint64_t secret_at; /* soft_cma.secret of the sender */
+	uint16_t port; /* 0 if the process has none */
+	uint8_t from, to; /* device numbers, in HELLO */
+	uint64_t secret_at; /* address of the sender's soft_cma.secret */
 };
 
 /* ---- messages ------------------------------------------------------------------------------ */
@@ -80,8 +81,7 @@ static void close_fds(int fds[FDS])
 			close(fds[i]);
 }
 
-/* Move the descriptors that came with a message into `fds`, and close those for which there is no
- * place. */
+/* Move the descriptors of a message to `fds`, and close any beyond its size. */
 static void take_fds(struct msghdr *msg, int fds[FDS])
 {
 	size_t taken = 0;
@@ -104,8 +104,8 @@ static void take_fds(struct msghdr *msg, int fds[FDS])
 	}
 }
 
-/* Receive one message.  Returns 1 for a message, 0 if there is none now, and -1 at the end of the
- * connection or for anything else.  In every case the caller closes those `fds` that are not -1. */
+/* Receive one message. Returns 1 for a message, 0 if there is none now, and -1 at the end of the
+ * connection or for anything else. In every case, the caller closes the `fds` that are not -1. */
 static int receive_message(const struct soft_shm_peer *peer, struct message *message, int fds[FDS])
 {
 	struct iovec bytes = {message, sizeof(*message)};
@@ -125,7 +125,7 @@ static int receive_message(const struct soft_shm_peer *peer, struct message *mes
 		fds[i] = -1;
 	if (n < 0)
 		return errno == EAGAIN || errno == EINTR ? 0 : -1;
-	/* An empty message looks like the end of the connection, but may bring descriptors. */
+	/* An empty message looks like the end of the connection, but may contain descriptors. */
 	take_fds(&msg, fds);
 	return n == (ssize_t)sizeof(*message) && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? 1
 											     : -1;
@@ -153,8 +153,9 @@ static void process_died(struct soft_fd_watch *watch)
 	soft_shm_peer_drain_and_finish(soft_container(watch, struct soft_shm_peer, process));
 }
 
-/* False: its process is of another user, or may be.  Its death will be known by its pidfd, or by its
- * socket alone if it lives in a process name space that this one cannot see. */
+/* Identify the peer's process. Returns false if it may belong to another user. Its death is
+ * detected by a pidfd, or by the socket alone if the process lives in a PID namespace that this one
+ * cannot see. */
 static bool identify(struct soft_shm_peer *peer)
 {
 	int fd = -1;
@@ -170,7 +171,7 @@ static bool identify(struct soft_shm_peer *peer)
 
 static void socket_ready(struct soft_fd_watch *watch);
 
-/* From now on it is one of these ports; 0 or an errno value. */
+/* Assign the peer to these ports. Returns 0 or an errno value. */
 static int belong(struct soft_shm_peer *peer, uint32_t ports)
 {
 	soft_unwatch(&peer->socket);
@@ -197,7 +198,7 @@ static struct soft_shm_peer *create_peer(int fd, uint32_t ports)
 	return NULL;
 }
 
-/* Both sides have the segment. */
+/* Use the segment, which both sides have now. */
 static bool set_up(struct soft_shm_peer *peer, const struct message *message)
 {
 	soft_timer_stop(&peer->timeout);
@@ -228,7 +229,7 @@ static bool handle_hello(struct soft_shm_peer *peer, const struct message *messa
 	return send_message(peer, READY, &peer->pipe.read_fd, 1) && set_up(peer, message);
 }
 
-/* READY brings one descriptor, the pipe, so that is the first one. */
+/* READY contains one descriptor, the pipe. */
 static bool handle_ready(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	int first = fds[0];
@@ -238,7 +239,7 @@ static bool handle_ready(struct soft_shm_peer *peer, const struct message *messa
 	return receive_pipe(peer, fds) && set_up(peer, message);
 }
 
-/* False: a protocol error. */
+/* Returns false after a protocol error. */
 static bool handle_message(struct soft_shm_peer *peer, const struct message *message, int fds[FDS])
 {
 	switch (message->type) {
@@ -257,7 +258,7 @@ static void socket_ready(struct soft_fd_watch *watch)
 	struct message message;
 	int fds[FDS];
 
-	/* One message: if there are more, the socket stays readable. */
+	/* Read one message. If there are more, the socket stays readable. */
 	int rc = receive_message(peer, &message, fds);
 
 	if (rc == 1 && !handle_message(peer, &message, fds))
@@ -301,7 +302,7 @@ void soft_attach_init(struct soft_shm_peer *peer)
 static socklen_t name_of(uint16_t port, struct sockaddr_un *address)
 {
 	*address = (struct sockaddr_un){.sun_family = AF_UNIX};
-	/* The first byte stays zero: an abstract name. */
+	/* The first byte stays zero because the name is abstract. */
 	int length =
 		snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, "aiordma/%u", port);
 
@@ -355,7 +356,7 @@ struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int
 static void accepted(struct soft_acceptor *acceptor, int fd, const struct sockaddr_storage *address)
 {
 	(void)acceptor;
-	(void)address; /* it has none */
+	(void)address; /* a Unix socket has no address */
 	if (soft_list_count(&soft_device.shm->unidentified) == MAX_UNIDENTIFIED)
 		soft_shm_peer_finish(soft_list_first(&soft_device.shm->unidentified,
 						     struct soft_shm_peer, unidentified),

@@ -1,17 +1,18 @@
-/* See cma.h.  Exports are in cma_export.c; this is the side that copies.
+/* The copying side of cross-memory attach (cma.h). cma_export.c contains exports.
  *
- * Is it worth while?  The kernel looks up each page of the other process, so a copy takes up to three
- * times as long as a memcpy; the ring's two copies are made at the same time on two cores, but need
- * both, and wake a side that sleeps again and again.  How much each takes depends on the machine, on
- * the size of the pages, and on whether the caches hold the memory, and differs by a factor of five;
- * so both are measured, and a copy that takes longer than the ring's two together, or on a side that
- * sleeps ASLEEP times as long, is slow.  After two slow ones in a row the copying side asks for no more
- * for a moment (`backoff_until`); what comes through the ring meanwhile tells what that costs now.
+ * Whether it is faster than the ring has to be measured. The kernel looks up each page of the other
+ * process, so a copy takes up to three times as long as a memcpy. The two copies through the ring
+ * run at the same time on two cores, but they need both cores and wake a sleeping side repeatedly.
+ * The times depend on the machine, on the page size and on the caches, and vary by a factor of
+ * five. Both are therefore measured. A copy counts as slow if it takes longer than both copies
+ * through the ring together, or ASLEEP times as long on a side that sleeps. After two slow copies
+ * in a row, the copying side requests no more for a while (`backoff_until`). Records that arrive
+ * through the ring in the meantime show the current cost of the ring.
  *
- * What the ring would take as well does not count: pages that the kernel makes for fresh memory,
- * ten times as long as the copy where a virtual machine has to get them, and the time of other
- * threads on a busy machine.  So the second copy is measured by the processor's time, and says
- * nothing if a page was missing.
+ * Costs that the ring would have as well do not count: pages that the kernel creates for fresh
+ * memory, which takes ten times as long as the copy if a virtual machine has to get them, and the
+ * time of other threads on a busy machine. The second copy is therefore measured in CPU time, and
+ * is ignored if a page was missing.
  */
 #define _GNU_SOURCE /* process_vm_readv */
 #include <sys/resource.h>
@@ -23,9 +24,9 @@
 #define BACKOFF_NS 250000000u
 
 enum {
-	LONG = 32 * 1024, /* enough to be measured */
-	WEIGHT = 8, /* of what has been measured before, beside one more */
-	ASLEEP = 16, /* times its copies the ring takes where it wakes a side: ten were measured */
+	LONG = 32 * 1024, /* long enough to be measured */
+	WEIGHT = 8, /* weight of earlier measurements relative to a new one */
+	ASLEEP = 16, /* factor of the ring's time if it wakes a side; ten was measured */
 };
 
 int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_cma_page *peer)
@@ -44,7 +45,7 @@ int soft_cma_init(struct soft_cma *cma, struct soft_cma_page *own, struct soft_c
 
 void soft_cma_end(struct soft_cma *cma)
 {
-	/* A copy that comes later finds that the secret has changed. */
+	/* A later copy finds that the secret has changed. */
 	explicit_bzero(cma->secret, sizeof(cma->secret));
 }
 
@@ -59,7 +60,7 @@ static size_t bytes_of(const struct iovec *iov, int count)
 	return bytes;
 }
 
-/* Without the first `skip` bytes; the number that is left. */
+/* Copy iovecs without their first `skip` bytes. Returns the number of iovecs left. */
 static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec *rest)
 {
 	int left = 0;
@@ -78,7 +79,7 @@ static int rest_of(const struct iovec *iov, int count, size_t skip, struct iovec
 	return left;
 }
 
-/* `length` bytes from `offset` of what is referred to. */
+/* Return iovecs for `length` bytes from `offset` of the memory in a descriptor. */
 static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t length,
 		     struct iovec *from)
 {
@@ -104,9 +105,9 @@ static int pieces_of(const struct soft_cma_desc *desc, uint32_t offset, size_t l
 	return count;
 }
 
-/* The number may be another process's by now, or the process have become another program
- * (execve(2)): so each call begins with the secret, which makes it certain whose memory it is,
- * because the kernel looks the process up once in a call. */
+/* Read bytes of the other process. The PID may belong to another process by now, or the process may
+ * run another program (execve(2)). Each call therefore also reads the secret. The kernel looks up
+ * the process once per call, so the secret proves whose memory was read. */
 static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int to_count,
 			 const struct iovec *from, int from_count, size_t skip)
 {
@@ -120,7 +121,7 @@ static ssize_t read_some(const struct soft_cma *cma, const struct iovec *to, int
 	unsigned long remote_count = 1u + (unsigned)rest_of(from, from_count, skip, remote + 1);
 	ssize_t n = process_vm_readv(cma->pid, local, local_count, remote, remote_count, 0);
 
-	/* Nothing at all has been read, not even the secret. */
+	/* Nothing was read, not even the secret. */
 	if (n < 0)
 		return errno == EFAULT ? -ESRCH : -errno;
 	for (int i = 0; i < 2; i++)
@@ -135,8 +136,8 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 {
 	size_t length = bytes_of(to, to_count), done = 0;
 
-	/* A call ends early at the first page that is not there.  After EPERM, ENOSYS or
-	 * any other error, this peer's memory is not copied from again. */
+	/* A call ends early at the first missing page. After EPERM, ENOSYS or any other error, this
+	 * peer's memory is not copied again. */
 	while (done < length) {
 		ssize_t n = read_some(cma, to, to_count, from, from_count, done);
 
@@ -148,14 +149,14 @@ static enum soft_cma_result read_all(const struct soft_cma *cma, const struct io
 	}
 	if (done == length)
 		return SOFT_CMA_COPIED;
-	/* The kernel does not report on which side the page is missing. */
+	/* The kernel does not report which side's page is missing. */
 	for (int i = 0; i < to_count; i++)
 		if (soft_pages_fault(to[i].iov_base, to[i].iov_len, true))
 			return SOFT_CMA_UNWRITABLE;
 	return SOFT_CMA_UNREADABLE;
 }
 
-/* Within this process.  The memory may be the same on both sides. */
+/* Copy within this process. The memory may overlap. */
 static void move(const struct iovec *to, const struct iovec *from)
 {
 	size_t to_done = 0, from_done = 0;
@@ -184,8 +185,9 @@ static uint64_t ns_for_mib(uint64_t ns, size_t length)
 	return ns * (1024 * 1024) / length;
 }
 
-/* A record whose copy was interrupted, for however long, moves the mean by an eighth: no later one
- * corrects it while all goes by cross-memory copies. */
+/* Returns the mean with another measurement, which changes it by at most an eighth: if the copy was
+ * interrupted, no later measurement corrects the mean while everything is copied by cross-memory
+ * attach. */
 static uint64_t mean_with(uint64_t mean, uint64_t ns, size_t length)
 {
 	uint64_t one = ns_for_mib(ns, length);
@@ -223,7 +225,7 @@ static bool is_slow(const struct soft_cma *cma, uint64_t ns, size_t length)
 	       one > ring_ns * (soft_application_polls() ? 1 : ASLEEP);
 }
 
-/* What this thread has used so far. */
+/* The CPU time and page faults of this thread so far. */
 struct used {
 	uint64_t ns;
 	long faults;
@@ -274,7 +276,7 @@ bool soft_cma_backs_off(const struct soft_cma *cma)
 {
 	uint64_t backoff_until = soft_hint_get(&cma->peer->backoff_until);
 
-	/* Its clock may be another one (time_namespaces(7)). */
+	/* The peer's clock may differ (time_namespaces(7)). */
 	return backoff_until && backoff_until - soft_now() <= BACKOFF_NS;
 }
 
@@ -297,8 +299,8 @@ enum soft_cma_result soft_cma_copy(struct soft_cma *cma, const struct soft_cma_d
 	enum soft_cma_result result = SOFT_CMA_COPIED;
 
 	soft_hint_set(&cma->own->busy, desc->slot + 1);
-	/* Before the generation is looked at: either the owner sees the mark and waits, or we see
-	 * that it has taken back. */
+	/* The barrier precedes the check of the generation: either the owner sees the mark and
+	 * waits, or this side sees that the owner has revoked the export. */
 	soft_total_barrier();
 	if (is_current(cma, desc)) {
 		if (cma->own == cma->peer)
@@ -378,7 +380,7 @@ struct soft_cma *soft_cma_next(const struct soft_cma *cma)
 	return node == &soft_device.shm->cmas ? NULL : soft_container(node, struct soft_cma, node);
 }
 
-/* Without it everything goes through the rings. */
+/* Without this memory, everything goes through the rings. */
 void soft_cma_attach(struct soft_shm_peer *peer)
 {
 	struct soft_cma *cma = malloc(sizeof(*cma));
@@ -406,7 +408,7 @@ void soft_cma_detach(struct soft_shm_peer *peer)
 
 void soft_cma_probe_peer(struct soft_shm_peer *peer)
 {
-	/* A link may be up before the peer has said where its secret is. */
+	/* A link may be up before the peer has sent the address of its secret. */
 	if (peer->cma && peer->cma->peer_secret_at && !peer->cma->probed)
 		soft_cma_probe(peer->cma, peer->pid);
 }

@@ -1,19 +1,19 @@
-/* The owner's side of cma.h: what the other process may copy, and how that ends. */
+/* Exports: what the other process may copy, and how that is revoked (cma.h). */
 
 #include "objects/objects.h"
 #include "cma.h"
 
 enum {
-	SPINS = 200, /* checks of the busy mark before it sleeps between them */
-	MAX_TIMEOUTS = 8, /* revocations that timed out, after which nothing is exported any more */
+	SPINS = 200, /* checks of the busy mark before sleeping between checks */
+	MAX_TIMEOUTS = 8, /* revocations that timed out, after which nothing is exported */
 };
 
 #define PAUSE_NS 20000u
-#define REVOKE_NS 5000000u /* many times what a copy takes that is not held up */
+#define REVOKE_NS 5000000u /* many times the duration of an uninterrupted copy */
 
 bool soft_cma_is_open(const struct soft_cma *cma)
 {
-	/* A peer that is busy at each revocation would make every deregistration wait. */
+	/* A peer that is busy at every revocation would delay all deregistrations. */
 	return cma->timeouts < MAX_TIMEOUTS && soft_observe(&cma->peer->copies);
 }
 
@@ -24,7 +24,7 @@ static bool is_done(const struct soft_cma *cma, const struct soft_cma_export *ex
 
 struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 {
-	/* They are done with about in the order in which they are given. */
+	/* Exports end approximately in the order in which they were created. */
 	for (unsigned i = 0; i < SOFT_CMA_SLOTS; i++) {
 		uint32_t slot = (cma->cursor + i) % SOFT_CMA_SLOTS;
 		struct soft_cma_export *export = &cma->exports[slot];
@@ -45,7 +45,8 @@ struct soft_cma_export *soft_cma_export_new(struct soft_cma *cma)
 	return NULL;
 }
 
-/* Each slot's generations count up, so that a message about one export is not taken for another. */
+/* Revoke an export. Generations of a slot only increase, so that messages about different exports
+ * are not confused. */
 static void withdraw(struct soft_cma *cma, struct soft_cma_export *export)
 {
 	soft_publish(&cma->own->generation[export->slot], ++export->generation);
@@ -53,14 +54,14 @@ static void withdraw(struct soft_cma *cma, struct soft_cma_export *export)
 	cma->used--;
 }
 
-/* Until the other side is not busy with one of these. */
+/* Wait until the peer is not busy with any of these slots. */
 static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 {
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	uint64_t deadline = 0;
 
 	if (cma->own == cma->peer)
-		return; /* we copy ourselves, under the same lock */
+		return; /* this process copies under the same lock */
 	for (unsigned checks = 0;; checks++) {
 		uint32_t busy = soft_observe(&cma->peer->busy);
 
@@ -78,7 +79,7 @@ static void wait_for(struct soft_cma *cma, const bool taken[SOFT_CMA_SLOTS])
 	}
 }
 
-/* By `order`, which few of them are out of. */
+/* Sort by `order`. Few elements are out of order. */
 static void sort(struct soft_cma_export *exports, unsigned count)
 {
 	for (unsigned i = 1; i < count; i++) {
@@ -114,7 +115,7 @@ unsigned soft_cma_revoke(struct soft_cma *cma,
 	}
 	if (!count)
 		return 0;
-	/* Before the busy mark is read: see soft_cma_copy. */
+	/* The barrier precedes reading the busy mark (see soft_cma_copy). */
 	soft_total_barrier();
 	wait_for(cma, taken);
 

@@ -1,13 +1,13 @@
-/* Copying into rings and out of them, which two cores do at the same time on the same lines. */
+/* Copying into and out of rings, which two cores do at the same time on the same cache lines. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Whether soft_copy takes loads and stores for long payload, and not memcpy; tests set it. */
+/* Whether soft_copy() uses loads and stores instead of memcpy for long payloads. Tests set it. */
 extern bool soft_copy_avoids_movsb;
 
 void soft_copy(uint8_t *to, const uint8_t *from, size_t length);
-/* By loads and stores, on every processor. */
+/* Copy with loads and stores on every processor. */
 void soft_copy_by_loads(uint8_t *to, const uint8_t *from, size_t length);

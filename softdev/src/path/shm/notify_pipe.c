@@ -1,4 +1,4 @@
-/* See notify_pipe.h. */
+/* Notify pipes (notify_pipe.h). */
 #define _GNU_SOURCE /* pipe2 */
 #include <errno.h>
 #include <fcntl.h>
@@ -32,8 +32,8 @@ int soft_notify_pipe_make(struct soft_notify_pipe *pipe)
 	return 0;
 }
 
-/* The same pipe by an open file description of our own, whose flags no other process can change; -1
- * where that is impossible, as without /proc. */
+/* Open the same pipe with a separate open file description, whose flags no other process can
+ * change. Returns -1 if this is not possible, as without /proc. */
 static int reopen(int fd)
 {
 	char path[sizeof("/proc/self/fd/") + 3 * sizeof(fd)];

@@ -1,32 +1,34 @@
-/* The notify pipe: how two peers wake each other, one pipe in each direction, a byte each time.
+/* Notify pipes, through which two peers wake each other: one pipe per direction, and one byte per
+ * notification.
  *
- * The notifying side makes the pipe and keeps the write end, so that no other process can make its
- * writes block.  The notified side opens the pipe once more (/proc/self/fd, proc_pid_fd(5)),
- * because the descriptor that it received is shared with the sender, which could make it a blocking
- * one at any time.  A peer that fills or empties the pipe disturbs only its own notifications.  A
- * byte in a pipe takes two thirds of the time of a message on a socket.
+ * The notifying side creates the pipe and keeps the write end, so that no other process can make
+ * its writes block. The notified side opens the pipe again (/proc/self/fd, proc_pid_fd(5)), because
+ * it shares the descriptor that it received with the sender, which could make it blocking at any
+ * time. A peer that fills or empties the pipe only disturbs its own notifications. Writing a byte
+ * to a pipe takes two thirds of the time of a message on a socket.
  */
 #pragma once
 
 #include "engine/engine.h"
 
 struct soft_notify_pipe {
-	int write_fd; /* our end of the pipe that we write to */
-	/* its other end, for the other side; kept open, since a write to a pipe without readers
-	 * raises SIGPIPE */
+	int write_fd; /* write end of the pipe to the peer */
+	/* Read end of the pipe to the peer. Kept open because a write to a pipe without readers
+	 * raises SIGPIPE. */
 	int read_fd;
-	struct soft_fd_watch in; /* what the other side writes to */
+	struct soft_fd_watch in; /* read end of the peer's pipe */
 };
 
-/* Nothing is open; `notified` is called when the other side notifies. */
+/* Initialize without opening anything. `notified` is called when the peer notifies. */
 void soft_notify_pipe_init(struct soft_notify_pipe *pipe,
 			   void (*notified)(struct soft_fd_watch *watch));
-/* Make the pipe that we write to: 0 or an errno value. */
+/* Create the pipe to the peer. Returns 0 or an errno value. */
 int soft_notify_pipe_make(struct soft_notify_pipe *pipe);
-/* Take the read end of the other side's pipe, and close `fd`; false: it is no pipe. */
+/* Adopt the read end of the peer's pipe and close `fd`. Returns false if it is not a pipe. */
 bool soft_notify_pipe_receive(struct soft_notify_pipe *pipe, int fd);
-/* Once the lock has been given back. */
+/* Notify the peer when the lock is released. */
 void soft_notify_pipe_notify(const struct soft_notify_pipe *pipe);
-/* Empty the pipe; the next byte wakes us again.  False: the other side has closed it. */
+/* Empty the pipe, so that the next byte wakes this process again. Returns false if the peer has
+ * closed it. */
 bool soft_notify_pipe_drain(const struct soft_notify_pipe *pipe);
 void soft_notify_pipe_close(struct soft_notify_pipe *pipe);

@@ -1,12 +1,13 @@
-/* The rings of a local peer as a path; see shm.h. */
+/* Paths over the rings of a local peer (shm.h). */
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "shm_internal.h"
 
 enum {
-	/* A frame is short enough that the other side can copy out while this one copies in; of small
-	 * ones a quicker start for the other side is worth a record. */
+	/* Limits of records. A frame is short enough that the peer can copy it out while this side
+	 * copies the next one in. For small frames, an earlier start of the peer is worth a
+	 * separate record. */
 	FRAME_MOST = 32 * 1024,
 	FRAMES_MOST = 24,
 	RECORD_MOST = 4 * FRAME_MOST,
@@ -46,8 +47,8 @@ void soft_shm_peer_release(struct soft_shm_peer *peer)
 	free(peer);
 }
 
-/* The records that the peer has not read, to their channels.  The numbers are its own choice: of two
- * channels that have the same, one is asked. */
+/* Report the records that the peer has not read to their channels. The peer chose the numbers; if
+ * two channels have the same number, one of them is notified. */
 static int tell_unread(struct soft_shm_peer *peer)
 {
 	struct soft_table by_number = {0};
@@ -69,7 +70,8 @@ static int tell_unread(struct soft_shm_peer *peer)
 	return rc;
 }
 
-/* `exited`: what its process had not read has been told. */
+/* Finish a peer. `exited` means that the records that its process had not read have been
+ * reported. */
 static void finish(struct soft_shm_peer *peer, int error, bool exited)
 {
 	soft_assert_locked();
@@ -89,15 +91,15 @@ void soft_shm_peer_finish(struct soft_shm_peer *peer, int error)
 	finish(peer, error, false);
 }
 
-/* What it wrote before its end is in the ring and is taken in first, above all the ENDs of its
- * channels.  It may be alive and write on: no more than one ring is read. */
+/* Handle first what the peer wrote before its end, in particular the ENDs of its channels. The peer
+ * may still be running and write more, so at most one ring is read. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer)
 {
 	peer->busy++;
 	soft_shm_peer_receive(peer, SOFT_RING_SIZE);
 	if (!peer->up)
 		soft_shm_peer_finish(peer, ECONNREFUSED);
-	else if (!peer->path.dead && tell_unread(peer)) /* what it had read is not known */
+	else if (!peer->path.dead && tell_unread(peer)) /* it is not known what the peer had read */
 		finish(peer, EPROTO, false);
 	else
 		finish(peer, ECONNRESET, true);
@@ -142,7 +144,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		      iov, ends[0].iovecs);
 	if (peer->cma && kind == SOFT_RECORD_DATA)
 		soft_cma_ring_put(peer->cma, since, bytes);
-	(void)count; /* in that much room there is one */
+	(void)count; /* this much room fits one record */
 	return 1;
 }
 
@@ -168,8 +170,8 @@ bool soft_shm_peer_wants_room(struct soft_shm_peer *peer)
 
 /* ---- taking in ----------------------------------------------------------------------------- */
 
-/* The ring of this process is filled while it is read: in one turn of the lock, no more is taken in
- * than in one step. */
+/* Limit what is read from the ring of this process, which is filled while it is read, to the bytes
+ * of one step per turn of the lock. */
 static size_t within_turn(struct soft_shm_peer *peer, size_t budget)
 {
 	if (peer->turn != soft_lock_turn()) {
@@ -208,7 +210,8 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 		if (peer->cma && soft_device.shm->copied == copied)
 			soft_cma_ring_took(peer->cma, since, record.length);
 		soft_ring_done(&peer->in, &record);
-		taken += (size_t)(soft_device.shm->copied - copied); /* what it referred to */
+		taken += (size_t)(soft_device.shm->copied -
+				  copied); /* bytes that descriptors referred to */
 	}
 	peer->allowance -= taken < peer->allowance ? taken : peer->allowance;
 	return taken;
@@ -216,7 +219,7 @@ bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget)
 
 /* ---- ourselves ----------------------------------------------------------------------------- */
 
-/* Between one or two devices of ours. */
+/* Returns the peer that connects one or two devices of this process. */
 static struct soft_shm_peer *ourselves(uint32_t ports)
 {
 	soft_list_each (struct soft_shm_peer, peer, &soft_device.shm->peers, node)
@@ -267,7 +270,8 @@ struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_
 	return path_of(soft_attach_begin(ip_port, own_port, hca_number));
 }
 
-/* The lock is about to be given back.  What went to ourselves is there at once. */
+/* Notify peers when the lock is about to be released. Records to this process are read
+ * immediately. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_shm_peer *peer = soft_container(deferred, struct soft_shm_peer, path.flush);
@@ -295,7 +299,7 @@ static void stop(void)
 		soft_shm_peer_finish(peer, ECONNRESET);
 }
 
-/* The rings are not mapped here.  Inherited links may still end their channels. */
+/* The rings are not mapped in the child of a fork. Inherited links may still end their channels. */
 static void forked(void)
 {
 	struct soft_shm *shm = soft_device.shm;
@@ -313,7 +317,7 @@ static void forked(void)
 
 static void port_changed(enum soft_port_change change, uint32_t ports)
 {
-	(void)ports; /* a visit to the others finds what is there, or nothing */
+	(void)ports; /* visiting other rings finds their records, or nothing */
 	if (change == SOFT_PORT_UP)
 		soft_shm_resume();
 }

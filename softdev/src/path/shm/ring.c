@@ -1,10 +1,11 @@
-/* See ring.h.  Positions count bytes for ever; a record begins at its position modulo the size.
+/* Rings of records (ring.h). Positions count bytes forever; a record begins at its position modulo
+ * the size.
  *
- *   offset  record (little-endian or not: both sides are of one machine)
+ *   offset  record, in native byte order because both sides run on one machine
  *        0  u32  kind    0: padding up to the end of the ring
  *        4  u32  to
  *        8  u32  from
- *       12  u32  length  of the payload that follows, filled up to 16
+ *       12  u32  length  of the payload that follows, padded to a multiple of 16
  */
 #define _GNU_SOURCE /* MADV_DONTFORK */
 #include <errno.h>
@@ -18,9 +19,9 @@
 
 enum {
 	SKIP = 0,
-	WARM = 64 * 1024,   /* where a writer whose reader keeps up stays */
-	PAGE = 4096,        /* written beyond that, before it looks whether the reader does */
-	PLENTY = 64 * 1024, /* room as last seen that is good enough */
+	WARM = 64 * 1024,   /* pages that a writer reuses while its reader keeps up */
+	PAGE = 4096,        /* bytes written beyond them before checking the reader's position */
+	PLENTY = 64 * 1024, /* known room that is sufficient without checking */
 };
 
 struct header {
@@ -73,7 +74,7 @@ void soft_ring_init(struct soft_ring *ring, struct soft_ring_shared *shared, uin
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* Look where the reader is; false if it cannot be there. */
+/* Read the reader's position. Returns false if it is impossible. */
 static bool look_at_head(struct soft_ring *ring)
 {
 	uint64_t head = soft_total_get(&ring->shared->head);
@@ -108,7 +109,7 @@ static void put_header(struct soft_ring *ring, const struct header *header)
 	memcpy(at(ring, ring->mine), header, sizeof(*header));
 }
 
-/* Back to the warm pages, if the reader has nothing left to read. */
+/* Return to the warm pages if the reader has read everything. */
 static void return_to_start(struct soft_ring *ring, uint64_t size)
 {
 	uint64_t offset = ring->mine & (SOFT_RING_SIZE - 1);
@@ -175,7 +176,8 @@ static void give_back(struct soft_ring *ring, uint64_t size)
 	soft_publish(&ring->shared->head, ring->mine);
 }
 
-/* Whatever is at the reader's position, SKIP too: 1, 0 for nothing, or -EPROTO. */
+/* Look at the record at the reader's position, which may be SKIP. Returns 1, 0 if there is none, or
+ * -EPROTO. */
 static int peek(const struct soft_ring *ring, struct soft_record *record)
 {
 	uint64_t there = ring->theirs - ring->mine;
@@ -187,7 +189,7 @@ static int peek(const struct soft_ring *ring, struct soft_record *record)
 		return -EPROTO;
 	memcpy(&header, at(ring, ring->mine), sizeof(header));
 	if (whole(header.length) > there)
-		return -EPROTO; /* a record is shown when all of it has been written */
+		return -EPROTO; /* a record is published when it is complete */
 	*record = (struct soft_record){
 		.kind = header.kind,
 		.to = header.to,

@@ -1,9 +1,9 @@
-/* Shared memory with local peers: the other processes of this host that have the device, and this
+/* Shared memory with local peers: other processes of this host that use the device, and this
  * process itself.
  *
- * Two processes of one user attach to each other once for each pair of their devices (attach.c) and
- * from then on share two rings (ring.h), which are a path (path.h) between them.  Everything here is
- * called with the engine's lock.
+ * Two processes of one user attach to each other once for each pair of their devices (attach.c).
+ * From then on they share two rings (ring.h), which form a path (path.h) between them. All
+ * functions require the engine's lock.
  */
 #pragma once
 
@@ -15,26 +15,30 @@
 
 struct soft_shm_peer;
 
-/* From the device of this process with that port's bit to the device with that number of the process
- * at that TCP port of this network namespace, attached or attaching; this process for its own.  NULL:
- * there is none, or it is of another user, or has no shared memory: there is only TCP. */
+/* Returns the path from our device with this port bit to device `hca_number` of the process at a
+ * TCP port of this network namespace, which may still be attaching. For our own port, the peer is
+ * this process. Returns NULL if there is no such process, or it belongs to another user, or has no
+ * shared memory, so that only TCP is possible. */
 struct soft_path *soft_shm_path_at(uint16_t ip_port, uint32_t own_port, int hca_number);
-/* Is it the rings of a process of this host and user? */
+/* Returns whether the path is over shared memory. */
 bool soft_shm_path_is_self(const struct soft_path *path);
 
-/* NULL if there was no memory for it: then everything goes through the rings; and of other paths. */
+/* Returns NULL if there was no memory for it, so that everything goes through the rings, and for
+ * other kinds of paths. */
 struct soft_cma *soft_shm_path_cma(const struct soft_path *path);
-/* Of every peer, one after the other: that after `cma`, NULL the first; NULL: no more. */
+/* Iterate over the state of all peers: returns the one after `cma`, or the first one for NULL.
+ * Returns NULL at the end. */
 struct soft_cma *soft_cma_next(const struct soft_cma *cma);
-/* A link to the peer is up, so both sides have the segment: find out what can be copied. */
+/* Find out what can be copied when a link to the peer is up, so that both sides have the
+ * segment. */
 void soft_cma_probe_path(struct soft_path *path);
 
-/* A channel that begins and ends at that device, open at once.  0 or an errno value. */
+/* Open a channel that begins and ends at the same device. Returns 0 or an errno value. */
 int soft_shm_chan_to_self(struct soft_chan *chan, uint32_t own_port);
 
 extern const struct soft_subsystem soft_shm_subsystem;
 
-/* Let peers attach at this port; no more.  False (EADDRINUSE): its name is taken.  Should anything
- * else fail, no process can attach to this one, and links use TCP. */
+/* Start and stop accepting peers at a port. Returns false with EADDRINUSE if the name is in use.
+ * After any other failure, no process can attach to this one, and links use TCP. */
 bool soft_attach_listen(uint16_t port);
 void soft_attach_unlisten(void);

@@ -1,6 +1,5 @@
-/* The inside of a peer: path.c (the path), segment.c (the shared memory), attach.c (how
- * two processes come to share it, and how they part), wakeup.c (which rings are polled, which peers
- * notify). */
+/* The parts of a peer: path.c (the path), segment.c (the shared memory), attach.c (start and end of
+ * sharing), wakeup.c (which rings are polled, and which peers notify). */
 #pragma once
 
 #include "notify_pipe.h"
@@ -10,38 +9,38 @@
 enum { SOFT_SHM_MAX_PEERS = 4096, SOFT_SHM_AREA = 8192 };
 
 struct soft_shm_peer {
-	struct soft_path path; /* it cannot be used before `up` */
+	struct soft_path path; /* unusable before `up` */
 	struct soft_node node;
-	bool up; /* both sides have the memory */
-	unsigned busy; /* it must not be freed */
-	bool self; /* it is this process, with one or two of its devices */
+	bool up; /* whether both sides have the memory */
+	unsigned busy; /* must not be freed */
+	bool self; /* whether it is this process, with one or two of its devices */
 	uint16_t port;
-	pid_t pid; /* 0: not known, because it lives in another process namespace */
+	pid_t pid; /* 0 if unknown because it lives in another PID namespace */
 
 	/* attach.c */
 	struct soft_fd_watch socket;
 	struct soft_fd_watch process; /* a pidfd */
 	struct soft_notify_pipe pipe;
 	struct soft_timer timeout;
-	struct soft_node unidentified; /* it has sent nothing yet */
+	struct soft_node unidentified; /* for peers that have not sent anything yet */
 
 	/* segment.c */
-	void *memory; /* what is shared beside the rings */
-	/* SOFT_SHM_AREA bytes that both can write, for what is agreed upon beside the rings: by
-	 * convention we write to our own and read theirs.  Of ourselves, both are the same.  Zeros
-	 * at the beginning; NULL while attaching. */
+	void *memory; /* shared memory except the rings */
+	/* SOFT_SHM_AREA bytes for data outside of the rings, initially zeros. Both sides can write
+	 * to both, but each writes only to its own. Both are the same for this process. NULL while
+	 * attaching. */
 	uint8_t *own_area, *their_area;
-	struct soft_cma *cma; /* cma.c; NULL if there was no memory for it */
+	struct soft_cma *cma; /* NULL if there was no memory for it */
 	struct soft_ring in, out;
 
 	/* path.c */
-	unsigned turn; /* of the lock, ourselves: */
-	size_t allowance; /* what may still be taken in during it */
+	unsigned turn; /* for this process: last turn of the lock */
+	size_t allowance; /* bytes that may still be read in that turn */
 
 	/* wakeup.c */
 	struct soft_node poll_set;
-	unsigned idle_polls; /* polls in a row that found nothing */
-	bool armed; /* its ring is, and the pipe has not been emptied since */
+	unsigned idle_polls; /* consecutive polls that found nothing */
+	bool armed; /* its ring was armed, and the pipe has not been emptied since */
 };
 
 struct soft_shm {
@@ -51,64 +50,65 @@ struct soft_shm {
 	/* attach.c */
 	struct soft_acceptor acceptor;
 	uint16_t own_port;
-	struct soft_node unidentified; /* peers, in the order in which they connected */
+	struct soft_node unidentified; /* peers in the order in which they connected */
 
 	/* wakeup.c */
 	struct soft_node poll_set;
-	unsigned polled; /* peers in it */
+	unsigned polled; /* number of peers in the poll set */
 	bool need_notify;
 
 	/* cma.c */
 	struct soft_node cmas;
-	uint64_t copied; /* bytes so far, by all: for sharing out the time of a step */
-	uint64_t slow; /* nanoseconds for a MiB up to which no copy is slow */
+	uint64_t copied; /* bytes copied so far, for sharing the time of a step */
+	uint64_t slow; /* ns per MiB below which no copy is slow */
 };
 
 /* ---- segment.c ------------------------------------------------------------------------------ */
 
-/* Make the segment: an fd, or -1 and errno.  Check one that another process has made: 0 or EPROTO.
- * Map it, into the peer: 0 or an errno value (`made`: by us); the fd is not needed after that. */
+/* Create a segment: returns an fd, or -1 and sets errno. Check a segment created by another
+ * process: returns 0 or EPROTO. Map a segment into the peer (`made` if created by us): returns 0 or
+ * an errno value, and the fd is not needed afterwards. */
 int soft_segment_make(void);
 int soft_segment_check(int fd);
 int soft_segment_map(struct soft_shm_peer *peer, int fd, bool made);
-/* A segment that this process shares with itself. */
+/* Create a segment that this process shares with itself. */
 int soft_segment_private(struct soft_shm_peer *peer);
 void soft_segment_unmap(struct soft_shm_peer *peer);
 
 /* ---- path.c --------------------------------------------------------------------------- */
 
-/* One more, without rings; NULL: out of memory, or too many. */
+/* Create a peer without rings. Returns NULL if there are too many, or no memory. */
 struct soft_shm_peer *soft_shm_peer_create(void);
-/* All its channels are gone; it is freed unless it is busy. */
+/* End all channels, and free the peer unless it is busy. */
 void soft_shm_peer_finish(struct soft_shm_peer *peer, int error);
-/* The same once everything has been taken in that it has written. */
+/* Finish the peer after handling everything that it has written. */
 void soft_shm_peer_drain_and_finish(struct soft_shm_peer *peer);
-/* It is busy no more: free it if it is over. */
+/* Free the peer if it has ended and is no longer busy. */
 void soft_shm_peer_release(struct soft_shm_peer *peer);
-/* Take in at most about `budget` bytes.  Was there anything? */
+/* Handle about `budget` bytes at most. Returns whether there was anything. */
 bool soft_shm_peer_receive(struct soft_shm_peer *peer, size_t budget);
-/* Something waits for room.  Ask for it; true if there is some after all. */
+/* Request room for what waits. Returns true if there is some already. */
 bool soft_shm_peer_wants_room(struct soft_shm_peer *peer);
-/* Call for each; none may end. */
+/* Iterate over peers, none of which may end. */
 
 /* ---- attach.c ----------------------------------------------------------------------------- */
 
-/* Attach to the process with that port, as soft_shm_path_at; NULL: there is none that can be attached
- * to. */
+/* Attach to the process with this port (see soft_shm_path_at). Returns NULL if that is not
+ * possible. */
 struct soft_shm_peer *soft_attach_begin(uint16_t ip_port, uint32_t own_port, int hca_number);
-/* Empties the notify pipe, once its cause has been seen.  False: the peer has closed its end, and is
- * finished. */
+/* Empty the notify pipe when the cause of a notification has been seen. Returns false if the peer
+ * has closed its end and is finished. */
 bool soft_attach_ack_notify(struct soft_shm_peer *peer);
-/* One that has just been made. */
+/* Initialize a new peer. */
 void soft_attach_init(struct soft_shm_peer *peer);
-/* Close what is open, of one that is over. */
+/* Close the descriptors of a peer that has ended. */
 void soft_attach_end(struct soft_shm_peer *peer);
 
 /* ---- cma.c --------------------------------------------------------------------------------- */
 
-/* Once both sides have the segment and know the other's secret: find out what can be copied. */
+/* Find out what can be copied, when both sides have the segment and know the other's secret. */
 void soft_cma_probe_peer(struct soft_shm_peer *peer);
-/* The segment is there; or is going. */
+/* Called when the segment has been mapped, and before it is unmapped. */
 void soft_cma_attach(struct soft_shm_peer *peer);
 void soft_cma_detach(struct soft_shm_peer *peer);
 
@@ -116,13 +116,12 @@ void soft_cma_detach(struct soft_shm_peer *peer);
 
 /* Read the ring of a peer that has notified, or of this process. */
 void soft_wakeup_visit(struct soft_shm_peer *peer);
-/* The peer has no room, or asks for it: poll it again if there is something now, or arm its ring.
- */
+/* The peer has no room, or requests it: poll it again if there is input now, or arm its ring. */
 void soft_wakeup_rearm(struct soft_shm_peer *peer);
 void soft_wakeup_remove(struct soft_shm_peer *peer);
-/* soft_subsystem.poll, has_input, need_notify. */
+/* implement soft_subsystem.poll, has_input and need_notify */
 bool soft_shm_poll(void);
 bool soft_shm_has_input(void);
 void soft_shm_need_notify(bool on);
-/* Poll all rings again: the port is up. */
+/* Poll all rings again because the port is up. */
 void soft_shm_resume(void);

@@ -1,34 +1,34 @@
 /* Wake-ups: which rings are polled, and which peers must notify this process.
  *
- * A step polls the rings of the peers in the poll set: those that have written lately.  There are
- * few of them, and polling costs one memory access each.  All other rings, and all rings while no
- * thread polls, are armed (soft_ring_arm): the peer's next write is followed by a byte in a pipe
+ * A step polls the rings of the peers in the poll set, which have written recently. There are few
+ * of them, and polling a ring costs one memory access. All other rings, and all rings while no
+ * thread polls, are armed (soft_ring_arm): after its next write, the peer writes a byte to a pipe
  * (notify_pipe.h), which is readable in the engine's epoll set.
  *
- * `need_notify`: no thread polls the rings unprompted, so peers must notify.  That is so while the
- * engine's thread sleeps in epoll_wait, or a completion queue is armed, because an application
- * thread may then sleep on the channel's fd without a further call; but not while an application
- * thread spins (as drains of completions do). engine.c decides.
+ * `need_notify` means that no thread polls the rings on its own, so peers must notify. This is the
+ * case while the engine's thread sleeps in epoll_wait, or a completion queue is armed, because an
+ * application thread may then sleep on the channel's fd without another call. It is not the case
+ * while an application thread spins, as when it drains completions. engine.c decides.
  *
- * Why no record stays unread.  A ring is either armed, or in the poll set with need_notify off.  In
- * the first case its writer notifies, unless it has done so since the last visit: every visit reads
- * until the ring is empty, arms it, and reads once more (ring.h has the proof for the two
- * memories).  The pipe is readable in epoll, level-triggered, for the thread that sleeps or comes
- * next; and a visit that finds no record, because the byte was about room, arms again all the same.
- * In the second case the engine's thread polls at every tick, or an application thread polls now;
- * before either stops, it calls soft_shm_need_notify, which arms every ring of the poll set and
- * reads once more.  What that finds, or what a bounded visit leaves, is announced by
- * soft_engine_schedule_step, which is readable in epoll as well.  The same holds for room in a ring
- * that this process writes: it asks for room, arms, and only then looks for the last time.
+ * Why no record stays unread: a ring is either armed, or in the poll set with need_notify off. In
+ * the first case, its writer notifies unless it has done so since the last visit. Every visit reads
+ * until the ring is empty, arms it, and reads once more (ring.h proves that no wake-up is lost).
+ * The pipe is readable in epoll, level-triggered, for the thread that sleeps or comes next. A visit
+ * that finds no record, because the byte was about room, arms the ring again all the same. In the
+ * second case, the engine's thread polls at every tick, or an application thread polls now. Before
+ * either stops, it calls soft_shm_need_notify, which arms every ring of the poll set and reads once
+ * more. soft_engine_schedule_step, which is also readable in epoll, announces what this finds and
+ * what a bounded visit leaves. The same holds for room in a ring that this process writes to: it
+ * requests room, arms, and only then checks for the last time.
  *
- * A visit that finds the record it was notified of empties the pipe at once, without epoll.
+ * A visit that finds the record it was notified of empties the pipe immediately, without epoll.
  */
 #include "shm_internal.h"
 #include "objects/objects.h"
 
 enum {
-	MAX_POLLED = 32, /* in the poll set at the same time */
-	/* polls in a row that find nothing, after which a peer leaves the poll set */
+	MAX_POLLED = 32, /* maximum size of the poll set */
+	/* consecutive polls without input after which a peer leaves the poll set */
 	MAX_IDLE_POLLS = 2000,
 };
 
@@ -54,7 +54,7 @@ void soft_wakeup_remove(struct soft_shm_peer *peer)
 	soft_engine_set_polls(--soft_device.shm->polled);
 }
 
-/* There is more to read: make some thread poll. */
+/* Make a thread poll, because there is more to read. */
 static void poll_again(struct soft_shm_peer *peer)
 {
 	add_to_poll_set(peer);
@@ -62,8 +62,8 @@ static void poll_again(struct soft_shm_peer *peer)
 		soft_engine_schedule_step();
 }
 
-/* True if there is something after all.  Only this process writes to itself: that ring is just
- * checked. */
+/* Arm the ring. Returns true if there is input. The ring of this process is only checked, because
+ * no other process writes to it. */
 static bool arm(struct soft_shm_peer *peer)
 {
 	if (peer->self)
@@ -74,18 +74,19 @@ static bool arm(struct soft_shm_peer *peer)
 	return soft_ring_arm(&peer->in);
 }
 
-/* The ring was armed and the peer has notified: empty the pipe, so that it wakes no thread. */
+/* Empty the pipe of a peer that has notified since its ring was armed, so that it wakes no
+ * thread. */
 static void ack_notify(struct soft_shm_peer *peer)
 {
 	if (peer->armed && !soft_ring_is_armed(&peer->in))
 		soft_attach_ack_notify(peer);
 }
 
-/* Some thread polls unprompted. */
+/* Disarm the ring because a thread polls on its own. */
 static void disarm(struct soft_shm_peer *peer)
 {
 	if (!soft_ring_is_armed(&peer->in))
-		return; /* or the peer has notified */
+		return; /* not armed, or the peer has notified */
 	peer->armed = false;
 	soft_ring_disarm(&peer->in);
 }
@@ -94,7 +95,7 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 {
 	soft_assert_locked();
 	if (soft_ports_down & peer->path.ports)
-		return; /* soft_shm_resume */
+		return; /* soft_shm_resume() polls again */
 	if (soft_ring_has_input(&peer->in) || soft_shm_peer_wants_room(peer)) {
 		poll_again(peer);
 		return;
@@ -107,7 +108,7 @@ void soft_wakeup_rearm(struct soft_shm_peer *peer)
 		poll_again(peer);
 }
 
-/* True if the last polls were empty and the ring is armed as `need_notify` wants it. */
+/* Returns whether the last polls found nothing and the ring is armed as `need_notify` requires. */
 static bool is_idle(struct soft_shm_peer *peer)
 {
 	return is_polled(peer) && peer->idle_polls <= MAX_IDLE_POLLS &&
@@ -152,7 +153,7 @@ bool soft_shm_poll(void)
 		struct soft_shm_peer *peer =
 			soft_list_first(&soft_device.shm->poll_set, struct soft_shm_peer, poll_set);
 
-		/* To the end of the list: of many, none comes last every time. */
+		/* Move the peer to the end of the list, so that no peer is always last. */
 		soft_list_remove(&peer->poll_set);
 		soft_list_append(&soft_device.shm->poll_set, &peer->poll_set);
 		any = visit(peer, share) || any;
