@@ -224,7 +224,7 @@ async def test_the_leads_port_goes_and_comes(
         await check_alive(*conns)
     assert snapshot()["leads_moved"]["embedded0"] == before + 2
     told = [record.getMessage() for record in caplog.records]
-    assert told[0] == "PORT_ERR of embedded0, port 1"
+    assert told[0] == "PORT_ERR event on embedded0, port 1"
     assert re.fullmatch(r"rail 0 to .* on embedded0 broke: device 'embedded0' .*PORT_ERR", told[1])
     [moved, _] = [text for text in told if "lead" in text]
     assert re.search(
