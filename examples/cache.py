@@ -32,7 +32,7 @@ def place(key: bytes) -> slice:
 def pack(key: bytes, value: bytes) -> bytes:
     """Return a slot with the entry, or raise ValueError if it is too long."""
     if HEADER.size + len(key) + len(value) > SLOT:
-        raise ValueError(f"key and value together may have at most {SLOT - HEADER.size} bytes")
+        raise ValueError(f"key and value can have at most {SLOT - HEADER.size} bytes together")
     rest = struct.pack("<HH", len(key), len(value)) + key + value
     return (struct.pack("<I", crc32(rest)) + rest).ljust(SLOT, b"\0")
 

@@ -50,7 +50,7 @@ class PlotError(Exception):
 
 
 def check_target(target: Path) -> None:
-    """Raise PlotError if `target` cannot be written as a plot. Called before measuring."""
+    """Raise PlotError if `target` is not a plot file, or if matplotlib is not installed."""
     if target.suffix.lower() not in FORMATS:
         raise PlotError(
             f"unsupported plot format: {target}; use a name that ends in {' or '.join(FORMATS)}"

@@ -79,7 +79,7 @@ class Session:
     def attach(self, index: int, end: End) -> None:
         if index >= len(self.ends) or self.ends[index] is not None:
             raise ProtocolError(
-                f"the client attached connection {index} twice, or without announcing it"
+                f"the client attached connection {index} twice, or never announced it"
             )
         self.ends[index] = end
         if None not in self.ends:

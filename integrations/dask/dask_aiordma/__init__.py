@@ -1,9 +1,9 @@
-"""`rdma://` for Dask: the protocol of a cluster whose messages are sent over RDMA.
+"""The protocol `rdma://` for Dask, which sends the messages of a cluster over RDMA.
 
     with LocalCluster(protocol="rdma://") as cluster, Client(cluster) as client: ...
 
-Nothing has to be imported, because `distributed` finds the backend by its entry point. Import
-`Security` for clusters with a key.
+You need not import this package, because `distributed` finds it by its entry point. Import
+`Security` only for clusters with a key.
 """
 
 from .security import Security

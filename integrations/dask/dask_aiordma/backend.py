@@ -60,10 +60,11 @@ def _settings_logged(address: str) -> Iterator[None]:
 
 
 class RDMA(Comm):
-    """An established communication over a connection of aiordma.
+    """A Dask comm over a connection of aiordma.
 
-    `write` returns while its message is in flight, so the memory of a message must not change
-    afterwards, as with TCP. The connection holds that memory until the peer has received it.
+    `write` returns while its message is in flight, so do not change the memory of a message
+    afterwards, as with TCP. The connection keeps this memory until the peer has received the
+    message.
     """
 
     # Frames are not split: each is received into memory of its own, as a whole.
@@ -203,7 +204,7 @@ class RDMA(Comm):
                     await self._until_under_way(self._under_way - 1)
         except TimeoutError:
             logger.warning(
-                "%s: aborted: the peer has taken no further message in %.0f s, and %d bytes wait",
+                "%s: aborted: the peer received no message for %.0f s while %d bytes were waiting",
                 self,
                 limit,
                 self._under_way,
@@ -236,7 +237,7 @@ def _address(prefix: str, address: tuple[str, int] | None) -> str:
 
 
 class RDMAConnector(Connector):
-    """A connector to the listeners of this backend."""
+    """Connects to the listeners of this backend."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -266,7 +267,7 @@ class RDMAConnector(Connector):
 
 
 class RDMAListener(BaseListener):
-    """A listener that passes each connection to Dask."""
+    """Listens for connections and passes each of them to Dask."""
 
     prefix: ClassVar[str] = "rdma://"
     comm_class: ClassVar[type[RDMA]] = RDMA
@@ -335,12 +336,12 @@ class RDMAListener(BaseListener):
             comm.allow_offload = self.allow_offload
             await self.on_connection(comm)
         except CommClosedError as error:
-            logger.info("a connection was closed before its handshake was complete: %s", error)
+            logger.info("a connection was closed before its handshake completed: %s", error)
             return
         await self.comm_handler(comm)
 
     def get_host_port(self) -> tuple[str, int]:
-        """Return the address at which it listens; if there are several, an IPv4 address."""
+        """Return the address on which the listener listens, preferably an IPv4 address."""
         if self._listener is None:
             raise ValueError("invalid operation on a listener that is not started")
         if self._bound is None:
@@ -363,7 +364,7 @@ class RDMAListener(BaseListener):
 
 
 class RDMABackend(Backend):
-    """The backend that the entry point names."""
+    """The backend for `rdma://`, which `distributed` finds by its entry point."""
 
     connector_class: ClassVar[type[RDMAConnector]] = RDMAConnector
     listener_class: ClassVar[type[RDMAListener]] = RDMAListener

@@ -45,7 +45,7 @@ MAGIC = b"dask-rd1"
 
 
 class FramingError(ValueError):
-    """Data from the peer that is not a result of `pack`."""
+    """The peer sent data that `pack` cannot have produced."""
 
 
 def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
@@ -73,7 +73,7 @@ def pack(frames: Sequence[Bytes]) -> tuple[list[list[Bytes]], int]:
 
 @dataclass
 class Unpacked:
-    """The frames of a first message; frames that follow as their own messages are None."""
+    """The frames of a first message. A frame that follows as a separate message is None."""
 
     frames: list[memoryview | None]
     missing: list[tuple[int, int]]
@@ -93,7 +93,7 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
     """Unpack a first message whose frames have at most `longest` bytes.
 
     Raises:
-        FramingError: If the message is anything else.
+        FramingError: If the message is not valid.
     """
     size = message.nbytes
     if size < _END.size:
@@ -128,18 +128,18 @@ def unpack(message: memoryview, longest: int) -> Unpacked:
             start = marked & LENGTH
             if not marked & OWN or not 0 < start <= data:
                 raise FramingError(
-                    f"the peer sent a leading frame of {start} bytes in a message of {data}"
+                    f"the peer sent a leading frame of {start} bytes in a message of {data} bytes"
                 )
             frames[i] = message[:start]
         elif marked & OWN:
             missing.append((i, marked & LENGTH))
     if total > longest:
-        raise FramingError(f"the peer sent frames of {total} bytes together (maximum {longest})")
+        raise FramingError(f"the peer sent too many bytes of frames: {total} (maximum {longest})")
     for i, length in enumerate(lengths):
         if length & OWN:
             continue
         if length > data - start:
-            raise FramingError("the frames of the peer's message are longer than the message")
+            raise FramingError(f"the peer's message is too short for its frames: {data} bytes")
         part = message[start : start + length]
         # Of its own memory, all but the header, which is decoded and gone.
         frames[i] = part if i == 0 else _copy(part)

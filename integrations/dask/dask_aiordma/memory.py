@@ -42,7 +42,10 @@ def rounded(length: int) -> int:
 
 
 class FrameMemory:
-    """The memory of the long frames that an event loop receives; it keeps up to `most` bytes."""
+    """The memory for the long frames that an event loop receives.
+
+    It keeps up to `most` bytes of unreferenced memory for reuse.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = weakref.ref(loop)
@@ -55,7 +58,7 @@ class FrameMemory:
         self._timer: asyncio.TimerHandle | None = None
 
     def lend(self, length: int, size: int | None = None) -> memoryview:
-        """Return memory of that length, in a piece of `size`, which is reused when unreferenced."""
+        """Return memory of the given length, in a piece of `size` bytes that is later reused."""
         size = size or length
         if numpy is None or not LONG <= length <= size <= self.most:
             return host_array(length)
@@ -70,7 +73,7 @@ class FrameMemory:
         return frame.data
 
     def lend_rounded(self, length: int) -> memoryview:
-        """As `lend`, for messages of similar lengths: an array and a header."""
+        """Lend memory for a message whose length varies, such as an array with a header."""
         return self.lend(length, rounded(length))
 
     def _found(self, size: int) -> memoryview | None:
@@ -129,7 +132,7 @@ _of_loops = weakref.WeakKeyDictionary()
 
 
 def frame_memory(loop: asyncio.AbstractEventLoop, most: int) -> FrameMemory:
-    """Return the frame memory of an event loop; `most` applies from now on."""
+    """Return the frame memory of an event loop, and set its limit to `most` bytes."""
     memory = _of_loops.get(loop)
     if memory is None:
         memory = _of_loops[loop] = FrameMemory(loop, most)

@@ -1,4 +1,4 @@
-"""A `Security` of Dask with a key, for authentication and encryption on rdma://."""
+"""A `Security` object for Dask with a key, for authentication and encryption on rdma://."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from distributed.security import Security as _Security
 
 
 class Security(_Security):
-    """As `distributed.Security`, with a key for connections of the protocol `rdma://`.
+    """A `distributed.Security` with a key for connections of the protocol `rdma://`.
 
-    Client, scheduler and workers need the same object; a `LocalCluster` passes it to its processes.
-    `repr` and `str` do not show the key.
+    The client, the scheduler and the workers must use the same key. A `LocalCluster` passes the
+    object to its processes. `repr` and `str` do not show the key.
 
     Args:
         require_encryption: As in `distributed.Security`. The default is True with `encrypt=True`,
-            so that no other protocol is used unencrypted instead.
+            so that Dask does not use an unencrypted protocol instead.
         auth: A key of at least 16 random bytes. Each side of a connection proves that it has the
             key, without sending it.
-        encrypt: Whether to encrypt all messages, which needs the extra `dask-aiordma[encrypt]`.
-            With None, each process uses its setting `distributed.comm.rdma.encrypt` when it
-            connects or listens.
+        encrypt: Whether to encrypt all messages. This requires the extra `dask-aiordma[encrypt]`.
+            With None, each process uses its setting `distributed.comm.rdma.encrypt`.
         kwargs: The arguments of `distributed.Security`. Its certificates protect the exchange
-            before a connection with TLS.
+            before an RDMA connection with TLS.
 
     Raises:
         TypeError: If `auth` is not bytes.
@@ -42,7 +41,7 @@ class Security(_Security):
         if not isinstance(auth, bytes):
             raise TypeError(f"auth must be a key of type bytes, not {type(auth).__name__}")
         if len(auth) < 16:
-            raise ValueError(f"auth has {len(auth)} bytes; a key needs at least 16 random bytes")
+            raise ValueError(f"auth must have at least 16 random bytes, not {len(auth)} bytes")
         if require_encryption is None and encrypt:
             require_encryption = True
         super().__init__(require_encryption, **kwargs)

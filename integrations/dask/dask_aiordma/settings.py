@@ -1,4 +1,4 @@
-"""The arguments of a connection, from Dask's configuration and its `Security`."""
+"""The arguments of connections, from Dask's configuration and its `Security` object."""
 
 from __future__ import annotations
 
@@ -78,17 +78,16 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
         encrypt = bool(_setting("encrypt"))
     if given.get("require_encryption") and not encrypt:
         raise RuntimeError(
-            f"Dask's configuration requires encryption, and {what} would not be encrypted: TLS "
+            f"Dask's configuration requires encryption, but {what} would not be encrypted: TLS "
             "certificates protect only the exchange before an RDMA connection. Use "
-            "dask_aiordma.Security(auth=key, encrypt=True), or distributed.comm.rdma.auth-file and "
-            "distributed.comm.rdma.encrypt in the configuration"
+            "dask_aiordma.Security(auth=key, encrypt=True), or set distributed.comm.rdma.auth-file "
+            "and distributed.comm.rdma.encrypt"
         )
     kept_memory()  # what is wrong with it is said before there is a connection
     if given.get("server_hostname"):
         raise ValueError(
-            f"{what}: rdma:// does not support another TLS server name (scheduler_sni): it is the "
-            "host of the address. Certificates are only checked against their authority (CA), not "
-            "by name"
+            f"{what}: rdma:// does not support scheduler_sni: the TLS server name is the host of "
+            "the address, and only the authority (CA) of a certificate is checked, not its name"
         )
     return {
         "device": _setting("device"),
@@ -101,7 +100,7 @@ def connection_arguments(what: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_memory() -> int:
-    """Return the number of bytes of memory to keep for further long frames."""
+    """Return the maximum number of bytes to keep for future long frames."""
     given = _setting("kept-memory")
     if given is None:
         return MOST_KEPT
@@ -120,12 +119,13 @@ def _key_of_file(path: str | None) -> bytes | None:
     try:
         key = Path(path).expanduser().read_bytes()
     except OSError as error:  # which Dask would take for a connection's, and try again
-        raise ValueError(f"distributed.comm.rdma.auth-file: {path}: {error.strerror}") from error
+        raise ValueError(
+            f"distributed.comm.rdma.auth-file: cannot read {path}: {error.strerror}"
+        ) from error
     if len(key) < 16:
         raise ValueError(
-            f"distributed.comm.rdma.auth-file: {path} has {len(key)} bytes; a key needs at "
-            "least 16 "
-            "random bytes"
+            f"distributed.comm.rdma.auth-file: {path} must have at least 16 random bytes, not "
+            f"{len(key)} bytes"
         )
     return key
 
@@ -141,7 +141,7 @@ def _config() -> aiordma.Config:
     known = {field.name for field in dataclasses.fields(aiordma.Config)}
     if unknown := sorted(options.keys() - known):
         raise ValueError(
-            f"distributed.comm.rdma.options: aiordma.Config has no settings {', '.join(unknown)}"
+            f"distributed.comm.rdma.options: unknown aiordma.Config settings: {', '.join(unknown)}"
         )
     return aiordma.Config(**{**DEFAULTS, **_keep_alive(), **options})
 

@@ -144,7 +144,7 @@ def test_very_many_frames_are_taken() -> None:
         (message([1], b"x", b"dask-rd0"), "version"),
         (message([], b""), "0 frames"),
         (memoryview(struct.pack("<Q8s", 1 << 60, b"dask-rd1")), "frames in 16 bytes"),
-        (message([2], b"x"), "longer than the message"),
+        (message([2], b"x"), "too short for its frames"),
         (message([1], b"xy"), "1 bytes longer"),
         (message([1 << 61], b""), "maximum"),
         (message([OWN | (1 << 41)], b""), "maximum"),

@@ -1,4 +1,4 @@
-"""Ray's direct transport over RDMA: tensors and arrays move between actors in one copy.
+"""A direct transport for Ray that moves tensors and arrays between actors over RDMA.
 
 ray_aiordma.register()
 

@@ -63,7 +63,7 @@ class Offered:
 
 
 class Endpoint:
-    """The objects that a process offers, and the connections with which it reads others."""
+    """The objects that this process offers, and its connections for reading other objects."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Endpoint:
     # ---- the objects of this process ----
 
     def offer(self, object_id: str, memory: Sequence[memoryview]) -> Address:
-        """Let others read the memory of an object until `withdraw`; callable from any thread."""
+        """Allow other processes to read the memory of an object until `withdraw`. Thread-safe."""
         with self._lock:
             if self._address is None:
                 self._address = blocking.call(self._serve, ray.util.get_node_ip_address())
@@ -82,7 +82,7 @@ class Endpoint:
         return self._address
 
     def withdraw(self, object_id: str) -> None:
-        """Revoke access to the memory and forget it; callable from any thread."""
+        """Revoke access to the memory of an object and release it. Thread-safe."""
         offered = self._offered.pop(object_id, None)
         if offered is not None:
             blocking.call(offered.take_back)
@@ -105,7 +105,7 @@ class Endpoint:
     # ---- those of others ----
 
     async def read(self, address: Address, object_id: str, memory: Sequence[memoryview]) -> None:
-        """Read an object into memory of this process, given as buffers of the same lengths."""
+        """Read an object into `memory`, whose buffers must have the lengths of its arrays."""
         client = await self._client(address)
         conn = client.connection
         tokens = await client.call("open", object_id)

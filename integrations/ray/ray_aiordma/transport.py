@@ -1,4 +1,4 @@
-"""The transport that Ray calls, for torch tensors and numpy arrays."""
+"""The transport for torch tensors and numpy arrays that Ray calls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _memory(arrays: Sequence[Any]) -> list[memoryview]:
     for array in arrays:
         if not isinstance(array, np.ndarray) and array.layout is not sys.modules["torch"].strided:
             raise ValueError(
-                f"cannot send a tensor of layout {array.layout}: return its parts (indices(), "
+                f"cannot send a tensor of layout {array.layout}; return its parts (indices(), "
                 "values() ...), or tensor.to_dense()"
             )
         if not array.nbytes:
@@ -110,9 +110,10 @@ def _empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 class Transport(TensorTransportManager):
-    """A transport whose receivers read the arrays of an object with RDMA.
+    """A transport whose receivers read the arrays of an object over RDMA.
 
-    Ray passes tensors to it, and in a process that has used "aiordma_numpy", both kinds.
+    Ray passes tensors to this transport. If the process has also used "aiordma_numpy", it passes
+    numpy arrays too.
     """
 
     name = "AIORDMA"
@@ -142,7 +143,7 @@ class Transport(TensorTransportManager):
         _endpoint.withdraw(obj_id)
 
     def send_multiple_tensors(self, *_: object) -> None:
-        raise NotImplementedError("the receiver of a one-sided transport reads: nothing is sent")
+        raise NotImplementedError("a one-sided transport does not send: the receiver reads")
 
     # ---- where it is needed ----
 
@@ -152,9 +153,8 @@ class Transport(TensorTransportManager):
         # No error: Ray may call this where one would end the process.
         if not getattr(dst_actor, "_ray_enable_tensor_transport", True):
             logger.warning(
-                "%r takes an object by %s, but its class lacks enable_tensor_transport=True: "
-                "the call may wait for a minute and fail; write "
-                "@ray.remote(enable_tensor_transport=True)",
+                "%r receives an object through %s, but its class does not enable this: the call "
+                "may time out after a minute; write @ray.remote(enable_tensor_transport=True)",
                 dst_actor,
                 self.name,
             )
@@ -191,12 +191,12 @@ class Transport(TensorTransportManager):
             blocking.call(wait)
         except TimeoutError:
             raise TimeoutError(
-                f"object {fetch_request.obj_id} was not read within {timeout:g} seconds"
+                f"timed out after {timeout:g} s while reading object {fetch_request.obj_id}"
             ) from None
         except (RDMAError, rpc.CallError, OSError, CancelledError) as error:
             raise RayDirectTransportError(
-                f"object {fetch_request.obj_id} could not be read from its actor, which may have "
-                f"died: {str(error) or type(error).__name__}"
+                f"cannot read object {fetch_request.obj_id} from its actor, which may have died: "
+                f"{str(error) or type(error).__name__}"
             ) from error
         return fetch_request.tensors
 
@@ -213,7 +213,7 @@ class Transport(TensorTransportManager):
 
 
 class NumpyTransport(Transport):
-    """The same transport under the name that Ray uses for numpy arrays."""
+    """The same transport under the name for numpy arrays."""
 
     name = "AIORDMA_NUMPY"
 
@@ -228,11 +228,7 @@ if inspect.isabstract(Transport) or len(_parameters) != 4:
 
 
 def register() -> None:
-    """Register the tensor transports "aiordma" for torch tensors and "aiordma_numpy" for arrays.
-
-    Call it before the first `ray.method` that names one, in the module with that class, because
-    actor processes may import the module too. A second call does nothing.
-    """
+    """Register the transports "aiordma" for torch tensors and "aiordma_numpy" for numpy arrays."""
     kinds: list[tuple[type[Transport], type]] = [(NumpyTransport, np.ndarray)]
     with suppress(ImportError):
         torch = importlib.import_module("torch")

@@ -118,7 +118,9 @@ class ValkeyTransport(asyncio.Transport):
     def _on_bytes(self, count: int) -> None:
         start = self._arrived
         if not 0 < count <= LENT - start:
-            raise ProtocolError(f"the server wrote {count} bytes to {start} of {LENT} lent ones")
+            raise ProtocolError(
+                f"the server wrote {count} bytes at offset {start} of a buffer of {LENT} bytes"
+            )
         self._arrived += count
         if self._reading:
             self._deliver()
@@ -150,7 +152,7 @@ class ValkeyTransport(asyncio.Transport):
                     f"the server announced features {features:#x} that were not requested"
                 )
         elif opcode != Opcode.KEEPALIVE:
-            raise ProtocolError(f"unknown command {opcode}")
+            raise ProtocolError(f"the server sent the unknown command {opcode}")
 
     def pause_reading(self) -> None:
         """Leave received data in the lent buffer."""
