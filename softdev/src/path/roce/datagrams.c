@@ -1,21 +1,22 @@
-/* Datagrams of RoCE v2: the packets of UD queue pairs, and of queue pair 1, the general services interface
- * with its management datagrams (MADs: IBTA vol 1, 13).
+/* RoCE v2 datagrams: packets of UD queue pairs and of queue pair 1, the general services interface,
+ * which receives management datagrams (MADs: IBTA vol 1, 13).
  *
- * What sends and receives them holds the addresses of all devices open, for it has no peer that would say at
- * which one.  Nothing is kept of a sender, and what is not for a queue pair here is dropped without an answer.
+ * A sender or receiver of datagrams holds the addresses of all devices open, because no peer
+ * determines which one is needed. Nothing about senders is stored, and packets that are not for a
+ * local queue pair are dropped without a response.
  */
 #include <arpa/inet.h>
 
 #include "roce_internal.h"
 #include "trace/trace.h"
 
-enum { HOP_LIMIT = 64 }; /* that receives are told, for the socket does not say it */
+enum { HOP_LIMIT = 64 }; /* reported to receives, because the socket does not tell it */
 
 #define GSI_QKEY 0x80010000u /* IBTA 13.5.3.1 */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
-/* An address that is not usable yet, because its interface has just come up, is left out. */
+/* Skip an address that is not usable yet because its interface has just come up. */
 static int hold_address(const union ibv_gid *gid)
 {
 	struct soft_roce_address *address = soft_roce_address(gid);
@@ -71,7 +72,7 @@ void soft_roce_release(void)
 		release_all();
 }
 
-/* One that cannot be opened is told on stderr. */
+/* An address that cannot be opened is reported on stderr. */
 void soft_roce_port_changed(enum soft_port_change change, uint32_t ports)
 {
 	(void)ports;
@@ -158,7 +159,7 @@ void soft_roce_take_datagram(const struct soft_roce_address *at,
 	};
 	struct soft_icrc_flow flow;
 
-	/* The cheap checks first, for any host can send this. */
+	/* Cheap checks come first, because any host can send this. */
 	const char *reason = !at->held                                 ? "DESTINATION_GID"
 			     : packet->length > SOFT_DATAGRAM_MAX      ? "PACKET"
 			     : is_mad && packet->qkey != GSI_QKEY      ? "QKEY"

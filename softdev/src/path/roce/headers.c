@@ -1,5 +1,7 @@
-/* See headers.h.  Two tables drive both directions: the fields of each header, and the headers of each
- * opcode. */
+/* Encoding and decoding of headers (headers.h).
+ *
+ * Two tables drive both directions: the fields of each header, and the headers of each opcode.
+ */
 #include "headers.h"
 
 #include <endian.h>
@@ -7,7 +9,7 @@
 
 /* ---- headers ------------------------------------------------------------------------------- */
 
-/* HEADER(name, bytes, fields), in order, with its fields from first to last. */
+/* HEADER(name, bytes, fields) for all headers in order, with their fields from first to last. */
 #define EXTENDED_HEADERS(HEADER, FIELD, ZEROS)                                                     \
 	/* 9.3.2 */                                                                                \
 	HEADER(DETH, 8, FIELD(u32, qkey) ZEROS(u8) FIELD(u24, from))                               \
@@ -30,7 +32,7 @@
 	HEADER(IETH, 4, FIELD(u32, rkey))
 
 enum {
-	/* BTH, 9.2: of its second byte, its fifth and its ninth */
+	/* bits in bytes 1, 4 and 8 of the BTH (9.2) */
 	SOLICITED = 0x80,
 	MIGREQ = 0x40,
 	PAD_SHIFT = 4,
@@ -67,13 +69,13 @@ static inline uint64_t number(const uint8_t *at, int bytes)
 
 /* ---- opcodes ------------------------------------------------------------------------------- */
 
-/* One more than the bytes of an opcode's payload. */
+/* The payload length of an opcode, plus one. */
 enum payload {
-	NO_OPCODE, /* what the table has not */
+	NO_OPCODE, /* not in the table */
 	NONE,
 	WORD = 1 + 8, /* annex A19 */
 	RESERVED = 1 + SOFT_ROCE_CNP_PAYLOAD,
-	ANY = 0xff, /* up to the path MTU, which is a queue pair's */
+	ANY = 0xff, /* up to the path MTU, which depends on the queue pair */
 };
 
 struct layout {
@@ -83,7 +85,7 @@ struct layout {
 
 #define ROW(service, operation, headers, payload)                                                  \
 	[(int)(service) | (int)SOFT_ROCE_##operation] = {headers, payload}
-/* A request of XRC names its shared receive queue (annex A14); a response does not. */
+/* An XRC request names its shared receive queue (annex A14); a response does not. */
 #define RELIABLE_REQUEST(operation, headers, payload)                                              \
 	ROW(SOFT_ROCE_RC, operation, headers, payload),                                            \
 		ROW(SOFT_ROCE_XRC, operation, SOFT_ROCE_XRCETH | (headers), payload)
@@ -96,7 +98,7 @@ struct layout {
 #define DATAGRAM(operation, headers, payload)                                                      \
 	ROW(SOFT_ROCE_UD, operation, SOFT_ROCE_DETH | (headers), payload)
 
-/* 9.2.1, table 38; XRC: annex A14; FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3. */
+/* Table 38 in 9.2.1. XRC: annex A14; FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3. */
 static const struct layout layouts[256] = {
 	REQUEST(SEND_FIRST, 0, ANY),
 	REQUEST(SEND_MIDDLE, 0, ANY),

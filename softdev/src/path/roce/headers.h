@@ -1,9 +1,9 @@
-/* The headers of a RoCE v2 packet: what follows the UDP header (IBTA volume 1).
+/* The headers of a RoCE v2 packet, which follow the UDP header (IBTA volume 1).
  *
- * A packet is a Base Transport Header (BTH), the extended headers that its opcode says, in the order of enum
- * soft_roce_header, the payload, up to three zeros that make the payload's length a multiple of four, and
- * the invariant CRC (icrc.h).  Every number is big-endian.  Reserved bits are zeros in what is sent, and
- * ignored in what is received.
+ * A packet consists of a Base Transport Header (BTH), the extended headers of its opcode in the
+ * order of enum soft_roce_header, the payload, up to three zeros that pad the payload to a multiple
+ * of four bytes, and the invariant CRC (icrc.h). All numbers are big-endian. Reserved bits are sent
+ * as zeros and ignored on receipt.
  */
 #pragma once
 
@@ -12,21 +12,22 @@
 #include <stdint.h>
 
 enum {
-	SOFT_ROCE_PORT = 4791, /* annex A17: of UDP, the destination's */
+	SOFT_ROCE_PORT = 4791, /* UDP destination port (annex A17) */
 	SOFT_ROCE_BTH = 12,
 	SOFT_ROCE_ICRC = 4,
 	SOFT_ROCE_HEADERS_MAX = SOFT_ROCE_BTH + 4 + 28, /* an atomic request of XRC */
 	SOFT_ROCE_PAD_MAX = 3,
-	SOFT_ROCE_CNP_PAYLOAD = 16, /* annex A17.9.3: reserved, zeros */
+	SOFT_ROCE_CNP_PAYLOAD = 16, /* reserved, zeros (annex A17.9.3) */
 };
 
-/* An opcode is a service in its upper three bits and an operation in the rest (9.2.1, table 38). */
+/* An opcode has the service in its upper three bits and the operation in the others (9.2.1, table
+ * 38). */
 enum soft_roce_service {
 	SOFT_ROCE_RC = 0x00,
 	SOFT_ROCE_UC = 0x20,
 	SOFT_ROCE_UD = 0x60,
 	SOFT_ROCE_XRC = 0xa0,
-	SOFT_ROCE_SERVICE = 0xe0, /* the bits */
+	SOFT_ROCE_SERVICE = 0xe0, /* mask */
 };
 
 enum soft_roce_operation {
@@ -55,11 +56,11 @@ enum soft_roce_operation {
 	SOFT_ROCE_SEND_ONLY_INVALIDATE = 0x17,
 	SOFT_ROCE_FLUSH = 0x1c,        /* annex A19 */
 	SOFT_ROCE_ATOMIC_WRITE = 0x1d, /* annex A19 */
-	SOFT_ROCE_OPERATION = 0x1f,    /* the bits */
-	SOFT_ROCE_CNP = 0x81, /* annex A17.9.3: the whole opcode of a congestion notification */
+	SOFT_ROCE_OPERATION = 0x1f,    /* mask */
+	SOFT_ROCE_CNP = 0x81, /* whole opcode of a congestion notification (annex A17.9.3) */
 };
 
-/* The extended headers, in the order in which they follow the BTH. */
+/* The extended headers in the order in which they follow the BTH. */
 enum soft_roce_header {
 	SOFT_ROCE_DETH = 1 << 0,
 	SOFT_ROCE_XRCETH = 1 << 1,
@@ -72,8 +73,8 @@ enum soft_roce_header {
 	SOFT_ROCE_IETH = 1 << 8,
 };
 
-/* Every number is in host order, immediate data too.  Of the extended headers only the fields of those
- * count that the opcode has. */
+/* A decoded packet. All numbers are in host byte order, even immediate data. Only fields of
+ * extended headers that the opcode has are valid. */
 struct soft_roce_packet {
 	uint8_t opcode;
 	bool solicited;
@@ -89,7 +90,7 @@ struct soft_roce_packet {
 	uint32_t qkey; /* DETH */
 	uint32_t from; /* DETH: source queue pair */
 	uint32_t srq; /* XRCETH: number of the shared receive queue */
-	uint32_t rkey; /* RETH, AtomicETH; IETH: the key that ends */
+	uint32_t rkey; /* RETH, AtomicETH; IETH: key to invalidate */
 	uint64_t address; /* RETH, AtomicETH */
 	uint32_t dma_length; /* RETH */
 	uint32_t msn; /* AETH */
@@ -97,7 +98,7 @@ struct soft_roce_packet {
 	uint64_t compare; /* AtomicETH */
 	uint64_t original; /* AtomicAckETH */
 	uint32_t immediate; /* ImmDt */
-	uint32_t length; /* of the payload, without its pad */
+	uint32_t length; /* payload length without padding */
 	const uint8_t *payload;
 };
 
@@ -106,34 +107,35 @@ enum soft_roce_syndrome {
 	SOFT_ROCE_ACK = 0 << 5,
 	SOFT_ROCE_RNR_NAK = 1 << 5,
 	SOFT_ROCE_NAK = 3 << 5,
-	SOFT_ROCE_SYNDROME = 7 << 5, /* the bits */
-	SOFT_ROCE_NO_CREDITS = 0x1f, /* of an ACK: the responder counts none */
+	SOFT_ROCE_SYNDROME = 7 << 5, /* mask */
+	SOFT_ROCE_NO_CREDITS = 0x1f, /* of an ACK: the responder does not count credits */
 };
 
-/* Why bytes are not a packet. */
+/* Why bytes are not a valid packet. */
 enum soft_roce_malformed {
 	SOFT_ROCE_WELL_FORMED,
 	SOFT_ROCE_SHORT, /* ends within its headers or the ICRC */
 	SOFT_ROCE_BAD_VERSION, /* TVer is not zero */
-	SOFT_ROCE_BAD_OPCODE, /* reserved, or of a service that is not here */
-	SOFT_ROCE_BAD_PAD, /* longer than what follows the headers, or its end is not at four bytes */
-	SOFT_ROCE_BAD_PAYLOAD, /* too long or too short for its opcode, whatever the path MTU is */
+	SOFT_ROCE_BAD_OPCODE, /* reserved, or of an unsupported service */
+	SOFT_ROCE_BAD_PAD, /* longer than the payload, or not padded to four bytes */
+	SOFT_ROCE_BAD_PAYLOAD, /* too long or too short for its opcode with any path MTU */
 	SOFT_ROCE_MALFORMED_COUNT,
 };
 
-/* Which extended headers an opcode has, as bits of enum soft_roce_header; -1: it is none. */
+/* Returns the extended headers of an opcode as bits of enum soft_roce_header, or -1 for an invalid
+ * opcode. */
 int soft_roce_headers(uint8_t opcode);
 
-/* Up to SOFT_ROCE_PAD_MAX zeros follow the payload. */
+/* Returns the number of zeros after the payload, at most SOFT_ROCE_PAD_MAX. */
 static inline uint32_t soft_roce_pad(uint32_t length)
 {
 	return -length & 3;
 }
 
-/* Writes BTH and extended headers, and returns how many bytes they are.  The payload, its pad and the ICRC
- * are the caller's to send behind them. */
+/* Write the BTH and the extended headers, and return their length. The caller appends the payload,
+ * its padding and the ICRC. */
 size_t soft_roce_encode(uint8_t *headers, const struct soft_roce_packet *packet);
 
-/* Reads a UDP payload, from BTH to ICRC; the ICRC is not checked here.  `payload` points into it. */
+/* Decode a UDP payload from BTH to ICRC, without checking the ICRC. `payload` points into it. */
 enum soft_roce_malformed soft_roce_decode(struct soft_roce_packet *packet, const uint8_t *bytes,
 					  size_t length);

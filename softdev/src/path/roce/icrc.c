@@ -1,4 +1,4 @@
-/* See icrc.h. */
+/* Calculation of the invariant CRC (icrc.h). */
 #include "icrc.h"
 
 #include <endian.h>
@@ -10,11 +10,11 @@ enum { LRH = 8, IPV4 = 20, IPV6 = 40, UDP = 8, DONT_FRAGMENT = 0x40, PROTOCOL_UD
 
 /* ---- the CRC ------------------------------------------------------------------------------- */
 
-/* A register holds a polynomial over one bit with x^31 in bit 0, as bits come over Ethernet. */
+/* A register contains a polynomial over GF(2) with x^31 in bit 0, in the bit order of Ethernet. */
 #define POLYNOMIAL 0xedb88320u
-#define NEXT(crc) ((crc) >> 1 ^ (POLYNOMIAL & -((crc) & 1u))) /* a zero bit later */
+#define NEXT(crc) ((crc) >> 1 ^ (POLYNOMIAL & -((crc) & 1u))) /* appends a zero bit */
 
-/* The register after each byte and k bytes of zeros. */
+/* The register after each byte value and k zero bytes. */
 static uint32_t after[8][256];
 
 __attribute__((constructor)) static void make_tables(void)
@@ -29,7 +29,7 @@ __attribute__((constructor)) static void make_tables(void)
 		}
 }
 
-/* By tables, eight bytes at a time ("slicing by 8"). */
+/* Update with tables, eight bytes at a time ("slicing by 8"). */
 static uint32_t update_by_tables(uint32_t crc, const uint8_t *bytes, size_t length)
 {
 	for (; length >= 8; length -= 8, bytes += 8) {
@@ -59,15 +59,16 @@ static inline __m128i load(const uint8_t *at)
 	return _mm_loadu_si128((const void *)at);
 }
 
-/* A lane as it stands so many bytes later, which the factor says, plus the lane that is there. */
+/* Fold `lane` forward by the distance encoded in `factor`, and add the lane at that position. */
 CARRYLESS static inline __m128i folded(__m128i lane, __m128i factor, __m128i there)
 {
 	return there ^ _mm_clmulepi64_si128(lane, factor, 0x00) ^
 	       _mm_clmulepi64_si128(lane, factor, 0x11);
 }
 
-/* By carry-less multiplication, as in Intel's "Fast CRC Computation for Generic Polynomials Using
- * PCLMULQDQ": the halves of a lane are multiplied by x^(n + 32) and x^(n - 32), for n bits. */
+/* Update with carry-less multiplication, as in Intel's "Fast CRC Computation for Generic
+ * Polynomials Using PCLMULQDQ": the halves of a lane are multiplied by x^(n + 32) and x^(n - 32)
+ * for n bits. */
 CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, size_t length)
 {
 	const __m128i by_four = _mm_set_epi64x(0x1c6e41596, 0x154442bd4);
@@ -78,7 +79,7 @@ CARRYLESS static uint32_t update_by_lanes(uint32_t crc, const uint8_t *bytes, si
 
 	bytes += LANE;
 	if (length >= LANES * LANE) {
-		/* Written out: the compiler would keep an array of lanes in memory. */
+		/* Four variables instead of an array, which the compiler would keep in memory. */
 		__m128i second = load(bytes), third = load(bytes + LANE),
 			fourth = load(bytes + 2 * LANE);
 
@@ -120,7 +121,7 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 		    const uint8_t destination[16], uint16_t source_port, uint16_t destination_port)
 {
 	static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-	/* IP, then UDP */
+	/* The IP header, then the UDP header. */
 	uint8_t *at = flow->bytes + LRH;
 
 	*flow = (struct soft_icrc_flow){.ipv4 = !memcmp(source, mapped, sizeof(mapped))};
@@ -150,7 +151,8 @@ void soft_icrc_flow(struct soft_icrc_flow *flow, const uint8_t source[16],
 	flow->length = (uint8_t)(at + UDP - flow->bytes);
 }
 
-/* Of the LRH up to the BTH, in which FECN, BECN and the reserved bits beside them are ones. */
+/* Returns the register after the headers from LRH to BTH. FECN, BECN and the adjacent reserved bits
+ * count as ones. */
 static uint32_t headers_crc(const struct soft_icrc_flow *flow, uint16_t identification,
 			    const uint8_t *bth, size_t length)
 {
@@ -197,7 +199,7 @@ static uint32_t product(uint32_t a, uint32_t b)
 	return sum;
 }
 
-/* The register so many words earlier, had the words in between been zeros. */
+/* Returns the register as it was `words` words earlier, if these words are zeros. */
 static uint32_t run_back(uint32_t crc, size_t words)
 {
 	/* x^-32, x^-64, x^-128 ... */
@@ -212,11 +214,11 @@ static uint32_t run_back(uint32_t crc, size_t words)
 	return crc;
 }
 
-/* A CRC is linear: what two packets of one length differ in decides what their ICRCs differ in, and nothing
- * else.  So this packet's ICRC and the one it had with identification zero differ by what the
- * identification alone has put into the register, whatever else the packet holds; and the register can be run
- * back to where the identification went in, as its lower half.  If the packet is damaged, the upper half
- * is zero by chance alone, once in 65,536. */
+/* A CRC is linear: the difference of two ICRCs depends only on the difference of the two packets,
+ * if they have the same length. This packet's ICRC and that of the same packet with identification
+ * 0 therefore differ by what the identification alone adds to the register, whatever the contents
+ * are. Running the register back to the position of the identification yields it as the lower half.
+ * If the packet is damaged, the upper half is zero only by chance, once in 65,536. */
 bool soft_icrc_check(const struct soft_icrc_flow *flow, const uint8_t *bytes, size_t length)
 {
 	uint32_t difference;

@@ -1,11 +1,12 @@
-/* Frames to packets and back.  A frame stands for a run of packets; a packet becomes one frame. */
+/* Converts frames to packets and back. A frame corresponds to one or more packets, and a received
+ * packet to one frame. */
 #include <arpa/inet.h>
 
 #include "roce_internal.h"
 
-enum { WRONG_MTU = 0xff }; /* no enum ibv_mtu */
+enum { WRONG_MTU = 0xff }; /* not an enum ibv_mtu */
 
-/* The operations of packets: what each is of a frame. */
+/* The position of each operation's packet in its message, as flags of a frame. */
 enum {
 	FIRST = SOFT_FRAME_MORE,
 	MIDDLE = SOFT_FRAME_CONTINUES | SOFT_FRAME_MORE,
@@ -16,7 +17,7 @@ enum {
 };
 
 static const struct {
-	uint8_t opcode; /* 0: there is no such operation */
+	uint8_t opcode; /* 0 if there is no such operation */
 	uint8_t flags;
 } frames[SOFT_ROCE_OPERATION + 1] = {
 	[SOFT_ROCE_SEND_FIRST] = {SOFT_SEND, FIRST},
@@ -111,7 +112,8 @@ bool soft_roce_from_frame(struct soft_roce_packet *packet, const struct soft_fra
 
 /* ---- packets to frames ----------------------------------------------------------------------- */
 
-/* IBTA 9.7.4.1.6, 9.7.5.2.2: all packets of a message but the last are as long as the path MTU. */
+/* Check the length: all packets of a message except the last are as long as the path MTU (IBTA
+ * 9.7.4.1.6, 9.7.5.2.2). */
 static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 {
 	if (frame->dma_length > SOFT_MAX_MESSAGE)
@@ -121,8 +123,8 @@ static bool has_length(const struct soft_frame *frame, uint32_t mtu)
 	return frame->length <= mtu && (frame->length || soft_is_first(frame));
 }
 
-/* Of a request whose length cannot be: the responder refuses it when it is its turn, as one with packets
- * of another path MTU. */
+/* Convert a request with an invalid length to one with another path MTU, which the responder
+ * refuses when it is its turn. */
 static bool refuse(struct soft_frame *frame)
 {
 	frame->flags &= SOFT_FRAME_SRQ;
@@ -131,7 +133,7 @@ static bool refuse(struct soft_frame *frame)
 	return frame->opcode < SOFT_ACK;
 }
 
-/* What an acknowledgement says: IBTA 9.7.5.2.1. */
+/* Convert the syndrome of an acknowledgement (IBTA 9.7.5.2.1). */
 static bool take_syndrome(struct soft_frame *frame, uint8_t syndrome)
 {
 	const uint8_t value = syndrome & SOFT_ROCE_NO_CREDITS;

@@ -1,23 +1,25 @@
-/* The path of RoCE v2: queue pairs and their peers, frames out and packets in.
+/* RoCE v2 paths: queue pairs and their peers; frames are sent as packets, and packets received as
+ * frames.
  *
- * What may be under way of a queue pair's requests is bounded by a window, in bytes, for the transport sends
- * again from the first packet that is missing: without it, a network that loses a little would carry
- * the same packets again and again.  It grows with what is acknowledged, as long as it is what bounds, and is
- * halved when something was lost (as RFC 5681 does) or has met congestion (RFC 3168).  A full window
- * holds requests back, and nothing else: answers and acknowledgements go on.  READs are bounded by what
- * their answers may be (rc/requester.c).
+ * A congestion window in bytes limits the requests of a queue pair in flight, because the transport
+ * retransmits everything from the first missing packet. Without a window, a network that loses a
+ * few packets would carry the same packets again and again. The window grows with acknowledgements
+ * while it is the limiting factor, and is halved after a loss (as in RFC 5681) or congestion (RFC
+ * 3168). A full window only delays requests, not responses and acknowledgements. READs are limited
+ * by the size of their responses (rc/requester.c).
  */
 
 #include "roce_internal.h"
 #include "trace/trace.h"
 
 enum {
-	FRAME_MOST = 16 * 1024, /* whole units of any path MTU */
+	FRAME_MOST = 16 * 1024, /* a multiple of every path MTU */
 	FRAMES_MOST = 32,
 	WINDOW_FIRST = 32 * 1024,
 	WINDOW_MOST = 4 * 1024 * 1024,
 	WINDOW_LEAST_PACKETS = 4,
-	/* Between notifications of a pair, as cards do (DCQCN: SIGCOMM 2015, 5.1). */
+	/* minimum time between two notifications of a pair, as on cards (DCQCN: SIGCOMM 2015,
+	 * 5.1) */
 	NOTIFICATION_NS = 50000,
 };
 
@@ -36,7 +38,7 @@ static void set_window(struct soft_roce_pair *pair, uint64_t bytes)
 	pair->psns.read_psns = (uint32_t)(reads >> shift);
 }
 
-/* Something was lost or has met congestion: once for all that was under way then. */
+/* Halve the window after a loss or congestion, once for all packets in flight at that time. */
 static void shrink(struct soft_window *window)
 {
 	struct soft_roce_pair *pair = soft_container(window, struct soft_roce_pair, psns);
@@ -48,13 +50,14 @@ static void shrink(struct soft_window *window)
 	pair->threshold = pair->window;
 }
 
-/* Something may have been acknowledged. */
+/* Grow the window after acknowledgements. */
 static void progress(struct soft_roce_pair *pair)
 {
 	struct soft_qp *qp = pair->qp;
 	const uint64_t mtu = (uint64_t)1 << soft_mtu_shift(qp);
 	const uint64_t acked = (uint64_t)(qp->sq.unacked - pair->unacked) * mtu;
-	/* What was never full says nothing of the network: RFC 7661. */
+	/* Grow the window only if it was at least half used; an unused window says nothing about
+	 * the network's capacity (RFC 7661). */
 	const bool used = (uint64_t)(qp->sq.unsent - pair->unacked) * mtu >= pair->window / 2;
 
 	if (!pair->begun || !acked)
@@ -68,10 +71,10 @@ static void progress(struct soft_roce_pair *pair)
 
 /* ---- frames out ------------------------------------------------------------------------------ */
 
-/* The bytes of a list of iovecs, one after the other. */
+/* Reads the bytes of a list of iovecs. */
 struct reader {
 	const struct iovec *iov;
-	size_t at; /* of the first one */
+	size_t at; /* offset in the first one */
 };
 
 static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
@@ -91,7 +94,8 @@ static void take_bytes(struct reader *reader, uint8_t *to, size_t length)
 	}
 }
 
-/* A packet whose payload comes next.  Without room it is lost, as packets may be. */
+/* Send a packet with the next bytes of a payload. It is lost if there is no room, as any packet may
+ * be. */
 static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_packet *packet,
 			struct reader *payload)
 {
@@ -112,7 +116,7 @@ static void send_packet(const struct soft_roce_pair *pair, struct soft_roce_pack
 				   .remote_qpn = packet->to, .remote = &pair->peer);
 }
 
-/* Messages that the responder had completed with that PSN. */
+/* Returns the number of messages that the responder had completed at this PSN. */
 static uint32_t msn_at(const struct soft_qp *qp, uint32_t psn)
 {
 	const struct soft_responder *responder = &qp->responder;
@@ -123,7 +127,7 @@ static uint32_t msn_at(const struct soft_qp *qp, uint32_t psn)
 	return responder->msn & SOFT_PSN_MASK;
 }
 
-/* An acknowledgement that rides in the header of a frame is a packet of its own here. */
+/* Send a separate packet for an acknowledgement in a frame's header. */
 static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 {
 	const struct soft_frame frame = {
@@ -135,7 +139,7 @@ static void send_ack(const struct soft_roce_pair *pair, uint32_t psn)
 	send_packet(pair, &packet, NULL);
 }
 
-/* That packet of the peer's has met congestion: annex A17.9.3. */
+/* Notify the peer that its packet has met congestion (annex A17.9.3). */
 static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *marked)
 {
 	static const uint8_t reserved[SOFT_ROCE_CNP_PAYLOAD];
@@ -146,7 +150,7 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 					  .pkey = marked->pkey,
 					  .length = SOFT_ROCE_CNP_PAYLOAD};
 
-	/* Fewer acknowledgements would not help. */
+	/* Sending fewer acknowledgements would not help. */
 	if (operation == SOFT_ROCE_ACKNOWLEDGE || operation == SOFT_ROCE_ATOMIC_ACKNOWLEDGE ||
 	    soft_now() < pair->notifies_at)
 		return;
@@ -155,15 +159,15 @@ static void notify(struct soft_roce_pair *pair, const struct soft_roce_packet *m
 	soft_defer(&pair->chan->path->flush);
 }
 
-/* Is its payload part of a header, in packets? */
+/* Returns whether the payload is part of the headers in packets. */
 static bool is_small(const struct soft_frame *frame)
 {
 	return frame->opcode == SOFT_COMPARE_SWAP || frame->opcode == SOFT_FETCH_ADD ||
 	       frame->opcode == SOFT_ATOMIC_DATA;
 }
 
-/* Is an acknowledgement in its header news?  An answer says it by itself; and before a queue pair goes it may
- * have nothing new to say. */
+/* Returns whether the acknowledgement in a frame's header is new. A response acknowledges by
+ * itself, and a closing queue pair may have nothing new to acknowledge. */
 static bool acknowledges(const struct soft_roce_pair *pair, const struct soft_frame *frame)
 {
 	return frame->flags & SOFT_FRAME_ACK &&
@@ -192,7 +196,7 @@ static void send_frame(struct soft_roce_pair *pair, struct soft_frame *frame,
 	for (bool first = soft_is_first(frame);; first = false) {
 		packet.length = left < mtu ? left : mtu;
 		left -= packet.length;
-		/* Of the parts of a READ each is a message here. */
+		/* Each part of a READ is a separate message in packets. */
 		bool last = !left && (soft_is_last(frame) || frame->opcode == SOFT_READ);
 
 		packet.opcode = pair->service | soft_roce_operation(frame, first, last);
@@ -222,7 +226,7 @@ static void end(struct soft_roce_pair *pair)
 static ssize_t room(struct soft_path *path, size_t least)
 {
 	(void)path;
-	/* The end of a channel is always told. */
+	/* The end of a channel is always reported. */
 	return (ssize_t)(least <= SOFT_HANDSHAKE_SIZE ? least : soft_roce_room());
 }
 
@@ -245,7 +249,7 @@ static int put(struct soft_path *path, enum soft_record_kind kind, uint32_t to, 
 		if (acknowledges(pair, &frame))
 			acknowledging = frame;
 	}
-	/* Behind all packets, which so are a run, and once for all of them. */
+	/* Acknowledge once after all packets, so that these form a run. */
 	if (acknowledging.opcode)
 		send_ack(pair, acknowledging.ack);
 	return count;
@@ -263,8 +267,8 @@ static const struct soft_path_calls calls = {
 
 /* ---- packets in ------------------------------------------------------------------------------ */
 
-/* Returns why the packet is not from the peer of that queue pair, to its address and of its type, or
- * NULL. */
+/* Returns why the packet does not come from the queue pair's peer, to its address and of its type,
+ * or NULL. */
 static const char *objection(struct soft_roce_pair *pair, const struct soft_roce_address *at,
 			     const struct sockaddr_storage *from,
 			     const struct soft_roce_packet *packet)
@@ -310,7 +314,7 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	struct soft_roce_pair *pair;
 	const char *reason;
 
-	/* In the partition, full or limited member. */
+	/* Accept full and limited members of the partition. */
 	if (soft_roce_decode(&packet, bytes, length)) {
 		soft_roce_dropped("HEADER", NULL, from);
 		return;
@@ -346,14 +350,14 @@ void soft_roce_take(struct soft_roce_address *at, const struct sockaddr_storage 
 	}
 	if ((traffic_class & SOFT_ROCE_CE) == SOFT_ROCE_CE)
 		notify(pair, &packet);
-	if (packet.length) /* it becomes a frame where it is */
+	if (packet.length) /* the frame header is written before it in place */
 		record = bytes + (packet.payload - bytes) - SOFT_FRAME_HEADER;
 	soft_frame_encode(record, &frame);
 	pair->chan->calls->data(pair->chan, record, SOFT_FRAME_HEADER + frame.length, 0);
 	pair = soft_table_find(&soft_device.roce->pairs, packet.to);
 	if (!pair)
 		return;
-	/* In the middle of a message: the requester has a window. */
+	/* Also within a message, because the requester has a window. */
 	if (packet.ack_request && !soft_is_last(&frame))
 		soft_qp_link_output(pair->qp->link);
 	progress(pair);
@@ -441,7 +445,7 @@ static void again(struct soft_timer *timer)
 		offer();
 }
 
-/* What waits without need has let others go first. */
+/* Channels that yielded their turn may continue. */
 static void flush(struct soft_deferred *deferred)
 {
 	struct soft_path *path = soft_container(deferred, struct soft_path, flush);
@@ -467,7 +471,7 @@ static void create(void)
 	begin();
 }
 
-/* The links have ended, and with them the pairs; what they have sent last goes out. */
+/* The links, and with them the pairs, have ended. Send their last packets. */
 static void stop(void)
 {
 	soft_timer_stop(&soft_device.roce->again);
@@ -476,8 +480,7 @@ static void stop(void)
 
 static void forked(void)
 {
-	soft_device.roce->blocked =
-		false; /* nothing of the parent's waits here, nor does the timer `again` */
+	soft_device.roce->blocked = false; /* neither packets nor the timer are inherited */
 	for (int i = 0; i < SOFT_HCAS_MOST; i++) {
 		soft_list_each (struct soft_chan, chan, &soft_device.roce->paths[i].chans, node)
 			end(soft_table_find(&soft_device.roce->pairs, chan->id));

@@ -1,10 +1,12 @@
-/* Several processes of one user at one address: one has the UDP port, and passes on what is for another.
+/* Shares an address among processes of one user: the owner has the UDP port, and passes packets to
+ * guests.
  *
- * The upper bits of a queue pair number name its process (objects/qp_numbers.c), so a packet shows whose
- * it is.  A process that wants the address binds an abstract name first: with it, it is the owner and takes the
- * port; without it, it is a guest and connects to that name, from one that says its own number.  Packets of
- * queue pair 1 go to all.  When the connection ends, each guest does the same again.  Guests send by sockets of
- * their own.  Both ends check that the other is of the same user.
+ * The upper bits of a queue pair number identify its process (objects/qp_numbers.c), so a packet
+ * tells to which process it belongs. A process that wants the address first binds an abstract Unix
+ * socket name. If it succeeds, it is the owner and opens the port. Otherwise it is a guest and
+ * connects to the name, from a name that contains its own number. Packets to queue pair 1 go to all
+ * processes. When the connection ends, each guest starts over. Guests send through sockets of their
+ * own. Both ends check that the other belongs to the same user.
  */
 #define _GNU_SOURCE /* accept4 */
 #include <sched.h>
@@ -15,16 +17,16 @@
 
 enum {
 	BACKLOG = 1024,
-	TRIES = 1000, /* an owner may have the name and not listen yet, or not have it any more */
+	TRIES = 1000, /* an owner may have the name but not listen yet, or just have released it */
 	QPN_OFFSET = 5, /* in the transport header */
 };
 
-/* Abstract: its first byte is zero. */
+/* An abstract name, whose first byte is zero. */
 struct name {
 	sa_family_t family;
 	char prefix[14];
 	union ibv_gid gid;
-	uint16_t ip_port; /* of the guest; 0: the owner's */
+	uint16_t ip_port; /* number of the guest; 0 in the owner's name */
 };
 
 #define NAME_LENGTH (offsetof(struct name, ip_port) + sizeof(uint16_t))
@@ -34,7 +36,8 @@ static struct name name_of(const union ibv_gid *gid, uint16_t ip_port)
 	return (struct name){AF_UNIX, "\0aiordma/roce", *gid, ip_port};
 }
 
-/* A socket of that name; -1 and errno if it is taken or there is none to be had. */
+/* Create a socket with this name. Returns -1 and sets errno if the name is in use, or on another
+ * failure. */
 static int named(const union ibv_gid *gid, uint16_t ip_port)
 {
 	const struct name name = name_of(gid, ip_port);
@@ -54,7 +57,7 @@ static void forget(struct soft_roce_guest *guest)
 	free(guest);
 }
 
-/* It says nothing: it has gone. */
+/* A guest sends nothing, so input means that it has ended. */
 static void gone(struct soft_fd_watch *watch)
 {
 	forget(soft_container(watch, struct soft_roce_guest, watch));
@@ -98,7 +101,7 @@ bool soft_roce_pass(struct soft_roce_address *address, struct sockaddr_storage *
 	((uint8_t *)from)[SOFT_ROCE_FROM - 1] = traffic_class;
 	soft_list_each (struct soft_roce_guest, guest, &address->guests, node)
 		if (qpn == SOFT_ROCE_GSI || soft_qpn_ip_port(qpn) == guest->ip_port)
-			/* Without room it is lost, as packets may be. */
+			/* The packet is lost if there is no room, as any packet may be. */
 			(void)sendmsg(guest->watch.fd, &record, MSG_DONTWAIT | MSG_NOSIGNAL);
 	return qpn != SOFT_ROCE_GSI;
 }
@@ -154,7 +157,7 @@ int soft_roce_share(struct soft_roce_address *address)
 				sched_yield();
 		}
 	}
-	if (error == ECONNREFUSED) /* by what has the name and never listens */
+	if (error == ECONNREFUSED) /* a process has the name but never listens */
 		error = EADDRINUSE;
 	if (error)
 		soft_roce_unshare(address);

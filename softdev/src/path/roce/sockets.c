@@ -1,9 +1,9 @@
-/* The sockets of RoCE v2: one at each address that queue pairs have, for what comes in, and some for
- * what goes out, each with a source port of its own.
+/* The sockets of RoCE v2: one per address of queue pairs to receive, and several to send, each with
+ * its own source port.
  *
- * Packets are staged, and go out when the lock is given back: those of the same length to the same place
- * with one system call, which the kernel splits (UDP_SEGMENT).  What a full socket does not take stays
- * staged until it does.
+ * Packets are staged and sent when the lock is released. Packets of the same length to the same
+ * destination are sent with one system call, and the kernel splits them (UDP_SEGMENT). What a full
+ * socket does not accept stays staged until it does.
  */
 #define _GNU_SOURCE /* sendmmsg */
 #include <arpa/inet.h>
@@ -17,25 +17,25 @@
 enum {
 	STAGED_MOST = 256 * 1024,
 	RUNS_MOST = 1024,
-	/* Room that frames of so many bytes leave: short ones have packets that are longer, and one
-	 * more for the acknowledgement that rides on them. */
+	/* Room that frames of a given size leave: packets of short frames are longer, and there may
+	 * be one more for an acknowledgement in the header. */
 	ROOM_MOST = 32 * 1024 + SOFT_FRAME_HEADER,
 	SLACK = ROOM_MOST / 2 + SOFT_ROCE_PACKET_MAX,
 	RUNS_SLACK = 512,
-	SEGMENTS_MOST = 64, /* the kernel's limit: udp(7), UDP_SEGMENT */
+	SEGMENTS_MOST = 64, /* the kernel's limit (udp(7), UDP_SEGMENT) */
 	RUN_MOST = 60000, /* bytes */
 	SENDS_TOGETHER = 32,
 
 	READS_TOGETHER = 8,
 	READS_PER_STEP = 64,
-	HEADROOM = 64, /* before a packet, for the header of a frame */
+	HEADROOM = 64, /* room before a packet for a frame header */
 	INPUT = HEADROOM + 64 * 1024,
 
-	PORT_FIRST = 0xc000, /* of the source, as Linux chooses them: A17.4.5.2 */
+	PORT_FIRST = 0xc000, /* source ports, chosen as by Linux (A17.4.5.2) */
 	PORTS = 0x4000,
 	PORT_TRIES = 32,
 
-	ECT0 = 2, /* RFC 3168, of the traffic class: routers may mark these packets */
+	ECT0 = 2, /* RFC 3168, in the traffic class: routers may mark these packets */
 };
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -63,7 +63,7 @@ static void tell_too_long(uint32_t length)
 		length);
 }
 
-/* The first of the runs was not sent: does it wait?  Else it is lost, as packets may be. */
+/* Returns whether a run that was not sent has to wait. Otherwise it is lost, as packets may be. */
 static bool must_wait(const struct soft_roce_run *run, int error)
 {
 	switch (error) {
@@ -74,7 +74,7 @@ static bool must_wait(const struct soft_roce_run *run, int error)
 		return false;
 	case EIO:
 	case EINVAL:
-		/* Without offload of checksums there is no splitting: udp(7). */
+		/* Runs cannot be split without checksum offload (udp(7)). */
 		run->sender->one_by_one |= run->count > 1;
 		return false;
 	default:
@@ -92,7 +92,7 @@ static void put_traffic_class(struct msghdr *message, const struct soft_roce_run
 		soft_put_control(message, IPPROTO_IPV6, IPV6_TCLASS, &value, sizeof(value));
 }
 
-/* Into a simulated network, which takes everything. */
+/* Send a run to a simulated network, which accepts everything. */
 static void send_run(const struct soft_network *network, const struct soft_roce_run *run)
 {
 	union ibv_gid to;
@@ -194,7 +194,7 @@ uint8_t *soft_roce_stage(void)
 		       : NULL;
 }
 
-/* The last run, if a packet of that length to the same place can be one of it. */
+/* Returns the last run if a packet of this length to the same destination can be added to it. */
 static struct soft_roce_run *run_for(const struct soft_roce_flow *flow, uint32_t length)
 {
 	struct soft_roce_run *run =
@@ -231,7 +231,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 			.segment = (uint16_t)whole,
 		};
 	}
-	/* The kernel numbers the packets of a run from 0 on. */
+	/* The kernel numbers the packets of a run from 0. */
 	soft_put32(at + length, soft_icrc(&flow->icrc, run->count, &(struct iovec){at, length}, 1));
 	run->count++;
 	run->length += whole;
@@ -240,7 +240,7 @@ void soft_roce_staged(const struct soft_roce_flow *flow, uint32_t length)
 
 /* ---- receiving ------------------------------------------------------------------------------- */
 
-/* The number in a control message of one read; 0: there is none of that type. */
+/* Returns the number in a control message, or 0 if there is none of this type. */
 static int control_value(struct msghdr *message, int level, int type)
 {
 	for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at; at = CMSG_NXTHDR(message, at)) {
@@ -256,7 +256,8 @@ static int control_value(struct msghdr *message, int level, int type)
 	return 0;
 }
 
-/* The length of each packet in it: udp(7), UDP_GRO.  They have the same traffic class. */
+/* Returns the length of each packet in a read (udp(7), UDP_GRO). All of them have the same traffic
+ * class. */
 static size_t segment_of(struct msghdr *message, size_t length)
 {
 	const int segment = control_value(message, IPPROTO_UDP, UDP_GRO);
@@ -270,9 +271,9 @@ static uint8_t traffic_class_of(struct msghdr *message)
 			 control_value(message, IPPROTO_IPV6, IPV6_TCLASS));
 }
 
-/* Bytes that have come, or 0: there are no more.  Less than was asked for shows that too, without
- * one more system call, for which a small message would wait.  With `only_pass`, packets for this
- * process are dropped. */
+/* Read packets. Returns the number of bytes, or 0 if there are no more. A short read shows that
+ * too, without another system call for which a small message would have to wait. With `only_pass`,
+ * packets for this process are dropped. */
 static size_t read_some(struct soft_roce_address *address, bool only_pass)
 {
 	union {
@@ -294,8 +295,8 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 			.msg_namelen = guest ? 0 : sizeof(from[i]),
 			.msg_iov = guest ? iov[i] : &iov[i][1],
 			.msg_iovlen = guest ? 2 : 1,
-			/* The owner sends none; the kernel closes descriptors that come without
-			 * room for them. */
+			/* The owner sends no control messages. The kernel closes descriptors that
+			 * arrive without room for them. */
 			.msg_control = guest ? NULL : &controls[i],
 			.msg_controllen = guest ? 0 : sizeof(controls[i]),
 		};
@@ -304,7 +305,7 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 
 	for (int i = 0; i < count; i++) {
 		if (guest && messages[i].msg_len <= SOFT_ROCE_FROM) {
-			address->left = true; /* by the process that had the port */
+			address->left = true; /* the port's owner has ended */
 			return 0;
 		}
 		const size_t length = messages[i].msg_len - (guest ? SOFT_ROCE_FROM : 0);
@@ -325,11 +326,11 @@ static size_t read_some(struct soft_roce_address *address, bool only_pass)
 	return count == READS_TOGETHER ? bytes : 0;
 }
 
-/* Pass on the packets for guests that this process has not read yet.  They include the last ones
- * that it sent itself, such as its acknowledgements, and would be lost with the socket. */
+/* Pass on the packets for guests that this process has not read yet, which would be lost with the
+ * socket. They include the last packets that it sent itself, such as acknowledgements. */
 static void pass_rest(struct soft_roce_address *address)
 {
-	/* A packet that is being handled is in the buffer that would be read into. */
+	/* A packet that is being handled occupies the buffer. */
 	soft_list_each (struct soft_roce_address, it, &soft_device.roce->addresses, node)
 		if (it->busy)
 			return;
@@ -337,7 +338,7 @@ static void pass_rest(struct soft_roce_address *address)
 		;
 }
 
-/* What is staged still is lost, if it may be of this address. */
+/* Drop all staged packets, because some may be from this address. */
 static void close_address(struct soft_roce_address *address)
 {
 	forget_staged();
@@ -353,7 +354,8 @@ static void close_address(struct soft_roce_address *address)
 	free(address);
 }
 
-/* By the port, or as the guest of the process that has it; 0 or an errno value, which is told. */
+/* Receive at the port, or as a guest of the process that owns it. Returns 0, or an errno value
+ * after reporting it. */
 static int receive_at(struct soft_roce_address *address);
 
 static void readable(struct soft_fd_watch *watch)
@@ -378,7 +380,8 @@ static void readable(struct soft_fd_watch *watch)
 enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 {
 	enum {
-		HEADERS = 40 + 8 + SOFT_ROCE_HEADERS_MAX + SOFT_ROCE_ICRC /* of IPv6 and UDP */
+		HEADERS = 40 + 8 + SOFT_ROCE_HEADERS_MAX +
+		SOFT_ROCE_ICRC /* IPv6, UDP and RoCE headers */
 	};
 	int most = 4096;
 	enum ibv_mtu mtu = IBV_MTU_256;
@@ -393,12 +396,14 @@ enum ibv_mtu soft_roce_active_mtu(const struct soft_hca *hca)
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-/* A socket at that address and port that fragments nothing; -1 and errno if there is none to be had. */
+/* Create a socket at an address and port that does not fragment. Returns -1 and sets errno on
+ * failure. */
 static int bound(const union ibv_gid *gid, uint16_t port)
 {
 	struct sockaddr_storage address;
 	const socklen_t length = soft_gid_address(gid, gid, port, &address);
-	/* PROBE: nothing is fragmented, and no ICMP message, which is easily forged, makes packets shorter. */
+	/* PROBE prevents fragmentation, and ICMP messages, which are easily forged, cannot reduce
+	 * the MTU. */
 	static const struct {
 		int family, level, name, value;
 	} options[] = {
@@ -409,7 +414,7 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		{AF_INET6, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE},
 		{AF_INET6, IPPROTO_IPV6, IPV6_TCLASS, ECT0},
 		{AF_INET6, IPPROTO_IPV6, IPV6_RECVTCLASS, 1},
-		/* Cards and rxe send no checksum with IPv6 either: the ICRC covers more. */
+		/* Like cards and rxe, send no checksum over IPv6: the ICRC covers more. */
 		{AF_INET6, IPPROTO_UDP, UDP_NO_CHECK6_RX, 1},
 	};
 	int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -423,7 +428,7 @@ static int bound(const union ibv_gid *gid, uint16_t port)
 		soft_close_fd(&fd);
 		return -1;
 	}
-	/* A sender is never read: what any host sends there shall take no memory. */
+	/* Sending sockets are never read, so that what other hosts send to them uses no memory. */
 	soft_set_receive_buffer(fd, port == SOFT_ROCE_PORT ? SOFT_ROCE_BUFFER : 0);
 	soft_set_send_buffer(fd, SOFT_ROCE_BUFFER);
 	return fd;
@@ -462,13 +467,13 @@ static int receive_at(struct soft_roce_address *address)
 		error = address->watch.fd < 0 ? errno : 0;
 		soft_set_option(address->watch.fd, IPPROTO_UDP, UDP_GRO, 1);
 	}
-	/* The kernel counts what its own structures take, twice for short packets. */
+	/* The kernel counts its own structures as well, twice for short packets. */
 	getsockopt(address->watch.fd, SOL_SOCKET, SO_RCVBUF, &room, &length);
 	address->room = (uint32_t)room / 4;
 	if (!error)
 		error = soft_watch(&address->watch, EPOLLIN);
 	if (error) {
-		if (error != EADDRNOTAVAIL) /* which the caller may expect */
+		if (error != EADDRNOTAVAIL) /* the caller may expect it */
 			tell_not_open(&address->gid, error);
 		soft_watch_close(&address->watch);
 		soft_roce_unshare(address);
@@ -513,7 +518,7 @@ struct soft_roce_address *soft_roce_address(const union ibv_gid *gid)
 	return address;
 }
 
-/* Where no pair is left, nothing is received. */
+/* An address without pairs does not receive. */
 void soft_roce_address_release(struct soft_roce_address *address)
 {
 	soft_assert_locked();
@@ -528,7 +533,7 @@ void soft_roce_address_release(struct soft_roce_address *address)
 	}
 }
 
-/* With one of its source ports; NULL and errno if there is none to be had. */
+/* Returns a socket with one of the address's source ports, or NULL with errno set. */
 static struct soft_roce_sender *sender_of(struct soft_roce_address *address, uint32_t hash)
 {
 	struct soft_roce_sender *sender = &address->senders[hash % SOFT_ROCE_SENDERS];
