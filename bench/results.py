@@ -214,7 +214,8 @@ def markdown(
         if name in plots:
             lines += ["", f"![{comparison.title}]({plots[name]})"]
         caption = comparison.caption or f"{comparison.title} in {comparison.unit}"
-        caption += f": median (lowest-highest turn), ratio to {comparison.ours}"
+        ours = comparison.ours.replace("`", "")  # a summary is HTML
+        caption += f": median (lowest-highest turn), ratio to {ours}"
         lines += ["", f"<details><summary>Table: {caption}</summary>", ""]
         lines += figures(comparison, data)
         lines += ["", "</details>"]
