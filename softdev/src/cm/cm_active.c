@@ -1,10 +1,10 @@
-/* The active side: rdma_connect(3), rdma_establish(3), and the answers to REQ.
+/* The active side: rdma_connect(3), rdma_establish(3), and the responses to REQ.
  *
- * How long it may take: the other side's connection manager must answer (MRA, REP or REJ) within
- * soft_cm_limits.response_ms of the call, or it is UNREACHABLE; once it has, its application has
- * soft_cm_limits.service_ms.  A port without a listener for soft_cm_limits.refused_ms, or where a
- * connection is closed without an answer, is REJECTED with "invalid service ID", as the real CM
- * answers for it.
+ * Timeouts: the other side's connection manager must send MRA, REP or REJ within
+ * soft_cm_limits.response_ms of the call, otherwise it is UNREACHABLE. After that, its application
+ * has soft_cm_limits.service_ms. If a port has no listener for soft_cm_limits.refused_ms, or a
+ * connection is closed without a response, the request is REJECTED with "invalid service ID", as
+ * the real CM would respond for the host.
  */
 #include "cm_internal.h"
 
@@ -53,7 +53,7 @@ static bool take_reply(struct soft_cm_id *id, const struct soft_cm_message *repl
 	id->remote_ece = reply->ece;
 	id->shm_port = id->link->said.shm_port ? reply->shm_port : 0;
 	id->path_port = reply->path_port;
-	/* rdma_accept(3): the other side may have adjusted both. */
+	/* The other side may have adjusted both values (rdma_accept(3)). */
 	id->responder_resources = soft_cm_depth(reply->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(reply->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->rnr_retry_count = reply->rnr_retry_count;
@@ -81,7 +81,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 {
 	struct soft_cm_id *id = link->owner;
 
-	if (!soft_rdma_get_src_port(&id->id)) /* chosen by connect() */
+	if (!soft_rdma_get_src_port(&id->id)) /* connect() has chosen the port */
 		soft_cm_take_addresses(id);
 	if (message->type == SOFT_CM_REJ) {
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, message->reason, message);
@@ -114,7 +114,7 @@ static int start(struct soft_cm_id *id, const struct rdma_conn_param *parameters
 	if (error)
 		return error;
 	if (id->sock < 0)
-		return EINVAL; /* an earlier call came as far as losing the socket */
+		return EINVAL; /* an earlier call has lost the socket */
 	qp = soft_cm_qp(id);
 	id->qpn = qp ? qp->qp_num : parameters->qp_num;
 	id->psn = soft_cm_random_psn();
@@ -148,7 +148,7 @@ int soft_rdma_connect(struct rdma_cm_id *application, struct rdma_conn_param *co
 	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
 }
 
-/* For an application with a queue pair of its own, after CONNECT_RESPONSE. */
+/* Complete the connection of an application's own queue pair, after CONNECT_RESPONSE. */
 static int establish(struct soft_cm_id *id)
 {
 	int error = id->id.qp ? EINVAL : soft_cm_allowed(id->state, SOFT_CM_CALL_ESTABLISH);

@@ -1,10 +1,10 @@
-/* Addresses: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3), the ports.
+/* Addresses and ports: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3).
  *
- * An id's port is a TCP port of the host, or a UDP port in RDMA_PS_UDP: binding makes a socket and
- * binds it, which is later listened on or connected.  So a port that is taken is found at once,
- * across processes, as with sockets.  Resolving asks the host's routing table (a UDP socket that is
- * connected and asked for its own address) and is done before the call returns; the event follows
- * all the same.
+ * An id's port is a TCP port of the host, or a UDP port in RDMA_PS_UDP. Binding creates a socket
+ * and binds it; later the socket listens or connects. A taken port is therefore detected
+ * immediately and across processes, as with sockets. Resolving queries the host's routing table,
+ * with a UDP socket that is connected and asked for its own address. It is complete before the call
+ * returns, but the event is reported as well.
  */
 #include "cm_internal.h"
 
@@ -29,7 +29,7 @@ bool soft_cm_is_any(const struct sockaddr *address)
 					     : IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
 }
 
-/* In network byte order, at the same place in both families. */
+/* Returns the port in network byte order, which is at the same offset in both families. */
 static in_port_t *port_in(struct sockaddr *address)
 {
 	static_assert(offsetof(struct sockaddr_in, sin_port) ==
@@ -56,31 +56,33 @@ static void fill_gids(struct soft_cm_id *id)
 
 void soft_cm_apply_tos(int fd, uint8_t tos)
 {
-	/* One of the two fails on a socket of the other family; a type of service is a wish. */
+	/* One of the two fails on a socket of the other family. Errors are ignored because a type
+	 * of service is only a hint. */
 	(void)soft_set_option(fd, IPPROTO_IP, IP_TOS, tos);
 	(void)soft_set_option(fd, IPPROTO_IPV6, IPV6_TCLASS, tos);
 }
 
 /* ---- binding ------------------------------------------------------------------------------- */
 
-/* Binds so that a port is refused while a socket is bound to it or listens, and given while there
- * are only connections left of an earlier listener (or TIME_WAIT), which is what the port space of
- * rdma_cm(7) does.  Linux refuses the latter without SO_REUSEADDR and, with it, gives the former if
- * both sides have set it; so it is tried without, then with, and our bound sockets do not have it
- * until they listen (cm_listen.c). */
+/* Bind the socket like the port space of rdma_cm(7): a port is taken while another socket is bound
+ * to it or listens, but free while only connections of an earlier listener (or TIME_WAIT) remain.
+ * Without SO_REUSEADDR, Linux refuses such a free port; with it, Linux grants a taken port if both
+ * sockets have set the option. So first try without the option and then with it. Our bound sockets
+ * do not keep the option until they listen (cm_listen.c). */
 static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int type)
 {
 	socklen_t length = soft_cm_address_length(address);
 	int error;
 
-	/* Nothing is left of a UDP port, and SO_REUSEADDR would let two have it at once. */
+	/* A UDP port has no connections that could remain, and SO_REUSEADDR would let two sockets
+	 * share it. */
 	error = reuse && type != SOCK_DGRAM ? soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1) : 0;
 	if (!error && bind(fd, address, length))
 		error = errno;
 	if (error != EADDRINUSE || reuse || type == SOCK_DGRAM)
 		return error;
-	/* Without a port every free one has been used within the last minute: let connect() choose
-	 * one, which can share a port between destinations. */
+	/* If no port was requested, every free port has been used within the last minute. Let
+	 * connect() choose one, because it can share a port between destinations. */
 	error = port_of(address) ? soft_set_option(fd, SOL_SOCKET, SO_REUSEADDR, 1)
 				 : soft_set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
 	if (!error && bind(fd, address, length))
@@ -90,8 +92,8 @@ static int bind_socket(int fd, const struct sockaddr *address, bool reuse, int t
 	return error;
 }
 
-/* Is the port taken by a socket on all addresses?  Then it is for an address that no host has (TEST-NET-1
- * and the documentation's prefix) as well. */
+/* Returns whether the port is taken by a socket that is bound to all addresses. Binding to an
+ * address that no host has (in TEST-NET-1 or the documentation prefix) then fails as well. */
 static bool is_taken_everywhere(const struct sockaddr *address, int type)
 {
 	union {
@@ -109,7 +111,7 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 	else
 		other.v6.sin6_addr = (struct in6_addr){.s6_addr = {0x20, 0x01, 0x0d, 0xb8, 0x53}};
 	*port_in(&other.any) = port_of(address);
-	/* IPV6_FREEBIND is the same for both families: net/ipv6/ipv6_sockglue.c. */
+	/* IPv6 sockets share this option (IPV6_FREEBIND in net/ipv6/ipv6_sockglue.c). */
 	if (!soft_set_option(fd, IPPROTO_IP, IP_FREEBIND, 1))
 		taken = bind(fd, &other.any, soft_cm_address_length(address)) &&
 			errno == EADDRINUSE;
@@ -119,7 +121,7 @@ static bool is_taken_everywhere(const struct sockaddr *address, int type)
 
 int soft_cm_port_error(const struct sockaddr *address, int type, int error)
 {
-	/* drivers/infiniband/core/cma.c, cma_check_port */
+	/* See cma_check_port in drivers/infiniband/core/cma.c. */
 	return error == EADDRINUSE &&
 			       (soft_cm_is_any(address) || is_taken_everywhere(address, type))
 		       ? EADDRNOTAVAIL
@@ -200,13 +202,15 @@ int soft_cm_rebind(struct soft_cm_id *id, bool v6_only)
 	if (!error)
 		id->v6_only = v6_only;
 	else if (bound_socket(id, address, id->v6_only, &id->sock))
-		return EIO; /* another process took the port in between: only destroying helps */
+		return EIO; /* another process has taken the port; the id can only be destroyed */
 	return error;
 }
 
-/* rdma_bind_addr(3): a specific address means a device, the wildcard does not.  The loopback interface's
- * does, unlike those of the kernel's rdma_cm (drivers/infiniband/core/cma.c, cma_any_addr), but not to an
- * id without a channel: by one libfabric asks where to listen, and a device means there, and nowhere else. */
+/* Returns whether binding to the address selects a device. A specific address does, but the
+ * wildcard does not (rdma_bind_addr(3)). Loopback addresses do as well, unlike in the kernel's
+ * rdma_cm (cma_any_addr in drivers/infiniband/core/cma.c), except for an id without a channel.
+ * libfabric uses such an id to find out where to listen, and would then listen only on that
+ * device. */
 static bool means_device(const struct soft_cm_id *id, const struct sockaddr *address)
 {
 	union ibv_gid gid;
@@ -217,7 +221,7 @@ static bool means_device(const struct soft_cm_id *id, const struct sockaddr *add
 				     !memcmp(&gid, &in6addr_loopback, sizeof(gid))));
 }
 
-/* With the lock held; the device is open. */
+/* Bind the id and its device. The caller must hold the lock, and the device must be open. */
 static int bind_id(struct soft_cm_id *id, const struct sockaddr *address)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_BIND);
@@ -247,8 +251,9 @@ int soft_rdma_bind_addr(struct rdma_cm_id *application, struct sockaddr *addr)
 
 /* ---- resolving ----------------------------------------------------------------------------- */
 
-/* Is it that of a device which has no other one?  The host would answer it from 127.0.0.1; as any
- * address of a card, it is reached from itself. */
+/* Returns whether the address belongs to a later device. Such a device has no other address, but
+ * the host would choose 127.0.0.1 as the source for it. Like any address of a network card, it is
+ * reached from itself. */
 static bool is_of_later_device(const struct sockaddr *address)
 {
 	union ibv_gid gid;
@@ -256,8 +261,8 @@ static bool is_of_later_device(const struct sockaddr *address)
 	return soft_gid_from(&gid, address) && soft_gid_port(&gid) != soft_hca_at(0)->port;
 }
 
-/* Find the address from which the host would reach `target`, with the port left out.  `wanted` may be
- * NULL or the wildcard.  Returns 0 or an errno value. */
+/* Find the address from which the host would reach `target`, without a port. `wanted` may be NULL
+ * or the wildcard. Returns 0 or an errno value. */
 static int source_for(const struct sockaddr *target, const struct sockaddr *wanted,
 		      struct sockaddr_storage *source)
 {
@@ -305,7 +310,8 @@ static int source_for(const struct sockaddr *target, const struct sockaddr *want
 	return error;
 }
 
-/* The wildcard as a destination is this host, as for sockets and for the kernel's rdma_cm. */
+/* Set the id's destination. As for sockets and the kernel's rdma_cm, the wildcard means this
+ * host. */
 static void take_destination(struct soft_cm_id *id, const struct sockaddr *destination)
 {
 	struct rdma_addr *addresses = &id->id.route.addr;
@@ -360,14 +366,15 @@ static int resolve(struct soft_cm_id *id, const struct sockaddr *source,
 	return error;
 }
 
-/* No route, or no such source address: an error of the call, as the kernel's rdma_cm reports what
- * it knows at once.  A host that does not answer shows when it is connected to. */
+/* If there is no route or source address, the call itself fails, because the kernel's rdma_cm
+ * reports errors that it knows immediately in this way. An unreachable host is detected only when
+ * connecting. */
 int soft_rdma_resolve_addr(struct rdma_cm_id *application, struct sockaddr *src_addr,
 			   struct sockaddr *dst_addr, int timeout_ms)
 {
 	struct soft_cm_id *id;
 
-	(void)timeout_ms; /* nothing is waited for */
+	(void)timeout_ms; /* nothing needs a timeout */
 	if (!soft_cm_address_length(dst_addr) || (src_addr && !soft_cm_address_length(src_addr)))
 		return soft_cm_fail(EINVAL);
 	id = soft_cm_enter_device(application);
@@ -392,7 +399,7 @@ int soft_rdma_resolve_route(struct rdma_cm_id *application, int timeout_ms)
 	return soft_cm_leave(error) ? -1 : soft_cm_complete(id);
 }
 
-/* ---- of a connected socket ----------------------------------------------------------------- */
+/* ---- addresses of a connected socket ------------------------------------------------------ */
 
 static void unmap(struct sockaddr_storage *address)
 {
@@ -418,7 +425,8 @@ void soft_cm_take_addresses(struct soft_cm_id *id)
 	fill_gids(id);
 }
 
-/* In network byte order, as librdmacm returns them, though the manual page does not say so. */
+/* Returns the port in network byte order, like librdmacm, although the manual page does not say
+ * so. */
 uint16_t soft_rdma_get_src_port(struct rdma_cm_id *id)
 {
 	return id ? port_of(&id->route.addr.src_addr) : 0;

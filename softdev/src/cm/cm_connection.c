@@ -1,12 +1,13 @@
-/* Connections once the handshake is over: to the queue pair, and their end.
+/* Connections after the handshake: handing the stream to the queue pair, and disconnecting.
  *
- * rdma_disconnect(3), rdma_notify(3), the events ESTABLISHED, DISCONNECTED and TIMEWAIT_EXIT.
+ * Implements rdma_disconnect(3), rdma_notify(3), and the events ESTABLISHED, DISCONNECTED and
+ * TIMEWAIT_EXIT.
  */
 #include "cm_internal.h"
 
 #include "link/link.h"
 
-/* The id's queue pair, if it (still) has the stream that it got from this id. */
+/* Returns the id's queue pair if it still has the stream that it got from this id. */
 static struct soft_qp *stream_owner(struct soft_cm_id *id)
 {
 	struct soft_qp *qp = soft_qp_find(id->qpn);
@@ -14,7 +15,7 @@ static struct soft_qp *stream_owner(struct soft_cm_id *id)
 	return qp && qp->link_owner == id ? qp : NULL;
 }
 
-/* ---- the end ------------------------------------------------------------------------------- */
+/* ---- disconnecting ------------------------------------------------------------------------ */
 
 static void disconnected(struct soft_cm_id *id, int error)
 {
@@ -41,7 +42,8 @@ static void leave_link(struct soft_cm_id *id)
 		soft_cm_link_leave(link);
 }
 
-/* Of a held stream: the other side does not wait for our queue pair. */
+/* Disconnect an id whose link ended while it was held, because the other side does not wait for our
+ * queue pair. */
 static void failed(struct soft_cm_link *link, int error)
 {
 	struct soft_cm_id *id = link->owner;
@@ -50,7 +52,7 @@ static void failed(struct soft_cm_link *link, int error)
 	disconnected(id, error);
 }
 
-/* Of a link that stays: DREQ. */
+/* Handle DREQ on a link that stays with the id. */
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	failed(link, message->type == SOFT_CM_DREQ ? 0 : ECONNRESET);
@@ -59,7 +61,8 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 
 static const struct soft_cm_link_calls calls = {.message = message, .failed = failed};
 
-/* On a stream, RTU may be on its way: the other side finds that it has ended. */
+/* Send DREQ, except on a stream. There, RTU may still be in flight, and the other side notices the
+ * end of the stream. */
 static void say_end(struct soft_cm_id *id)
 {
 	if (id->link && !id->link->carrier->hand_over)
@@ -72,7 +75,7 @@ void soft_cm_reject(struct soft_cm_id *id, uint16_t reason, const void *private_
 	struct soft_cm_message message = {.type = SOFT_CM_REJ, .reason = reason};
 
 	(void)soft_cm_put_private(&message, private_data, private_data_len);
-	(void)soft_cm_link_say(id->link, &message); /* gone or not, we leave */
+	(void)soft_cm_link_say(id->link, &message); /* the link is left in any case */
 	leave_link(id);
 }
 
@@ -91,7 +94,7 @@ void soft_cm_close(struct soft_cm_id *id)
 
 	if (qp) {
 		soft_qp_on_link_down(qp, NULL, NULL);
-		(void)soft_qp_disconnect(qp); /* ENOTCONN: it is gone already */
+		(void)soft_qp_disconnect(qp); /* fails with ENOTCONN if the link is already down */
 	}
 	say_end(id);
 	leave_link(id);
@@ -99,7 +102,8 @@ void soft_cm_close(struct soft_cm_id *id)
 
 /* ---- handing over -------------------------------------------------------------------------- */
 
-/* To the queue pair; or, without one that is ready, or if the link stays the id's, held. */
+/* Hand the link to the queue pair. Without a queue pair that is ready, or if the link stays with
+ * the id, hold it. */
 static void hand_over(struct soft_cm_id *id, struct soft_qp *qp)
 {
 	const struct soft_cm_carrier *carrier = id->link->carrier;
@@ -154,8 +158,9 @@ void soft_cm_claim(const struct soft_cm_id *id)
 		soft_qp_await_adoption(qp);
 }
 
-/* Are the queue pair and its peer the two that the id connects?  An application may bring its queue
- * pair to RTR before it calls rdma_accept(3) with its number: then it has the id's PSN. */
+/* Returns whether the id connects the queue pair and its peer. An application may move its queue
+ * pair to RTR before it passes the number to rdma_accept(3). The queue pair then has the id's
+ * PSN. */
 static bool is_of(const struct soft_cm_id *id, const struct soft_qp *qp)
 {
 	const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
@@ -178,7 +183,7 @@ bool soft_cm_offer(struct soft_qp *qp)
 	return false;
 }
 
-/* ---- before there was a connection --------------------------------------------------------- */
+/* ---- failed handshakes -------------------------------------------------------------------- */
 
 void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int status,
 		    const struct soft_cm_message *message)
@@ -186,7 +191,8 @@ void soft_cm_failed(struct soft_cm_id *id, enum rdma_cm_event_type type, int sta
 	leave_link(id);
 	id->state = SOFT_CM_FAILED;
 	soft_cm_id_waits(id, false);
-	/* As librdmacm does with the event; a queue pair without an answer stays in INIT. */
+	/* Move the queue pair to ERR, as librdmacm does when it handles the event. Without a
+	 * response, the queue pair stays in INIT. */
 	if (type != RDMA_CM_EVENT_UNREACHABLE && !id->unaccepted)
 		soft_cm_qp_error(id);
 	soft_cm_report(id, type, status, message);
@@ -199,7 +205,7 @@ static int disconnect(struct soft_cm_id *id)
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_DISCONNECT);
 
 	if (soft_cm_datagrams(id)) {
-		if (!error) /* there is nothing to end */
+		if (!error) /* there is no connection to end */
 			soft_cm_qp_error(id);
 		return error;
 	}
@@ -222,7 +228,7 @@ int soft_rdma_disconnect(struct rdma_cm_id *application)
 	if (!id)
 		return -1;
 	error = disconnect(id);
-	/* Of a synchronous id: the second call has nothing to wait for. */
+	/* A synchronous id has nothing to wait for in a second call. */
 	event = id->synchronous && soft_cm_has_event(id);
 	if (soft_cm_leave(error))
 		return -1;

@@ -1,5 +1,5 @@
-/* What belongs to an id: rdma_create_qp(3) with the completion queues that it makes, shared receive
- * queues (rdma_create_srq(3)), and their ends. */
+/* Objects that belong to an id: queue pairs (rdma_create_qp(3)) and the completion queues created
+ * for them, and shared receive queues (rdma_create_srq(3)). */
 #include "cm_internal.h"
 
 static void destroy_cqs(struct rdma_cm_id *id)
@@ -26,7 +26,7 @@ static int create_cq(struct rdma_cm_id *id, uint32_t entries, struct ibv_comp_ch
 	return *cq ? 0 : errno;
 }
 
-/* The completion queues that the caller leaves to us; they are visible in the id. */
+/* Create the completion queues that the caller has not provided. They are visible in the id. */
 static int create_cqs(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 {
 	int error = 0;
@@ -80,7 +80,8 @@ static int create_qp(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *attr)
 	return error;
 }
 
-/* A domain of the id's device is the one to use where the caller names none. */
+/* Use the id's protection domain if the caller has not provided one. Returns EINVAL unless the
+ * domain belongs to the id's device. */
 static int check_domain(const struct rdma_cm_id *id, struct ibv_pd **pd)
 {
 	if (!*pd)
@@ -88,7 +89,8 @@ static int check_domain(const struct rdma_cm_id *id, struct ibv_pd **pd)
 	return *pd && (*pd)->context == id->verbs ? 0 : EINVAL;
 }
 
-/* Of a port space comes a transport (rdma_cm(7)); RDMA_PS_IB leaves it to the caller. */
+/* Returns whether the type fits the id's port space, which determines the transport (rdma_cm(7)).
+ * RDMA_PS_IB allows any type. */
 static bool type_fits(const struct rdma_cm_id *id, enum ibv_qp_type type)
 {
 	return id->ps == RDMA_PS_IB || (type == IBV_QPT_UD) == (id->qp_type == IBV_QPT_UD);
@@ -100,7 +102,7 @@ int soft_rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *at
 
 	if (!id || !attr || id->qp || !id->verbs || !type_fits(id, attr->qp_type))
 		return soft_cm_fail(EINVAL);
-	if (soft_is_xrc(attr->qp_type)) /* whose two sides would need a connection each */
+	if (soft_is_xrc(attr->qp_type)) /* its two sides would need a connection each */
 		return soft_cm_fail(EOPNOTSUPP);
 	if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD))
 		attr->pd = NULL;
@@ -117,11 +119,11 @@ int soft_rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_
 
 	if (!attr)
 		return soft_cm_fail(EINVAL);
-	/* struct ibv_qp_init_attr is how the extended one begins. */
+	/* The extended struct begins with the members of struct ibv_qp_init_attr. */
 	memcpy(&full, attr, offsetof(struct ibv_qp_init_attr_ex, comp_mask));
 	if (soft_rdma_create_qp_ex(id, &full))
 		return -1;
-	memcpy(attr, &full, offsetof(struct ibv_qp_init_attr_ex, comp_mask)); /* what was granted */
+	memcpy(attr, &full, offsetof(struct ibv_qp_init_attr_ex, comp_mask)); /* granted values */
 	return 0;
 }
 
@@ -184,6 +186,6 @@ void soft_rdma_destroy_srq(struct rdma_cm_id *id)
 	struct ibv_srq *srq = id ? id->srq : NULL;
 
 	if (!srq || soft_ibv_destroy_srq(srq))
-		return; /* another queue pair still uses it */
+		return; /* a queue pair still uses it */
 	id->srq = NULL;
 }

@@ -1,14 +1,16 @@
-/* The device contexts behind id->verbs and the protection domains behind id->pd: one of each device
- * for all ids.
+/* The device contexts behind id->verbs and the protection domains behind id->pd. All ids share one
+ * of each per device.
  *
- * librdmacm opens the devices once and keeps them for the life of the process, so applications keep
- * id->verbs longer than the id, or what rdma_get_devices told longer than the list: as the key of
- * what they have made on it, or to make more.  For programs (soft_cm_keep_device) that holds here;
- * else they are open (and with them the engine and its thread) as long as an id or anything made on
- * them is there.  It is always the same struct, so that a pointer to it is never a dangling one.
+ * librdmacm opens the devices once and keeps them for the life of the process. Applications
+ * therefore use id->verbs after the id is gone, and the result of rdma_get_devices after the list
+ * is freed, either as a key for objects created on it or to create more. For programs
+ * (soft_cm_keep_device), the devices stay open in the same way. Otherwise they (and the engine and
+ * its thread) stay open as long as an id or an object created on them exists. The struct of a
+ * device is always the same, so that a pointer to it never dangles.
  *
- * Holds are counted under the engine's lock, so that a request can be bound in the engine's step;
- * opening and closing, which cannot be done under that lock, have a lock of their own around it.
+ * Holds are counted under the engine's lock, so that a request can be bound in the engine's step.
+ * Opening and closing are not possible under that lock and have a lock of their own, which is
+ * acquired first.
  */
 #include "cm_internal.h"
 
@@ -34,7 +36,7 @@ static int open_context(struct soft_cm_device *device, struct ibv_device *of)
 	return 0;
 }
 
-/* All of them: their number, or a negative errno value. */
+/* Open all devices. Returns their number or a negative errno value. */
 static int open_all(void)
 {
 	int count = 0, gone = 0, error = 0;
@@ -52,11 +54,11 @@ static int open_all(void)
 	}
 	soft_ibv_free_device_list(list);
 	if (!error && gone == count)
-		error = ENODEV; /* until everything on what was removed is closed */
+		error = ENODEV; /* until all objects of the removed devices are destroyed */
 	return error ? -error : count;
 }
 
-/* With the lock. */
+/* Change the hold count of the first `count` devices. The caller must hold the lock. */
 static void hold_all(int count, int change)
 {
 	for (int i = 0; i < count; i++)
@@ -74,7 +76,7 @@ int soft_cm_device_get(void)
 	pthread_mutex_unlock(&soft_device.cm->opening);
 	if (count > 0)
 		return 0;
-	soft_cm_device_sweep(); /* those that could be opened */
+	soft_cm_device_sweep(); /* closes those that were opened */
 	return -count;
 }
 
@@ -106,7 +108,7 @@ static void sweep(struct soft_cm_device *device)
 
 void soft_cm_device_sweep(void)
 {
-	soft_engine_check_descriptors(); /* before the mutex, which it takes as well */
+	soft_engine_check_descriptors(); /* before locking the mutex, which it locks as well */
 	pthread_mutex_lock(&soft_device.cm->opening);
 	for (int i = 0; i < SOFT_HCAS_MOST; i++)
 		if (soft_device.cm->devices[i].is_open)
@@ -160,7 +162,7 @@ void soft_cm_device_detach(struct soft_cm_id *id)
 		hold_all(soft_hca_count(), -1);
 }
 
-/* Is there no device but these, and what is gone? */
+/* Returns whether all devices other than those with these ports have been removed. */
 static bool are_last(uint32_t ports)
 {
 	for (int i = 0; i < soft_hca_count(); i++)
@@ -180,10 +182,10 @@ void soft_cm_device_each(uint32_t ports, void (*what)(struct soft_cm_id *id))
 
 /* ---- rdma_get_devices(3) --------------------------------------------------------------------- */
 
-/* They are open until the list is freed. */
+/* Returns the devices, which stay open until the list is freed. */
 struct ibv_context **soft_rdma_get_devices(int *num_devices)
 {
-	struct ibv_context **list = calloc(SOFT_HCAS_MOST + 1, sizeof(*list)); /* ends with NULL */
+	struct ibv_context **list = calloc(SOFT_HCAS_MOST + 1, sizeof(*list)); /* NULL-terminated */
 	int error, count = 0;
 
 	if (!list)

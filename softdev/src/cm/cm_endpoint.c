@@ -1,4 +1,4 @@
-/* Endpoints that wait: rdma_create_ep(3), rdma_get_request(3), rdma_destroy_ep(3). */
+/* Synchronous endpoints: rdma_create_ep(3), rdma_get_request(3), rdma_destroy_ep(3). */
 #include "cm_internal.h"
 
 enum { RESOLVE_MS = 2000 };
@@ -84,7 +84,7 @@ void soft_rdma_destroy_ep(struct rdma_cm_id *id)
 	(void)soft_rdma_destroy_id(id);
 }
 
-/* The new id waits as the listener does: it gets a channel of its own. */
+/* The new id is synchronous like the listener, with a channel of its own. */
 int soft_rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **id)
 {
 	struct soft_cm_id *listener;

@@ -1,8 +1,8 @@
 /* Event channels and events: rdma_get_cm_event(3), rdma_ack_cm_event(3), rdma_migrate_id(3).
  *
- * An event belongs to an id (a CONNECT_REQUEST to the listener, as in librdmacm, so that the new id
- * can be destroyed before the event is acknowledged).  Not yet taken, it is dropped with its id;
- * taken, it makes rdma_destroy_id wait for its acknowledgement.
+ * An event belongs to an id. As in librdmacm, a CONNECT_REQUEST belongs to the listener, so that
+ * the new id can be destroyed before the event is acknowledged. An event that has not been taken is
+ * dropped with its id. Once it has been taken, rdma_destroy_id waits for its acknowledgement.
  */
 #include "cm_internal.h"
 
@@ -43,8 +43,9 @@ static void free_channel(struct soft_cm_channel *channel)
 	soft_engine_put();
 }
 
-/* The manual asks for the ids to be destroyed first.  Where they are not, they are silenced (the
- * kernel does so when the channel's fd is closed) and can still be destroyed afterwards. */
+/* The manual asks the application to destroy the ids first. If it does not, the ids are silenced
+ * and can still be destroyed afterwards. The kernel does the same when the channel's fd is
+ * closed. */
 void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 {
 	struct soft_cm_channel *channel;
@@ -55,7 +56,7 @@ void soft_rdma_destroy_event_channel(struct rdma_event_channel *application)
 	channel = soft_cm_channel_of(application);
 	soft_engine_check_descriptors();
 	if (channel->fork_generation != soft_engine_fork_generation())
-		return; /* the parent's; in the child of a fork it can only be forgotten */
+		return; /* the child of a fork can only abandon its parent's channel */
 	soft_list_init(&orphans);
 	soft_lock();
 	soft_list_drain (struct soft_cm_id, id, &channel->ids, in_channel) {
@@ -99,7 +100,8 @@ static void fill_parameters(struct soft_cm_event *event, const struct soft_cm_me
 		fill_ud(event, &ud);
 		return;
 	}
-	/* rdma_get_cm_event(3): the other side's depth is what is asked of us, and the reverse. */
+	/* The other side's initiator depth is requested from our responder, and vice versa
+	 * (rdma_get_cm_event(3)). */
 	conn->responder_resources = message->initiator_depth;
 	conn->initiator_depth = message->responder_resources;
 	conn->flow_control = message->flow_control;
@@ -120,7 +122,8 @@ static int report(struct soft_cm_id *owner, struct soft_cm_id *about, enum rdma_
 	struct soft_cm_event *event;
 
 	soft_assert_locked();
-	/* The channel may be destroyed, under a silenced id: no call can take it. */
+	/* A silenced id has no channel if the channel has been destroyed. No call could take the
+	 * event. */
 	if (!owner->id.channel || (owner == about && about->unaccepted))
 		return 0;
 	event = calloc(1, sizeof(*event));
@@ -221,7 +224,7 @@ static struct soft_cm_event *take(struct soft_cm_channel *channel)
 	return event;
 }
 
-/* NULL and *error. */
+/* Wait for the next event. Returns NULL and sets `*error` on failure. */
 static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int *error)
 {
 	struct soft_cm_event *taken = take(channel);
@@ -237,9 +240,9 @@ static struct soft_cm_event *wait_for_event(struct soft_cm_channel *channel, int
 	return taken;
 }
 
-/* Programs leave a thread waiting for events when they destroy the channel (rping does).  In the
- * kernel that thread goes on waiting; so it does here, also when it is on its way into the call
- * while another thread destroys the channel. */
+/* Enter rdma_get_cm_event. Some programs (rping) leave a thread waiting for events when they
+ * destroy the channel. With the kernel, that thread waits forever. The same happens here, even
+ * if it is only about to enter the call when another thread destroys the channel. */
 static int enter(struct soft_cm_channel *channel)
 {
 	soft_lock();
@@ -284,7 +287,7 @@ int soft_rdma_get_cm_event(struct rdma_event_channel *application, struct rdma_c
 			taken->event.status = -error;
 		}
 	}
-	/* rdma_get_request(3): a synchronous listener yields synchronous ids. */
+	/* A synchronous listener yields synchronous ids (rdma_get_request(3)). */
 	if (taken->event.listen_id && taken->owner->synchronous &&
 	    soft_rdma_migrate_id(taken->event.id, NULL)) {
 		error = errno;
@@ -331,9 +334,9 @@ void soft_cm_wait_acknowledged(struct soft_cm_id *id)
 	pthread_mutex_unlock(&soft_device.cm->acknowledge);
 }
 
-/* ---- another channel: rdma_migrate_id(3) ---------------------------------------------------- */
+/* ---- migrating to another channel: rdma_migrate_id(3) ------------------------------------- */
 
-/* The id's queued events, and the requests that they bring, to another channel. */
+/* Move the id's queued events, and the requests that they report, to another channel. */
 static void move_events(struct soft_cm_id *id, struct soft_cm_channel *from,
 			struct soft_cm_channel *to)
 {

@@ -1,16 +1,17 @@
-/* The carrier of connections and of requests for datagram services (SIDR) by MADs, which go to queue pair 1
- * of the other host (the general services interface, IBTA vol 1, 12 and 13).
+/* The carrier of connections and of requests for datagram services (SIDR) in MADs, which are sent
+ * to queue pair 1 of the other host (the general services interface, IBTA vol 1, 12 and 13).
  *
- * Each side names a conversation by a communication ID of its own, which is random, and a message names
- * both.  So only a host that has seen messages of a conversation can take part in it, and only from the
- * address that has begun it.  A host that can send from any address, and sees nothing, can ask in another's
- * name, and end a connection whose peer's queue pair number it guesses, by a REQ that makes it stale.
- * cm_link.c repeats messages, and answers those that are repeated.  A message of a conversation that is not
- * there gets one answer, no longer than itself, and nothing is kept of it.
+ * Each side identifies a conversation by a random communication ID of its own, and each message
+ * contains both IDs. Therefore only a host that has seen messages of a conversation can take part
+ * in it, and only from the address that started it. A host that can forge addresses but sees no
+ * messages can send requests in another host's name. It can also end a connection if it guesses the
+ * peer's queue pair number, with a REQ that makes the connection stale. cm_link.c repeats messages
+ * and responds to repeated ones. A message for an unknown conversation gets one response, which is
+ * no longer than the message, and no state is kept for it.
  *
- * A host that begins anew knows nothing of its conversations.  Its peer is told by the answer to a message
- * of the old one, or by a request for the queue pair of one that is connected here (12.9.8.3.1: the old
- * connection is stale).
+ * A host that restarts has lost its conversations. Its peer learns this from the response to a
+ * message of the old conversation, or from a request for a queue pair that is still connected here,
+ * in which case the old connection is stale (12.9.8.3.1).
  */
 #include "cm_internal.h"
 #include "trace/trace.h"
@@ -20,15 +21,15 @@ enum { GSI_QPN = 1 }; /* IBTA 3.5.10 */
 struct conversation {
 	struct soft_cm_link link;
 	struct soft_node node, by_remote_id, by_peer_qpn;
-	uint32_t local_id, remote_id; /* 0: not known yet */
+	uint32_t local_id, remote_id; /* 0 if not known yet */
 	uint64_t transaction;
 	uint64_t guid; /* of the device */
 	union ibv_gid local, peer;
 	uint16_t local_port, peer_port;
 	uint32_t qpn, peer_qpn;
-	uint8_t path_mtu; /* of its REQ */
+	uint8_t path_mtu; /* from its REQ */
 	bool passive;
-	bool datagrams; /* a request for such a service, and not for a connection */
+	bool datagrams; /* requests a datagram service, not a connection */
 };
 
 struct listener {
@@ -52,7 +53,8 @@ static void transmit(const struct soft_cm_mad *mad, const union ibv_gid *from,
 
 /* ---- conversations ------------------------------------------------------------------------- */
 
-/* Zeros, for something that holds the addresses, or NULL and *error. */
+/* Allocate zeroed memory for an object that holds the addresses. Returns NULL and sets `*error` on
+ * failure. */
 static void *hold(size_t size, int *error)
 {
 	void *made = NULL;
@@ -71,7 +73,7 @@ static void release(void *held)
 	free(held);
 }
 
-/* Of one of the tables: where the conversations are that a peer gives that number. */
+/* Returns the bucket of a hash table for conversations to which the peer has given this number. */
 static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *peer, uint32_t number)
 {
 	uint8_t named[sizeof(*peer) + sizeof(number)];
@@ -82,7 +84,7 @@ static struct soft_node *bucket(struct soft_node *table, const union ibv_gid *pe
 		      SOFT_GSI_BUCKETS];
 }
 
-/* The peer has said which queue pair it has, if any: of requests for services there is none. */
+/* Record the peer's queue pair number. Requests for services have none (0). */
 static void take_peer_qpn(struct conversation *conversation, uint32_t qpn)
 {
 	conversation->peer_qpn = qpn;
@@ -138,7 +140,7 @@ static bool is_sidr(const struct soft_cm_mad *mad)
 	return mad->message.type >= SOFT_SIDR_REQ;
 }
 
-/* That the other side has begun, and named so. */
+/* Returns the conversation that the other side started under the ID in this message, or NULL. */
 static struct conversation *begun(const union ibv_gid *peer, const struct soft_cm_mad *mad)
 {
 	struct soft_node *named = bucket(soft_device.cm->gsi.by_remote_id, peer, mad->local_id);
@@ -150,7 +152,8 @@ static struct conversation *begun(const union ibv_gid *peer, const struct soft_c
 	return NULL;
 }
 
-/* Of a queue pair that is, or is becoming, connected to one here. */
+/* Returns the conversation in which the peer's queue pair is connected or connecting to one here,
+ * or NULL. */
 static struct conversation *stale(const union ibv_gid *peer, uint32_t qpn)
 {
 	struct soft_node *named = bucket(soft_device.cm->gsi.by_peer_qpn, peer, qpn);
@@ -179,7 +182,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 		.transaction = conversation->transaction,
 		.local_id = conversation->local_id,
 		.remote_id = conversation->remote_id,
-		/* OTHER: also when an answer is taken back (12.9, state REP sent). */
+		/* OTHER also applies when a REP is withdrawn (12.9, state REP sent). */
 		.answered = link->heard == SOFT_CM_REQ && !conversation->qpn ? SOFT_CM_ANSWERS_REQ
 			    : link->heard == SOFT_CM_REP ? SOFT_CM_ANSWERS_REP
 							 : SOFT_CM_ANSWERS_OTHER,
@@ -201,7 +204,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* What comes for a conversation that is not there (IBTA 12.9.8), or a service (IBTA 12.11). */
+/* Respond to a message for an unknown conversation (IBTA 12.9.8) or service (IBTA 12.11). */
 static void answer(const union ibv_gid *from, const union ibv_gid *to,
 		   const struct soft_cm_mad *received, uint16_t reason)
 {
@@ -224,8 +227,8 @@ static void answer(const union ibv_gid *from, const union ibv_gid *to,
 	transmit(&mad, to, from);
 }
 
-/* Returns false to drop a message that any host can send, with a forged address as well, when too
- * many of them arrive.  They are dropped before they use memory or cause a response. */
+/* Returns false if a message must be dropped because too many arrive that any host could send, even
+ * with a forged address. Such messages are dropped before they use memory or cause a response. */
 static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
 {
 	struct sockaddr_storage address;
@@ -237,7 +240,8 @@ static bool has_time_for(const union ibv_gid *from, const union ibv_gid *to)
 	return false;
 }
 
-/* Another process of the address may know it. */
+/* Respond to a message for something unknown, unless another process at this address may know
+ * it. */
 static void not_here(const union ibv_gid *from, const union ibv_gid *to,
 		     const struct soft_cm_mad *received, uint16_t reason)
 {
@@ -277,10 +281,10 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	int error;
 
 	if (!is_gid(mad->source, from) || !is_gid(mad->destination, to) || !mad->local_id)
-		return; /* in another's name */
+		return; /* sent in another host's name */
 	if (soft_device.cm->gsi.calls->is_shared(to) && !begun(from, mad) &&
 	    !stale(from, mad->message.qpn) && !listener_at(to, mad))
-		return; /* another process at this address may serve it, and limits the rate itself */
+		return; /* another process at this address may serve it, and limits its own rate */
 	if (!has_time_for(from, to))
 		return;
 	conversation = begun(from, mad);
@@ -291,7 +295,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 	conversation = stale(from, mad->message.qpn);
 	if (conversation) {
 		answer(from, to, mad, SOFT_CM_REASON_STALE);
-		/* Its peer may be there all the same. */
+		/* The peer may still have the old connection. */
 		if (conversation->link.said.type == SOFT_CM_RTU ||
 		    conversation->link.heard == SOFT_CM_RTU)
 			(void)soft_cm_link_say(&conversation->link, &disconnect);
@@ -318,7 +322,7 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 							       .datagrams = is_sidr(mad)},
 					&error);
 	if (!conversation)
-		return; /* it will be asked again */
+		return; /* the peer repeats the request */
 	if (is_sidr(mad))
 		(void)soft_cm_service_asked(&listener->listener, &conversation->link,
 					    &mad->message);
@@ -326,22 +330,22 @@ static void requested(const union ibv_gid *from, const union ibv_gid *to,
 		(void)soft_cm_asked(&listener->listener, &conversation->link, &mad->message);
 }
 
-/* The conversation that a message belongs to; NULL: none, or the message is not right. */
+/* Returns the conversation of a message, or NULL if there is none or the message is invalid. */
 static struct conversation *meant(const union ibv_gid *from, const struct soft_cm_mad *mad)
 {
 	struct conversation *it = soft_table_find(&soft_device.cm->gsi.ids, mad->remote_id);
 
-	/* "Timeout": the other side has never heard of our ID (12.6.7.2). */
+	/* "Timeout" means that the other side has never received our ID (12.6.7.2). */
 	if (mad->message.type == SOFT_CM_REJ && !mad->remote_id)
 		return begun(from, mad);
 	if (!it || !is_gid(it->peer.raw, from) || it->datagrams != is_sidr(mad))
 		return NULL;
 	if (mad->message.type == SOFT_CM_REJ && !mad->local_id)
-		return it; /* refused by a host that has no conversation */
+		return it; /* rejected by a host without a conversation */
 	return it->remote_id && it->remote_id != mad->local_id ? NULL : it;
 }
 
-/* Whether nothing listens where the request was for. */
+/* Returns whether the response says that nothing listens at the requested port. */
 static bool has_no_service(const struct soft_cm_message *answer, uint8_t asked)
 {
 	if (asked == SOFT_SIDR_REQ)
@@ -448,7 +452,7 @@ void soft_cm_use_gsi(const struct soft_gsi_calls *calls)
 	soft_device.cm->answering = calls ? &soft_cm_gsi : &soft_cm_answering;
 }
 
-/* No id is left, but conversations linger. */
+/* End the conversations that linger after all ids are gone. */
 void soft_cm_gsi_stop(void)
 {
 	soft_list_drain (struct conversation, it, &soft_device.cm->gsi.conversations, node)

@@ -1,5 +1,5 @@
-/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3), and how an id falls silent or is
- * removed with its device. */
+/* Ids: rdma_create_id(3), rdma_destroy_id(3), rdma_set_option(3). Also silences ids and removes
+ * them with their device. */
 #include "cm_internal.h"
 
 #include <unistd.h>
@@ -97,7 +97,7 @@ int soft_rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **
 
 	if (!id)
 		return soft_cm_fail(EINVAL);
-	if (ps == RDMA_PS_IPOIB) /* IP over InfiniBand: there is no InfiniBand */
+	if (ps == RDMA_PS_IPOIB) /* this port space needs IP over InfiniBand */
 		return soft_cm_fail(EPROTONOSUPPORT);
 	if (ps != RDMA_PS_TCP && ps != RDMA_PS_UDP && ps != RDMA_PS_IB)
 		return soft_cm_fail(EINVAL);
@@ -139,13 +139,13 @@ void soft_cm_request_join(struct soft_cm_id *id)
 	soft_cm_id_join(id, soft_cm_channel_of(id->request_of->id.channel));
 }
 
-/* ---- ends ---------------------------------------------------------------------------------- */
+/* ---- destroying and removing -------------------------------------------------------------- */
 
 static void stop(struct soft_cm_id *id)
 {
 	soft_timer_stop(&id->timewait);
 	soft_cm_listener_close(id);
-	if (soft_cm_datagrams(id)) /* IBTA 12.11: who does not want a request rejects it */
+	if (soft_cm_datagrams(id)) /* an unwanted request is rejected (IBTA 12.11) */
 		(void)soft_cm_service_reject(id, NULL, 0);
 	soft_cm_forget(id);
 	if (id->sock >= 0)
@@ -155,8 +155,8 @@ static void stop(struct soft_cm_id *id)
 	soft_cm_id_waits(id, false);
 }
 
-/* The other side is told when an id goes (IBTA 12.9, as the kernel's ib_cm does it): the active
- * side sends "timeout", the passive side "rejected by the consumer"; a connection is ended. */
+/* Notify the other side, like the kernel's ib_cm (IBTA 12.9): the active side sends "timeout", the
+ * passive side sends "rejected by the consumer", and a connection is ended. */
 void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 {
 	bool asked = id->state == SOFT_CM_CONNECTING;
@@ -174,8 +174,8 @@ void soft_cm_id_silence(struct soft_cm_id *id, struct soft_node *orphans)
 		soft_cm_device_detach(id);
 }
 
-/* The device is gone, and with it the id: nothing more comes of it, and it can only be destroyed.
- * What has been reported before stays. */
+/* Remove the id together with its device. Nothing more is reported for it, and it can only be
+ * destroyed. Events that have already been reported are kept. */
 static void remove_id(struct soft_cm_id *id)
 {
 	stop(id);
@@ -196,7 +196,8 @@ static void port_changed(enum soft_port_change change, uint32_t ports)
 		soft_cm_device_each(ports, change_address);
 }
 
-/* What there was is the parent's. */
+/* Initialise the state. In the child of a fork, this drops everything that belongs to the
+ * parent. */
 static void forked(void)
 {
 	struct soft_cm *cm = soft_device.cm;
@@ -219,10 +220,10 @@ static void forked(void)
 }
 
 static const struct soft_cm_limits limits = {
-	.response_ms = 10 * 1000, /* SYN is sent again after 1, 3 and 7 s */
-	.refused_ms = 100, /* by judgement: a program that makes its listener anew */
-	.service_ms = 60 * 1000, /* about what IB's CM waits: 15 retries of 4.3 s (IBTA 12.9) */
-	.request_ms = 2 * 1000, /* REQ follows the connection at once */
+	.response_ms = 10 * 1000, /* SYN is retransmitted after 1, 3 and 7 s */
+	.refused_ms = 100, /* chosen by judgement; a program may be reopening its listener */
+	.service_ms = 60 * 1000, /* about as long as IB's CM: 15 retries of 4.3 s (IBTA 12.9) */
+	.request_ms = 2 * 1000, /* REQ follows the connection immediately */
 	.timewait_ms = 20,
 	.linger_ms = 10 * 1000,
 	.half_open = 1024,
@@ -275,7 +276,7 @@ void soft_cm_free_orphans(struct soft_node *orphans)
 	}
 }
 
-/* Also allowed in any state and while something is going on: it is cancelled. */
+/* Destroy the id. This is allowed in any state and cancels operations in progress. */
 int soft_rdma_destroy_id(struct rdma_cm_id *application)
 {
 	struct soft_cm_id *id;
@@ -286,7 +287,7 @@ int soft_rdma_destroy_id(struct rdma_cm_id *application)
 	id = soft_cm_id_of(application);
 	soft_engine_check_descriptors();
 	if (id->fork_generation != soft_engine_fork_generation())
-		return 0; /* the parent's; in the child of a fork it can only be forgotten */
+		return 0; /* the child of a fork can only abandon its parent's id */
 	soft_list_init(&orphans);
 	soft_lock();
 	soft_cm_id_silence(id, &orphans);
@@ -319,7 +320,7 @@ static int set_reuse(struct soft_cm_id *id, bool reuse)
 {
 	int error = soft_cm_allowed(id->state, SOFT_CM_CALL_SET_REUSEADDR);
 
-	/* Taking it back is possible only as long as there is no address. */
+	/* The option can only be cleared while the id has no address. */
 	if (error || (!reuse && id->state != SOFT_CM_IDLE))
 		return EINVAL;
 	id->reuse = reuse;
@@ -340,7 +341,7 @@ static int set_v6_only(struct soft_cm_id *id, bool only)
 	return 0;
 }
 
-/* 4.096 us * 2^n, a 5-bit exponent; 0 is for ever (IBTA 9.7.6.1.3). */
+/* Set the ACK timeout to 4.096 us * 2^exponent. 0 means forever (IBTA 9.7.6.1.3). */
 static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 {
 	if (exponent > 31)
@@ -350,8 +351,8 @@ static int set_ack_timeout(struct soft_cm_id *id, uint8_t exponent)
 	return 0;
 }
 
-/* ENOSYS for an option that is not there: InfiniBand path records among them, since the routes of the
- * embedded device are those of the host's IP. */
+/* Set an option. Returns ENOSYS if it is unknown. This includes InfiniBand path records, because
+ * the embedded device uses the host's IP routes. */
 static int set_option(struct soft_cm_id *id, int option, const void *value, size_t length)
 {
 	bool is_byte = option == RDMA_OPTION_ID_TOS || option == RDMA_OPTION_ID_ACK_TIMEOUT;
@@ -390,9 +391,9 @@ int soft_rdma_set_option(struct rdma_cm_id *application, int level, int optname,
 
 /* ---- enhanced connection establishment ----------------------------------------------------- */
 
-/* What the vendors of two devices agree on beyond the standard (rdma_set_local_ece(3)).  This device
- * has no options of its own, so a queue pair of rdma_create_qp says nothing; what an application
- * says for a queue pair that it makes itself is carried in REQ and REP. */
+/* Vendor options that two devices negotiate beyond the standard (rdma_set_local_ece(3)). This
+ * device has no options of its own, so queue pairs created by rdma_create_qp send none. Options
+ * that an application sets for a queue pair of its own are carried in REQ and REP. */
 
 int soft_rdma_set_local_ece(struct rdma_cm_id *application, struct ibv_ece *ece)
 {

@@ -472,6 +472,6 @@ void soft_cm_forget(struct soft_cm_id *id);
 /* End a connection and notify the other side. No event is reported. */
 void soft_cm_close(struct soft_cm_id *id);
 
-/* Close the CM's device contexts that are no longer used. Called when an object of one of them has
- * been destroyed. The caller must not hold the lock (cm_device.c). */
+/* Close the CM's device contexts that are no longer used. The caller must not hold the lock
+ * (cm_device.c). */
 void soft_cm_device_sweep(void);

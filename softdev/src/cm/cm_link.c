@@ -1,10 +1,12 @@
-/* One exchange of messages, whatever carries them: its deadline, and repetition where the carrier loses.
+/* Handles an exchange of messages over any carrier: its deadline, and repetitions if the carrier
+ * may lose messages.
  *
- * The types of an exchange ascend (cm_message.h), so a message whose type is not greater than those
- * before is a repetition, or late.  The owner does not hear of it; one that wants an answer, because
- * ours was lost, gets it again.  For as long as that may happen, a link that its owner has left with
- * a last word stays, answered or not: a late REQ of an exchange that is over would begin another one.
- * It goes by itself (IBTA 12.9.8, timewait).
+ * The message types of an exchange ascend (cm_message.h). A message whose type is not greater than
+ * all earlier ones is therefore a repetition or late, and is not passed to the owner. If it expects
+ * a response, our response was lost and is sent again. As long as that may happen, a link lingers
+ * after its owner has left it with a final message, whether or not it was answered. Otherwise a
+ * late REQ of a finished exchange would start another one. Lingering links end on their own (IBTA
+ * 12.9.8, timewait).
  */
 #include "cm_internal.h"
 
@@ -13,11 +15,12 @@
 #define FIRST_RETRY_NS                                                                             \
 	UINT64_C(1000000) /* after the first rejection by a port without a listener */
 #define FIRST_PAUSE_NS UINT64_C(50000000)
-/* So that within the longest deadline no message is repeated more than 15 times, the most that a REQ can allow
- * (IBTA 12.6.5, maximum of CM retries): a REP may go to a host in whose name another one has asked. */
+/* Ensures that within the longest deadline no message is repeated more than 15 times, which is the
+ * maximum that a REQ can allow (IBTA 12.6.5, maximum of CM retries). A REP may go to a host in
+ * whose name another host has sent the request. */
 #define LONGEST_PAUSE_NS UINT64_C(8000000000)
-#define WAITING_PAUSE_NS UINT64_C(1000000000) /* after MRA, at least */
-#define TIMEOUT_NS UINT64_C(4096) /* IBTA 12.6.6, service timeout: times 2^n */
+#define WAITING_PAUSE_NS UINT64_C(1000000000) /* minimum after MRA */
+#define TIMEOUT_NS UINT64_C(4096) /* multiplied by 2^n (IBTA 12.6.6, service timeout) */
 
 static bool is_one_of(unsigned type, unsigned types)
 {
@@ -36,7 +39,8 @@ static void start_timer(struct soft_cm_link *link, uint64_t pause_ns)
 	soft_timer_start(&link->timer, next < link->deadline ? next : link->deadline);
 }
 
-/* The next repetition, or the deadline.  After a last word nothing is waited for. */
+/* Start the timer for the next repetition or the deadline. After a final message, there is nothing
+ * to wait for. */
 static void wait_for_answer(struct soft_cm_link *link)
 {
 	bool repeats = link->carrier->loses && wants_answer(link->said.type) &&
@@ -94,7 +98,8 @@ int soft_cm_link_ask(struct soft_cm_id *id, const struct soft_cm_carrier *carrie
 	soft_cm_id_waits(id, true);
 	link->begun_at = soft_now();
 	link->said = *message;
-	/* Of a datagram service no message says "received": the application must answer. */
+	/* Datagram services have no message that confirms receipt, so the application must
+	 * respond. */
 	soft_cm_link_expect(link, soft_cm_datagrams(id) ? soft_device.cm->limits.service_ms
 							: soft_device.cm->limits.response_ms);
 	return link->carrier->send(link, message);
@@ -118,10 +123,10 @@ void soft_cm_link_expect_nothing(struct soft_cm_link *link)
 	soft_timer_stop(&link->timer);
 }
 
-/* Retry the request a little later if the peer has no listener at the port: a server may be closing one
- * listener and opening the next, as perftest does between its two connections.  Pauses grow by half of
- * the time spent so far, so a port that stays closed costs its host about ten requests.  Returns false
- * when `refused_ms` have passed. */
+/* Retry the request a little later if the peer has no listener at the port. A server may be closing
+ * one listener and opening the next, as perftest does between its two connections. Pauses grow by
+ * half of the time spent so far, so that a port that stays closed costs its host about ten
+ * requests. Returns false when `refused_ms` have passed. */
 bool soft_cm_link_insist(struct soft_cm_link *link)
 {
 	const uint64_t limit_ns = soft_device.cm->limits.refused_ms * UINT64_C(1000000);
@@ -137,7 +142,7 @@ bool soft_cm_link_insist(struct soft_cm_link *link)
 	return true;
 }
 
-/* ---- the end ------------------------------------------------------------------------------- */
+/* ---- ending ------------------------------------------------------------------------------- */
 
 struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_places *places,
 					unsigned most)
@@ -151,7 +156,8 @@ struct soft_cm_link *soft_cm_link_place(struct soft_cm_link *link, struct soft_p
 	return excess ? soft_container(excess, struct soft_cm_link, place) : NULL;
 }
 
-/* A peer may begin and end what it likes: there are so many at most. */
+/* Keep the link for repetitions. The number is limited because a peer may start and end any number
+ * of exchanges. */
 static void linger(struct soft_cm_link *link)
 {
 	struct soft_cm_link *excess;
@@ -188,7 +194,7 @@ void soft_cm_link_failed(struct soft_cm_link *link, int error)
 		link->carrier->end(link);
 }
 
-/* ---- what comes ------------------------------------------------------------------------------ */
+/* ---- receiving ---------------------------------------------------------------------------- */
 
 bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
@@ -210,7 +216,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		link->carrier->end(link);
 		return false;
 	}
-	if (!link->calls) { /* its owner has left it, and has said why */
+	if (!link->calls) { /* its owner has left it and has sent the reason */
 		if (is_one_of(type, LAST))
 			wait_for_answer(link);
 		else if (type != SOFT_CM_DREQ)
@@ -218,7 +224,7 @@ bool soft_cm_link_received(struct soft_cm_link *link, const struct soft_cm_messa
 		return true;
 	}
 	if (link->deadline && type == SOFT_CM_MRA) {
-		if (type > before) /* repeated, it would hold the id for ever */
+		if (type > before) /* a repeated MRA would hold the id forever */
 			expect(link, soft_device.cm->limits.service_ms,
 			       service_ns > WAITING_PAUSE_NS ? service_ns : WAITING_PAUSE_NS);
 		return true;

@@ -1,19 +1,20 @@
-/* Listeners: rdma_listen(3), and requests that the application has not seen.
+/* Listeners: rdma_listen(3), and requests that the application has not seen yet.
  *
- * Each request gets MRA at once.  Few are events already: one that there is no room for among them waits, and
- * fair_share.h says which one is next, and which one goes when there are too many.
+ * Each request is answered with MRA immediately. Only a few are reported as events, and the
+ * others wait for their turn. fair_share.h defines which of them is next, and which is evicted if
+ * there are too many.
  */
 #include "cm_internal.h"
 
 enum {
-	BACKLOG_MAX = 1024, /* also for 0 and less, as the kernel's rdma_ucm has it */
-	REPORTED_MOST = 8, /* by judgement */
-	/* 4.3 s, to which Linux 6.1 adds 2: less than limits.linger_ms, so that an answer that was lost is still
-	 * there when REQ is repeated. */
+	BACKLOG_MAX = 1024, /* also used for 0 and less, as in the kernel's rdma_ucm */
+	REPORTED_MOST = 8, /* chosen by judgement */
+	/* 4.3 s, to which Linux 6.1 adds 2 s. This is less than limits.linger_ms, so a lost
+	 * response is still available when REQ is repeated. */
 	SERVICE_TIMEOUT = 20,
 };
 
-/* The request becomes an id and an event.  False: there is no link any more. */
+/* Create an id for the request and report it. Returns false if the link has been freed. */
 static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 {
 	bool reported = !soft_cm_request(id, link);
@@ -22,13 +23,15 @@ static bool report(struct soft_cm_id *id, struct soft_cm_link *link)
 	return reported;
 }
 
-/* Events are taken in their order, so that a flood among them would be before all others. */
+/* Returns whether another request may be reported. The number is limited because events are taken
+ * in order, so that a flood of them would delay all others. */
 static bool has_room(const struct soft_cm_id *id)
 {
 	return id->untaken < id->backlog && id->untaken < REPORTED_MOST;
 }
 
-/* So many may wait: a longer backlog, with half of the descriptors at most. */
+/* Returns how many requests may wait: the backlog, but at least as many as half-open handshakes,
+ * and at most half of the descriptors. */
 static unsigned parked_most(const struct soft_cm_id *id)
 {
 	unsigned places = soft_cm_half_open();
@@ -37,7 +40,7 @@ static unsigned parked_most(const struct soft_cm_id *id)
 	return most > places ? most : places;
 }
 
-/* Of the listener's parked ones. */
+/* Remove the next parked request from the listener. */
 static struct soft_cm_link *next(struct soft_cm_listener *listener)
 {
 	struct soft_cm_link *link =
@@ -48,7 +51,8 @@ static struct soft_cm_link *next(struct soft_cm_listener *listener)
 	return link;
 }
 
-/* Until there is room, the link has no owner: its end ends it, and so does REJ. */
+/* Park the request until there is room. Until then its link has no owner, so it is freed when it
+ * fails or receives REJ. */
 static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 {
 	struct soft_cm_link *excess =
@@ -58,7 +62,7 @@ static void park(struct soft_cm_listener *listener, struct soft_cm_link *link)
 		soft_cm_link_refuse(excess, SOFT_CM_REASON_NO_RESOURCES);
 }
 
-/* IBTA 12.6.7.2: what a request can be refused for before the application sees it. */
+/* Returns the reason to reject a request before the application sees it (IBTA 12.6.7.2), or 0. */
 static uint16_t objection(const struct soft_cm_listener *listener,
 			  const struct soft_cm_message *request)
 {
@@ -141,7 +145,8 @@ static int start_listening(struct soft_cm_id *id, int backlog)
 		error = soft_cm_bind(id, (const struct sockaddr *)&any);
 	if (!error)
 		error = open_listener(id, backlog);
-	/* Unlike in the kernel, whose listener on all addresses has later devices to wait for. */
+	/* Notify a listener on all addresses when the last device is removed. With the kernel, it
+	 * would wait for later devices. */
 	if (!error && !id->attached)
 		soft_cm_device_attach(id, NULL);
 	return error;

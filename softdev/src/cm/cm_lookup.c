@@ -1,11 +1,11 @@
-/* Names: rdma_getaddrinfo(3). */
+/* Name resolution: rdma_getaddrinfo(3). */
 #include "cm_internal.h"
 
 #include <netdb.h>
 
-/* An answer, its addresses and its name in one piece of memory. */
+/* A result with its addresses and name in a single allocation. */
 struct answer {
-	struct rdma_addrinfo info; /* the application's; first */
+	struct rdma_addrinfo info; /* used by the application; first member */
 	struct sockaddr_storage address;
 	struct sockaddr_storage source;
 	char name[];
@@ -26,7 +26,8 @@ static void set_address(struct sockaddr **address, socklen_t *length, struct soc
 	*length = given_length;
 }
 
-/* Without anything found, since there was no name to look up, the answer is what the hints say. */
+/* Create a result. If there was no name to look up, `found` is NULL and the result repeats the
+ * hints. */
 static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct addrinfo *found)
 {
 	const char *name = found ? found->ai_canonname : NULL;
@@ -41,7 +42,7 @@ static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct
 	info->ai_family = found ? found->ai_family : hints->ai_family;
 	info->ai_qp_type = hints->ai_qp_type;
 	info->ai_port_space = hints->ai_port_space;
-	/* rdma_getaddrinfo(3): a source that was given in the hints is part of the answer. */
+	/* A source address in the hints is part of the result (rdma_getaddrinfo(3)). */
 	if (hints->ai_src_addr && hints->ai_src_len)
 		set_address(&info->ai_src_addr, &info->ai_src_len, &answer->source,
 			    hints->ai_src_addr, hints->ai_src_len);
@@ -64,7 +65,7 @@ static struct answer *answer_new(const struct rdma_addrinfo *hints, const struct
 	return answer;
 }
 
-/* An errno value for what getaddrinfo(3) returns. */
+/* Convert an error code of getaddrinfo(3) to an errno value. */
 static int resolver_error(int code)
 {
 	switch (code) {
@@ -80,7 +81,7 @@ static int resolver_error(int code)
 	case EAI_SOCKTYPE:
 		return EINVAL;
 	default:
-		return ENODATA; /* no such name, no such service, or none with an address */
+		return ENODATA; /* name or service not found, or it has no address */
 	}
 }
 
@@ -101,7 +102,7 @@ static int look_up(const char *node, const char *service, const struct rdma_addr
 	return code ? resolver_error(code) : 0;
 }
 
-/* RAI_NOROUTE changes nothing: routes are the host's, and are not looked up here. */
+/* RAI_NOROUTE has no effect, because the host's routes are used and not looked up here. */
 int soft_rdma_getaddrinfo(const char *node, const char *service, const struct rdma_addrinfo *hints,
 			  struct rdma_addrinfo **res)
 {

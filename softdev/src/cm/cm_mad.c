@@ -1,19 +1,20 @@
-/* The connection manager's messages to MADs and back: one table for both directions (cm_mad.h). */
+/* Converts the connection manager's messages to MADs and back, with one table for both directions
+ * (cm_mad.h). */
 #include "cm_mad.h"
 
 #include <errno.h>
 #include <string.h>
 
 enum {
-	PREFIX_MOST = 12, /* of an IPv4 address in the header */
-	ADDRESSES = 36, /* rdma_cm's header */
+	PREFIX_MOST = 12, /* prefix of an IPv4 address in the header */
+	ADDRESSES = 36, /* size of rdma_cm's header */
 };
 
 /* Base version, class "communication management" and its version, method "send" (13.4.2). */
 static const uint8_t header[] = {1, 0x07, 2, 0x03};
 
-/* Of a message: its attribute ID, where its private data begins, whether rdma_cm's header comes first
- * there, and the room for what an application says. */
+/* For each message: its attribute ID, the offset of its private data, whether the private data
+ * begins with rdma_cm's header, and the maximum size of the application's data. */
 static const struct {
 	uint8_t attribute, private_at;
 	bool addresses;
@@ -37,11 +38,11 @@ static const struct {
 	(TYPE(CM_MRA) | TYPE(CM_REJ) | TYPE(CM_REP) | TYPE(CM_RTU) | TYPE(CM_DREQ) | TYPE(CM_DREP))
 
 struct field {
-	unsigned types; /* that have it */
-	uint16_t byte; /* of the MAD */
+	unsigned types; /* bit mask of the message types with this field */
+	uint16_t byte; /* offset in the MAD */
 	uint8_t bit, width;
-	uint8_t size; /* of the number, */
-	uint16_t at; /* in struct soft_cm_mad.  0: it has this value, whatever comes */
+	uint8_t size; /* of the member in bytes; 0 for a fixed value */
+	uint16_t at; /* offset of the member in struct soft_cm_mad */
 	uint32_t value;
 };
 
@@ -56,10 +57,10 @@ struct field {
 #define VALUE(types, byte, bit, width, value)                                                      \
 	{types, SOFT_MAD_HEADER + (byte), bit, width, 0, 0, value}
 
-/* Bytes count from the end of the header.  Timeouts are exponents (4.096 us * 2^n). */
+/* Offsets count from the end of the header. Timeouts are exponents (4.096 us * 2^n). */
 static const struct field fields[] = {
 	FIELD(EVERY, -16, 0, 64, transaction), /* 13.4.3 */
-	FIELD(CONNECTED, -4, 0, 32, message.ece.options), /* the attribute modifier */
+	FIELD(CONNECTED, -4, 0, 32, message.ece.options), /* attribute modifier */
 
 	FIELD(TYPE(CM_REQ) | ANSWERS, 0, 0, 32, local_id), /* 12.6.5 to 12.6.11 */
 	FIELD(ANSWERS, 4, 0, 32, remote_id),
@@ -73,17 +74,17 @@ static const struct field fields[] = {
 	FIELD(TYPE(CM_REQ), 35, 0, 8, message.responder_resources),
 	FIELD(TYPE(CM_REQ), 39, 0, 8, message.initiator_depth),
 	VALUE(TYPE(CM_REQ), 43, 0, 5, 20), /* remote CM response timeout */
-	FIELD(TYPE(CM_REQ), 43, 5, 2, message.qp_type), /* as transport service type, see below */
+	FIELD(TYPE(CM_REQ), 43, 5, 2, message.qp_type), /* transport service type, see below */
 	FIELD(TYPE(CM_REQ), 43, 7, 1, message.flow_control),
 	FIELD(TYPE(CM_REQ), 44, 0, 24, message.psn),
 	VALUE(TYPE(CM_REQ), 47, 0, 5, 20), /* local CM response timeout */
 	FIELD(TYPE(CM_REQ), 47, 5, 3, message.retry_count),
-	VALUE(TYPE(CM_REQ), 48, 0, 16, 0xffff), /* partition key: the default one */
+	VALUE(TYPE(CM_REQ), 48, 0, 16, 0xffff), /* default partition key */
 	FIELD(TYPE(CM_REQ), 50, 0, 4, message.path_mtu),
 	FIELD(TYPE(CM_REQ), 50, 5, 3, message.rnr_retry_count),
 	VALUE(TYPE(CM_REQ), 51, 0, 4, 15), /* maximum of CM retries */
 	FIELD(TYPE(CM_REQ), 51, 4, 1, message.srq),
-	VALUE(TYPE(CM_REQ), 52, 0, 32, 0xffffffff), /* LIDs: permissive, RoCE has none (A16) */
+	VALUE(TYPE(CM_REQ), 52, 0, 32, 0xffffffff), /* permissive LIDs; RoCE has none (A16) */
 	VALUE(TYPE(CM_REQ), 91, 2, 6, 3), /* packet rate: 10 Gbit/s */
 	FIELD(TYPE(CM_REQ), 92, 0, 8, message.traffic_class),
 	VALUE(TYPE(CM_REQ), 93, 0, 8, 64), /* hop limit */
@@ -121,7 +122,8 @@ static const struct field fields[] = {
 	FIELD(TYPE(SIDR_REP), 20, 0, 32, message.qkey),
 };
 
-/* REP says the vendor in three bytes that are not beside each other: its fields of three bytes. */
+/* Offsets of the vendor ID's bytes in REP. They are not adjacent: each follows a field of three
+ * bytes. */
 static const uint16_t reply_vendor[] = {15, 19, 23};
 
 /* ---- numbers ------------------------------------------------------------------------------- */
@@ -180,11 +182,12 @@ static void store(struct soft_cm_mad *mad, const struct field *field, uint64_t v
 	}
 }
 
-/* ---- what is not a number of the table ----------------------------------------------------- */
+/* ---- fields that the table does not cover ------------------------------------------------- */
 
-/* Transport service types (12.6.5): RC, UC, RD, which there is not, and an extended one. */
+/* Transport service types (12.6.5) are RC (0), UC (1), RD (2), which is not supported, and an
+ * extended type (3). */
 enum {
-	RC = 2, /* enum ibv_qp_type */
+	RC = 2, /* value in enum ibv_qp_type */
 };
 
 static bool is_ipv4(const uint8_t gid[16])
@@ -194,7 +197,8 @@ static bool is_ipv4(const uint8_t gid[16])
 	return !memcmp(gid, prefix, sizeof(prefix));
 }
 
-/* rdma_cm's header (A11.3): version, IP version, port, source, destination; of IPv4 the last four bytes. */
+/* Write rdma_cm's header (A11.3): version, IP version, port, source and destination. IPv4 addresses
+ * use the last four bytes. */
 static void put_addresses(uint8_t *at, const struct soft_cm_mad *mad)
 {
 	size_t skip = is_ipv4(mad->source) ? PREFIX_MOST : 0;
@@ -257,7 +261,7 @@ void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE
 		for (int i = 0; i < 3; i++)
 			out[SOFT_MAD_HEADER + reply_vendor[i]] =
 				(uint8_t)(message->ece.vendor_id >> (16 - 8 * i));
-	if (message->type == SOFT_CM_REQ) { /* of the primary path */
+	if (message->type == SOFT_CM_REQ) { /* GIDs of the primary path */
 		memcpy(out + SOFT_MAD_HEADER + 56, mad->source, 16);
 		memcpy(out + SOFT_MAD_HEADER + 72, mad->destination, 16);
 	}
@@ -302,7 +306,7 @@ bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad 
 	return true;
 }
 
-/* ---- between two ends that know each other ------------------------------------------------- */
+/* ---- carriers that know both ends --------------------------------------------------------- */
 
 void soft_cm_encode(const struct soft_cm_message *message, uint8_t out[SOFT_MAD_SIZE])
 {
@@ -326,7 +330,7 @@ int soft_cm_decode(const uint8_t *bytes, size_t length, struct soft_cm_message *
 		return EPROTO;
 	*message = mad.message;
 	message->number = mad.transaction;
-	message->path_mtu = message->traffic_class = 0; /* a stream has none */
+	message->path_mtu = message->traffic_class = 0; /* not used by a stream */
 	if (!(CONNECTED & 1u << message->type))
 		return 0;
 	message->shm_port = (uint16_t)(mad.guid >> 16);

@@ -39,7 +39,7 @@ void soft_cm_mad_encode(const struct soft_cm_mad *mad, uint8_t out[SOFT_MAD_SIZE
 /* Decode a MAD. Returns false if it is not a MAD of this protocol. */
 bool soft_cm_mad_decode(const uint8_t *bytes, size_t length, struct soft_cm_mad *mad);
 
-/* ---- where a carrier knows both ends: a TCP stream, a datagram between two sockets ------------ */
+/* ---- carriers that know both ends: TCP streams, datagrams between two sockets ------------- */
 
 /* The version of these messages and of the data that follows on the stream. A side sends its
  * version and its ports in place of its device's GUID, which these carriers do not need. */

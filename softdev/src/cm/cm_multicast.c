@@ -1,15 +1,15 @@
 /* Multicast groups of a datagram id: rdma_join_multicast(3), rdma_leave_multicast(3).
  *
- * The group's GID is the address, IPv4 as an IPv4-mapped one (as Linux has it for RoCE v2).  No
- * subnet manager has to be asked, so a join is done before the call returns; the event follows all
- * the same.  As in librdmacm, the queue pair is attached when the application takes that event.
+ * The group's GID is its address, with IPv4 mapped to IPv6 as Linux does for RoCE v2. There is no
+ * subnet manager to ask, so a join is complete before the call returns, but the event is reported
+ * as well. As in librdmacm, the queue pair is attached when the application takes that event.
  */
 #include "cm_internal.h"
 
 #include "ud/ud.h"
 
 struct group {
-	struct soft_node node; /* of soft_cm_id.groups, oldest first */
+	struct soft_node node; /* node in soft_cm_id.groups, oldest first */
 	union ibv_gid gid;
 	bool send_only;
 	bool attached;
@@ -109,7 +109,7 @@ static void detach(struct soft_cm_id *id, const union ibv_gid *gid)
 	qp = soft_cm_qp(id);
 	soft_unlock();
 	if (qp)
-		(void)soft_ibv_detach_mcast(qp, gid, 0); /* the application may have done it */
+		(void)soft_ibv_detach_mcast(qp, gid, 0); /* the application may have detached it */
 }
 
 int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *addr)
@@ -130,7 +130,7 @@ int soft_rdma_leave_multicast(struct rdma_cm_id *application, struct sockaddr *a
 		soft_list_remove(&group->node);
 		again = find(id, &gid);
 		if (!again)
-			soft_cm_drop_events(id, &gid, NULL); /* a request is never a join */
+			soft_cm_drop_events(id, &gid, NULL); /* a join event is never a request */
 		if (attached && again && !again->send_only) { /* joined twice */
 			again->attached = true;
 			attached = false;

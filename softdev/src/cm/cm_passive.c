@@ -1,4 +1,4 @@
-/* The passive side: the id of a request, rdma_accept(3), rdma_reject(3), and RTU. */
+/* The passive side: ids of requests, rdma_accept(3), rdma_reject(3), and RTU. */
 #include "cm_internal.h"
 
 #include "link/link.h"
@@ -14,11 +14,11 @@ static void failed(struct soft_cm_link *link, int error)
 
 static bool message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
-	static const struct soft_cm_message nothing; /* RTU carries none */
+	static const struct soft_cm_message nothing; /* RTU carries no parameters */
 	struct soft_cm_id *id = link->owner;
 	int error = EPROTO;
 
-	if (message->type == SOFT_CM_REJ) { /* the active side withdraws it */
+	if (message->type == SOFT_CM_REJ) { /* the active side withdraws the request */
 		soft_cm_failed(id, RDMA_CM_EVENT_REJECTED, message->reason, message);
 		return false;
 	}
@@ -28,7 +28,7 @@ static bool message(struct soft_cm_link *link, const struct soft_cm_message *mes
 	}
 	if (error)
 		failed(link, error);
-	else if (message->type == SOFT_CM_DREQ) /* before it, RTU was lost */
+	else if (message->type == SOFT_CM_DREQ) /* the RTU before it was lost */
 		return link->calls->message(link, message);
 	return false;
 }
@@ -40,7 +40,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	const struct soft_cm_message *request = &link->request;
 	struct sockaddr_storage local = {0}, peer = {0};
 
-	/* Of several devices, those that are left keep a listener on all addresses. */
+	/* A listener on all addresses stays open for the remaining devices. */
 	link->carrier->who(link, &local, &peer);
 	if (soft_cm_device_error((struct sockaddr *)&local)) {
 		soft_cm_link_refuse(link, SOFT_CM_REASON_INVALID_SERVICE_ID);
@@ -56,7 +56,7 @@ int soft_cm_request(struct soft_cm_id *listener, struct soft_cm_link *link)
 	id->psn = soft_cm_random_psn();
 	id->remote_qpn = request->qpn;
 	id->remote_psn = request->psn;
-	/* The other side's initiator is served by our responder, and the reverse. */
+	/* Our responder serves the other side's initiator, and vice versa. */
 	id->responder_resources = soft_cm_depth(request->initiator_depth, SOFT_MAX_RD_ATOMIC);
 	id->initiator_depth = soft_cm_depth(request->responder_resources, SOFT_MAX_RD_ATOMIC);
 	id->retry_count = request->retry_count;
@@ -132,8 +132,8 @@ static int accept_request(struct soft_cm_id *id, const struct rdma_conn_param *p
 	return 0;
 }
 
-/* rdma_get_request(3): an id that waits refers to the event of its request until it is accepted or
- * rejected. */
+/* Acknowledge the event of the request, which a synchronous id refers to until it is accepted or
+ * rejected (rdma_get_request(3)). */
 static void forget_request(struct soft_cm_id *id)
 {
 	if (id->synchronous)

@@ -1,16 +1,17 @@
-/* The queue pair of an id: rdma_init_qp_attr(3), and its transitions.
+/* The queue pair of an id: rdma_init_qp_attr(3), and its state transitions.
  *
- * As in librdmacm, a queue pair made with the id is in INIT at once (receives can be posted) and
- * goes on to RTR and RTS during rdma_accept, or when REP has come; one for datagrams goes there at
- * once.  An application with a queue pair of its own asks for the attributes and moves it itself.
+ * As in librdmacm, a queue pair created with the id is immediately in INIT, so that receives can be
+ * posted. It moves to RTR and RTS in rdma_accept or when REP arrives. A queue pair for datagrams
+ * moves to RTS immediately. An application with a queue pair of its own asks for the attributes and
+ * changes the state itself.
  */
 #include "cm_internal.h"
 
 #include <sys/random.h>
 
 enum {
-	RETRIES = 7,      /* when the application gives no parameters; 3 bits */
-	ACK_TIMEOUT = 18, /* 4.096 us * 2^18 = 1.1 s, what the kernel takes for RoCE */
+	RETRIES = 7,      /* default without parameters; 3 bits */
+	ACK_TIMEOUT = 18, /* 4.096 us * 2^18 = 1.1 s, as used by the kernel for RoCE */
 };
 
 uint32_t soft_cm_random_psn(void)
@@ -18,7 +19,7 @@ uint32_t soft_cm_random_psn(void)
 	uint32_t psn;
 
 	if (soft_device.platform->random(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
-		psn = (uint32_t)soft_now(); /* no entropy yet, at boot: PSNs differ at least */
+		psn = (uint32_t)soft_now(); /* no entropy yet during boot; PSNs still differ */
 	return psn & SOFT_PSN_MASK;
 }
 
@@ -59,7 +60,7 @@ uint8_t soft_cm_depth(uint8_t wanted, uint8_t otherwise)
 	return depth < SOFT_MAX_RD_ATOMIC ? depth : SOFT_MAX_RD_ATOMIC;
 }
 
-/* Counts are 3-bit values (rdma_connect(3)). */
+/* Limit a retry count to 3 bits (rdma_connect(3)). */
 static uint8_t retries(uint8_t wanted)
 {
 	return wanted < RETRIES ? wanted : RETRIES;
@@ -76,7 +77,7 @@ void soft_cm_fill_message(const struct soft_cm_id *id, const struct rdma_conn_pa
 	message->initiator_depth = id->initiator_depth;
 	message->retry_count = retries(parameters ? parameters->retry_count : RETRIES);
 	message->rnr_retry_count = retries(parameters ? parameters->rnr_retry_count : RETRIES);
-	if (!qp) /* the device of a queue pair that the id made has none */
+	if (!qp) /* the device of an id's queue pair has no options */
 		message->ece = id->local_ece;
 	message->srq = qp ? qp->srq != NULL : parameters && parameters->srq;
 	if (!parameters)
@@ -107,14 +108,15 @@ void soft_cm_fill_vector(const struct soft_cm_id *id, struct ibv_ah_attr *vector
 	vector->grh.traffic_class = id->tos;
 }
 
-/* What the step to attr->qp_state takes.  Returns the mask. */
+/* Fill in the attributes for the transition to attr->qp_state. Returns their mask. */
 static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct ibv_qp_attr *attr)
 {
 	int mask = IBV_QP_STATE;
 
 	switch (attr->qp_state) {
 	case IBV_QPS_INIT:
-		/* Remote access as the connection has it, local rights of the regions decide the rest. */
+		/* Remote access follows from the connection. The access rights of the memory
+		 * regions restrict it further. */
 		attr->pkey_index = 0;
 		attr->port_num = id->id.port_num;
 		attr->qp_access_flags = 0;
@@ -133,7 +135,7 @@ static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct
 		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
 		if (type == IBV_QPT_RC) {
 			attr->max_dest_rd_atomic = id->responder_resources;
-			attr->min_rnr_timer = 0; /* 655 ms: rdma_connect(3) */
+			attr->min_rnr_timer = 0; /* 655 ms (rdma_connect(3)) */
 			mask |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 		}
 		return mask;
@@ -154,15 +156,16 @@ static int attributes(const struct soft_cm_id *id, enum ibv_qp_type type, struct
 	}
 }
 
-/* RTR and RTS need values of the other side: the passive side has them from REQ on, the active side
- * from REP on. */
+/* Returns whether the values of the other side that RTR and RTS need are known. The passive side
+ * gets them with REQ, the active side with REP. */
 static bool other_side_known(const struct soft_cm_id *id)
 {
 	return id->state == SOFT_CM_RESPONDED || id->state == SOFT_CM_REQUESTED ||
 	       id->state == SOFT_CM_ACCEPTED || id->state == SOFT_CM_CONNECTED;
 }
 
-/* The same in every state: a datagram queue pair has no other side (IBTA 11.2.5.2). */
+/* Fill in the attributes of a datagram queue pair. They are the same in every state, because it has
+ * no other side (IBTA 11.2.5.2). */
 static int datagram_attributes(const struct soft_cm_id *id, struct ibv_qp_attr *attr)
 {
 	attr->pkey_index = 0;
@@ -211,9 +214,10 @@ static int move(struct soft_cm_id *id, struct ibv_qp *qp, enum ibv_qp_state stat
 		mask = attributes(id, qp->qp_type, &attr);
 	else if (state == IBV_QPS_INIT)
 		mask = datagram_attributes(id, &attr);
-	else /* IBTA 11.2.5.2: RTR needs nothing, RTS a PSN */
+	else /* RTR needs nothing, RTS a PSN (IBTA 11.2.5.2) */
 		mask = IBV_QP_STATE | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0);
-	/* The routing table has been asked for the id, or its peer has just been heard. */
+	/* No route needs to be looked up, because it was found when the address was resolved, or a
+	 * message of the peer has just arrived. */
 	return soft_modify_qp_locked(qp, &attr, mask,
 				     soft_gid_is_local(&id->id.route.addr.addr.ibaddr.sgid));
 }
@@ -233,5 +237,5 @@ void soft_cm_qp_error(struct soft_cm_id *id)
 	struct ibv_qp *qp = soft_cm_qp(id);
 
 	if (qp)
-		(void)move(id, qp, IBV_QPS_ERR); /* from every state; it may be there already */
+		(void)move(id, qp, IBV_QPS_ERR); /* allowed in every state, including ERR */
 }

@@ -1,8 +1,8 @@
-/* rdma_connect(3) of a datagram service: its request, and the carrier that asks over UDP.
+/* Requests for a datagram service (rdma_connect(3)), and the carrier that sends them over UDP.
  *
- * A port where no service is is refused by the host itself (ICMP).  When that has been so for
- * soft_cm_limits.refused_ms, it is reported as the status that an InfiniBand host answers with
- * (rdma_get_cm_event(3), RDMA_CM_EVENT_UNREACHABLE).
+ * If a port has no service, its host refuses the request with ICMP. If that has continued for
+ * soft_cm_limits.refused_ms, it is reported with the status that an InfiniBand host would send
+ * (RDMA_CM_EVENT_UNREACHABLE in rdma_get_cm_event(3)).
  */
 #include "cm_internal.h"
 
@@ -10,7 +10,7 @@
 
 enum { ANSWERS_PER_STEP = 64 };
 
-/* The request of an id, until it is answered. */
+/* The pending request of an id. */
 struct asking {
 	struct soft_cm_link link;
 	struct soft_fd_watch watch; /* the id's socket, connected to the service's port */
@@ -21,7 +21,7 @@ static void end(struct soft_cm_link *link)
 	struct asking *asking = soft_container(link, struct asking, link);
 	struct soft_cm_id *id = link->owner;
 
-	id->sock = asking->watch.fd; /* its port is the id's until that is destroyed */
+	id->sock = asking->watch.fd; /* the id keeps its port until it is destroyed */
 	soft_unwatch(&asking->watch);
 	soft_cm_link_stop(link);
 	free(asking);
@@ -56,7 +56,8 @@ static const struct soft_cm_link_calls calls = {.message = message, .failed = fa
 
 /* ---- the carrier --------------------------------------------------------------------------- */
 
-/* A datagram that is not sent now goes out next time; a missing service shows when reading. */
+/* Send a message. Errors are ignored, because an unsent datagram is repeated and a missing service
+ * is reported when reading. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct asking *asking = soft_container(link, struct asking, link);
@@ -67,7 +68,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* False: the request is gone. */
+/* Handle a received datagram. Returns false if the request has been freed. */
 static bool take(struct soft_cm_link *link, const uint8_t *bytes, size_t length)
 {
 	struct soft_cm_message message;
@@ -83,7 +84,7 @@ static void ready(struct soft_fd_watch *watch)
 	struct asking *asking = soft_container(watch, struct asking, watch);
 
 	for (int i = 0; i < ANSWERS_PER_STEP; i++) {
-		uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer one is none */
+		uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer datagram is not a response */
 		ssize_t got = recv(watch->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 
 		if (got >= 0) {
@@ -99,7 +100,8 @@ static void ready(struct soft_fd_watch *watch)
 	}
 }
 
-/* The socket is connected, so that only the service's port is heard, and its host's "no". */
+/* Connect the socket, so that it receives only from the service's port and reports that its host
+ * refuses the request. */
 static struct soft_cm_link *start(struct soft_cm_id *id, int *error)
 {
 	const struct sockaddr *to = &id->id.route.addr.dst_addr;

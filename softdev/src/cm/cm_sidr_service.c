@@ -1,9 +1,10 @@
-/* Datagram services: requests for them, rdma_accept(3) and rdma_reject(3) of such a request, and the
- * carrier that answers over UDP.
+/* Datagram services: receives requests, handles rdma_accept(3) and rdma_reject(3) of them, and
+ * implements the carrier that responds over UDP.
  *
- * A port of RDMA_PS_UDP is a UDP port of the host.  A request that is repeated, because its
- * answer was lost or is late, is known by its number and gets the same answer, also for a while after its
- * id has gone (cm_link.c).  A request without room is dropped, and comes again.
+ * A port of RDMA_PS_UDP is a UDP port of the host. A request is repeated if its response was lost
+ * or is late. It is recognised by its number and gets the same response, even for a while after its
+ * id is gone (cm_link.c). A request for which there is no space is dropped, because it will be
+ * repeated.
  */
 #define _GNU_SOURCE /* struct in6_pktinfo */
 #include "cm_internal.h"
@@ -16,23 +17,23 @@
 
 enum { REQUESTS_PER_STEP = 64 };
 
-/* A service's socket; it is there as long as the listener, or a request that waits for its answer. */
+/* The socket of a service. It exists while it has a listener or unanswered requests. */
 struct service {
 	struct soft_cm_listener listener;
 	struct soft_fd_watch watch;
-	bool open; /* the listener is there */
+	bool open; /* the listener exists */
 	struct soft_node callers;
 };
 
-/* A received request, kept in order to be answered. */
+/* A received request that can be answered. */
 struct caller {
 	struct soft_cm_link link;
-	struct soft_node node; /* of the service: all requests that are known */
-	struct service *service; /* NULL: answered, and the listener is gone */
+	struct soft_node node; /* node in service.callers */
+	struct service *service; /* NULL if answered and the listener is gone */
 	uint64_t number;
 	struct sockaddr_storage address;
-	struct sockaddr_storage local; /* where the request came to */
-	unsigned interface; /* and through which network interface (IPv6) */
+	struct sockaddr_storage local; /* destination address of the request */
+	unsigned interface; /* network interface of the request (IPv6) */
 };
 
 static struct caller *caller_of(const struct soft_cm_link *link)
@@ -45,7 +46,7 @@ static bool is_answered(const struct caller *caller)
 	return caller->link.said.type == SOFT_SIDR_REP;
 }
 
-/* Room for the control message (IP_PKTINFO) with the host's own address. */
+/* A buffer for the control message (IP_PKTINFO or IPV6_PKTINFO) with the host's own address. */
 union control {
 	struct cmsghdr align;
 	uint8_t room[CMSG_SPACE(sizeof(struct in6_pktinfo))];
@@ -86,7 +87,8 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	copy.number = caller->number;
 	soft_cm_encode(&copy, bytes);
 	header.msg_namelen = soft_cm_address_length((const struct sockaddr *)&caller->address);
-	/* From the address that the request went to: its sender accepts no other. */
+	/* Send from the address to which the request was sent, because the requester accepts no
+	 * other. */
 	soft_gid_from(&source, (const struct sockaddr *)&caller->local);
 	soft_put_source(&header, caller->local.ss_family == AF_INET, &source, caller->interface);
 	(void)sendmsg(caller->service->watch.fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -94,7 +96,7 @@ static int send_message(struct soft_cm_link *link, const struct soft_cm_message 
 	return 0;
 }
 
-/* Where it came to, with the service's port. */
+/* Record the address to which the request was sent, with the service's port. */
 static void take_local(struct service *service, struct msghdr *header, struct caller *caller)
 {
 	caller->local = service->listener.id->id.route.addr.src_storage;
@@ -114,10 +116,11 @@ static void take_local(struct service *service, struct msghdr *header, struct ca
 	}
 }
 
-/* A request and its sender; 0, EAGAIN, or EPROTO for something else. */
+/* Receive a request and its sender. Returns 0, EAGAIN, or EPROTO if the datagram is not a
+ * request. */
 static int receive(struct service *service, struct caller *caller, struct soft_cm_message *message)
 {
-	uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer one is none */
+	uint8_t bytes[SOFT_MAD_SIZE + 1]; /* a longer datagram is not a request */
 	struct iovec iov = {.iov_base = bytes, .iov_len = sizeof(bytes)};
 	union control control = {0};
 	struct msghdr header = {.msg_name = &caller->address,
@@ -129,7 +132,7 @@ static int receive(struct service *service, struct caller *caller, struct soft_c
 	ssize_t got = recvmsg(service->watch.fd, &header, MSG_DONTWAIT);
 
 	if (got < 0)
-		return EAGAIN; /* or an error of the socket, which passes */
+		return EAGAIN; /* or a transient error of the socket */
 	if (got != SOFT_MAD_SIZE || soft_cm_decode(bytes, (size_t)got, message) ||
 	    message->type != SOFT_SIDR_REQ)
 		return EPROTO;
@@ -158,7 +161,7 @@ static void take_request(struct service *service, const struct caller *from,
 	}
 	caller = malloc(sizeof(*caller));
 	if (!caller)
-		return; /* it comes again */
+		return; /* the request will be repeated */
 	*caller = *from;
 	caller->service = service;
 	soft_cm_link_init(&caller->link, &soft_cm_answering);
@@ -191,9 +194,10 @@ static void end(struct soft_cm_link *link)
 	free(caller);
 }
 
-/* ---- requests and answers ------------------------------------------------------------------ */
+/* ---- requests and responses --------------------------------------------------------------- */
 
-/* False without memory, and when it came to a device that is gone. */
+/* Create an id for the request and report it. Returns false without memory, or if the device that
+ * received it has been removed. */
 static bool report(struct soft_cm_id *listener, struct soft_cm_link *link,
 		   const struct soft_cm_message *message)
 {
@@ -253,7 +257,8 @@ int soft_cm_service_reject(struct soft_cm_id *id, const void *private_data, uint
 					  .port_space = (uint16_t)id->id.ps,
 					  .status = SOFT_SIDR_REJECTED};
 
-	/* Unlike in other states that allow it, with connections, here nothing can be withdrawn. */
+	/* Connections allow rejection in other states as well, but a response to a datagram request
+	 * cannot be withdrawn. */
 	if (id->state != SOFT_CM_REQUESTED || !soft_cm_put_private(&message, private_data, length))
 		return EINVAL;
 	id->state = SOFT_CM_FAILED;

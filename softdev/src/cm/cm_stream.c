@@ -1,13 +1,13 @@
-/* The carrier of connections: a TCP connection to the port of the service, for each handshake.
+/* The carrier of connections over a TCP connection to the service's port, one for each handshake.
  *
- * What comes from a socket is not trusted: at most INPUT bytes of it are kept, a byte that does
- * not belong to a message ends it, and reading stops with the handshake, since what follows is the
- * queue pair's.
+ * Data from a socket is not trusted. At most INPUT bytes are kept, a byte that does not belong to a
+ * message ends the connection, and reading stops with the handshake, because the data after it
+ * belongs to the queue pair.
  *
- * Any process can connect to the port.  A connection becomes the listener's business with a whole REQ
- * only; until then it is half open: few of them (fair_share.h says which goes when there are too
- * many; a peer of this protocol sends REQ at once, and gives its place up), for a short time, and at
- * the cost of about a kilobyte.
+ * Any process can connect to the port. A connection is half open until its complete REQ arrives,
+ * and only then is it passed to the listener. Few connections may be half open, each for a short
+ * time and at the cost of about a kilobyte. If there are too many, fair_share.h defines which one
+ * is evicted. A peer of this protocol sends REQ immediately and thereby releases its place.
  */
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -28,10 +28,10 @@ struct stream {
 	struct soft_cm_link link;
 	struct soft_fd_watch watch;
 	bool connecting;
-	bool waits; /* while it is connecting: for the first try, or the next */
-	bool held; /* the handshake is over: what comes is not ours to read */
-	struct listener *listener; /* while it is half open */
-	struct sockaddr_storage peer; /* of one that was accepted */
+	bool waits; /* connecting, but not started yet or waiting for the next try */
+	bool held; /* the handshake is over; further data is not read here */
+	struct listener *listener; /* NULL unless it is half open */
+	struct sockaddr_storage peer; /* only of an accepted connection */
 	size_t have;
 	uint8_t input[INPUT];
 };
@@ -43,7 +43,7 @@ static struct stream *stream_of(const struct soft_cm_link *link)
 	return soft_container(link, struct stream, link);
 }
 
-/* Frees the stream, not the socket, which is returned and no longer watched. */
+/* Free the stream without closing its socket. Returns the socket, which is no longer watched. */
 static int take_socket(struct stream *stream)
 {
 	int fd = stream->watch.fd;
@@ -63,19 +63,21 @@ static void end(struct soft_cm_link *link)
 
 static void failed(struct stream *stream, int error)
 {
-	/* A peer of another version: the only invalid input that is answered. */
+	/* A message of another version is the only invalid input that gets a response. */
 	if (stream->listener && error == EPROTONOSUPPORT)
 		soft_cm_link_refuse(&stream->link, SOFT_CM_REASON_INVALID_VERSION);
 	else
 		soft_cm_link_failed(&stream->link, error);
 }
 
-/* As take_messages. */
+/* Handle one message. Returns 0, an errno value if the stream has failed, or -1 if it may have been
+ * freed. */
 static int take_message(struct stream *stream, const struct soft_cm_message *message)
 {
 	struct listener *listener = stream->listener;
 
-	/* Repeated, messages that mean nothing would be read for ever, as fast as they come. */
+	/* Reject repeated messages and unexpected types. A peer could otherwise make this process
+	 * read meaningless messages forever. */
 	if (listener ? message->type != SOFT_CM_REQ
 		     : message->type > SOFT_CM_REJ || message->type <= stream->link.heard)
 		return EPROTO;
@@ -87,7 +89,8 @@ static int take_message(struct stream *stream, const struct soft_cm_message *mes
 	return soft_cm_asked(&listener->listener, &stream->link, message) ? 0 : -1;
 }
 
-/* By fault injection, of the device that has the address of the stream. */
+/* Returns whether fault injection drops the message, as configured for the device that has the
+ * stream's address. */
 static bool is_lost(const struct stream *stream)
 {
 	struct sockaddr_storage local = {0}, peer = {0};
@@ -100,8 +103,8 @@ static bool is_lost(const struct stream *stream)
 	return soft_fault_next(SOFT_FAULT_HANDSHAKE, soft_gid_port(&gid), 0);
 }
 
-/* Messages at the front of the input.  0, or why the stream has failed; -1: read no more, it may be
- * gone. */
+/* Handle the complete messages in the input. Returns 0, an errno value if the stream has failed, or
+ * -1 if it may have been freed and must not be read any more. */
 static int take_messages(struct stream *stream)
 {
 	struct soft_cm_message message;
@@ -148,17 +151,18 @@ static int try_connecting(struct stream *stream)
 	int error;
 
 	stream->waits = false;
-	do /* Linux: after a connection that failed, the first call only reports that */
+	do /* Linux: the first call after a failed connection only reports the failure */
 		error = connect(stream->watch.fd, to, soft_cm_address_length(to)) ? errno : 0;
 	while (error == ECONNABORTED);
 	if (error && error != EINPROGRESS && error != ECONNREFUSED)
 		return error;
-	/* The outcome makes the socket ready, if it is not already. */
+	/* The result makes the socket ready, if it is not ready already. */
 	return soft_watch(&stream->watch, EPOLLOUT);
 }
 
-/* All that one side sends in a handshake (three MADs) fits into any socket's buffer, so a
- * socket that does not take it is broken.  REQ goes out with the connection. */
+/* Send a message. Until the stream is connected, a REQ only starts another connection attempt and
+ * is sent afterwards. All messages that one side sends in a handshake (three MADs) fit into any
+ * socket's buffer, so a socket that does not accept them is broken. */
 static int send_message(struct soft_cm_link *link, const struct soft_cm_message *message)
 {
 	struct stream *stream = stream_of(link);
@@ -189,14 +193,14 @@ static void finish_connecting(struct stream *stream)
 		error = errno;
 	if (!error && (getpeername(stream->watch.fd, (struct sockaddr *)&peer, &peer_length) ||
 		       getsockname(stream->watch.fd, (struct sockaddr *)&local, &local_length)))
-		error = errno == ENOTCONN ? ECONNRESET : errno; /* it ended after the check above */
+		error = errno == ENOTCONN ? ECONNRESET : errno; /* closed after the check above */
 	if ((error == ECONNREFUSED || error == ECONNRESET) && soft_cm_link_insist(&stream->link)) {
 		soft_unwatch(&stream->watch);
 		stream->waits = true;
 		return;
 	}
-	/* TCP connects a socket to itself where its own port is the one asked for (RFC 9293,
-	 * simultaneous open); there is no listener. */
+	/* TCP connects a socket to itself if its own port is the requested one (simultaneous open,
+	 * RFC 9293). This means that there is no listener. */
 	if (!error && local_length == peer_length && !memcmp(&local, &peer, local_length))
 		error = ECONNREFUSED;
 	if (!error)
@@ -218,11 +222,11 @@ static void ready(struct soft_fd_watch *watch)
 	else if (!stream->held)
 		read_messages(stream);
 	else if (watch->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))
-		/* Messages before the end are not read: it counts as orderly. */
+		/* Messages before the end of the stream are not read. The end counts as orderly. */
 		failed(stream, watch->events & EPOLLERR ? ECONNRESET : 0);
 }
 
-/* Takes ownership of the fd (non-blocking).  NULL without memory. */
+/* Create a stream and take ownership of the non-blocking `fd`. Returns NULL without memory. */
 static struct stream *stream_new(int fd)
 {
 	struct stream *stream = calloc(1, sizeof(*stream));
@@ -231,7 +235,8 @@ static struct stream *stream_new(int fd)
 		close(fd);
 		return NULL;
 	}
-	/* The stream's frames are whole requests and answers: none may wait for the next. */
+	/* The stream's frames are complete requests and responses. None may be delayed until the
+	 * next one. */
 	(void)soft_set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	soft_cm_link_init(&stream->link, &soft_cm_stream);
 	stream->watch.fd = fd;
@@ -247,7 +252,7 @@ static struct soft_cm_link *start_connecting(struct soft_cm_id *id, int *error)
 	*error = ENOMEM;
 	if (!stream)
 		return NULL;
-	/* What is left of this connection must not keep the port from a listener. */
+	/* Remains of this connection must not keep the port from a listener. */
 	(void)soft_set_option(stream->watch.fd, SOL_SOCKET, SO_REUSEADDR, 1);
 	stream->connecting = stream->waits = true;
 	return &stream->link;
@@ -292,8 +297,9 @@ static struct soft_cm_listener *start_listening(struct soft_cm_id *id, int *erro
 	if (!listener)
 		return NULL;
 	listener->acceptor.make_room = make_room;
-	/* Its connections must not keep the port from the next listener (cm_address.c).  The queue
-	 * in the kernel is as long as it may be: the backlog counts requests, not connections. */
+	/* The listener's connections must not keep the port from the next listener (cm_address.c).
+	 * The kernel's queue has the maximum length, because the backlog counts requests and not
+	 * connections. */
 	if (soft_set_option(id->sock, SOL_SOCKET, SO_REUSEADDR, 1) || listen(id->sock, SOMAXCONN))
 		*error = soft_cm_port_error(&id->id.route.addr.src_addr, SOCK_STREAM, errno);
 	else
@@ -318,7 +324,7 @@ static void stop_listening(struct soft_cm_listener *base)
 	free(listener);
 }
 
-/* ---- connected ----------------------------------------------------------------------------- */
+/* ---- after the handshake ------------------------------------------------------------------ */
 
 static void who(const struct soft_cm_link *link, struct sockaddr_storage *local,
 		struct sockaddr_storage *peer)
