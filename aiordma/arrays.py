@@ -259,7 +259,7 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
         wanted = "arrays must be a dict of arrays by name; names and metadata must be strings"
         raise TypeError(wanted) from None
     except UnicodeEncodeError as error:
-        raise ValueError(f"names and metadata must be valid Unicode: {error}") from None
+        raise ValueError(f"array names and metadata must be valid Unicode: {error}") from None
     if "__metadata__" in arrays:
         raise ValueError("the array name '__metadata__' is reserved; choose another name")
     found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
@@ -342,7 +342,7 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
             raise _no_file(f"there is a gap or an overlap between bytes {place} and {start}")
         place += length
     if place != size:
-        raise _no_file(f"its arrays need {place} bytes, but it has {size}")
+        raise _no_file(f"the arrays need {place} bytes, but the data has {size} bytes")
     return entries, metadata
 
 

@@ -50,11 +50,11 @@ async def reconnect(
     attempts: int | None = None,
     **options: Unpack[ConnectOptions],
 ) -> AsyncIterator[Connection]:
-    """Connect again and again, as in `async for conn in reconnect(...)`.
+    """Yield a new connection in each iteration: `async for conn in reconnect(...)`.
 
-    Each iteration yields a new connection, which is closed at the end of the loop's body. Handle
-    its errors in the body: `except ConnectionError: continue` reconnects. Nothing is resent. If a
-    `send` raises, only your program knows whether the peer may get the message twice.
+    The connection is closed at the end of the loop's body. Handle its errors in the body: `except
+    ConnectionError: continue` reconnects. Nothing is resent. If a `send` raises, only your program
+    knows whether the peer may get the message twice.
 
     After a failed attempt, the next one follows with exponential back-off. The delay starts at
     `first_delay` and doubles with each failure, up to `longest_delay`. It is reduced by a random

@@ -51,8 +51,8 @@ Loads = Callable[[memoryview], Any]
 logger: logging.Logger = logging.getLogger("aiordma.rpc")
 
 _CALL, _CANCEL, _RESULT, _ERROR = range(4)
-# Kind, bytes of the name, number of the call.  The name follows (of the function, or of the type of
-# the error), then the value, or the text of the error.
+# The kind, the length of the name, and the number of the call. The name (of the function or of the
+# error's type) and the value (or the error's text) follow the header.
 _HEADER = struct.Struct("<BB6xQ")
 _MAX_TEXT = 4096
 
@@ -196,7 +196,7 @@ def _check(dumps: object, loads: object, max_calls: object) -> int:
                 refusal(name, f"a function of one value, such as pickle.{name}", function)
             )
         if why := misfit(function, [None]):
-            raise TypeError(f"{name} must accept one argument: {why}")
+            raise TypeError(f"the {name} function must accept one argument: {why}")
     return integer("max_calls", max_calls, 1)
 
 
@@ -260,7 +260,7 @@ async def serve(
     _check_functions(functions)
     max_calls = _check(dumps, loads, max_calls)
     tasks: dict[int, asyncio.Task[None]] = {}
-    answering = set[asyncio.Task[None]]()  # of these, whose functions have ended
+    answering = set[asyncio.Task[None]]()  # the tasks whose functions have ended
     at_end = False
 
     async def answer(number: int, name: str, data: memoryview) -> None:
@@ -274,7 +274,7 @@ async def serve(
                     await refuse(number, error.kind, error.text)
                     return
                 called = functions[name](argument)
-                del argument, data  # they keep the memory in which the call was received
+                del argument, data  # they refer to the memory of the received call
                 if not isawaitable(called):
                     wanted = "awaitable (define the function with async def)"
                     raise TypeError(refusal(f"the return value of {name}()", wanted, called))
@@ -283,13 +283,13 @@ async def serve(
                 await conn._send_alone([_pack(_RESULT, number), result])
             except (asyncio.CancelledError, *EXITS):
                 raise
-            except BaseException as error:  # GeneratorExit: of the function, or this is garbage
+            except BaseException as error:  # GeneratorExit may mean that this coroutine is garbage
                 if asyncio.current_task(conn._loop) is not tasks[number]:
                     raise
                 if not conn.closed:
                     logger.info("%s: the call of %s failed", conn, name, exc_info=True)
                     await refuse(number, type(error).__name__[:60], _text(error))
-        except asyncio.CancelledError:  # also in the middle of its answer
+        except asyncio.CancelledError:  # possibly while the response is being sent
             await refuse(number, "CancelledError", "the call was cancelled")
         finally:
             answering.discard(tasks.pop(number))
@@ -299,19 +299,21 @@ async def serve(
         head = _pack(_ERROR, number, kind)
         most = max(0, min(_MAX_TEXT, conn.max_message - len(head)))
         parts = [head, text.encode("utf-8", "replace")[:most]]
-        with suppress(RDMAError):  # the connection has ended, as is noticed below
+        with suppress(RDMAError):  # the connection has ended; the loop below notices
             sent = asyncio.gather(conn._send_alone_nowait(parts), return_exceptions=True)
-            if not at_end:  # else a client that does not read would hold up the end
+            if not at_end:  # otherwise a client that does not read would delay the end
                 await sent
 
     try:
         async for message in _messages(conn, "rpc.serve"):
             kind, number, name, data = _unpack(message.data, _CALL, _CANCEL)
             if kind == _CANCEL:
-                await asyncio.sleep(0)  # one that is cancelled before it has begun sends no answer
+                await asyncio.sleep(
+                    0
+                )  # a task cancelled before it has begun would send no response
                 if task := tasks.get(number):
                     task.cancel()
-                else:  # it has been answered, or was cancelled before it was sent
+                else:  # it has ended, or was cancelled before it was sent
                     await refuse(number, "CancelledError", "the call was cancelled")
             elif number in tasks:
                 raise ProtocolError(f"the peer sent two calls with the number {number}")
@@ -322,17 +324,17 @@ async def serve(
                 logger.info("%s: rejected a call of %s: %s", conn, name, text)
                 await refuse(number, "TooManyCalls", text)
             else:
-                # A client that has its answer may call again before this side knows that it has.
+                # A client that has its result may call again before this side has seen that.
                 while len(tasks) >= max_calls:
                     await asyncio.wait(answering, return_when=asyncio.FIRST_COMPLETED)
-                # An eager one, of create_task, would begin before it is in `tasks`.
+                # Not create_task: an eager task would begin before it is in `tasks`.
                 tasks[number] = asyncio.Task(answer(number, name, data))
             del message, data
-        if tasks and not conn.closed:  # its server is closing, and may give the calls time
+        if tasks and not conn.closed:  # the server is closing, possibly with a grace period
             await asyncio.wait(tasks.values())
     except ProtocolError as error:
         if not conn.closed:
-            conn._blame(error)  # which tells the client
+            conn._blame(error)  # this informs the client
         raise
     finally:
         at_end = True
@@ -383,13 +385,13 @@ class _Calls:
     """
 
     def __init__(self, most: int) -> None:
-        # One that was cancelled stays until the server has ended it.
+        # A cancelled call stays here until the server has ended it.
         self.waiting: dict[int, asyncio.Future[_Frame | None]] = {}
         self.room = asyncio.Semaphore(most)
-        self.error: RDMAError | None = None  # that has ended the connection
+        self.error: RDMAError | None = None  # the error that ended the connection
 
     def release(self, number: int, frame: _Frame | None = None) -> None:
-        if answer := self.waiting.pop(number, None):  # else the server answers a second time
+        if answer := self.waiting.pop(number, None):  # otherwise the server has responded twice
             self.room.release()
             if not answer.done():
                 answer.set_result(frame)
@@ -399,14 +401,14 @@ class _Calls:
             async for message in messages:
                 frame = _unpack(message.data, _RESULT, _ERROR)
                 self.release(frame.number, frame)
-                del message, frame  # which keep its memory
+                del message, frame  # they refer to the message's memory
         except RDMAError as error:
             self.error = error.with_traceback(None)
             connection = conn()
             if connection and not connection.closed:
                 if isinstance(error, ProtocolError):
-                    connection._blame(error)  # which tells the server
-                else:  # such as QuotaError: no answer is read any more
+                    connection._blame(error)  # this informs the server
+                else:  # such as QuotaError: no more results can be read
                     connection.abort()
         finally:
             for number in list(self.waiting):
@@ -462,9 +464,7 @@ class Client(AsyncContext):
         number = next(self._numbers)
         head = _pack(_CALL, number, name)
         if more:
-            text = (
-                f"{name} must be called with one argument, not {1 + len(more)}; pass a list instead"
-            )
+            text = f"{name}() must be called with one argument, not {1 + len(more)}; pass a list"
             raise TypeError(text)
         limit = None if timeout is None else seconds("timeout", timeout, endless=True)
         request = [head, _dump(self._dumps, data)]
@@ -479,10 +479,10 @@ class Client(AsyncContext):
                         calls.release(number)
                     frame = await answer
                 except asyncio.CancelledError:
-                    if number in calls.waiting:  # the answer to this makes room for another call
+                    if number in calls.waiting:  # the response to this makes room for another call
                         with suppress(RDMAError):  # the connection has ended
                             told = self.connection._send_alone_nowait(_pack(_CANCEL, number))
-                            asyncio.gather(told, return_exceptions=True)  # its error is of no use
+                            asyncio.gather(told, return_exceptions=True)  # ignore its error
                     raise
                 except BaseException:  # nothing was sent
                     calls.release(number)
@@ -495,7 +495,9 @@ class Client(AsyncContext):
         if frame is None:
             error = ConnectionBrokenError if calls.error else ConnectionClosedError
             why = f": {cause_text(calls.error)}" if calls.error else ""
-            raise error(f"the connection ended before {name} returned{why}") from calls.error
+            raise error(
+                f"the connection ended before the function {name} returned{why}"
+            ) from calls.error
         if frame.kind == _RESULT:
             return _load(self._loads, frame.data, name, "result", "client")
         text = str(frame.data[:_MAX_TEXT], "utf-8", "replace")
@@ -528,6 +530,6 @@ async def connect(
     The options and errors are those of `aiordma.connect`.
     """
     given = complete("rpc.connect", options, CONNECT)
-    _check(dumps, loads, max_calls)  # before there is a connection
+    _check(dumps, loads, max_calls)  # check before connecting
     conn = await transport.connect(host, port, **given)
     return Client(conn, dumps=dumps, loads=loads, max_calls=max_calls)

@@ -152,7 +152,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "rpc.serve dumps arity": (
         lambda e: rpc.serve(e.conn, {}, dumps=cast(Any, lambda: b"")),
-        "dumps must accept one argument: too many positional arguments",
+        "the dumps function must accept one argument: too many positional arguments",
     ),
     "rpc.serve surrogate": (
         lambda e: rpc.serve(e.conn, {"\udc80": handler}),

@@ -7,7 +7,7 @@ miss makes spins rarer, so a peer that is slow or shares this core costs almost 
 
 from __future__ import annotations
 
-# Wake-ups that go by without a spin, at most.
+# The maximum number of consecutive wake-ups without a spin.
 MOST_SKIPPED = 255
 
 
@@ -19,7 +19,7 @@ class AdaptivePolling:
     def __init__(self, spin_us: int) -> None:
         self.spin_us = spin_us
         self._misses = 0  # grows with spins that found nothing
-        self._skip = 0  # wake-ups to go without one
+        self._skip = 0  # the number of wake-ups to skip
 
     def is_due(self) -> bool:
         """Return whether a loop that was woken should spin before it sleeps again."""

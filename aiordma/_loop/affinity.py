@@ -26,7 +26,7 @@ class LoopAffinity:
 
     __slots__ = ("_generation", "_thread", "loop", "made_at")
 
-    # Finalizers ask when the globals of this module may be None.
+    # Finalizers call this when the globals of this module may already be None.
     _current_generation = staticmethod(fork.generation)
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from .._datapath.memory import Clock
 from .._native import failure, lib
 
-# What the kernel's clock can be set to, and longer than any timer here: a century.
+# A century in seconds: longer than any timer here, and still valid for the kernel's clock.
 FAR = 3e9
-# So many timers are kept before the heap is searched for those that were cancelled.
+# The number of timers above which cancelled ones are removed from the heap.
 ROOM = 64
 
 
@@ -28,19 +28,19 @@ class CoarseTimers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop, self._clock = loop, clock
-        # A heap: when each is due, and a number, so that no two timers are compared themselves.
+        # A heap of (time, number, timer). The number ensures that timers are never compared.
         self._timers: list[tuple[float, int, asyncio.Handle]] = []
         self._number = 0
         self._room = ROOM
         self._set_for = FAR
-        self._alarm: Any = None  # of a clock that is not the kernel's
+        self._alarm: Any = None  # the timer of a virtual clock
         self.fd: int = lib.aiordma_timer_open()
         if self.fd < 0:
             raise failure("timerfd_create", -self.fd)
 
     def _arm(self, when: float) -> None:
         """Make `fd` readable at that time, instead of an earlier one."""
-        if self._clock.call_at is not None:  # not by the kernel's clock
+        if self._clock.call_at is not None:  # a virtual clock
             self._disarm()
             self._alarm = self._clock.call_at(when, self._ring)
             return
@@ -71,7 +71,7 @@ class CoarseTimers:
         try:
             os.read(self.fd, 8)
         except BlockingIOError:
-            return  # it was set anew meanwhile
+            return  # it has been set again in the meantime
         self._ring()
 
     def _ring(self) -> None:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from .. import verbs
     from .._datapath.rail import SendQueue
 
-# Crossings per iteration of the loop; with COMPLETIONS_PER_CALL they bound how long other tasks
-# wait for a busy device.  Both are judgement, not measurement.
+# The maximum number of drains per iteration of the loop. With COMPLETIONS_PER_CALL, it limits how
+# long a busy device can delay other tasks. Both values are judgements, not measurements.
 ROUNDS = 8
 
-# The spin of a task that is about to wait: about what an iteration of the loop costs.
+# Microseconds for which a task spins before it waits: about the cost of a loop iteration.
 BRIEF_SPIN_US = 3
 
 
@@ -41,7 +41,7 @@ class CompletionReader:
         self._drain = channel._drain_to
         self._poller: Poller = Poller(table)
         self._polling = AdaptivePolling(spin_us)
-        self._coming_back = False  # for completions that one turn had no time for
+        self._coming_back = False  # whether a call for the remaining completions is scheduled
         wakeups = table.wakeups
         wakeups.brief_spin_us = min(BRIEF_SPIN_US, self._polling.spin_us)
         if wakeups.brief_spin_us:
@@ -54,7 +54,7 @@ class CompletionReader:
         """Return a function and its arguments, to call when the channel is readable."""
         if self._polling.spin_us:
             return (self.on_completions,)
-        # Without polling before sleep there is nothing to remember of a wake-up.
+        # Without polling before sleep, wake-ups need not be recorded.
         otherwise = partial(self._handle, False)
         return self._poller.serve, *self._channel._reader(COMPLETIONS_PER_CALL, otherwise)
 
@@ -110,7 +110,7 @@ class CompletionReader:
         """
         poller, table = self._poller, self._poller.table
         if poller.closed:
-            return False  # between `call_soon` and now
+            return False  # it was closed since `call_soon`
         around, poller.polls_again = poller.polls_again, polls_again
         try:
             if drained is None:
@@ -118,7 +118,7 @@ class CompletionReader:
             else:
                 found, more = self._channel._drained(drained)
             rounds = 1
-            # A task that the drain has woken may close this.
+            # A task that was woken by the drain may close this object.
             while more and rounds < ROUNDS and not poller.closed:
                 some, more = self._drain(table, COMPLETIONS_PER_CALL, polls_again)
                 found = found or some
@@ -131,7 +131,7 @@ class CompletionReader:
             poller.polls_again = around
         if not more:
             return found
-        # The events of what is left are already taken, so the fd need not fire again for it.
+        # The events of the remaining completions are taken, so the fd may not fire for them.
         if not self._coming_back:
             self._coming_back = True
             table.wakeups.loop.call_soon(self._come_back)

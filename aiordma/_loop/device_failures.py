@@ -20,7 +20,7 @@ class _OfLoop:
 
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
 
-# In the child of a fork all of them are its parent's.
+# In the child of a fork, all loops belong to the parent.
 fork.reset_in_child(_loops.clear)
 
 

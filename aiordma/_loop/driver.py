@@ -49,24 +49,25 @@ from .time_share import TimeShare
 
 logger = logging.getLogger("aiordma.driver")
 
-# Events of the connection manager for each iteration of the loop; the descriptor stays readable
-# while there are more.  By judgement, as many as a listener accepts sockets (connect_tcp.py).
+# The maximum number of connection-manager events per iteration of the loop. The descriptor stays
+# readable while there are more. By judgement, this equals the number of sockets that a listener
+# accepts per iteration (connect_tcp.py).
 EVENTS = 64
 
-# Seconds of polling before the loop sleeps, unless `Config.polling` says otherwise: about
-# what a wake-up costs where it is dear.
+# The default of `Config.polling`, in seconds: about the cost of a wake-up on a machine where
+# wake-ups are expensive.
 POLLING = 200e-6
 
-# A device that does not open for these reasons will not open later either.
+# If opening a device fails with one of these errors, it will not succeed later either.
 DEVICE_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.EIO})
 
 # Asynchronous events after which nothing works.
 ENDING = FATAL_EVENTS | REFUSALS
 
-# What is logged as a warning.
+# Events that are logged as warnings.
 BREAKING = (verbs.EventType.PORT_ERR, verbs.EventType.DEVICE_FATAL)
 
-# Entries of a completion queue, unless the device offers less.  Many queue pairs share one.
+# Entries of a completion queue, unless the device supports fewer. Many queue pairs share a queue.
 CQ_ENTRIES = 4096
 
 
@@ -92,7 +93,7 @@ def concerns(event: verbs.AsyncEvent, qp: verbs.QueuePair) -> bool:
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Clock:
-    clock = getattr(loop, "clock", None)  # which may be something else of a program's own
+    clock = getattr(loop, "clock", None)  # a program's own loop may use this name differently
     return clock if isinstance(clock, Clock) else MACHINE
 
 
@@ -207,19 +208,19 @@ class Driver(PerLoopResource):
 
     def release_cq(self, cq: verbs.CompletionQueue, entries: int) -> None:
         if self._gone:
-            return  # it went with the loop
+            return  # it was closed with the loop
         cq.release_when_empty(entries)
         if not cq.in_use and cq is not self._cqs[0]:
             self._cqs.remove(cq)
             self._broken.discard(cq)
             cq.close()
-            # Closing takes the channel's events, those of other queues too.
+            # Closing consumes the channel's events, including those of other queues.
             if not self.loop.is_closed():
                 self.loop.call_soon(self._reader.on_completions)
 
     def attach(self, qp: verbs.QueuePair, sink: SendQueue) -> None:
         """Register `sink`, which posts to `qp` with slots of `table` that it owns."""
-        qp.untrack()  # those slots are the account
+        qp.untrack()  # `table` does the accounting
         self._sinks[qp] = sink
 
     def detach(self, qp: verbs.QueuePair) -> None:
@@ -268,7 +269,7 @@ class Driver(PerLoopResource):
     # ---- readers -------------------------------------------------------------------------
 
     def _on_timers(self) -> None:
-        if not self._gone:  # between its readiness and now
+        if not self._gone:  # it may have been closed since it became readable
             self.timers.fire()
 
     def report(self, sink: SendQueue, error: Exception) -> None:
@@ -283,7 +284,7 @@ class Driver(PerLoopResource):
     def _on_async_event(self, event: verbs.AsyncEvent) -> None:
         """Deliver an event to the queue pairs that it concerns."""
         if event.type is verbs.EventType.DEVICE_FATAL:
-            # The next connection gets another driver, and with it the device opened anew.
+            # The next connection gets a new driver, which opens the device again.
             self._withdraw()
             self.has_idle_timeout = False
             error = DeviceEventError(event.type.name, device=self.context.name)
@@ -295,7 +296,7 @@ class Driver(PerLoopResource):
             qps = [event.element] if event.element in self._sinks else []
         concerned = [self._sinks[qp] for qp in qps if concerns(event, qp)]
         if event.port_num is not None or event.type is verbs.EventType.DEVICE_FATAL:
-            # First: what follows has this cause.
+            # Log this first, because it is the cause of what follows.
             level = logging.WARNING if event.type in BREAKING else logging.INFO
             port = f", port {event.port_num}" if event.port_num is not None else ""
             logger.log(level, "%s event on %s%s", event.type.name, self.context.name, port)
@@ -312,7 +313,7 @@ class Driver(PerLoopResource):
         self.timers.close()
         self._events.unsubscribe(self._token)
         self._events.release()
-        with ExitStack() as steps:  # the last of them first, and all, also if one fails
+        with ExitStack() as steps:  # in reverse order, and all of them even if one fails
             if not self.context.borrowed:
                 steps.callback(self.context.close)
             steps.callback(self.pd.close)
@@ -330,7 +331,7 @@ class ContextEvents(PerLoopResource):
         super().__init__(loop, context)
         self._context = context
         self._listeners: dict[object, Callable[[verbs.AsyncEvent], None]] = {}
-        # Kept: the connection manager may open its device anew, under the same pointer.
+        # Keep it: the connection manager may open its device again under the same pointer.
         self._fd = context.async_fd
         loop.add_reader(self._fd, shutdown.loop_end(loop).calling(self.take))
 
@@ -339,7 +340,9 @@ class ContextEvents(PerLoopResource):
         return cls._acquire(context, lambda loop: cls(loop, context))
 
     def take(self) -> None:
-        if not self._gone and not self._context.closed:  # between the fd's readiness and now
+        if (
+            not self._gone and not self._context.closed
+        ):  # either may have been closed since the fd became readable
             for event in self._context.async_events():
                 self.deliver(self._context, event)
 
@@ -475,9 +478,9 @@ class RequestDriver(EventDriver):
             self.share.use(self.share.now() - began)
             return
         stop_reading(self.loop, self.channel.fd)
-        # The timer is the loop's alone, or this would keep the `LoopEnd`.
+        # Only the loop refers to the timer. Otherwise this object would keep the `LoopEnd` alive.
         self.loop.call_later(wait, shutdown.loop_end(self.loop).calling(self._watch))
 
     def _watch(self) -> None:
-        if not self._gone:  # in the pause
+        if not self._gone:  # it may have been closed during the pause
             super()._watch()

@@ -27,7 +27,8 @@ class IdEvents:
     def __init__(self, events: EventDriver, id: cm.ConnectionId) -> None:
         """Take ownership of `id` and of one use of `events`."""
         self._events = events
-        # No asyncio.Queue: dropped while it is awaited, it calls its loop, which may be closed.
+        # Not an asyncio.Queue: dropped while a task awaits it, it would call its loop, which may be
+        # closed.
         self._seen: deque[cm.ConnectionEvent | None] = deque()
         self._arrived: asyncio.Future[None] | None = None
         self._connected = False
@@ -55,7 +56,7 @@ class IdEvents:
         if not isinstance(wanted, cm.EventType):
             raise TypeError(f"wanted must be a member of EventType, not {wanted!r}")
         if not self._seen:
-            self._events.take()  # within a host it may be there already
+            self._events.take()  # within one host, the event may already be there
         while not self._seen:
             self._arrived = self._events.loop.create_future()
             await self._arrived
@@ -77,7 +78,9 @@ class IdEvents:
             try:
                 self.id.disconnect()
             except (RDMAError, OSError) as error:
-                logger.debug("cannot disconnect: %s", error)  # the peer, or the device, was quicker
+                logger.debug(
+                    "cannot disconnect: %s", error
+                )  # the peer or the device has already ended the connection
 
     def release(self) -> None:
         """Close the id. Internal to the library."""

@@ -13,8 +13,9 @@ from typing import ClassVar, Self
 
 from .._native import fork
 
-# Seconds for which a device stays open when its last connection is closed; 0: not at all.  To open
-# it takes as long as to connect twice: a thread, a pool, shared memory with each local peer.
+# Seconds for which a device stays open after its last connection has closed; 0 means not at all.
+# Opening a device takes as long as connecting twice, because it needs a thread, a pool, and shared
+# memory with each local peer.
 IDLE_TIMEOUT = 1.0
 
 
@@ -26,7 +27,7 @@ class PerLoopResource:
     """
 
     has_idle_timeout = False
-    _settings: tuple[float, ...] = ()  # as its first user wanted them
+    _settings: tuple[float, ...] = ()  # as the first user requested them
 
     _instances: ClassVar[
         weakref.WeakKeyDictionary[
@@ -38,7 +39,7 @@ class PerLoopResource:
         self.loop = loop
         self._key = (type(self), key)
         self._users = 0
-        self._gone = False  # closed, or the parent's in the child of a fork
+        self._gone = False  # closed, or in the child of a fork
         self._timer: asyncio.TimerHandle | None = None  # while it has no user
 
     @classmethod
@@ -54,7 +55,7 @@ class PerLoopResource:
     @classmethod
     def end_all(cls, loop: asyncio.AbstractEventLoop) -> None:
         """Close the resources of a closed loop, including those that were not released."""
-        with ExitStack() as ends:  # all of them, also if one fails
+        with ExitStack() as ends:  # close all of them, even if one fails
             for instance in (cls._instances.pop(loop, None) or {}).values():
                 if not instance._gone:
                     ends.callback(instance._end)

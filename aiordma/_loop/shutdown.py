@@ -29,11 +29,11 @@ from .per_loop_resource import PerLoopResource
 
 T = TypeVar("T")
 
-# What leaves a callback or a task to end the program, as in asyncio.
+# Exceptions that propagate from a callback or a task to end the program, as in asyncio.
 EXITS = (SystemExit, KeyboardInterrupt)
 
-# What passes through a coroutine that awaits others' code: the end of the program, of the task, or
-# of the coroutine itself, as garbage.  All else is a failure of that code.
+# Exceptions that end the program, the task, or a garbage-collected coroutine. They propagate
+# through a coroutine that awaits user code. Any other exception is a failure of that code.
 UNWINDING = (*EXITS, asyncio.CancelledError, GeneratorExit)
 
 
@@ -46,14 +46,14 @@ def background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) ->
     """
     task = asyncio.Task(work, loop=loop)
     asyncio._unregister_task(task)
-    # Where the loop is closed before it ends, the object that it works for warns.
+    # If the loop is closed before the task ends, the object that owns the task issues a warning.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
     """Return a function that calls a method of an object without keeping the object alive."""
-    # Not weakref.WeakMethod, which is a class of Python's: it takes five times as long.
+    # Not weakref.WeakMethod, which is written in Python and takes five times as long.
     assert isinstance(method, MethodType)
     ref, function = weakref.ref(method.__self__), method.__func__
 
@@ -147,7 +147,7 @@ class LoopShutdown:
         self._closing: set[int] = set()
         self._over = False
         self._generator = self._wait()
-        step(self._generator.asend(None))  # its first step makes it known to the loop
+        step(self._generator.asend(None))  # the first step registers it with the loop
 
     def add(self, thing: Closable, *, keep: bool = False) -> None:
         """Hold an object until `remove`: weakly, or strongly with `keep`."""
@@ -202,7 +202,7 @@ class LoopShutdown:
                 self._forget()
                 texts = self._texts()
                 things = [*self.left(), *self._dropped.values()]
-                # All at once: each may wait for its peer.
+                # End them concurrently, because each of them may wait for its peer.
                 await asyncio.gather(*(thing._end_with_loop() for thing in things))
                 warn(texts)
 
@@ -216,14 +216,14 @@ class LoopShutdown:
     def reset_after_fork(self) -> None:
         """Reset in the child of a fork, where the loop is the parent's and must not be touched."""
         self._over = True
-        with suppress(RuntimeError):  # it was in the middle of it
+        with suppress(RuntimeError):  # it is running
             step(self._generator.aclose())
 
     def finish(self) -> None:
         """Release everything after the loop was closed without running its generators."""
         self._over = True
         texts = self._texts()
-        with ExitStack() as ends:  # all of them, also if one fails
+        with ExitStack() as ends:  # all of them, even if one fails
             ends.callback(warn, texts)
             for thing in [*self._dropped.values(), *reversed(self.left())]:
                 ends.callback(thing._end_without_loop)
@@ -248,7 +248,7 @@ class LoopEnd:
 
 
 def _call(callback: Callable[[], None], end: LoopEnd) -> None:
-    del end  # an error of the callback may be kept, and its frames have the locals of this one
+    del end  # a kept error of the callback would refer to this frame
     callback()
 
 
@@ -264,8 +264,8 @@ def step(awaitable: Awaitable[object]) -> None:
         awaitable.__await__().send(None)
 
 
-# Changed and copied by single steps, without a lock, which a finalizer could find taken by its own
-# thread: a garbage collection can be at any point.
+# Changed and copied by atomic operations instead of under a lock. A garbage collection can run at
+# any point, so a finalizer could find the lock held by its own thread.
 _shutdowns: dict[asyncio.AbstractEventLoop, LoopShutdown] = {}
 
 
@@ -283,7 +283,7 @@ def all_open() -> list[Closable]:
     return [thing for shutdown in list(_shutdowns.values()) for thing in shutdown.left()]
 
 
-# By the id of the loop, which each of them keeps alive.
+# Keyed by the id of the loop, which the value keeps alive.
 _loop_ends: weakref.WeakValueDictionary[int, LoopEnd] = weakref.WeakValueDictionary()
 
 

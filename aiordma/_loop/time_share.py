@@ -8,12 +8,13 @@ from typing import Any
 from .._core.finalizers import finalizer
 from .._datapath.memory import Clock
 
-# By judgement: one in so many parts of the loop's time (twice as much with what its steps do not
-# show, such as the loop's own turns and the collection of garbage: a handshake took 1.1 ms of which
-# they were 0.5); the seconds of work that may be done at once; and the longest wait, for a step
-# that took long.
+# These values are judgements. The work may use 1/SHARE of the loop's time. With the overhead that
+# its steps do not show, such as the loop's own turns and garbage collection, this is about twice as
+# much: a handshake took 1.1 ms, of which its steps were 0.5 ms.
 SHARE = 16
+# Seconds of work that may be done at once.
 BURST = 0.1
+# The longest wait in seconds, after a step that took long.
 LONGEST = 1.0
 
 
@@ -22,7 +23,7 @@ class TimeShare:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._earned_at = clock.now()  # the time by which the loop's share is what was used
+        self._earned_at = clock.now()  # when the share covers the time used so far
 
     def wait(self) -> float:
         """Return the number of seconds for which no more work may begin."""
@@ -51,7 +52,7 @@ class Timed(Coroutine[Any, Any, bool]):
         self._share, self._work = share, work
         self._used = used
         self._began = False
-        self.__qualname__ = getattr(work, "__qualname__", "")  # which the task is known by
+        self.__qualname__ = getattr(work, "__qualname__", "")  # shown as the name of the task
 
     def send(self, value: Any) -> Any:
         return self._step(self._work.send, value)
@@ -60,7 +61,7 @@ class Timed(Coroutine[Any, Any, bool]):
         try:
             return self._step(self._work.throw, error)
         finally:
-            del error  # which has this frame, and must not be in it
+            del error  # its traceback refers to this frame: avoid a reference cycle
 
     def close(self) -> None:
         self._work.close()
@@ -68,10 +69,10 @@ class Timed(Coroutine[Any, Any, bool]):
     @finalizer
     def __del__(self) -> None:
         if not self._began:
-            self.close()  # of a task that never began, where nothing else does
+            self.close()  # nothing else closes it if the task never began
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        raise NotImplementedError  # a task takes the steps
+        raise NotImplementedError  # a task calls send() and throw() directly
 
     def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
         began = self._share.now()

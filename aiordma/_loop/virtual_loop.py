@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector(world)
         super().__init__(selector)
         selector.ready = self._ready  # type: ignore[attr-defined]
-        # Behind months, a float has no nanoseconds: what is due exactly now would never be called.
+        # After months, a float cannot represent nanoseconds, and a timer due now would never fire.
         self._clock_resolution = 1e-8
         self.clock: Clock = Clock(self.time, self.call_at)
         """The clock of the connections in this loop."""
@@ -98,7 +98,9 @@ def frames(waits: Any) -> Iterator[FrameType]:
         for kind in ("cr", "gi", "ag"):
             if (frame := getattr(waits, f"{kind}_frame", None)) is not None:
                 yield frame
-        if type(waits).__name__ == "async_generator_asend":  # of `async for`: without attributes
+        if (
+            type(waits).__name__ == "async_generator_asend"
+        ):  # used by `async for`; it has no attributes
             inner = [it for it in gc.get_referents(waits) if isinstance(it, AsyncGeneratorType)]
             waits = inner[0] if inner else None
         else:

@@ -60,12 +60,12 @@ class OrderedBlockSource:
 
     def _done(self, waiter: asyncio.Future[Block]) -> None:
         if waiter is not self._waiter:
-            return  # closed meanwhile
+            return  # closed in the meantime
         self._waiter = None
-        # An error of the device is met again, and reported, by the next request for a block.
+        # The next request for a block meets the same device error and reports it.
         self._came = waiter.result() if waiter.exception() is None else None
         self._ask_again()
-        if self._came is not None:  # it was not needed any more
+        if self._came is not None:  # the block is no longer needed
             self._came.release()
             self._came = None
 

@@ -49,7 +49,7 @@ class PoolWaiters(Generic[B]):
     def __init__(self, take: Callable[[int], B], share: int, clock: Clock) -> None:
         self._take = take
         self._share = share
-        # Of each its size, and whether it may count as overtaking.
+        # The size of each request, and whether it may count as overtaking.
         self._internal: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._user: dict[asyncio.Future[B], tuple[int, bool]] = {}
         self._overtaking: set[B] = set()
@@ -103,7 +103,7 @@ class PoolWaiters(Generic[B]):
             raise
         finally:
             among.discard(waiter)
-            del waiter  # the frames of its error have this one
+            del waiter  # the traceback of its error refers to this frame
 
     def returned(self, block: B) -> None:
         """Record that a block was returned. It must be called while there are waiters."""
@@ -137,7 +137,7 @@ class PoolWaiters(Generic[B]):
         if self._serve(self._internal):
             self._serve(self._user)
         if self._internal and not self._user:
-            self._serve(self._internal)  # they overtake no user any more
+            self._serve(self._internal)  # no user is waiting that they could overtake
         self.count_wait()
 
     def _serve(self, queue: dict[asyncio.Future[B], tuple[int, bool]]) -> bool:
@@ -146,7 +146,7 @@ class PoolWaiters(Generic[B]):
             waiter, (size, counts) = next(iter(queue.items()))
             overtakes = counts and bool(self._user)
             if overtakes and self._overtaking and self._overtaking_bytes + size > self._share:
-                return True  # what is there is for users
+                return True  # the remaining memory is for users
             try:
                 block = None if waiter.done() else self._take(size)
             except QuotaError:
@@ -173,5 +173,5 @@ class PoolWaiters(Generic[B]):
         def take(_: int) -> B:
             raise error
 
-        # Its callbacks refer to the pool, which refers to this.
+        # Break the reference cycle: the callbacks refer to the pool, which refers to this object.
         self._take, self.on_wait = take, lambda: None

@@ -39,8 +39,8 @@ from ..mr_pool import OwnMemory
 from ..verbs._memory.buffers import keeper_of
 from ..verbs._memory.memory_region import is_there
 
-# Types whose memory stays where it is, with its pages, as long as a view of it exists.  Subclasses
-# may export other memory than their own.
+# Types whose memory keeps its address and pages while a view of it exists. Subclasses do not count,
+# because they may export other memory.
 STEADY = (bytearray, bytes, array.array)
 
 MOST_BYTES = 256 << 20
@@ -86,7 +86,7 @@ class RegistrationCache:
     def __init__(self, pd: verbs.ProtectionDomain) -> None:
         self._pd = pd
         self._loop = asyncio.get_running_loop()
-        self._kept: OrderedDict[int, Kept] = OrderedDict()  # the longest unused first
+        self._kept: OrderedDict[int, Kept] = OrderedDict()  # the least recently used first
         self._ended: deque[int] = deque()
         self._most = self._most_bytes = 0
         self._set_up = False
@@ -127,7 +127,7 @@ class RegistrationCache:
 
         @finalizer
         def end(_: object) -> None:
-            # In any thread, in the middle of anything.
+            # This may run in any thread, at any point.
             ended.append(key)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(forget)
@@ -191,7 +191,7 @@ class _Use(Pinned):
     def __init__(self, cache: RegistrationCache, kept: Kept, memory: memoryview) -> None:
         self._cache = cache
         self._kept = kept
-        self.view = memoryview(memory).cast("B")  # an export of its own
+        self.view = memoryview(memory).cast("B")  # a separate export
         self._keeper: object = keeper_of(self.view)
         kept.users += 1
         self.lease()

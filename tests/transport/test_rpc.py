@@ -261,7 +261,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "two arguments": (
         lambda _, client: client.call("add", 1, 2),  # type: ignore[arg-type]
-        "add must be called with one argument, not 2; pass a list instead",
+        "add() must be called with one argument, not 2; pass a list",
     ),
     "a time as text": (
         lambda _, client: client.call("add", timeout="5"),  # type: ignore[arg-type]
@@ -561,7 +561,7 @@ async def test_the_end_of_the_connection(factory: ConnectionFactory, how: str) -
             server.abort()
         kind = ConnectionBrokenError if how == "server aborts" else ConnectionClosedError
         error = await ends(call, kind)
-        assert "before wait returned" in str(error)
+        assert "before the function wait returned" in str(error)
         await ends(caller.call("add", [1]), ConnectionClosedError, ConnectionBrokenError)
         await caller.close()
         await asyncio.wait([serving])
