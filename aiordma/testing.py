@@ -147,7 +147,7 @@ def _never_happened(
 
 
 def _has_fault(names: Iterable[str]) -> bool:
-    """Return whether any part is a kind of fault. Unknown parts count, and are rejected later."""
+    """Return whether `names` contain a kind of fault. Unknown names count, too."""
     return bool({*names} - {"seed", "frames", "cut_after", "qp", "cq", "device"})
 
 
@@ -240,40 +240,42 @@ def faults(
     cq: verbs.CompletionQueue | int | None = None,
     device: str | None = None,
 ) -> Iterator[Faults]:
-    """Inject faults into the embedded device of this process, inside a ``with`` block.
+    """Inject faults into the embedded device of this process during a ``with`` block.
 
-    With the same ``seed``, the k-th incoming frame of the n-th connection has the same fault.
-    Without a seed, a random one is chosen. An exception that leaves the block gets a note with the
-    faults and their counts, so that you can repeat the failure.
+    The same ``seed`` gives the k-th incoming frame of the n-th connection the same fault. By
+    default, the seed is random. If an exception leaves the block, its notes contain the faults and
+    their counts, so that you can repeat the failure.
 
     - ``loss``, ``duplicate``: incoming frames and datagrams are dropped, or processed twice.
-      ``frames`` selects the frames of reliable connections. Reliable connections retransmit as
-      InfiniBand specifies, and fail with RETRY_EXC_ERR when the retries are used up. Messages of UC
-      and UD queue pairs are lost.
+      ``frames`` selects the affected frames of reliable connections. These connections retransmit
+      lost frames, and fail with RETRY_EXC_ERR after all retries. Messages of UC and UD queue pairs
+      are lost.
     - ``delay``, ``jitter``: incoming frames are delayed by ``delay`` seconds, plus a random time of
-      up to ``jitter`` seconds. The order within a connection is preserved. A delay alone does not
-      cause failures.
+      up to ``jitter`` seconds. The order within a connection is preserved. A delay alone causes no
+      failures.
     - ``rate``: the device receives at most this number of bytes per second.
-    - ``cut``: connections break, each after it has received ``cut_after`` bytes. Existing
-      connections are counted first, then new ones in the order in which they are established.
-    - ``rnr``: a request that needs a receive gets an RNR NAK. It is retried up to the queue pair's
-      rnr_retry.
-    - ``overrun``: a completion overruns its completion queue, which puts the queue into the error
-      state.
+    - ``cut``: a connection breaks after it has received ``cut_after`` bytes. Occurrences count
+      existing connections first, and then new connections in the order in which they are
+      established.
+    - ``rnr``: a request that needs a receive gets an RNR NAK. The requester retries it up to
+      ``rnr_retry`` times.
+    - ``overrun``: a completion overruns its completion queue, which enters the error state.
     - ``register``: a memory registration fails with ENOMEM.
-    - ``handshake``: an incoming message of the connection manager is dropped. The first message of
-      a connection arrives at the listener, the next two at the caller. They are not retransmitted.
+    - ``handshake``: an incoming message of the connection manager is dropped and not retransmitted.
+      The first message of a connection arrives at the listener, and the next two arrive at the
+      caller.
 
-    ``qp`` and ``cq`` limit connections, requests and datagrams to one queue pair, and overruns to
-    one completion queue. ``device`` limits all faults to one of several embedded devices. The
-    faults replace those of the environment variable AIORDMA_EMBEDDED_FAULTS permanently. They do
-    not affect a peer in another process.
+    ``qp`` limits faults of connections, requests and datagrams to one queue pair. ``cq`` limits
+    overruns to one completion queue. ``device`` limits all faults to one of several embedded
+    devices. The faults replace those of the environment variable AIORDMA_EMBEDDED_FAULTS, also
+    after the block. They do not affect a peer in another process.
 
     Raises:
-        AssertionError: At the end of the block, if a fault never happened, or if a fault with a
-            probability had no opportunity to happen. The test then proves nothing about it.
+        AssertionError: At the end of the block, if a fault never happened. A fault with a
+            probability causes this error only if it had no opportunity to happen.
         ValueError: If an argument is invalid.
-        BusyError: Inside another such block or a simulation, because faults belong to the process.
+        BusyError: If another such block or a simulation is active, because faults apply to the
+            whole process.
         UnsupportedError: If ``device`` (or AIORDMA_DEVICE, or the default device) is not an
             embedded device.
     """
@@ -328,7 +330,7 @@ WHEN = "a probability or text such as '@3'"
 
 
 def _text(name: str, value: object, wanted: str) -> str:
-    """Return text that is not empty; an empty part of a plan would be ignored silently."""
+    """Return a non-empty text, because the device would silently ignore an empty part of a plan."""
     if text := instance(name, value, str, wanted):
         return text
     raise ValueError(refusal(name, wanted, value))
@@ -446,7 +448,7 @@ PF_IO_WORKER = 0x10  # among the flags of a thread, proc(5); the kernel's includ
 
 
 def _list_threads() -> dict[tuple[int, int], str]:
-    """List the threads once, without those of io_uring, which the kernel ends at any time."""
+    """List the threads once, except io_uring's threads, which the kernel can end at any time."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     threads = {}
     for name in os.listdir("/proc/self/task"):

@@ -70,8 +70,8 @@ def throughputs(record: dict[str, Any]) -> Table:
         *headings,
         "verified",
         numbers=headings,
-        caption="1 MB = 2^20 bytes, as in perftest. 1 Gb = 10^9 bits. Only the payload counts. "
-        "min and max are the slowest and fastest quarter of a second. "
+        caption="1 MB is 2^20 bytes, as in perftest. 1 Gb is 10^9 bits. Only the payload counts. "
+        "min and max are the slowest and the fastest quarter of a second. "
         "Python's garbage collection is off during the measurement.",
     )
     for row in record["results"]:

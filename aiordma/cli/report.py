@@ -13,9 +13,9 @@ from .round_trips import Result
 from .tables import size_text, table, time_text, verdict
 
 CAPTION = (
-    "One message at a time. A round trip lasts from the call of send until the echo has been "
-    "received. Throughput is the number of bytes in both directions divided by the total time of "
-    "the round trips. 1 GB = 10^9 bytes. Comparing is not timed."
+    "One message is in flight at a time. A round trip begins with the call of send and ends when "
+    "the echo has been received. Throughput is the number of bytes in both directions divided by "
+    "the total time of the round trips. 1 GB is 10^9 bytes. The comparison is not timed."
 )
 TIMES = ("min", "median", "p99")
 

@@ -1,4 +1,4 @@
-"""A run as a JSON object for printing, tables and plots. `docs/perf.md` describes it."""
+"""The JSON object of a run, for printing, tables and plots. `docs/perf.md` describes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMAT, VERSION = "aiordma-perf", 1
 HALF = "half of a round trip between the two programs, as in perftest"
 FULL = "from the call until the await returns, as in perftest"
 LATENCY = {"send": HALF, "write": HALF, "stream": HALF, "read": FULL, "atomic": FULL}
-COMPLETION = "from the call until the await returns, one at a time, without responses of the peer"
+COMPLETION = "from the call until the await returns, one operation at a time, without replies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
