@@ -169,9 +169,9 @@ struct soft_cm_id {
 	enum soft_cm_state state;
 	bool synchronous; /* the id owns its channel */
 	unsigned reported, acked; /* events delivered and acknowledged (cm_event.c) */
-	bool bound; /* to a device */
+	bool bound; /* bound to a device */
 	bool attached; /* bound to a device, or listening on all addresses */
-	struct soft_cm_device *device; /* attached device; NULL for all */
+	struct soft_cm_device *device; /* device it is attached to; NULL for all devices */
 	struct soft_node on_device; /* node in soft_cm.attached */
 	bool waits;
 
@@ -183,7 +183,7 @@ struct soft_cm_id {
 	uint8_t ack_timeout;
 	bool ack_timeout_set;
 
-	struct soft_cm_listener *listener; /* in state LISTENING */
+	struct soft_cm_listener *listener; /* set in state LISTENING */
 	unsigned untaken, backlog; /* requests reported but not taken, and their limit */
 	struct soft_cm_id *request_of; /* listener, until the application sees the request */
 	bool unaccepted; /* request that has not been accepted; see soft_cm_report */
@@ -252,13 +252,14 @@ int soft_cm_fail(int error);
 struct soft_cm_id *soft_cm_enter(struct rdma_cm_id *application);
 /* End an application's call: release the lock. Returns the result of the call, with errno set. */
 int soft_cm_leave(int error);
-/* Begin a call that needs the device. The device stays open until soft_cm_leave_device. */
+/* Begin a call that needs the device, which stays open until soft_cm_leave_device. Returns the id,
+ * or NULL with errno set. */
 struct soft_cm_id *soft_cm_enter_device(struct rdma_cm_id *application);
 int soft_cm_leave_device(int error);
 
-/* Create an id for a request. Returns NULL without memory. soft_cm_request_join adds it to the
- * listener's channel and to the device once it has been reported. */
+/* Create an id for a request. Returns NULL without memory. */
 struct soft_cm_id *soft_cm_request_new(struct soft_cm_id *listener);
+/* Add the id to the listener's channel and to its device after the request has been reported. */
 void soft_cm_request_join(struct soft_cm_id *id);
 
 /* ---- cm_address.c -------------------------------------------------------------------------- */
@@ -267,7 +268,7 @@ void soft_cm_request_join(struct soft_cm_id *id);
 socklen_t soft_cm_address_length(const struct sockaddr *address);
 /* Returns whether an IPv4 or IPv6 address is the wildcard. */
 bool soft_cm_is_any(const struct sockaddr *address);
-/* Bind an id that is in state IDLE. The caller must bind it to the device. */
+/* Bind the port of an id in state IDLE. The caller binds the id to its device. */
 int soft_cm_bind(struct soft_cm_id *id, const struct sockaddr *address);
 /* Returns the error that the kernel's rdma_cm uses for a taken port: EADDRNOTAVAIL instead of
  * EADDRINUSE if one of the two sockets is bound to all addresses. Returns other errors

@@ -190,19 +190,19 @@ struct soft_fd_watch {
 	uint32_t interest; /* set by the engine: events registered with epoll; initially 0 */
 	bool watched;
 	uint32_t ports; /* not served while all of these are down; 0 if it is always served */
-	struct soft_node node; /* managed by the engine: node in the list of all watches */
+	struct soft_node node; /* managed by the engine: in the list of all watches */
 };
 
 /* Open a descriptor whose inode no other file has. Returns -1 and sets errno on failure. */
 int soft_open_identity(const char *name);
 /* Close `*fd` unless it is -1, and set it to -1. Preserves errno. */
 void soft_close_fd(int *fd);
-/* Returns 0 or an errno value. */
+/* Set a socket option with an int value. Returns 0 or an errno value. */
 int soft_set_option(int fd, int level, int option, int value);
 /* Set the size of a socket's receive buffer in the kernel, in bytes. Only a privileged process can
  * exceed the system's limit. */
 void soft_set_receive_buffer(int fd, int size);
-/* Set the size of a socket's send buffer likewise. */
+/* Set the size of a socket's send buffer in the kernel, with the same limit. */
 void soft_set_send_buffer(int fd, int size);
 /* Append a control message. The buffer must be zeroed and have enough space left. */
 void soft_put_control(struct msghdr *message, int level, int type, const void *data, size_t length);
@@ -413,8 +413,9 @@ unsigned soft_engine_progress(void);
 /* Returns the number of writes to peers that had to be notified in the upper 32 bits, and to all
  * other peers in the lower 32 bits. */
 uint64_t soft_peer_wakeups(void);
-/* The counters behind the two values above (soft_engine_count_part, soft_engine_count_write). */
+/* Returns the number counted by soft_engine_count_part. */
 unsigned soft_engine_parts(void);
+/* Returns the number counted by soft_engine_count_write with this argument. */
 unsigned soft_engine_writes(bool asleep);
 void soft_busy_poll(int starts);
 void soft_hold_polling(int change);
@@ -446,8 +447,8 @@ struct soft_subsystem {
 	void (*stop)(void);
 	/* Free what remains in the folder's part when the device of a simulated host is freed. */
 	void (*destroy)(void);
-	/* Reset the folder in the child of a fork, where all watched descriptors are already
-	 * closed. */
+	/* Reset the folder in the child of a fork, or after the program has closed the device's
+	 * descriptors. All watched descriptors are already closed. */
 	void (*forked)(void);
 	/* Returns the subsystem's mutex that is acquired before the engine's lock. It is held
 	 * during a fork, so that the child does not inherit it locked by a thread that does not
