@@ -286,7 +286,7 @@ struct soft_channel {
 	bool nested; /* the engine's epoll instance is inside `fd` and wakes sleeping threads */
 	bool signalled; /* the event fd has been written; protected like the owner's queue */
 	bool deferred;
-	unsigned wanted; /* atomic, set by the owner: CQs armed to signal this channel */
+	unsigned wanted; /* atomic, set by the owner: armed CQs, or CM ids that wait for the peer */
 	unsigned sleepers; /* atomic: threads in soft_channel_wait */
 	unsigned losses; /* soft_engine.losses when the descriptors were created */
 	struct soft_node node; /* managed by the engine */

@@ -148,7 +148,7 @@ static bool tick(unsigned *seen, unsigned *ticks)
 /* How well the application has served its work while the engine's thread ticked. */
 struct tick_history {
 	unsigned seen; /* engine.served at the last check */
-	bool app_served; /* since the engine's thread last had to serve */
+	bool app_served; /* the application has done work since this thread last had to serve */
 	unsigned failures; /* consecutive runs of at most SOON ticks that left work unserved */
 	uint64_t again_at; /* time before which the thread does not tick */
 	uint64_t pause_ns; /* time without ticks after MAX_FAILURES failures */
