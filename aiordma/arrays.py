@@ -29,8 +29,8 @@ from .verbs import bytes_of
 
 Kind = Literal["numpy", "torch"]
 
-# The types of the safetensors format whose elements are whole bytes: how many, and the name in
-# numpy, ml_dtypes and torch.
+# The safetensors types whose elements are whole bytes: the number of bytes, and the name in numpy,
+# ml_dtypes and torch.
 _TYPES = {
     "BOOL": (1, "bool"),
     "U8": (1, "uint8"),
@@ -87,7 +87,7 @@ class _Layout(NamedTuple):
     code: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    origin: int  # where element 0 begins, in bytes, as the strides
+    origin: int  # the offset of element 0, in bytes, like the strides
 
     @classmethod
     def in_c_order(cls, code: str, shape: tuple[int, ...], origin: int) -> Self:
@@ -176,9 +176,9 @@ def _empty(code: str, shape: tuple[int, ...], kind: Kind) -> Any:
 
 
 def _view(memory: memoryview, code: str, shape: tuple[int, ...], kind: Kind) -> Any:
-    if not memory:  # torch refuses a buffer of no bytes
+    if not memory:  # torch rejects an empty buffer
         return _empty(code, shape, kind)
-    if kind == "torch" and memory.readonly:  # a tensor of it could be written to
+    if kind == "torch" and memory.readonly:  # torch would return a writable tensor
         memory = memoryview(bytearray(memory))
     return _module(kind).frombuffer(memory, dtype=_dtype(code, kind)).reshape(shape)
 
@@ -199,7 +199,7 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
         )
     if _is_tensor(array):
         if array.is_nested or str(array.layout) != "torch.strided":
-            bytes_of(array)  # raises BufferError, which says what to use
+            bytes_of(array)  # raises a BufferError that says what to use instead
         name = str(array.dtype).removeprefix("torch.")
         strides = tuple(step * array.element_size() for step in array.stride())
     else:
@@ -230,7 +230,7 @@ def _described(what: str, array: Any, *, in_place: bool = False) -> tuple[Any, _
 def _asarray(what: str, values: Any, dtype: Any = None) -> Any:
     try:
         return np.asarray(values, dtype)
-    except (TypeError, ValueError, OverflowError) as error:  # such as lists of several lengths
+    except (TypeError, ValueError, OverflowError) as error:  # such as lists of different lengths
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{what}: {error}") from None
 
@@ -263,7 +263,7 @@ def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -
     if "__metadata__" in arrays:
         raise ValueError("the array name '__metadata__' is reserved; choose another name")
     found = [(name, *_described(f"array {name!r}", array)) for name, array in arrays.items()]
-    # The largest elements first: so each begins at a multiple of its size.
+    # Sort by element size, largest first, so that each array is aligned for its type.
     found.sort(key=lambda it: -_TYPES[it[2].code][0])
     ends = accumulate(layout.nbytes for _, _, layout in found)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -470,7 +470,7 @@ def share(
     _check_connection(conn)
     found, layout = _described("the array", array, in_place=True)
     memory, origin = _memory(found, layout) if layout.nbytes else (bytearray(1), 0)
-    with conn.register(memory) as region:  # which the share holds
+    with conn.register(memory) as region:  # the share keeps the region
         shared = conn.share(region, access=access, lease=lease)
     return SharedArray(shared, json.dumps(layout._replace(origin=origin)).encode())
 
@@ -635,7 +635,7 @@ class RemoteArray:
             values = torch.as_tensor(values, dtype=self.dtype).broadcast_to(self.shape)
         elif not _is_tensor(values):
             values = _asarray("values", values, self.dtype)
-            with suppress(ValueError):  # else they are refused as they are
+            with suppress(ValueError):  # otherwise `_memory_of` rejects them
                 values = np.broadcast_to(values, self.shape)
         memory = self._memory_of("values", values)
         for part, here in _parts(self._layout, memory, 0) if self.size else ():
@@ -674,8 +674,8 @@ class RemoteArray:
                         batch.read(there, here) if reading else batch.write(here, there)
 
 
-# What needs the elements at once.  Python and numpy would take the rows one by one, or fail without
-# a word of `await`.
+# Operations that need the elements immediately. Without these methods, Python and numpy would read
+# row by row, or raise an error that does not mention `await`.
 _OF_ARRAYS = "array bytes iter reversed contains setitem delitem bool int float complex index"
 _OF_NUMBERS = "lt le eq ne gt ge neg pos abs invert round trunc floor ceil"
 _OF_TWO = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"

@@ -43,9 +43,9 @@ from .async_queue_pair import AsyncQueuePair
 from .errors import BufferStateError, ConnectionManagerError, VerbsError, host_port
 from .verbs._device.device import name_or_variable, only_device
 
-# Events of a connection that no step waits for.
+# Events of a connection that no method waits for.
 _IGNORED = frozenset({cm.EventType.ADDR_CHANGE, cm.EventType.TIMEWAIT_EXIT})
-# Seconds, as judged: a program that wants less uses asyncio.timeout.
+# Seconds. This is a judgement; use asyncio.timeout for a shorter limit.
 _RESOLVE_TIMEOUT = 10.0
 _PARAMETERS = cm.ConnectionParameters()
 
@@ -164,7 +164,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         those of :meth:`cm.ConnectionId.create_qp`.
         """
         self.queue = AsyncQueuePair(self.pd, capabilities, id=self.id, **options)
-        self.queue._of_id = self  # a program may keep the queue pair alone
+        self.queue._of_id = self  # a program may keep only the queue pair
         return self.queue
 
     async def connect(
@@ -214,7 +214,7 @@ class AsyncConnectionId(IdEvents, shutdown.ClosesAtExit, AsyncIteration):
         request._begin(EventDriver.for_library(self.id.library), event.id)
         request.request = event
         self._requests.append(request)
-        self._waiters.wake_all()  # one may wait for the listener's end
+        self._waiters.wake_all()  # a task may be waiting for the listener's end
 
     def _drop_withdrawn(self) -> None:
         """Drop requests whose peers have given up, to make room for others."""

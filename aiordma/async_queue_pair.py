@@ -55,11 +55,12 @@ Completed: TypeAlias = asyncio.Future[verbs.WorkCompletion]
 Pieces: TypeAlias = Sequence[verbs.ScatterGatherElement]
 P = ParamSpec("P")
 
-# Completions taken per iteration of the loop, so that others have theirs. A judgement.
+# The maximum number of completions per iteration of the loop, so that other tasks can run. This is
+# a judgement.
 _TAKEN = 16
 
-# Entries of the completion queue at least, where the device has them: with 32 of them rdma_rxe was
-# seen to report completions of no request (measured; the cause is not known).
+# The minimum number of entries of the completion queue, if the device supports it. With 32 entries,
+# rdma_rxe was seen to report completions that belong to no request (the cause is not known).
 _ENTRIES = 256
 _SIGNALED = int(verbs.SendFlags.SIGNALED)
 _OF_A_WRITE = verbs.WCOpcode.RECV_RDMA_WITH_IMM
@@ -157,13 +158,13 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._waiters: deque[
             tuple[Sequence[verbs.SendWorkRequest], asyncio.Future[list[Completed]]]
         ] = deque()
-        self._cause: Exception | None = None  # why nothing more will be done
+        self._cause: Exception | None = None  # why no request can complete any more
         self._watch = Watch(self._channel.fd, shutdown.weakly(self._on_completions))
         self._events = ContextEvents.for_context(pd.context)
         self._token = self._events.subscribe(shutdown.weakly(self._on_event))
         self._affinity = LoopAffinity()
         self._loop_shutdown = shutdown.of_running_loop()
-        if id is None:  # an AsyncConnectionId ends its own
+        if id is None:  # an AsyncConnectionId closes its queue pair
             self._loop_shutdown.add(self)
 
     # ---- sending -------------------------------------------------------------------------
@@ -221,12 +222,12 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             try:
                 posted = await waiter
             except asyncio.CancelledError:
-                self._wake_waiters()  # there may be room for those behind it
+                self._wake_waiters()  # the tasks behind this one may have room now
                 raise
             finally:
-                del waiter  # the frames of its error have this one
-        # In order, as they complete; with the first that fails, all later ones do.  None of them is
-        # a local here: the frames of its error have this one.
+                del waiter  # the traceback of its error refers to this frame
+        # Requests complete in order, and if one fails, all later ones do. No future is a local
+        # variable here, because the traceback of its error refers to this frame.
         posted = list(itertools.compress(posted, asked))[::-1]
         completions = []
         while posted:
@@ -245,7 +246,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     bind: Final = _awaitable(verbs.SendBatch.bind)
     invalidate: Final = _awaitable(verbs.SendBatch.invalidate)
 
-    # The same, posted at once: a future, and errors as of `submit_nowait`.
+    # The same operations, posted immediately. They return a future, like `submit_nowait`.
     send_nowait: Final = _posted(verbs.SendBatch.send)
     write_nowait: Final = _posted(verbs.SendBatch.write)
     read_nowait: Final = _posted(verbs.SendBatch.read)
@@ -319,7 +320,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
     def _on_completions(self) -> None:
         if self._channel.closed:
             return
-        if self._channel.get_event() is not None:  # one at most: it was armed once
+        if self._channel.get_event() is not None:  # at most one, because it was armed once
             self._cq.req_notify()
         found = self._cq.poll(_TAKEN)
         if len(found) == _TAKEN:
@@ -327,7 +328,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         failed = self.qp.first_failure is not None
         if failed and self._cause is None and any(wc.status is _FLUSHED for wc in found):
             self._deliver_executed(found)
-            self._events.take()  # what put the queue pair into this state
+            self._events.take()  # the event that put the queue pair into this state
         self._deliver(found)
         if failed:
             self._fail(self._flushed)
@@ -341,7 +342,7 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
             while wc.wr_id in self._sends:
                 number = next(iter(self._sends))
                 future, wr_id = self._sends.pop(number)
-                if number < wc.wr_id:  # unsignaled, and done
+                if number < wc.wr_id:  # unsignaled, and completed before this one
                     done = wc._replace(wr_id=wr_id, status=verbs.WCStatus.SUCCESS, failure=None)
                     settle(future, done)
                     continue
@@ -421,10 +422,10 @@ class AsyncQueuePair(shutdown.ClosesAtExit):
         self._watch.close()
         self._events.unsubscribe(self._token)
         self._events.release()
-        self._channel.close()  # and with it the completion queue and the queue pair
+        self._channel.close()  # also closes the completion queue and the queue pair
         for ring in self._rings:
             ring._region.close()
-        self._rings.clear()  # each refers to this, as does its id
+        self._rings.clear()  # break the reference cycles with the rings and the ID
         self._of_id = None
 
     def _end_without_loop(self) -> None:
@@ -502,12 +503,12 @@ class ReceiveRing(AsyncIteration):
         except RDMAError:
             if not self._posted:
                 raise
-            # What had arrived before the end comes first.
+            # Messages that arrived before the end are returned first.
         posted, place = self._posted[0]
         if not posted.done():
             self._is_waited_for = True
             try:
-                await asyncio.wait((posted,))  # which a cancellation leaves alone
+                await asyncio.wait((posted,))  # cancelling this does not cancel the receive
             finally:
                 self._is_waited_for = False
         if (error := posted.exception()) is not None:

@@ -103,7 +103,7 @@ class _Call:
         self._task: asyncio.Task[None] | None = None
         self.result: Any = None
         self.error: BaseException | None = CancelledError()
-        # SimpleQueue's `put` and `get` hold no lock while Python code runs.
+        # SimpleQueue holds no lock in `put` and `get` while Python code runs.
         self.done: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
@@ -121,7 +121,7 @@ class _Call:
         try:
             async with limit:
                 result = await _result_of(self._function)
-        except BaseException as error:  # also a SystemExit, which is the caller's
+        except BaseException as error:  # including SystemExit, which is raised in the caller
             self.end(None, self._explained(error, limit))
         else:
             self.end(result, None)
@@ -132,7 +132,7 @@ class _Call:
             told = TimeoutError(f"the call timed out after {self._seconds:g} seconds")
         elif not isinstance(error, asyncio.CancelledError):
             return error
-        else:  # by the end of the thread; else the function has cancelled itself
+        else:  # the thread has ended, or the function has cancelled itself
             told = CancelledError() if self._thread.usable else self._thread.ended_error()
         told.__cause__ = error
         return told
@@ -147,7 +147,7 @@ class _Call:
 
     async def withdraw(self, undo: _Undo[Any]) -> None:
         """Cancel the call for a caller that no longer waits, or pass its result to `undo`."""
-        if self._task is None:  # an interrupt came before `begin`
+        if self._task is None:  # the interrupt came before `begin`
             return
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -181,7 +181,7 @@ class _LoopThread:
             with self._runner:
                 try:
                     self._serve()
-                except BaseException as error:  # such as a task that has stopped the loop
+                except BaseException as error:  # for example, a task has stopped the loop
                     logger.exception("the background thread of aiordma.blocking failed")
                     self._failure = error
                 finally:
@@ -194,7 +194,7 @@ class _LoopThread:
         while not self._end.is_set():
             try:
                 self.loop.run_until_complete(self._end.wait())
-            except (SystemExit, KeyboardInterrupt):  # it has ended the task, and the run
+            except (SystemExit, KeyboardInterrupt):  # the exception has ended the task and the run
                 logger.exception(
                     "a task in the event loop of aiordma.blocking raised an exit exception"
                 )
@@ -227,18 +227,18 @@ class _LoopThread:
         try:
             raise call.error
         finally:
-            call.error = None  # whose frames have this one
+            call.error = None  # its traceback refers to this frame
 
     def stop(self) -> None:
         """Stop the thread and wait for its end."""
         self.over = True
-        with suppress(RuntimeError):  # it has ended by itself
+        with suppress(RuntimeError):  # the loop has already ended
             self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
 
-_threads: list[_LoopThread] = []  # one, except where a call has begun another within its beginning
-_beginning = threading.RLock()  # a thread that has it may call this module again
+_threads: list[_LoopThread] = []  # more than one only if starting a thread was re-entered
+_beginning = threading.RLock()  # re-entrant: its holder may call this module again
 
 
 def _forget_threads() -> None:
@@ -278,7 +278,7 @@ def stop() -> None:
     check_thread()
     for thread in list(_threads):
         thread.stop()
-        with suppress(ValueError):  # another one has stopped it too
+        with suppress(ValueError):  # another thread has removed it
             _threads.remove(thread)
 
 
@@ -384,7 +384,7 @@ def _derived(
     `annotations` replace those of `function` where the types differ.
     """
     wraps(function)(derived)
-    # A compiled function has no annotations, and those of `derived` itself mean nothing to a user.
+    # A compiled function has no annotations, and those of `derived` are of no use to a user.
     derived.__annotations__ = {**getattr(function, "__annotations__", {}), **annotations}
     derived.__module__ = __name__
     derived.__doc__ = f"As `{function.__qualname__}`, in the background thread."
@@ -514,7 +514,7 @@ class Connection(_Handle[transport.Connection]):
 
     def __init__(self, thread: _LoopThread, asynchronous: transport.Connection) -> None:
         super().__init__(thread, asynchronous)
-        # What interrupts have kept from the program, which goes before what arrives.
+        # Results that interrupts have discarded. They are returned before anything new.
         self._messages: deque[_Message] = deque()
         self._regions: deque[RemoteRegion] = deque()
         self._buffers: deque[bytes] = deque()
@@ -650,9 +650,11 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
     @finalizer
     def __del__(self) -> None:
         """Drop the stream in its loop's thread, so that asyncio's writer ends it there."""
-        with suppress(RuntimeError):  # the loop has ended, or is the parent's
+        with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
-                self._thread.loop.call_soon_threadsafe(id, self.asynchronous)  # it drops them
+                self._thread.loop.call_soon_threadsafe(
+                    id, self.asynchronous
+                )  # drops the reference there
 
     def _read(self, read: Callable[[asyncio.StreamReader], Coroutine[Any, Any, bytes]]) -> bytes:
         reader = self.asynchronous[0]
@@ -702,7 +704,7 @@ async def _read(
         return await read(reader), None
     except asyncio.IncompleteReadError as error:
         return error.partial, error
-    except RuntimeError as error:  # whose text is of coroutines
+    except RuntimeError as error:  # its text is about coroutines
         raise BusyError("another thread is reading this stream") from error
 
 

@@ -16,8 +16,8 @@ from .errors import BufferStateError
 
 logger: logging.Logger = logging.getLogger("aiordma.driver")
 
-# Events that wait to be read; then the oldest are dropped. A judgement: a port that comes and goes
-# all the time must not fill the memory of a program that reads once a day.
+# The maximum number of stored events; beyond this, the oldest are dropped. This is a judgement: a
+# port that keeps going up and down must not fill the memory of a program that rarely reads.
 KEPT = 1024
 
 

@@ -38,11 +38,11 @@ from .verbs._memory.pages import Mapped
 SLAB_SIZE = 4 << 20
 SMALLEST = 256
 
-# Free blocks kept ready per size, in bytes: enough for a burst, little enough to forget about.
+# Free blocks kept ready per size, in bytes: enough for a burst, but a negligible amount.
 READY_BYTES = 4 << 20
-# Slabs that stay registered when nothing of them is leased any more.
+# The number of slabs that stay registered although none of their blocks is leased.
 SPARE_SLABS = 4
-# Which part of the pool the library's own needs may have while users wait for memory.
+# The library may use 1/INTERNAL_SHARE of the pool for itself while users wait for memory.
 INTERNAL_SHARE = 8
 # Freed blocks larger than a slab that are kept registered for the next use, in bytes.
 LARGE_READY_BYTES = 256 << 20
@@ -387,7 +387,7 @@ class MemoryPool(BlockCache):
     def _returned(self, block: Block) -> None:
         """Handle a released block that the cache does not keep."""
         if self.closed:
-            block.retire()  # the region went with the pool
+            block.retire()  # the region was closed with the pool
             return
         if block.size <= SLAB_SIZE:
             if not self.keep(block):

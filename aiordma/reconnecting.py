@@ -22,11 +22,11 @@ from .transport import Connection, Statistics, connect
 
 logger: logging.Logger = logging.getLogger("aiordma.reconnect")
 
-# Whether an error of `connect` may be temporary, by its first class that is here.  Any other error,
+# Whether an error of `connect` may be temporary. The first matching class decides. Any other error,
 # such as a wrong argument or a peer that is not aiordma, is final.
 TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
     (AuthenticationError, False),  # a wrong key stays wrong
-    (ConnectionManagerError, True),  # no listener, no route, no answer, a limit of the listener
+    (ConnectionManagerError, True),  # no listener, no route, no response, a limit of the listener
     (ConnectionError, True),  # the peer died during the handshake
 )
 
@@ -34,7 +34,7 @@ TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
 def is_temporary(error: Exception) -> bool:
     """Return whether connecting may succeed later after this error."""
     if type(error) is ConnectionManagerError and not error.event:
-        return False  # the route is through another device than the one that was named
+        return False  # the route uses a device other than the named one
     if isinstance(error, RejectedError) and error.by_application:
         return False
     return next((again for cls, again in TEMPORARY if isinstance(error, cls)), False)

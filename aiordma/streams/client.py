@@ -87,7 +87,7 @@ def port_number(port: int | str | bytes | None) -> int:
     if port is None or isinstance(port, int):
         return port or 0
     if not isinstance(port, str | bytes):
-        return port  # the resolver refuses it, or takes it for a number
+        return port  # the resolver rejects it, or accepts it as a number
     text = port if isinstance(port, str) else port.decode(errors="replace")
     if not text or (text.isascii() and text.isdecimal()):
         return int(text or 0)

@@ -107,7 +107,7 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
             self._serving_forever = None
 
     async def _accept(self) -> None:
-        # No iteration: the loop's end would meet its generator while it runs.
+        # Not `async for`: at the loop's end, its generator would be closed while it is running.
         with suppress(ConnectionClosedError):
             while True:
                 self._take(await self._listener.accept())
@@ -167,11 +167,11 @@ class StreamServer(AsyncContext, asyncio.AbstractServer):
         assert self._closing is not None
         await asyncio.shield(self._closing)
         if self._accepting is not None:
-            await asyncio.wait([self._accepting])  # serve_forever raises what it ended with
+            await asyncio.wait([self._accepting])  # serve_forever raises its exception
         await self._all_lost.wait()
 
     async def _end_with_loop(self) -> None:
-        self.close()  # the connections end as all streams do
+        self.close()  # the connections end like all other streams
         assert self._closing is not None
         await self._closing
 

@@ -19,8 +19,8 @@ from ..transport import Address
 
 SocketName = tuple[str, int] | tuple[str, int, int, int]
 
-# Options without an effect on what a stream promises, and what getsockopt says before they are set.
-# The connection sends at once, and has a keep-alive of its own (Config.keep_alive).
+# Options that have no effect on a stream, and their values before they are set. The connection
+# always sends immediately, and has its own keep-alive (Config.keep_alive).
 OF_SOCKETS = "SO_KEEPALIVE SO_REUSEADDR SO_REUSEPORT SO_PRIORITY SO_RCVBUF SO_SNDBUF"
 OF_TCP = "KEEPIDLE KEEPINTVL KEEPCNT QUICKACK USER_TIMEOUT CORK NOTSENT_LOWAT"
 WITHOUT_EFFECT: dict[tuple[int, int], int] = {

@@ -44,14 +44,14 @@ from .sockets import socket_name, transport_socket
 
 logger: logging.Logger = logging.getLogger("aiordma.streams")
 
-# The longest message of a stream, unless the peer accepts less: long enough that the cost per
-# message is small, short enough that the reader begins soon.
+# The longest message of a stream, unless the peer accepts less. It is long enough to make the cost
+# per message small, and short enough that the reader can begin soon.
 PIECE = 256 << 10
 # Bytes that may be in flight on the connection.
 WINDOW = 1 << 20
 # Messages in flight before further writes are joined.
 EAGER_WRITES = 4
-# What operations end with when the connection has ended; ProtocolError is no ConnectionError.
+# Errors of operations after the connection has ended. ProtocolError is not a ConnectionError.
 ENDED = (ConnectionError, ProtocolError)
 
 # The type of the first record of a TLS client: RFC 8446, section 5.1.
@@ -193,9 +193,9 @@ class _Inbox:
 
     def __init__(self, connection: Connection) -> None:
         self.messages = connection._read_alone("a stream")
-        self.message: Message | None = None  # its first `taken` bytes were given to the protocol
+        self.message: Message | None = None  # the protocol has its first `taken` bytes
         self.taken = 0
-        self.before_tls = b""  # what came before start_tls and belongs to TLS
+        self.before_tls = b""  # data received before start_tls that belongs to TLS
         self.is_buffered = False
         self._figures = connection._messages.figures
 
@@ -239,7 +239,7 @@ class StreamTransport(_FlowControlMixin):
     # asyncio.loop.start_tls requires this.
     _start_tls_compatible = True
 
-    # Of asyncio's base class: the water marks, and telling the protocol of them.
+    # Inherited from asyncio: the water marks, and the calls that report them to the protocol.
     _loop: asyncio.AbstractEventLoop
     _protocol_paused: bool
     _maybe_pause_protocol: Callable[[], None]
@@ -330,7 +330,7 @@ class StreamTransport(_FlowControlMixin):
                     message = inbox.message = await anext(inbox.messages)
                     inbox.taken = 0
                 if not self.is_reading():
-                    self._reader = None  # `resume_reading` starts another one
+                    self._reader = None  # `resume_reading` starts another task
                     return
                 if not len(message):
                     self._take_eof()
@@ -344,8 +344,8 @@ class StreamTransport(_FlowControlMixin):
                 if inbox.taken == len(message):
                     inbox.drop()
         except StopAsyncIteration:
-            # A clean close completes every send of this side.  It may be told after this task, in
-            # the same iteration of the loop.
+            # A clean close completes every send of this side. The completion may be reported after
+            # this task, in the same iteration of the loop.
             await asyncio.sleep(0)
             error = reset(self._connection, NOT_READ) if self._outbox.owed else None
             self._take_eof()
@@ -389,7 +389,7 @@ class StreamTransport(_FlowControlMixin):
         if self.is_reading():
             self._paused = True
             if self._protocol_paused:
-                # The task that waits to write may be the one that would resume reading.
+                # The task that waits to write may be the task that would resume reading.
                 self._flush()
 
     def resume_reading(self) -> None:
@@ -408,7 +408,7 @@ class StreamTransport(_FlowControlMixin):
             raise TypeError(refusal("data", "bytes, bytearray or memoryview", data))
         if self._outbox.eof_written:
             raise RuntimeError(f"cannot write to {self!r} after write_eof()")
-        # First of all: a view of several dimensions has a length, and perhaps no bytes.
+        # Convert first: a multidimensional view has a length, but possibly no bytes.
         data = bytes(require_data(data))
         if not data:
             return
@@ -465,8 +465,8 @@ class StreamTransport(_FlowControlMixin):
         elif self._paused:
             closed = isinstance(error, ConnectionClosedError)
             self._force_close(reset(self._connection, NOT_READ) if closed else error)
-        # Else the reading task reports it after earlier messages.  Until then what is written stays
-        # in the outbox: it counts for the water marks, and so its writer gives way.
+        # Otherwise the reading task reports the error after earlier messages. Until then, written
+        # data stays in the outbox and counts for the water marks, so that its writer pauses.
 
     def _sent(self) -> None:
         if self._lost:
@@ -496,7 +496,7 @@ class StreamTransport(_FlowControlMixin):
         self._closing = True
         self._loop_shutdown.closing(self)
         self._stop_reading()
-        # The end of the connection, now that nothing is read any more.
+        # Detect the end of the connection, because nothing is read any more.
         self._watch = background(self._loop, self._connection.wait_closed())
         self._watch.add_done_callback(
             lambda _: (
@@ -545,7 +545,7 @@ class StreamTransport(_FlowControlMixin):
         if self._lost:
             return
         if self._awaits_tls and error is not None and not self._connection._is_ending:
-            self._connection._blame(ProtocolError(NO_TLS))  # which tells the client
+            self._connection._blame(ProtocolError(NO_TLS))  # this informs the client
         in_order = (
             error is None
             and not self._outbox.owed
