@@ -397,8 +397,8 @@ class CompletionQueue(Resource[h.ibv_cq]):
         period = round(seconds("cq_period", cq_period) * 1_000_000)
         if not 0 <= cq_count <= most.max_cq_count or not 0 <= period <= most.max_cq_period:
             raise ValueError(
-                f"cq_count must be between 0 and {most.max_cq_count}, and cq_period between 0 and"
-                f" {most.max_cq_period} us, on {self.context.name}, not {cq_count} and {period} us"
+                f"invalid moderation of {self!r}: cq_count={cq_count} (maximum"
+                f" {most.max_cq_count}), cq_period={period} us (maximum {most.max_cq_period} us)"
             )
         attr = ffi.new("struct ibv_modify_cq_attr *")
         attr.attr_mask = lib.IBV_CQ_ATTR_MODERATE

@@ -148,7 +148,8 @@ def _read(memory: object, capsule: object) -> tuple[Tensor, bool]:
         versioned = VersionedTensor.from_address(_pointer(capsule, b"dltensor_versioned"))
         if versioned.version.major != VERSION[0]:
             raise BufferError(
-                f"{name(memory)} uses DLPack version {versioned.version.major}, not 1"
+                f"{name(memory)} uses DLPack version {versioned.version.major}, but only version"
+                f" {VERSION[0]} is supported"
             )
         return versioned.tensor, bool(versioned.flags & READ_ONLY)
     if _is_capsule(capsule, b"dltensor"):

@@ -115,8 +115,8 @@ class MemoryWindow(Resource[h.ibv_mw]):
             following = following if rkey is None else rkey
             if (following ^ self.rkey) >> 8:
                 raise ValueError(
-                    f"rkey {following:#x} must differ from {self.rkey:#x}, the current key of"
-                    f" {self!r}, only in the lowest 8 bits"
+                    f"invalid rkey {following:#x} for {self!r}: only the lowest 8 bits may differ"
+                    " from the current key"
                 )
             bind = BindInfo(self, mr, following, addr, length, access)
             qp.post_send([SendWorkRequest(wr_id, WROpcode.BIND_MW, (), send_flags, bind=bind)])

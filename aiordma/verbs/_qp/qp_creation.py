@@ -209,7 +209,9 @@ def create_qp(
 
 def _require(context: verbs.Context, qp_type: QPType, send_ops: SendOps) -> None:
     if qp_type is QPType.XRC_RECV:
-        raise ValueError("create XRC_RECV queue pairs with XRCDomain.create_qp() instead")
+        raise ValueError(
+            "a protection domain cannot create XRC_RECV queue pairs; use XRCDomain.create_qp()"
+        )
     if qp_type is QPType.XRC_SEND:
         require_xrc(context, "ibv_create_qp")
     for operation, (bits, text) in _OFFERED.items():
