@@ -1,4 +1,4 @@
-"""Events of the connection manager, and the exceptions for failures."""
+"""Events of the connection manager, and the exceptions for failed operations."""
 
 from __future__ import annotations
 

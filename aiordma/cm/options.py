@@ -1,4 +1,4 @@
-"""Calls on an ID whose errors name it, and its options: rdma_set_option(3)."""
+"""Options of a connection ID (rdma_set_option(3)), and calls whose errors describe the ID."""
 
 from __future__ import annotations
 

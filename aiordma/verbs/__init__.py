@@ -10,8 +10,8 @@
         qp.post_send_one(1, verbs.WROpcode.SEND, verbs.SendFlags.SIGNALED, mr.addr, 5, mr.lkey)
         while not (completions := cq.poll()): ...
 
-Each object is created by its owner, and closing the owner closes it. Fields keep their C names.
-Times are in seconds. Failures are exceptions of :mod:`aiordma.errors`.
+An object creates the objects that depend on it, and closing it closes them. Fields have the same
+names as in C. Times are in seconds. Failures raise exceptions of :mod:`aiordma.errors`.
 """
 
 from typing import TYPE_CHECKING

@@ -73,10 +73,10 @@ def ibv_post_send(
     Args:
         qp: The queue pair.
         wr: The first request of the list.
-        bad_wr: Receives the refused request, if the device reports it.
+        bad_wr: Set to the first request that was not posted, if the device reports it.
 
     Raises:
-        VerbsError: If the device refuses a request.
+        VerbsError: If the device rejects a request.
     """
     bad_wr = bad_wr or ffi.new("struct ibv_send_wr **")
     _check("ibv_post_send", qp.context.ops.post_send(qp, wr, bad_wr))

@@ -60,12 +60,12 @@ class PathKeywords(TypedDict, total=False):
 def vector_to(
     context: verbs.Context, local: Endpoint, remote: Endpoint, **path: Unpack[PathKeywords]
 ) -> AddressVector:
-    """Return the route from one exchanged endpoint to the other.
+    """Return the route from a local endpoint to a peer's endpoint.
 
     Raises:
         ValueError: If ``local`` is not an endpoint of this device.
-        VerbsError: With ENETUNREACH, if its GID cannot reach the peer's. This is checked before the
-            device is asked.
+        VerbsError: With ENETUNREACH, if the local GID cannot reach the peer's GID. This is checked
+            before the device is called.
     """
     source = source_entry(context, local)
     dgid = GID(remote.gid) if remote.is_global else None
@@ -80,12 +80,12 @@ def vector_to(
 def vector_from_wc(
     context: verbs.Context, wc: WorkCompletion, grh: bytes | bytearray | memoryview, port_num: int
 ) -> AddressVector:
-    """Return the route back to the sender of a datagram: ibv_init_ah_from_wc(3).
+    """Return the route to the sender of a datagram: ibv_init_ah_from_wc(3).
 
     Args:
         context: The device.
         wc: The completion of the receive.
-        grh: The first 40 bytes of the receive's buffer. They are only read if the completion has
+        grh: The first 40 bytes of the receive's buffer. They are only used if the completion has
             WCFlags.GRH.
         port_num: The port.
     """

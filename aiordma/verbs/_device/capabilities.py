@@ -1,7 +1,7 @@
 """The extended capabilities of a device, as reported by ``ibv_query_device_ex``.
 
-A device, provider or library that does not know a capability leaves it zero. As in C, this means
-that the capability is not supported.
+A capability is zero if the device does not support it, or if the provider or the library is too old
+to report it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _with_qp_types(caps: QPTypeCaps, record: Callable[..., T]) -> T:
 
 
 class OdpCapabilities(NamedTuple):
-    """Support for on-demand paging, by transport and operation (``ibv_odp_caps``)."""
+    """The support for on-demand paging, by transport and operation (``ibv_odp_caps``)."""
 
     general: OdpCapability
     rc: OdpOperations
@@ -36,14 +36,14 @@ class OdpCapabilities(NamedTuple):
 
 
 class TsoCapabilities(NamedTuple):
-    """Segmentation of TCP by the device: the bytes of one send, or 0 (``ibv_tso_caps``)."""
+    """The support for segmented sends (``ibv_tso_caps``). ``max_tso`` is in bytes; 0 means none."""
 
     max_tso: int
     supported_qpts: frozenset[QPType]
 
 
 class RssCapabilities(NamedTuple):
-    """Spreading received packets over several queues (``ibv_rss_caps``)."""
+    """The support for spreading received packets over several queues (``ibv_rss_caps``)."""
 
     supported_qpts: frozenset[QPType]
     max_rwq_indirection_tables: int
@@ -53,7 +53,7 @@ class RssCapabilities(NamedTuple):
 
 
 class PacketPacingCapabilities(NamedTuple):
-    """The range of a queue pair's rate limit in kbit/s, or 0 (``ibv_packet_pacing_caps``)."""
+    """The range of rate limits in kbit/s (``ibv_packet_pacing_caps``); 0 if not supported."""
 
     qp_rate_limit_min: int
     qp_rate_limit_max: int
@@ -61,7 +61,7 @@ class PacketPacingCapabilities(NamedTuple):
 
 
 class TagMatchingCapabilities(NamedTuple):
-    """Tag matching by a shared receive queue (``ibv_tm_caps``)."""
+    """The support for tag matching by shared receive queues (``ibv_tm_caps``)."""
 
     max_rndv_hdr_size: int
     max_num_tags: int
@@ -71,7 +71,7 @@ class TagMatchingCapabilities(NamedTuple):
 
 
 class CQModerationCapabilities(NamedTuple):
-    """The maximum moderation, in completions and microseconds (``ibv_cq_moderation_caps``)."""
+    """The limits of event moderation (``ibv_cq_moderation_caps``); the period is in us."""
 
     max_cq_count: int
     max_cq_period: int

@@ -168,7 +168,7 @@ class QueuePair(Posting):
     # --- beyond the standard ---------------------------------------------------------------
 
     def set_ece(self, ece: ECE) -> None:
-        """Set the options to negotiate with the peer in the next transition: ibv_set_ece(3).
+        """Set the options that the next transition negotiates with the peer: ibv_set_ece(3).
 
         Raises:
             UnsupportedError: If the device does not support these options.
@@ -178,7 +178,7 @@ class QueuePair(Posting):
             self.context.library.calls.ibv_set_ece(self.pointer, packed)
 
     def query_ece(self) -> ECE:
-        """Return the options that the device offers or, after RTR, uses.
+        """Return the options that the device supports or, after RTR, uses.
 
         An ``options`` value of 0 means no options. Source: ibv_query_ece(3).
 
@@ -191,10 +191,10 @@ class QueuePair(Posting):
         return ECE.read(ece)
 
     def modify_rate_limit(self, limit: RateLimit) -> None:
-        """Limit the sending rate from now on, in RTS: ibv_modify_qp_rate_limit(3).
+        """Limit the sending rate of a queue pair in RTS: ibv_modify_qp_rate_limit(3).
 
         Raises:
-            UnsupportedError: If the device cannot pace queue pairs of this type.
+            UnsupportedError: If the device cannot limit the rate of this type of queue pair.
         """
         packed = instance(
             "limit", limit, RateLimit, "a RateLimit, such as RateLimit(1000)"

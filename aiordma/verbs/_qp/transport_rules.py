@@ -48,7 +48,7 @@ class Operation(NamedTuple):
 
 
 ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
-"""Operations on 8 aligned bytes of the peer that return the previous value."""
+"""Operations on 8 aligned bytes of the peer that return the old value."""
 
 _ANSWERING = frozenset({QPType.RC, QPType.XRC_SEND})
 _CONNECTED = _ANSWERING | {QPType.UC}

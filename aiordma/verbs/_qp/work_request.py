@@ -17,7 +17,7 @@ from .._device.resource import Resource
 
 
 class ScatterGatherElement(NamedTuple):
-    """A piece of registered memory: ``struct ibv_sge``."""
+    """A range of registered memory: ``struct ibv_sge``."""
 
     addr: int
     length: int

@@ -40,7 +40,7 @@ class XRCDomain(Resource[h.ibv_xrcd]):
         self._own = own
 
     def create_qp(self) -> QueuePair:
-        """Create the receiving side of a connection, of type XRC_RECV, in state RESET."""
+        """Create the receiving side of a connection: an XRC_RECV queue pair in state RESET."""
         context, calls = self.context, self.context.library.calls
         attr = ffi.new("struct ibv_qp_init_attr_ex *")
         attr.qp_type, attr.comp_mask, attr.xrcd = QPType.XRC_RECV, _XRCD, self.pointer

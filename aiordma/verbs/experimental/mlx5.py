@@ -52,9 +52,9 @@ class DCInitiator(DriverQueuePair):
 
 
 class DCTarget(DriverQueuePair):
-    """The receiving side of DC, created by :func:`create_dc_target`. Not run on hardware.
+    """The receiving side of DC, created by :func:`create_dc_target`. Never run on hardware.
 
-    Initiators use its ``qp_num``, which is valid from state RTR on.
+    Initiators need its ``qp_num``, which is valid from state RTR on.
     """
 
 
