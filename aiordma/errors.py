@@ -41,9 +41,8 @@
     ├── TraceFormatError (ValueError)    a line of a file is not a trace record: .path .line
     └── InternalError                    a bug in aiordma
 
-A name in parentheses is a builtin exception that the class also derives from. The text of an error
-says what failed, on which object or peer, why, and what to do. All errors can be copied and
-pickled; pickling drops ``__cause__``, as with any exception.
+A name in parentheses is a builtin exception that is also a base class. All errors can be copied and
+pickled. Pickling drops ``__cause__``, as with any exception.
 """
 
 from __future__ import annotations
@@ -98,7 +97,10 @@ def cause_text(error: BaseException) -> str:
 
 
 class VerbsError(RDMAError, OSError):
-    """A verb failed. ``verb`` is its C name, ``errno`` the reported error (0 if there is none)."""
+    """A verb failed.
+
+    ``verb`` is the C name of the verb. ``errno`` is the error that the verb reported, or 0.
+    """
 
     verb: str
 
@@ -109,10 +111,10 @@ class VerbsError(RDMAError, OSError):
 
 
 class QPTransitionError(VerbsError):
-    """A queue pair cannot be modified as requested; ``detail`` says what is allowed.
+    """A queue pair cannot be modified as requested. The message lists what is allowed.
 
-    ``missing`` and ``forbidden`` are bits of ``enum ibv_qp_attr_mask``. Both are 0 if the
-    transition does not exist.
+    ``missing`` and ``forbidden`` are the attributes that the call lacks, or must not set, as bits
+    of ``enum ibv_qp_attr_mask``. Both are 0 if the state transition does not exist.
     """
 
     def __init__(
@@ -130,7 +132,10 @@ class QPTransitionError(VerbsError):
 
 
 class PostError(VerbsError):
-    """Work requests were not posted: the one at ``bad_index`` and those after it."""
+    """Some work requests were not posted.
+
+    ``bad_index`` is the index of the first one. All requests after it were not posted either.
+    """
 
     def __init__(self, errno: int, verb: str, bad_index: int, detail: str = "") -> None:
         where = f"work request {bad_index} and those after it were not posted"
@@ -139,10 +144,10 @@ class PostError(VerbsError):
 
 
 class QueueFullError(PostError):
-    """The queue has no room: poll completions, or create the queue pair with a larger queue."""
+    """The queue is full. Poll completions first, or create the queue pair with a larger queue."""
 
     def __init__(self, verb: str, bad_index: int, detail: str = "") -> None:
-        full = "the queue is full: poll completions first, or create it larger"
+        full = "the queue is full: poll completions first, or create a larger queue"
         super().__init__(_errno.ENOMEM, verb, bad_index, f"{full}; {detail}" if detail else full)
 
 
@@ -153,16 +158,15 @@ class UnsupportedError(VerbsError):
         self, capability: str, *, device: str = "", verb: str = "", errno: int = _errno.EOPNOTSUPP
     ) -> None:
         by = f"device {device!r}" if device else "the device"
-        super().__init__(errno, verb or capability, f"{by} does not offer {capability}")
+        super().__init__(errno, verb or capability, f"{by} does not support {capability}")
         self.capability = capability
         self.device = device
 
 
 class DeviceNotFoundError(VerbsError):
-    """There is no device called ``name``; ``known`` are the names of the available devices.
+    """No device has the requested name or property.
 
-    ``wanted`` is a required property. ``detail`` is what each device has instead, or why there are
-    no devices.
+    ``name`` is the requested name. ``known`` lists the names of the available devices.
     """
 
     def __init__(
@@ -170,14 +174,15 @@ class DeviceNotFoundError(VerbsError):
     ) -> None:
         self.name = name
         self.known: tuple[str, ...] = tuple(known)
-        sought = f"device {name!r}" if name or not wanted else "device"
         if wanted:
-            sought += f" with {wanted}"
-        if self.known:
-            there = f"there are: {detail or ', '.join(self.known)}"
+            sought = f"no device {name!r} with {wanted}" if name else f"no device with {wanted}"
         else:
-            there = detail or "there is no device at all"
-        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"no {sought}; {there}")
+            sought = f"device {name!r} not found"
+        if self.known:
+            there = f"available devices: {detail or ', '.join(self.known)}"
+        else:
+            there = detail or "this system has no RDMA device"
+        super().__init__(_errno.ENODEV, "ibv_get_device_list", f"{sought}; {there}")
 
 
 _PACKAGES = {
@@ -187,17 +192,14 @@ _PACKAGES = {
 
 
 class LibraryNotFoundError(VerbsError):
-    """A system library or a symbol in it is missing; the text names the package to install.
-
-    ``detail`` is the message of the dynamic linker.
-    """
+    """A system library, or a symbol in it, is missing. The message names the package to install."""
 
     def __init__(self, library: str, *, symbol: str | None = None, detail: str = "") -> None:
         package = _PACKAGES.get(library, "the package that contains it")
         if symbol is None:
             text = f"{library} is not installed; install {package}, or use the embedded device"
         else:
-            text = f"{library} has no symbol {symbol}: it is too old; upgrade {package}"
+            text = f"{library} has no symbol {symbol}: the library is too old; upgrade {package}"
         super().__init__(
             _errno.ELIBACC,
             "dlopen" if symbol is None else "dlsym",
@@ -215,15 +217,15 @@ _work_completion_errors: dict[int, type[WorkCompletionError]] = {}
 class WorkCompletionError(RDMAError):
     """A posted work request completed with an error status.
 
+    Each known status has its own subclass.
+
     ``status`` is a value of ``enum ibv_wc_status``, and ``status_name`` is its name. ``operation``
-    is what was posted (``"send"``, ``"read"`` ...; empty if unknown). ``vendor_err`` is the
-    vendor's error code. ``wr_id`` and ``qp_num`` identify the request. ``what`` describes the
-    operation in the text, with its bytes, region and peer. A status without its own class uses this
-    class.
+    is the kind of the request, such as ``"send"`` or ``"read"``, or empty if it is unknown.
+    ``wr_id`` and ``qp_num`` identify the request. ``vendor_err`` is the vendor's error code.
     """
 
     status_name: ClassVar[str] = ""
-    advice: ClassVar[str] = "the device reported a status that this version does not know"
+    advice: ClassVar[str] = "the device reported an unknown status"
 
     def __init_subclass__(cls, *, name: str, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
@@ -258,26 +260,26 @@ class WorkCompletionError(RDMAError):
 # In the order of ``enum ibv_wc_status``, from 1.
 class LocalLengthError(WorkCompletionError, name="LOC_LEN_ERR"):
     advice = (
-        "a message was longer than the buffers of the receive, or longer than the port allows;"
-        " post larger receives or send less"
+        "the message was longer than the receive buffers, or longer than the port allows; post "
+        "larger receives or send shorter messages"
     )
 
 
 class LocalQPOperationError(WorkCompletionError, name="LOC_QP_OP_ERR"):
     advice = (
-        "this side's queue pair cannot do the work request as posted; compare it with the queue"
-        " pair's type, state and capabilities"
+        "the local queue pair cannot execute this work request; check the request against the "
+        "type, state and capabilities of the queue pair"
     )
 
 
 class LocalEECOperationError(WorkCompletionError, name="LOC_EEC_OP_ERR"):
-    advice = "this side's end-to-end context cannot do the work request (reliable datagram)"
+    advice = "the local end-to-end context cannot execute the work request (reliable datagram)"
 
 
 class LocalProtectionError(WorkCompletionError, name="LOC_PROT_ERR"):
     advice = (
-        "a local buffer of the work request is not covered by its lkey (wrong key, range or"
-        " protection domain, or no LOCAL_WRITE): correct it on this side"
+        "the lkey does not allow access to a local buffer: the key, range or protection domain "
+        "is wrong, or the region lacks LOCAL_WRITE"
     )
 
 
@@ -290,8 +292,8 @@ class WorkRequestFlushedError(WorkCompletionError, name="WR_FLUSH_ERR"):
 
 class MemoryWindowBindError(WorkCompletionError, name="MW_BIND_ERR"):
     advice = (
-        "the memory window was not bound: the region must be registered with MW_BIND, cover the"
-        " range and have the rights"
+        "the memory window was not bound: the region must be registered with MW_BIND, contain "
+        "the range and allow the access"
     )
 
 
@@ -301,47 +303,51 @@ class BadResponseError(WorkCompletionError, name="BAD_RESP_ERR"):
 
 class LocalAccessError(WorkCompletionError, name="LOC_ACCESS_ERR"):
     advice = (
-        "the peer wrote with immediate data to a range, or with rights, that this side does not"
-        " allow"
+        "this side does not allow the peer's write with immediate data: the range is invalid, or "
+        "the region lacks REMOTE_WRITE"
     )
 
 
 class RemoteInvalidRequestError(WorkCompletionError, name="REM_INV_REQ_ERR"):
     advice = (
-        "the peer's device refused the request as such: message longer than the receive posted"
-        " there, operation not enabled, misaligned atomic or too many reads at once"
+        "the peer's device rejected the request: the message is longer than the posted receive, "
+        "the operation is not enabled, the atomic operation is misaligned, or too many reads are "
+        "in flight"
     )
 
 
 class RemoteAccessError(WorkCompletionError, name="REM_ACCESS_ERR"):
     advice = (
-        "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the"
-        " region, or a missing right; ask the peer for a region with that right"
+        "the peer does not allow this access to its memory: the rkey is invalid or revoked, the "
+        "range is outside the region, or the region lacks the right; ask the peer for a region "
+        "that grants the right"
     )
 
 
 class RemoteOperationError(WorkCompletionError, name="REM_OP_ERR"):
-    advice = "the peer's device could not execute the request; look at the errors of that side"
+    advice = "the peer's device could not execute the request; check the errors on the peer's side"
 
 
 class RetryExceededError(WorkCompletionError, name="RETRY_EXC_ERR"):
     advice = (
-        "the peer did not acknowledge in time, and all retries are used: the peer or the path to it"
-        " is down or overloaded, the peer drops the requests because dest_qp_num, a PSN or the"
-        " address does not match its queue pair, or timeout and retry_cnt are too small for this"
-        " network"
+        "the peer did not acknowledge the request, even after all retries: the peer or the "
+        "network is down or overloaded, the peer drops the request because dest_qp_num, a PSN or "
+        "the address does not match its queue pair, or timeout and retry_cnt are too small for "
+        "this network"
     )
 
 
 class RNRRetryExceededError(WorkCompletionError, name="RNR_RETRY_EXC_ERR"):
     advice = (
-        "the peer had no receive posted for too long: it must post more receives, or this side"
-        " needs flow control or a larger rnr_retry"
+        "the peer had no receive posted for too long: the peer must post more receives, or this "
+        "side needs flow control or a larger rnr_retry"
     )
 
 
 class LocalRDDViolationError(WorkCompletionError, name="LOC_RDD_VIOL_ERR"):
-    advice = "queue pair and end-to-end context are of different reliable datagram domains"
+    advice = (
+        "the queue pair and the end-to-end context belong to different reliable datagram domains"
+    )
 
 
 class RemoteInvalidReadRequestError(WorkCompletionError, name="REM_INV_RD_REQ_ERR"):
@@ -349,11 +355,11 @@ class RemoteInvalidReadRequestError(WorkCompletionError, name="REM_INV_RD_REQ_ER
 
 
 class RemoteAbortedError(WorkCompletionError, name="REM_ABORT_ERR"):
-    advice = "the peer aborted the operation; look at the errors of that side"
+    advice = "the peer aborted the operation; check the errors on the peer's side"
 
 
 class InvalidEECNumberError(WorkCompletionError, name="INV_EECN_ERR"):
-    advice = "there is no such end-to-end context number (reliable datagram)"
+    advice = "invalid end-to-end context number (reliable datagram)"
 
 
 class InvalidEECStateError(WorkCompletionError, name="INV_EEC_STATE_ERR"):
@@ -361,7 +367,7 @@ class InvalidEECStateError(WorkCompletionError, name="INV_EEC_STATE_ERR"):
 
 
 class FatalDeviceError(WorkCompletionError, name="FATAL_ERR"):
-    advice = "the device failed fatally; close everything on it and open it again"
+    advice = "the device has failed; close all objects that use the device, then open it again"
 
 
 class ResponseTimeoutError(WorkCompletionError, name="RESP_TIMEOUT_ERR"):
@@ -369,7 +375,7 @@ class ResponseTimeoutError(WorkCompletionError, name="RESP_TIMEOUT_ERR"):
 
 
 class GeneralCompletionError(WorkCompletionError, name="GENERAL_ERR"):
-    advice = "the transport failed for a reason without a status of its own; see the vendor error"
+    advice = "the transport failed for an unspecified reason; see the vendor error code"
 
 
 class TagMatchingError(WorkCompletionError, name="TM_ERR"):
@@ -424,13 +430,16 @@ def work_completion_error(
 
 # ibv_get_async_event(3): what to do about the events that end the use of an object.
 _EVENT_ADVICE = {
-    "CQ_ERR": "the completion queue overran or broke, and every queue pair on it with it",
-    "QP_FATAL": "on the embedded device, the peer's process has ended, or the path to it is down or"
-    " silent; a card cannot use the queue pair any more: see the kernel's log",
-    "QP_REQ_ERR": "the peer's request was invalid; look at the errors of that side",
-    "QP_ACCESS_ERR": "the peer accessed memory without the right to; correct the peer",
-    "SRQ_ERR": "the shared receive queue broke, and every queue pair on it with it",
-    "DEVICE_FATAL": "the device failed; close everything on it and open it again",
+    "CQ_ERR": "the completion queue overflowed or failed; every queue pair that uses the queue "
+    "has failed as well",
+    "QP_FATAL": "the queue pair has failed; on the embedded device, the peer's process has ended "
+    "or the network path is down; on a card, see the kernel log",
+    "QP_REQ_ERR": "the peer sent an invalid request; check the errors on the peer's side",
+    "QP_ACCESS_ERR": "the peer accessed memory without permission; correct the peer's program",
+    "SRQ_ERR": "the shared receive queue failed; every queue pair that uses the queue has failed "
+    "as well",
+    "DEVICE_FATAL": "the device has failed; close all objects that use the device, then open it "
+    "again",
 }
 
 
@@ -442,8 +451,8 @@ class DeviceEventError(RDMAError):
     """
 
     def __init__(self, event: str, *, device: str = "", element: str = "") -> None:
-        about = f" about {element}" if element else ""
-        text = f"device {device!r} reports IBV_EVENT_{event}{about}"
+        about = f" for {element}" if element else ""
+        text = f"device {device!r} reported IBV_EVENT_{event}{about}"
         advice = _EVENT_ADVICE.get(event)
         super().__init__(f"{text}: {advice}" if advice else text)
         self.event = event
@@ -453,17 +462,18 @@ class DeviceEventError(RDMAError):
 
 # --- connections ---------------------------------------------------------------------------------
 
-# What the end of the peer mostly means, as this side notices it. For the texts of this package.
-PEER_GONE = "the peer does not answer: its process, machine or network has failed, or is overloaded"
-ON_LOOPBACK = "one on 127.0.0.1 is reached from its own host alone"
-TLS_HINT = "give ssl= on both sides or on neither"
+# The likely causes of events that end a connection, for error messages.
+PEER_GONE = "the peer does not respond: its process, machine or network has failed or is overloaded"
+ON_LOOPBACK = "a listener on 127.0.0.1 accepts connections only from its own host"
+TLS_HINT = "pass ssl= on both sides or on neither"
 UNANNOUNCED = (
-    "the peer left without a goodbye: its device or process failed, or it gave this side up"
+    "the peer disconnected without a goodbye: its process or device failed, or this side did not "
+    "respond to it"
 )
 
 
 def in_short(error: BaseException) -> str:
-    """Return what an error means for its connection, for an error whose ``__cause__`` it is."""
+    """Return a short description of the error that ended a connection."""
     if isinstance(error, RetryExceededError):
         return PEER_GONE
     if isinstance(error, WorkCompletionError):
@@ -471,7 +481,7 @@ def in_short(error: BaseException) -> str:
     if isinstance(error, DeviceEventError):
         if error.event == "QP_FATAL":
             return f"{PEER_GONE}, or, with a card, this side's device failed"
-        return f"the device reports {error.event}"
+        return f"the device reported {error.event}"
     if isinstance(error, VerbsError):
         return f"{error.verb} failed with {_errno.errorcode.get(error.errno or 0, 'no errno')}"
     return cause_text(error)
@@ -480,9 +490,9 @@ def in_short(error: BaseException) -> str:
 class ConnectionManagerError(RDMAError):
     """A connection could not be established.
 
-    ``event`` is the name of the connection manager's event (``"RDMA_CM_EVENT_..."``); it is empty
-    if a call failed immediately. ``status`` is its status: a negative errno, or the reason for a
-    rejection.
+    ``event`` is the name of the connection manager's event (``"RDMA_CM_EVENT_..."``), or empty if a
+    call failed immediately. ``status`` is the status of the event: a negative errno, or the reason
+    code of a rejection.
     """
 
     _default_errno: ClassVar[int] = 0
@@ -521,24 +531,24 @@ class UnreachableError(ConnectionManagerError, OSError):
 class RejectedError(ConnectionManagerError, ConnectionRefusedError):
     """The peer's host rejected the connection.
 
-    ``reason`` is a number of IBTA clause 12.6.7.2 (28: by the application; 8: no listener on the
-    port), or a negative errno. ``private_data`` is what the peer attached, including trailing
-    zeros. ``by_application`` means that the listener's ``on_request`` refused it; the text contains
-    its reason.
+    ``reason`` is a reason code of IBTA clause 12.6.7.2, such as 28 (rejected by the application) or
+    8 (no listener on the port), or a negative errno. ``private_data`` contains the data that the
+    peer attached, including trailing zeros. ``by_application`` is set if the listener's
+    ``on_request`` refused the connection. The message then contains its reason.
     """
 
     _default_errno = _errno.ECONNREFUSED
     # The reasons that a user can do something about.
     _reasons: ClassVar[Mapping[int, str]] = MappingProxyType(
         {
-            1: "the peer has no queue pair to spare",
+            1: "the peer has no free queue pair",
             3: "the peer is out of resources",
             4: "the request timed out",
             5: "the peer does not support the request",
             8: "no listener on that port",
             10: "the peer still has a connection with this communication ID",
-            28: "the application there rejected it",
-            35: "the peer does not accept the vendor's options that were offered (ECE)",
+            28: "the peer's application rejected the connection",
+            35: "the peer does not accept the offered vendor options (ECE)",
         }
     )
 
@@ -559,18 +569,19 @@ class RejectedError(ConnectionManagerError, ConnectionRefusedError):
 
 
 class ServiceRejectedError(RejectedError):
-    """A datagram service rejected the request: ``reason`` is the status of its reply.
+    """A datagram service rejected the request.
 
-    See IBTA clause 12.11.2 (2: by the application; 1: no listener on the port).
+    ``reason`` is the status code of the reply (IBTA clause 12.11.2), such as 2 (rejected by the
+    application) or 1 (no listener on the port).
     """
 
     _reasons = MappingProxyType(
         {
             1: "no listener on that port",
-            2: "the application there rejected it",
-            3: "the peer has no queue pair for it",
+            2: "the peer's application rejected the connection",
+            3: "the peer has no queue pair for this service",
             4: "the service has moved to another port",
-            5: "the peer speaks another version",
+            5: "the peer uses a different version",
         }
     )
 
@@ -587,8 +598,8 @@ class ConnectionClosedError(RDMAError, ConnectionError):
 class ConnectionBrokenError(RDMAError, ConnectionError):
     """The connection ended without a close: the peer, its program or the link failed.
 
-    The text contains the likely cause. ``__cause__`` is the failure that this side's device
-    reported, if there was one.
+    The message contains the likely cause. If the local device reported a failure, that failure is
+    the ``__cause__``.
     """
 
     def __init__(self, message: str = "the connection broke") -> None:
@@ -596,9 +607,9 @@ class ConnectionBrokenError(RDMAError, ConnectionError):
 
 
 class OutcomeUnknownError(RDMAError):
-    """The rail of an operation broke, and the operation may or may not have been executed, once.
+    """The rail failed during an operation, so it is unknown whether the operation was executed.
 
-    The connection continues on another rail.
+    It was executed at most once. The connection continues on another rail.
     """
 
 
@@ -607,7 +618,7 @@ class ProtocolError(RDMAError):
 
 
 class HandshakeBrokenError(ProtocolError, ConnectionError):
-    """The peer ended during the handshake, as a process does that is killed."""
+    """The peer disconnected during the handshake, for example because its process was killed."""
 
 
 class IntegrityError(ProtocolError):
@@ -615,28 +626,27 @@ class IntegrityError(ProtocolError):
 
 
 class UnencryptedError(RDMAError):
-    """An operation on memory was attempted on a connection that encrypts everything.
+    """Operations on remote memory are not allowed on a connection with ``encrypt=True``.
 
-    With ``encrypt=True``, reads, writes, atomics and shared memory are refused, because devices do
-    not encrypt them.
+    Devices cannot encrypt reads, writes and atomic operations.
     """
 
     def __init__(self) -> None:
         super().__init__(
-            "operations on the peer's memory cannot be encrypted, and this connection allows only "
-            'what is (encrypt=True): send messages, or give encrypt="messages" on both sides, '
-            "where such operations travel in clear"
+            "operations on the peer's memory are not allowed with encrypt=True, because devices "
+            'cannot encrypt them: send messages instead, or pass encrypt="messages" on both sides '
+            "to allow unencrypted operations"
         )
 
 
 class AuthenticationError(RDMAError, ConnectionRefusedError):
-    """The two sides have different keys, or only one of them has a key (``auth=``) or encrypts."""
+    """The two sides have different keys or different ``auth=`` and ``encrypt=`` arguments."""
 
 
 class RequestRefusedError(RDMAError):
-    """The peer refused a request; ``code`` (of the protocol) and ``text`` say why.
+    """The peer refused a request.
 
-    ``peer`` is its address, for the text.
+    ``code`` is the protocol's code of the reason, and ``text`` describes the reason.
     """
 
     def __init__(self, code: int, text: str, *, peer: str = "") -> None:
@@ -649,7 +659,10 @@ class RequestRefusedError(RDMAError):
 
 
 class LimitError(RDMAError):
-    """``amount`` was requested, but ``limit`` is the maximum, in the unit that the text names."""
+    """A request exceeds a limit.
+
+    ``amount`` was requested, but ``limit`` is the maximum. The message names the unit.
+    """
 
     def __init__(self, message: str, *, amount: int = 0, limit: int = 0) -> None:
         super().__init__(message)
@@ -658,21 +671,21 @@ class LimitError(RDMAError):
 
 
 class QuotaError(LimitError):
-    """More memory was requested than a peer lends, or than a pool may hold."""
+    """A request exceeds the memory that the peer lends, or the size limit of the memory pool."""
 
 
 class MessageTooLongError(LimitError):
-    """A message of ``amount`` bytes exceeds the peer's limit of ``limit``; nothing was sent.
+    """A message is longer than the peer accepts, or than the memory passed to ``recv_into``.
 
-    It may also exceed the memory passed to ``recv_into``; the message can still be received.
+    A message that is too long is not sent. A message that does not fit can still be received.
     """
 
     def __init__(self, length: int, limit: int, *, received: bool = False) -> None:
         if received:
-            text = f"the next message has {length} bytes, the memory given for it {limit}"
+            text = f"the next message has {length} bytes, but the memory passed for it has {limit}"
         else:
             text = (
-                f"a message of {length} bytes; the receiver takes at most {limit}"
+                f"cannot send a message of {length} bytes: the receiver accepts at most {limit}"
                 " (Config.max_message of the receiver)"
             )
         super().__init__(text, amount=length, limit=limit)
@@ -682,8 +695,8 @@ class RangeError(RDMAError, ValueError):
     """A range of a region cannot be accessed as requested. Nothing was posted.
 
     ``offset`` and ``length`` are the requested range, and ``region_length`` is the size of the
-    region, in bytes. ``right`` is the missing right, if that is the reason. ``region_id`` is the
-    number of the peer's region, as its repr shows it.
+    region, in bytes. ``right`` is the missing right, if a right is missing. ``region_id``
+    identifies the peer's region.
     """
 
     _whose: ClassVar[str] = "region"
@@ -699,8 +712,8 @@ class RangeError(RDMAError, ValueError):
         region_id: int | None = None,
     ) -> None:
         name = f"a {self._whose}" if region_id is None else f"{self._whose} {region_id:#x}"
-        text = f"offset {offset}, length {length} of {name} of {region_length} bytes"
-        why = f"without the right to {right}" if right else "out of range"
+        text = f"cannot access {length} bytes at offset {offset} of {name} ({region_length} bytes)"
+        why = f"missing the right to {right}" if right else "out of range"
         super().__init__(f"{text}: {detail or why}")
         self.offset = offset
         self.length = length
@@ -728,7 +741,7 @@ class BufferStateError(RDMAError):
 class LeaseEndedError(BufferStateError):
     """The lease of a region of the peer has ended, or the peer has revoked the region.
 
-    Nothing was posted, and the connection stays open. ``region_id`` is that of the region's token.
+    Nothing was posted, and the connection stays open. ``region_id`` identifies the region.
     """
 
     def __init__(self, message: str, region_id: int) -> None:
@@ -737,7 +750,7 @@ class LeaseEndedError(BufferStateError):
 
 
 class BusyError(RDMAError):
-    """Another task, thread or operation is using the object. Try again when it is done."""
+    """Another task, thread or operation is using the object."""
 
 
 class WrongLoopError(RDMAError, RuntimeError):
@@ -745,7 +758,10 @@ class WrongLoopError(RDMAError, RuntimeError):
 
 
 class TraceFormatError(RDMAError, ValueError):
-    """Line ``line`` (counted from 1) of the file ``path`` is not a trace record."""
+    """A line of a trace file is not a valid record.
+
+    ``path`` is the path of the file, and ``line`` is the line number, counted from 1.
+    """
 
     def __init__(self, detail: str, path: str = "", line: int = 0) -> None:
         super().__init__(f"{path or 'trace'}, line {line}: {detail}")
@@ -754,7 +770,7 @@ class TraceFormatError(RDMAError, ValueError):
 
 
 class InternalError(RDMAError):
-    """An invariant of aiordma was violated: a bug in aiordma, not in its user or peer."""
+    """A bug in aiordma was detected. Please report it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message} (a bug in aiordma: please report it)")

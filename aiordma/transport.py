@@ -134,8 +134,8 @@ _choices: weakref.WeakKeyDictionary[
 @cache  # once for each reason
 def warn_of_software(why: str) -> None:
     logging.getLogger("aiordma").warning(
-        "using the embedded device, which is software: %s (AIORDMA_DEVICE=embedded0 makes it the "
-        "choice, AIORDMA_DEVICE=system an error; `aiordma doctor` says more)",
+        "using the embedded device, which is software: %s; set AIORDMA_DEVICE=embedded0 to accept "
+        "this, or AIORDMA_DEVICE=system to require a card; run `aiordma doctor`",
         why,
     )
 
@@ -169,7 +169,7 @@ def find_devices(named: Devices) -> tuple[verbs.Device, ...]:
     if isinstance(name, tuple):
         devices = tuple(map(verbs.find_device, name))
         if len({device.library.name for device in devices}) > 1:
-            raise ValueError(f"device names cards and software, which do not meet: {devices}")
+            raise ValueError(f"device must not mix system devices and embedded devices: {devices}")
         return devices
     choice = verbs.choose_device(None if name == ALL else name)
     if choice.is_fallback:
@@ -198,7 +198,7 @@ async def resolve(
             loop = asyncio.get_running_loop()
             infos = await loop.getaddrinfo(host, port, family=family, type=kind, flags=flags)
     except socket.gaierror as error:
-        raise AddressError(f"{host!r} is not a known host: {error.strerror}") from error
+        raise AddressError(f"cannot resolve host {host!r}: {error.strerror}") from error
     return [numeric(info[4]) for info in infos]
 
 
@@ -372,9 +372,9 @@ def check_security(
 ) -> Security:
     via, auth, encrypt = options["via"], options["auth"], options["encrypt"]
     if via not in ("cm", "tcp"):
-        raise ValueError(f'via is "cm" or "tcp", not {via!r}')
+        raise ValueError(f'via must be "cm" or "tcp", not {via!r}')
     if ssl is not None and via != "tcp":
-        raise ValueError('ssl is for the TCP bootstrap: via="tcp"')
+        raise ValueError('ssl= requires via="tcp"')
     if auth is None and not encrypt and ssl is None and not stream:
         return NO_SECURITY
     security = Security(auth, ssl, hostname, encrypt, stream)
@@ -654,7 +654,7 @@ async def listen_with(
         every = "0.0.0.0" if family == socket.AF_INET else "::"
         addresses += await resolve(each or every, port, passive=True, family=family, flags=flags)
     if not addresses:
-        raise ValueError("the server has no host to listen on: host is an empty sequence")
+        raise ValueError("host must not be an empty sequence")
     listener = Listener(devices[0].name, backlog)  # after the await: the loop may end in it
     acceptor = Acceptor(
         config, security, devices, deliver_to(listener), shutdown.weakly(listener._fail), on_request
@@ -690,14 +690,14 @@ def check_handler(handler: Handler) -> None:
             function
         ):
             raise TypeError(
-                f"the handler {handler!r} is no coroutine function: write `async def "
-                "handler(conn)`, and functools.partial(handler, ...) to give it more than that"
+                f"the handler {handler!r} is not a coroutine function: write `async def "
+                "handler(conn)`, and use functools.partial to pass more arguments"
             )
         elif isinstance(method := type(function).__call__, FunctionType):
             function = method
         else:
             break
-    hint = " (for a reader and a writer there is aiordma.streams.start_stream_server)"
+    hint = "; for a reader and a writer, use aiordma.streams.start_stream_server"
     check_signature(handler, 1, "one argument, the connection", hint)
 
 
@@ -708,7 +708,7 @@ def check_signature(
     if not callable(handler):
         raise TypeError(refusal("the handler", f"a function of {arguments}", handler))
     if why := misfit(handler, [None] * count):
-        raise TypeError(f"the handler {handler!r} is called with {arguments}: {why}{hint}")
+        raise TypeError(f"the handler {handler!r} must accept {arguments}: {why}{hint}")
 
 
 class Server(Listening, AsyncContext):

@@ -75,7 +75,7 @@ async def two_ends(device_name: str) -> AsyncIterator[Ends]:
             yield Ends(conn, remote, writable, shares[0], local)
 
 
-SIDES = "local memory has 32 bytes, the peer's memory 64: slice one of them"
+SIDES = "local memory has 32 bytes, but the peer's memory has 64; slice one of them"
 PROGRESS = "progress must be a function of the number of bytes transferred, not int 5"
 IMM = "imm must be an int from 0 to 4294967295, not "
 LEASE = "a lease must be a number of seconds, or None for no end, not str "
@@ -90,7 +90,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     "recv_into read-only": (lambda e: e.conn.recv_into(b"x"), "cannot receive into bytes"),
     "recv_into number": (lambda e: e.conn.recv_into(5), "an int cannot be used as memory"),
     "write length": (lambda e: e.conn.write(bytes(32), e.writable), SIDES),
-    "write right": (lambda e: e.conn.write(bytes(64), e.remote), "without the right to write"),
+    "write right": (lambda e: e.conn.write(bytes(64), e.remote), "missing the right to write"),
     "write imm": (lambda e: e.conn.write(bytes(64), e.writable, imm="7"), f"{IMM}str '7'"),
     "write progress": (lambda e: e.conn.write(bytes(64), e.writable, progress=5), PROGRESS),
     "write progress arity": (
@@ -99,7 +99,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
     ),
     "write target": (lambda e: e.conn.write(bytes(64), e.local), REMOTE),
     "read length": (lambda e: e.conn.read(e.remote, bytearray(32)), SIDES),
-    "read right": (lambda e: e.conn.read(e.writable, bytearray(64)), "without the right to read"),
+    "read right": (lambda e: e.conn.read(e.writable, bytearray(64)), "missing the right to read"),
     "read progress": (lambda e: e.conn.read(e.remote, bytearray(64), progress=5), PROGRESS),
     "read target": (lambda e: e.conn.read(e.remote, bytes(64)), "cannot read into bytes"),
     "swap number": (
@@ -110,7 +110,7 @@ ON_CONNECTION: dict[str, tuple[Call, str]] = {
         lambda e: e.conn.compare_and_swap(e.writable[:16], 1, 0),
         "an atomic operation needs 8 bytes at an address that is a multiple of 8, not 16",
     ),
-    "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "without the right to atomic"),
+    "add right": (lambda e: e.conn.fetch_and_add(e.remote[:8], 1), "missing the right to atomic"),
     "lease size": (lambda e: e.conn.lease(-1), "size must be an int from 0 to 2^64 - 1, not -1"),
     "send_region memory": (
         lambda e: e.conn.send_region(b"x"),
@@ -210,12 +210,12 @@ PEER_PORT = "port must be an int from 1 to 65535, not "
 NO_HOST = "host must be the name or address of the peer, not ''"
 FACTORY = "protocol_factory must be a function that returns a protocol"
 OF_SERVER = (
-    "ssl is the context of a server, and this side is a client: make one with "
+    "ssl is a server context, but this side is a client; create one with "
     "ssl.create_default_context()"
 )
 OF_CLIENT = (
-    "ssl is the context of a client, and this side is a server: make one with "
-    "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), and load its certificate"
+    "ssl is a client context, but this side is a server; create one with "
+    "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) and load a certificate"
 )
 HANDSHAKE = "ssl_handshake_timeout must be a number of seconds"
 
@@ -240,7 +240,10 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: aiordma.connect(NAME, 1, config=cast(Any, {}), **d),
         "config must be an aiordma.Config",
     ),
-    "connect data": (lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d), "data has 65 bytes"),
+    "connect data": (
+        lambda d: aiordma.connect(NAME, 1, data=bytes(65), **d),
+        "data must have at most 64 bytes, not 65",
+    ),
     "connect auth": (
         lambda d: aiordma.connect(NAME, 1, auth=cast(Any, "x"), **d),
         "auth must be a key",
@@ -261,7 +264,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "start_server handler": (
         lambda d: aiordma.start_server(cast(Any, 5), NAME, **d),
-        "the handler 5 is no coroutine function",
+        "the handler 5 is not a coroutine function",
     ),
     "start_server ssl": (lambda d: aiordma.start_server(handler, NAME, **context(d)), OF_CLIENT),
     "prepare_connection": (
@@ -301,7 +304,7 @@ OF_ADDRESS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "server_hostname surrogate": (
         lambda d: aiordma.open_connection(NAME, 1, ssl=True, server_hostname="\udc80", **d),
-        "'\\udc80' cannot be a host",
+        "invalid host name '\\udc80'",
     ),
     "server_hostname null": (
         lambda d: aiordma.open_connection(NAME, 1, ssl=True, server_hostname="a\0b", **d),

@@ -29,7 +29,7 @@ from aiordma.errors import AddressError
     [
         (
             ["echo", "--device", "embedded0,embedded0"],
-            "--device or AIORDMA_DEVICE: device contains a name twice: embedded0, embedded0",
+            "--device or AIORDMA_DEVICE: device contains a duplicate name: embedded0, embedded0",
         ),
         (["echo", "--sizes", "1,10G"], "a message can have at most 1 GiB, not 10 GiB"),
         (
@@ -88,7 +88,7 @@ def test_command_line_names_the_mistake(arguments: list[str], text: str) -> None
 def test_device_variable_that_names_a_device_twice_is_a_usage_error() -> None:
     done = CliRunner().invoke(app.app, ["echo"], env={"AIORDMA_DEVICE": "embedded0,embedded0"})
     assert done.exit_code == 2
-    assert "device contains a name twice: embedded0, embedded0" in done.output
+    assert "device contains a duplicate name: embedded0, embedded0" in done.output
 
 
 @pytest.mark.any_device
@@ -379,7 +379,7 @@ async def test_pending_connection_refuses_an_endpoint_that_is_not_bytes(device_n
 @pytest.mark.any_device
 @pytest.mark.parametrize("host", ["a\udc80b", "a" * 64, "a..b"], ids=["surrogate", "long", "empty"])
 async def test_reconnect_refuses_a_host_that_cannot_exist(host: str, device_name: str) -> None:
-    with pytest.raises(AddressError, match="cannot be a host: a name has parts"):
+    with pytest.raises(AddressError, match=r"invalid host name .*: each part"):
         async for _ in aiordma.reconnect(host, 1, device=device_name):
             pass
 
@@ -390,7 +390,7 @@ def test_simulated_host_must_have_a_name_that_can_be_resolved(name: str) -> None
     async def main(world: testing.World) -> None:
         world.host(name)
 
-    with pytest.raises(ValueError, match=r"null character|cannot be a host"):
+    with pytest.raises(ValueError, match=r"null character|invalid host name"):
         testing.simulate(main, seed=1)
 
 

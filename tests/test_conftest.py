@@ -79,7 +79,7 @@ def test_a_missing_device_is_a_failure(option: str) -> None:
     done = pytest_run(option, "nobody0", "tests/verbs/test_raw.py::test_a_message")
     assert done.returncode == 1
     assert f"{option} nobody0: " in done.stdout
-    assert "no device 'nobody0'; there are: " in done.stdout
+    assert "device 'nobody0' not found; available devices: " in done.stdout
     assert "skipped" not in done.stdout
 
 

@@ -75,15 +75,15 @@ SAYS: list[tuple[RDMAError, dict[str, object], str]] = [
     (
         UnsupportedError("memory windows", device="rxe0"),
         {"errno": errno.EOPNOTSUPP, "capability": "memory windows"},
-        "…device 'rxe0' does not offer memory windows…",
+        "…device 'rxe0' does not support memory windows…",
     ),
     (UnsupportedError("memory windows"), {}, "…the device does not…"),
     (
         DeviceNotFoundError("mlx5_9", iter(["embedded0", "rxe0"])),
         {"errno": errno.ENODEV, "name": "mlx5_9", "known": ("embedded0", "rxe0")},
-        "…there are: embedded0, rxe0…",
+        "…available devices: embedded0, rxe0…",
     ),
-    (DeviceNotFoundError("x"), {}, "…no device at all…"),
+    (DeviceNotFoundError("x"), {}, "…no RDMA device…"),
     (
         LibraryNotFoundError("libibverbs.so.1", detail="no such file"),
         {"library": "libibverbs.so.1", "symbol": None, "verb": "dlopen"},
@@ -118,7 +118,7 @@ SAYS: list[tuple[RDMAError, dict[str, object], str]] = [
         "…no listener on that port (RDMA_CM_EVENT_REJECTED, status 8)…",
     ),
     (RejectedError(reason=1234), {}, "…the connection was rejected (RDMA…"),
-    (ServiceRejectedError(reason=2), {}, "…the application there rejected it…"),
+    (ServiceRejectedError(reason=2), {}, "…the peer's application rejected the connection…"),
     (ServiceRejectedError(reason=1), {}, "…no listener on that port…"),
     (ConnectionClosedError(), {"by_peer": False}, "the connection is closed"),
     (ConnectionClosedError(by_peer=True), {"by_peer": True}, "the peer has closed the connection"),
@@ -126,15 +126,15 @@ SAYS: list[tuple[RDMAError, dict[str, object], str]] = [
     (
         MessageTooLongError(100, 64),
         {"amount": 100, "limit": 64},
-        "…100 bytes; the receiver takes at most 64…",
+        "…100 bytes: the receiver accepts at most 64…",
     ),
     (
         RemoteRangeError(60, 8, 64),
         {"offset": 60, "length": 8, "region_length": 64, "right": ""},
-        "offset 60, length 8 of a remote region of 64 bytes: out of range",
+        "cannot access 8 bytes at offset 60 of a remote region (64 bytes): out of range",
     ),
-    (RemoteRangeError(0, 8, 64, right="write"), {}, "…without the right to write"),
-    (LocalRangeError(0, 8, 64, detail="odd"), {}, "…a local buffer of 64 bytes: odd…"),
+    (RemoteRangeError(0, 8, 64, right="write"), {}, "…missing the right to write"),
+    (LocalRangeError(0, 8, 64, detail="odd"), {}, "…a local buffer (64 bytes): odd…"),
     (InternalError("impossible"), {}, "…please report it)"),
 ]
 """`…` in the text stands for anything."""

@@ -244,7 +244,7 @@ def test_refused_calls_are_traced_with_their_reasons(tmp_path: Path) -> None:
         "call=ibv_resize_cq errno=22 error=Invalid argument reason=LIMIT field=cqe value=16777216"
         f" limit=1048576 cq={resize.cq}: the value exceeds what the device or the object allows",
         "call=ibv_modify_qp errno=22 error=Invalid argument reason=TRANSITION cur_qp_state=RESET"
-        " qp_state=RTS: queue pairs of this type do not change from that state to that one",
+        " qp_state=RTS: queue pairs of this type do not have this state transition",
     ]
 
 

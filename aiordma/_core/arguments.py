@@ -158,8 +158,8 @@ def host_name(name: str, value: object, wanted: str = "a str") -> str:
     try:
         value.encode("idna")
     except UnicodeError:
-        what = "a name has parts of 1 to 63 characters, with dots between"
-        raise ValueError(f"{value!r} cannot be a host: {what}") from None
+        what = "each part between dots must have 1 to 63 characters"
+        raise ValueError(f"invalid host name {value!r}: {what}") from None
     if value.count(":") == 1 or not _OUTSIDE_A_HOST.isdisjoint(
         value
     ):  # IPv6 has two colons or more

@@ -52,9 +52,7 @@ def check_key(key: bytes) -> bytes:
     if not isinstance(key, bytes):
         raise TypeError(f"auth must be a key of type bytes, not {type(key).__name__}")
     if len(key) < MIN_KEY_SIZE:
-        raise ValueError(
-            f"auth has {len(key)} bytes; a key needs at least {MIN_KEY_SIZE} random bytes"
-        )
+        raise ValueError(f"auth must have at least {MIN_KEY_SIZE} random bytes, not {len(key)}")
     return key
 
 

@@ -103,7 +103,7 @@ def _check(message: object, bounds: dict[str, tuple[int, int]]) -> None:
         value = integer(name, getattr(message, name), None, None)
         object.__setattr__(message, name, value)
         if not low <= value <= high:
-            raise ValueError(f"{name} must be within {low}..{high}, not {value}")
+            raise ValueError(f"{name} must be between {low} and {high}, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ def slice_range(
     the slice is empty.
     """
     if not isinstance(key, slice):
-        raise TypeError(f"a region takes slices, [start:stop], not the index {key!r}")
+        raise TypeError(f"a region must be sliced with [start:stop], not indexed with [{key!r}]")
     try:
         start = 0 if key.start is None else as_index(key.start)
         stop = available if key.stop is None else as_index(key.stop)

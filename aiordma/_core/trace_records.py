@@ -20,111 +20,117 @@ VERSION = 1
 
 REASONS = {
     # Of a call that posts.
-    "STATE": "the queue pair takes sends from RTS on, receives from INIT on",
-    "NO_QUEUE": "this queue pair has no such queue: it takes receives from a shared one, or is "
-    "a side of XRC",
-    "OPCODE": "queue pairs of this type do not have the operation",
-    "UNSUPPORTED": "the device does not have the operation or option, this call cannot express it, "
-    "or it is not among the send_ops_flags of the queue pair",
-    "DESTINATION": "the address handle is missing or of another protection domain, or the number "
-    "has more than 24 bits",
-    "FLAGS": "the flags do not exist, or not for this operation",
-    "SGES": "it has more SGEs than max_send_sge or max_recv_sge",
-    "INLINE": "it has more bytes than max_inline_data",
-    "BIND": "the type of the window, its region or the rights do not go with this bind",
-    "SETTER": "the setter does not belong to the request before it",
+    "STATE": "the state of the queue pair does not allow the request: sends need RTS, receives "
+    "need INIT or later",
+    "NO_QUEUE": "this queue pair does not have that queue: it uses a shared receive queue, or it "
+    "is an XRC queue pair",
+    "OPCODE": "queue pairs of this type do not support the operation",
+    "UNSUPPORTED": "the device or this call does not support the operation, or the "
+    "send_ops_flags of the queue pair do not include it",
+    "DESTINATION": "the address handle is missing or belongs to another protection domain, or "
+    "the queue pair number has more than 24 bits",
+    "FLAGS": "the flags are unknown or not valid for this operation",
+    "SGES": "the request has more SGEs than max_send_sge or max_recv_sge",
+    "INLINE": "the request has more inline bytes than max_inline_data",
+    "BIND": "the bind does not match the type of the window, its region or the rights",
+    "SETTER": "the wr_set_* call does not match the preceding request",
     "UNFINISHED": "wr_start was called again before wr_complete",
     "NO_MEMORY": "the process is out of memory",
-    "FULL": "max_send_wr or max_recv_wr requests have not completed; an unsignaled one has not "
-    "until a later one completes",
+    "FULL": "the queue is full (max_send_wr or max_recv_wr); an unsignaled request occupies its "
+    "slot until a later request completes",
     # Of another call.
-    "TRANSITION": "queue pairs of this type do not change from that state to that one",
-    "MASK_MISSING": "attr_mask lacks attributes that this change of the state needs",
-    "MASK_UNEXPECTED": "attr_mask has attributes that this change of the state does not take",
-    "CUR_STATE": "cur_qp_state is not the state of the queue pair",
-    "PORT": "the device has one port, number 1",
-    "PKEY_INDEX": "the device has one partition key, at index 0",
+    "TRANSITION": "queue pairs of this type do not have this state transition",
+    "MASK_MISSING": "attr_mask lacks attributes that this state transition requires",
+    "MASK_UNEXPECTED": "attr_mask contains attributes that this state transition does not allow",
+    "CUR_STATE": "cur_qp_state differs from the state of the queue pair",
+    "PORT": "the port number must be 1, because the device has one port",
+    "PKEY_INDEX": "the partition key index must be 0, because the device has one partition key",
     "SGID_INDEX": "the GID table of the device has no entry at grh.sgid_index",
     "GRH": "RoCE needs a GRH: set is_global, grh.dgid and grh.sgid_index",
     "GID_FAMILY": "grh.dgid and the GID at grh.sgid_index must both be IPv4, or both IPv6",
     "ROUTE": "this host has no route from the GID at grh.sgid_index to grh.dgid",
-    "ALT_PATH": "the device has no alternate paths",
-    "MTU": "path_mtu is a value of enum ibv_mtu, from 1 (256 bytes) to 5 (4096 bytes)",
-    "LINK": "no memory is left, or the queue pair's own address or port cannot be used",
+    "ALT_PATH": "the device does not support alternate paths",
+    "MTU": "path_mtu must be a value of enum ibv_mtu, from 1 (256 bytes) to 5 (4096 bytes)",
+    "LINK": "the process is out of memory, or the queue pair's own address or port cannot be used",
     "LIMIT": "the value exceeds what the device or the object allows",
     "NO_ENTRIES": "the queue must have at least one entry",
-    "OUTSTANDING": "the queue has more entries in use than the new size",
+    "OUTSTANDING": "more entries of the queue are in use than the new size allows",
     "QP_TYPE": "the device, or this call, does not support queue pairs of this type",
-    "MW_TYPE": "the type of a memory window is 1 or 2",
-    "ACCESS": "access has flags that do not exist, or that this kind of region cannot have",
+    "MW_TYPE": "the type of a memory window must be 1 or 2",
+    "ACCESS": "access contains flags that are unknown or not valid for this kind of region",
     "LOCAL_WRITE": "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE",
     "ZERO_BASED": "a region of device memory needs ZERO_BASED",
-    "EMPTY": "the length is 0",
+    "EMPTY": "the length must not be 0",
     "PAGE_OFFSET": "offset and iova must have the same offset within a page",
     "FIXED": "only regions of the program's own memory can be registered again",
     "NULL_OBJECT": "a protection domain, completion queue or XRC domain is missing",
     "FOREIGN_OBJECT": "an object is missing, or belongs to another device, context or domain",
     "MULTICAST": "the GID is not a multicast address",
     "NOT_ATTACHED": "the queue pair is not attached to that multicast group",
-    "IN_USE": "other objects still use it: destroy those first",
+    "IN_USE": "other objects still use this object: destroy those objects first",
     "FATAL": "the device has failed: close the context and open the device again",
     "FORKED": "the context was opened before a fork: the child must open the device itself",
     # Of memory.
-    "KEY": "this process never gave out that key, or before the trace began",
-    "ENDED": "the key has ended: the region was deregistered, or the window unbound",
-    "DOMAIN": "the key is of another protection domain than the queue pair",
-    "RIGHT": "the region or window was registered or bound without that right",
+    "KEY": "the key is unknown: this process did not create it, or created it before the trace "
+    "began",
+    "ENDED": "the key is no longer valid: the region was deregistered, or the window was unbound",
+    "DOMAIN": "the key and the queue pair belong to different protection domains",
+    "RIGHT": "the region or window does not grant the right",
     "RANGE": "some of the bytes are outside of the region, window or device memory",
-    "PAGES": "there is no memory at that address, or it cannot be written",
-    "WINDOW": "the key is of a window, which opens memory for peers alone",
-    "WINDOW_UNBOUND": "the key is of a window that is not bound",
-    "WINDOW_QP": "the window is another queue pair's, or of type 1, which a request cannot end",
-    "REGION": "a request can end a window, and the key is of a region",
+    "PAGES": "the memory at that address is not mapped or not writable",
+    "WINDOW": "the key belongs to a window, which grants access only to peers",
+    "WINDOW_UNBOUND": "the key belongs to a window that is not bound",
+    "WINDOW_QP": "the window belongs to another queue pair, or has type 1, which a request "
+    "cannot invalidate",
+    "REGION": "the key belongs to a region, but a request can only invalidate a window",
     "QUEUE_PAIR": "the queue pair itself lacks the right (qp_access_flags)",
     # Of a request of the peer.
     "NO_RECEIVE": "no receive is posted",
     "LENGTH": "the message is longer than the receive",
-    "QKEY": "the datagram has another qkey than the queue pair",
-    "READS": "there are more READs and atomics at a time than max_dest_rd_atomic",
+    "QKEY": "the qkey of the datagram differs from that of the queue pair",
+    "READS": "more READs and atomic operations are in flight than max_dest_rd_atomic allows",
     "ALIGNMENT": "the address of an atomic operation is not a multiple of 8",
-    "PATH_MTU": "the peer has another path_mtu",
-    "SRQ": "the domain has no such shared receive queue, or its completion queue has overflowed",
-    "PACKET": "the packet does not follow from those before it",
+    "PATH_MTU": "the peer has a different path_mtu",
+    "SRQ": "the shared receive queue does not exist in this domain, or its completion queue has "
+    "overflowed",
+    "PACKET": "the packet is not valid after the packets before it",
     # Of a packet, message or handshake that is dropped.
-    "QPN": "this process has no queue pair of that number: the peer has another dest_qp_num or "
-    "remote_qpn than it should",
-    "QP_STATE": "the queue pair does not receive: it is not in RTR yet, in ERR, or has lost its "
+    "QPN": "this process has no queue pair with that number: the peer's dest_qp_num or "
+    "remote_qpn is wrong",
+    "QP_STATE": "the queue pair cannot receive: it is not in RTR yet, is in ERR, or has lost its "
     "link",
-    "TRANSPORT": "the queue pair has another type than the sender's",
-    "SOURCE": "the sender is not the peer that this queue pair has (dest_qp_num, dgid), or it lies "
-    "about its address",
-    "DESTINATION_GID": "the queue pair or group does not have the GID that the packet is for",
-    "PSN": "the PSN is not the expected one: a packet before it is missing, or the sender's sq_psn "
-    "differs from the receiver's rq_psn",
-    "PKEY": "the packet is for another partition",
-    "ICRC": "the invariant CRC is wrong: the packet was changed on the way",
-    "HEADER": "it is not of this protocol, or of another version",
-    "GUESSES": "the sender has named too many wrong queue pairs",
+    "TRANSPORT": "the queue pair and the sender's queue pair have different types",
+    "SOURCE": "the sender is not the peer of this queue pair (dest_qp_num, dgid), or has a "
+    "forged address",
+    "DESTINATION_GID": "the packet is addressed to a GID that the queue pair or group does not "
+    "have",
+    "PSN": "the PSN is not the expected PSN: an earlier packet is missing, or the sender's "
+    "sq_psn differs from the receiver's rq_psn",
+    "PKEY": "the packet belongs to another partition",
+    "ICRC": "the invariant CRC is wrong: the packet was modified on the way",
+    "HEADER": "the packet belongs to another protocol or protocol version",
+    "GUESSES": "the sender has guessed too many wrong queue pair numbers",
     "PORT_DOWN": "the port is down",
-    "NO_ROOM": "the device has no room for it",
-    "REQUEST_RATE": "too many requests of the connection manager arrive, in total or from the "
-    "sender's network: the sender repeats it",
-    "UNSENT": "the host's network did not take it",
+    "NO_ROOM": "the device has no room for the packet or message",
+    "REQUEST_RATE": "too many connection manager requests arrive, in total or from the sender's "
+    "network; the sender repeats the request",
+    "UNSENT": "the host's network stack did not accept the packet",
     # Causes of a retry.
     "RNR": "the peer has no receive posted",
-    "LOSS": "a packet, or its acknowledgement, got lost, or the peer dropped it: a wrong "
-    "dest_qp_num or PSN, for example, which the peer's trace has",
+    "LOSS": "a packet or its acknowledgement was lost, or the peer dropped the packet, for "
+    "example because of a wrong dest_qp_num or PSN (see the peer's trace)",
     # Statuses that have no other reason on this side.
-    "RNR_RETRY_EXC_ERR": "the peer had no receive posted, rnr_retry times",
-    "RETRY_EXC_ERR": "the peer did not answer, retry_cnt times: it cannot be reached, or drops the "
-    "requests (wrong dest_qp_num, PSN or address), and its trace has the reason",
-    "REM_ACCESS_ERR": "the peer's trace has the reason",
-    "REM_INV_REQ_ERR": "the peer's trace has the reason",
-    "REM_OP_ERR": "the peer could not use its own receive: its trace has the reason",
-    "LOC_LEN_ERR": "the message is longer than the receive, 1 GiB or, of a datagram, the MTU; or "
-    "an atomic operation is not about 8 bytes",
-    "LOC_QP_OP_ERR": "max_rd_atomic is 0, or queue pairs of this type do not have the operation",
-    "MW_BIND_ERR": "the key, region, rights or state of the window do not go with this request",
+    "RNR_RETRY_EXC_ERR": "the peer had no receive posted, even after rnr_retry retries",
+    "RETRY_EXC_ERR": "the peer did not respond, even after retry_cnt retries: the peer is "
+    "unreachable, or drops the requests (wrong dest_qp_num, PSN or address; see the peer's trace)",
+    "REM_ACCESS_ERR": "see the peer's trace for the reason",
+    "REM_INV_REQ_ERR": "see the peer's trace for the reason",
+    "REM_OP_ERR": "the peer could not use the receive that it posted; see the peer's trace for "
+    "the reason",
+    "LOC_LEN_ERR": "the message is longer than the receive, 1 GiB or (for a datagram) the MTU, "
+    "or an atomic operation does not have 8 bytes",
+    "LOC_QP_OP_ERR": "max_rd_atomic is 0, or queue pairs of this type do not support the operation",
+    "MW_BIND_ERR": "the request does not match the key, region, rights or state of the window",
 }
 """The meaning of each ``reason`` and ``cause``, and of each status that implies its reason."""
 

@@ -71,8 +71,8 @@ cdef class Controls:
         if self.answers > self.max_answers and not always:
             self.outbox.owner.violated(
                 ProtocolError(
-                    f"the peer does not return credits for the {self.max_answers} responses that "
-                    f"wait for them"
+                    f"the peer does not return credits, and {self.max_answers} responses are "
+                    "waiting for them"
                 )
             )
             return 0

@@ -347,7 +347,7 @@ cdef int run_callback(OpFuture future, object callback, object context) except -
         future.wakeups.remember(error)
     except BaseException as error:
         future.wakeups.loop.call_exception_handler(
-            {"message": "Exception in a callback of aiordma's", "exception": error}
+            {"message": "exception in a done callback of an aiordma future", "exception": error}
         )
     finally:
         PyContext_Exit(context)

@@ -424,7 +424,7 @@ cdef PendingRendezvous pending_rendezvous(
     size = count * sizeof(RendezvousPiece)
     if not 0 < count <= MAX_PIECES or length != HEADER + sizeof(RendezvousRequest) + size:
         raise ProtocolError(
-            f"the peer sent a rendezvous request of {length} bytes for {count} pieces"
+            f"the peer sent a rendezvous request of invalid size: {length} bytes for {count} pieces"
         )
     piece = <const RendezvousPiece *> (request + 1)
     pending.rail = le32toh(piece.flags) >> RAIL_SHIFT if rails else 0
@@ -834,8 +834,8 @@ cdef class Fetcher:
         """Handle that the peer has responded too slowly to READs while others wait for memory."""
         self.outbox.lead.connection_broke(
             ConnectionBrokenError(
-                f"reading a message from the peer timed out: it answered too few READs in {timeout:g} "
-                f"seconds while others waited for memory of the pool"
+                f"timed out reading a message from the peer: the peer's device completed too few "
+                f"READs in {timeout:g} seconds while other connections waited for pool memory"
             )
         )
 
@@ -896,7 +896,8 @@ cdef class Fetcher:
             not 0 < count <= MAX_PIECES
             or len(content) != sizeof(RendezvousKeys) + count * sizeof(RendezvousKey)
         ):
-            raise ProtocolError(f"the peer sent {len(content)} bytes as keys of {count} pieces")
+            raise ProtocolError(f"the peer sent keys of invalid size: {len(content)} bytes for "
+            f"{count} pieces")
         for i in range(count):
             if le32toh(keys[i].flags) & ~<uint32_t> IS_WINDOW:
                 raise ProtocolError("the peer sent keys with extra bytes")
@@ -913,8 +914,9 @@ cdef class Fetcher:
                 i = len(known) // sizeof(RendezvousKey)
                 if le32toh(frame.first) != i or count > pending.count() - i:
                     raise ProtocolError(
-                        f"the peer sent keys of {count} pieces from piece {le32toh(frame.first)}: the "
-                        f"message has {pending.count()} pieces, and the keys of {i} are known"
+                        f"the peer sent unexpected keys: {count} pieces starting at piece "
+                        f"{le32toh(frame.first)}, but the message has {pending.count()} pieces, "
+                        f"and the keys of {i} pieces are known"
                     )
                 if pending.keys is None:
                     pending.keys = {}

@@ -52,8 +52,8 @@ cdef class Journal:
         cdef list missing = []
         if not self.first <= arrived <= self.sent:
             raise ProtocolError(
-                f"the peer reports {arrived} received frames: {self.sent} were sent, and it has returned "
-                f"the credits of {self.first}"
+                f"the peer reports {arrived} received frames, but {self.sent} frames were sent, "
+                f"and the peer has returned credits for {self.first}"
             )
         for frame in self.all():
             frame.missing = frame.number >= arrived

@@ -221,7 +221,7 @@ cdef class Local:
         cdef Local whole = self.whole()
         if whole.gone or whole.pinned is None:
             whole._check()
-            raise TypeError("memory without a holder cannot be pinned")
+            raise TypeError("cannot pin memory that has no holder")
         return whole.pinned
 
     @property

@@ -531,8 +531,8 @@ cdef bint send_rendezvous(Outbox outbox, SendFuture message) except -1:
         if not outbox.lead.has_room_for(entries) and not outbox.lead.failed:
             close_message(message, 0)
             raise RDMAError(
-                "the message was not sent: a finalizer that ran while it was prepared filled the send "
-                "queue; send it again"
+                "the message was not sent, because a finalizer filled the send queue in the "
+                "meantime; send the message again"
             )
     except BaseException:
         block.end_lease()

@@ -34,7 +34,8 @@ cdef class Values:
         self.work -= cost
         if self.work < 0:
             raise ValueError(
-                "too many values: at most a million numbers, or 200,000 lists and dicts"
+                "too many values: a message can contain at most a million numbers, or 200,000 "
+                "lists and dicts"
             )
         return 0
 
@@ -58,7 +59,7 @@ cdef class Values:
             count = count << 8 | self.at[i]
         self.at += length
         if is_key and kind != b"B":
-            raise ValueError("a dict key is not str or bytes")
+            raise ValueError("dict keys must be str or bytes")
         if kind == b"A" or kind == b"M":
             if depth == MOST_NESTED:
                 raise ValueError(f"lists or dicts are nested more than {MOST_NESTED} deep")

@@ -260,8 +260,8 @@ cdef class SendQueue(WorkQueues):
     cdef object unknown_outcome(self, WorkRequest work):
         why = "" if self.error is None else f": {in_short(self.error)}"
         return OutcomeUnknownError(
-            f"the outcome of {work.text(self.peer)} is unknown: its rail broke, and the connection "
-            f"continues on another rail{why}"
+            f"the outcome of {work.text(self.peer)} is unknown, because the rail broke; the "
+            f"connection continues on another rail{why}"
         )
 
     cdef int use_room(self) except -1:
@@ -385,7 +385,8 @@ cdef int post_now(SendQueue rail, WorkRequest work) except -1:
     cdef int code
     if not work.entries or work.entries > rail.free or rail.native_qp == NULL:
         raise ValueError(
-            f"{work.entries} requests for {rail.free} free entries of {rail.capacity}"
+            f"{work.entries} requests do not fit in a send queue with {rail.free} of "
+            f"{rail.capacity} entries free"
         )
     index = table.take_slot(rail, work.kind, work, work.entries)
     rail.free -= work.entries

@@ -323,7 +323,8 @@ cdef class Offers:
             offered = self.messages.get(message.request_id) is message
             if offered and not rail.has_room_for(message.count()):
                 if message.count() + CONTROL_ENTRIES > rail.capacity:  # that of another card
-                    (<object> rail).rail_broke(RDMAError("the send queue is too short for the message"))
+                    (<object> rail).rail_broke(RDMAError("the send queue has too few entries for "
+                    "the message"))
                 return 0
             self.left.pop(0)  # before it is opened, which may come back here
             if offered:

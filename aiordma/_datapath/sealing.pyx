@@ -180,6 +180,7 @@ cdef class Sealing:
 
 NOT_SEALED = "the peer sent an unencrypted frame on an encrypted connection"
 CHANGED_FRAME: str = (
-    "a frame cannot be decrypted: it or an earlier one was changed, repeated or dropped on the way"
+    "cannot decrypt a frame: this frame or an earlier frame was modified, repeated or dropped on "
+    "the way"
 )
-CHANGED_MESSAGE = "a long message cannot be decrypted: it was changed on the way"
+CHANGED_MESSAGE = "cannot decrypt a long message: the message was modified on the way"

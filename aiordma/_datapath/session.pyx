@@ -187,7 +187,8 @@ cdef class MessageMethods:
         """
         cdef RecvOperation operation
         if not callable(allocate):
-            raise TypeError(f"allocate must be callable, not {type(allocate).__name__}")
+            raise TypeError(f"allocate must be a function of the number of bytes, not "
+            f"{type(allocate).__name__}")
         operation = RecvOperation.__new__(RecvOperation)
         operation.inbox, operation.allocate, operation.returns_memory = self.inbox, allocate, True
         return operation
@@ -627,7 +628,8 @@ cdef class Session(FrameHandler):
         message.number, message.has_imm = imm, True
         try:
             if self.outbox.journal.keeps:
-                raise ProtocolError("the peer wrote with immediate data instead of sending a WRITTEN frame")
+                raise ProtocolError("the peer wrote with immediate data, but must send a WRITTEN "
+                "frame on a connection with rails")
             self.outbox.credits.received(DATA, 0, 0)
             if self.awaiting_auth or self.awaiting_admission:
                 raise ProtocolError(self.too_early())

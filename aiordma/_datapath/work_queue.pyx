@@ -388,7 +388,8 @@ cdef class WorkRequestTable:
         cdef WorkQueues queue = None
         cdef int more = 0, count, i
         if not 1 <= most <= BATCH:
-            raise ValueError(f"the number of completions to drain must be from 1 to {BATCH}, not {most}")
+            raise ValueError(f"the number of completions to drain must be between 1 and {BATCH}, "
+            f"not {most}")
         state.spin_us = spin_us
         state.polls_again = polls_again
         with nogil:

@@ -219,7 +219,7 @@ class Acceptor:
             self._give_up(request, peer, error, "rejected")
             return
         if evicted is not None:
-            why = f"the handshake was dropped in favour of a newer one ({setting(share.limit)})"
+            why = f"the handshake was dropped to make room for a newer one ({setting(share.limit)})"
             self._evict(evicted, BusyError(why))
         handshake = Handshake(request, peer, host, share, Place(host, self._limits))
         share.add(handshake, networks)

@@ -26,7 +26,7 @@ def check_host(host: object, name: str = "host") -> None:
         AddressError: No host can have that name, or the resolver would truncate it.
     """
     try:
-        host_name(name, host, "a str, as '192.0.2.1' or 'server.example'")
+        host_name(name, host, "a str such as '192.0.2.1' or 'server.example'")
     except ValueError as error:
         raise AddressError(str(error)) from None
 
@@ -34,7 +34,7 @@ def check_host(host: object, name: str = "host") -> None:
 def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of several devices. Raises TypeError or ValueError if they are invalid."""
     for name in names:
-        instance("device", name, str, "names of devices, such as ['mlx5_0', 'mlx5_1']")
+        instance("device", name, str, "a list of device names, such as ['mlx5_0', 'mlx5_1']")
         if not name:
             raise ValueError(f"device contains an empty name: {list(names)}")
         if name in (SYSTEM, ALL):
@@ -42,9 +42,11 @@ def device_names(names: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise ValueError("device is an empty list; use None for the default device")
     if len(set(names)) < len(names):
-        raise ValueError(f"device contains a name twice: {', '.join(names)}")
+        raise ValueError(f"device contains a duplicate name: {', '.join(names)}")
     if len(names) > MAX_RAILS:
-        raise ValueError(f"device has {len(names)} names; a connection can use at most {MAX_RAILS}")
+        raise ValueError(
+            f"too many devices: {len(names)} (a connection can use at most {MAX_RAILS})"
+        )
     return tuple(names)
 
 
@@ -74,32 +76,34 @@ def check_source(source: object) -> None:
             check_host(host, "the host of source")
             integer("the port of source", port, 0, 0xFFFF)
         case _:
-            raise TypeError(refusal("source", "a local (host, port), as ('192.0.2.1', 0)", source))
+            wanted = "a local (host, port) such as ('192.0.2.1', 0)"
+            raise TypeError(refusal("source", wanted, source))
 
 
 def check_context(context: SSLContext, *, client: bool) -> None:
     """Raise ValueError for a TLS context that only the other side can use."""
     if client and context.protocol == PROTOCOL_TLS_SERVER:
         raise ValueError(
-            "ssl is the context of a server, and this side is a client: make one with "
+            "ssl is a server context, but this side is a client; create one with "
             "ssl.create_default_context()"
         )
     if not client and context.protocol == PROTOCOL_TLS_CLIENT:
         raise ValueError(
-            "ssl is the context of a client, and this side is a server: make one with "
-            "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), and load its certificate"
+            "ssl is a client context, but this side is a server; create one with "
+            "ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) and load a certificate"
         )
 
 
 def check_config(config: object) -> None:
     hint = "write aiordma.Config(**config)" if isinstance(config, dict) else ""
-    instance("config", config, Config, "an aiordma.Config, as Config(max_message=1 << 20)", hint)
+    wanted = "an aiordma.Config, such as Config(max_message=1 << 20)"
+    instance("config", config, Config, wanted, hint)
 
 
 # The connection manager takes these from the route, and has no call that sets them.
 NOT_BY_CM = {
     "path_mtu": "the route gives it",
-    "gid_index": "give a source address, source=",
+    "gid_index": "pass a source address as source=",
     "pkey": "the network interface of the address gives it",
     "hop_limit": "the route gives it",
     "service_level": "the route gives it",

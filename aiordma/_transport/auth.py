@@ -90,11 +90,11 @@ class Security:
         """
         if peer.stream != self.stream:
             raise ProtocolError(
-                f"{host_port(address) if address else 'the peer'} uses {KINDS[peer.stream]}, this "
-                f"side {KINDS[self.stream]}: use the same kind on both sides"
+                f"{host_port(address) if address else 'the peer'} uses {KINDS[peer.stream]}, but "
+                f"this side uses {KINDS[self.stream]}: use the same kind on both sides"
             )
         if peer.authenticates and self.auth is None:
-            raise AuthenticationError("the peer requires a key: pass auth=")
+            raise AuthenticationError("the peer requires a key: pass the same auth= on both sides")
         if self.auth is not None and not peer.authenticates:
             raise AuthenticationError("the peer has no key: pass the same auth= on both sides")
         here, there = self._encrypts, (peer.encrypts, peer.memory_in_clear)

@@ -170,8 +170,8 @@ class ConnectAttempt(Generic[E]):
 
 def unanswered(address: Address, via: str, seconds: float) -> UnreachableError:
     """Return the error for a handshake that has timed out."""
-    ours = f"is it an aiordma listener ({ON_LOOPBACK}), with a like device and via={via!r}?"
-    why = shortage_hint() or ours
+    ours = f"is an aiordma listener with via={via!r} and the same kind of device running there?"
+    why = shortage_hint() or f"{ours} ({ON_LOOPBACK})"
     return UnreachableError(
         f"{host_port(address)} did not finish the handshake within {seconds:g} seconds; {why}"
     )

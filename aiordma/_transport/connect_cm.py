@@ -108,7 +108,7 @@ class ChallengedError(ConnectionManagerError):
     """The listener requires a ticket."""
 
     def __init__(self, challenge: bytes, listener: Hello) -> None:
-        super().__init__("the listener asked for a ticket too often", event="REJECTED")
+        super().__init__("the listener asked for a ticket too many times", event="REJECTED")
         self.challenge = challenge
         self.listener = listener
 
@@ -205,7 +205,9 @@ async def _ask(link: CMLink, to: Target) -> Never:
         link.id.connect(cm.ConnectionParameters(private_data=hello.pack()))
         event = await link.expect(cm.EventType.CONNECT_RESPONSE)  # there is no queue pair
         to.security.agree(Hello.unpack(event.private_data), to.address)
-        raise ProtocolError(f"{host_port(to.address)} requires a key, but did not ask for a ticket")
+        raise ProtocolError(
+            f"{host_port(to.address)} requires a key, but the listener did not ask for a ticket"
+        )
     finally:
         link.release()
 

@@ -273,7 +273,8 @@ class TCPRequest(Request):
                 accepted.recv(MESSAGE_SIZE)  # closing a socket with unread bytes loses the refusal
         if self._is_ours:
             raise ProtocolError(
-                f"the connecting side uses no TLS for the bootstrap, the listener does: {TLS_HINT}"
+                f"the listener uses TLS for the bootstrap, but the connecting side does not: "
+                f"{TLS_HINT}"
             )
 
     async def handshake(self, acceptor: Acceptor) -> Connection:
@@ -296,7 +297,7 @@ class TCPRequest(Request):
             assert self._tickets is not None
             ticket = await tcp.read(len(TICKET) + TICKET_SIZE, TICKET)
             if not self._tickets.admits(ticket, offer):
-                raise ProtocolError("the peer's ticket is for another challenge")
+                raise ProtocolError("the peer's ticket does not match this listener's challenge")
         devices, when_closed = acceptor.devices, acceptor.take_place()
         attempt.take_over(
             AddressedEndpoint(devices, config, security, tcp.local_address),

@@ -111,8 +111,8 @@ def tell_of_windows(name: str, level: int) -> None:
     """Log that a device cannot restrict keys to one connection."""
     logger.log(
         level,
-        "%s does not support memory windows of type 2: a memory key is valid on every connection "
-        "of its event loop, for any peer that learns it (docs/security.md)",
+        "%s does not support memory windows of type 2, so a memory key is valid on every "
+        "connection of its event loop (docs/security.md)",
         name,
     )
 
@@ -312,7 +312,7 @@ class AddressedEndpoint(RailEndpoint):
         assert self.qp is not None
         if remote == self.endpoint:
             peer = host_port(address) if address is not None else "the peer"
-            raise ProtocolError(f"{peer} sent back this side's own endpoint: is it an echo server?")
+            raise ProtocolError(f"{peer} returned this side's own endpoint: is it an echo server?")
         if address is not None and not self.config.allow_other_addresses:
             self._check_address(remote, address)
         config = self.config
@@ -349,6 +349,7 @@ class AddressedEndpoint(RailEndpoint):
         gid = remote.gid if remote.is_global else verbs.GID.from_ip("127.0.0.1").raw
         if not self.driver.context.library.may_be_at(gid, verbs.GID.from_ip(host).raw):
             raise ForeignAddressError(
-                f"{host_port(address)} has a queue pair at another address, {verbs.GID(gid)}: "
-                f"auth allows it, or Config(allow_other_addresses=True) on the side that refuses it"
+                f"{host_port(address)} has its queue pair at a different address, "
+                f"{verbs.GID(gid)}; to allow this, pass auth= on both sides, or "
+                "Config(allow_other_addresses=True) on the side that refuses it"
             )

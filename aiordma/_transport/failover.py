@@ -29,17 +29,17 @@ from ..errors import ConnectionBrokenError
 from .rails import Rail, Rails, RailState
 
 ALIVE = (RailState.CONNECTING, RailState.UP)
-LEFT = "the rail broke at the peer, which continues on another rail"
+LEFT = "the rail broke at the peer, and the peer continues on another rail"
 LEAST_WAIT = 1.0  # seconds, for the peer's Resume
 
 
 class FailoverState(Enum):
     """A state of a failover, with its meaning."""
 
-    SETTLED = "the lead carries the frames of both sides"
-    BROKEN = "the lead has broken, and the next one is to be chosen"
-    WAITING = "no rail can be the lead yet: one may come up, or the peer's Resume come by one"
-    MOVED = "another rail is the lead here, and the peer's Resume by it is awaited"
+    SETTLED = "both sides send their frames on the lead"
+    BROKEN = "the lead has broken, and the next lead has not been chosen yet"
+    WAITING = "no rail can be the lead yet; waiting for a rail to come up or for the peer's Resume"
+    MOVED = "this side has chosen a new lead and waits for the peer's Resume on it"
     OVER = "no rail is left, or the connection has ended"
 
 
@@ -47,13 +47,13 @@ class FailoverEvent(Enum):
     """An event of a failover."""
 
     BROKE = "the lead has broken here"
-    CHOSEN = "a rail is the next lead"
-    NONE_YET = "no rail is up, but one is being connected"
+    CHOSEN = "a rail was chosen as the next lead"
+    NONE_YET = "no rail is up, but a rail is being connected"
     NONE = "no rail is left"
     ROSE = "a rail has come up"
-    RESUMED = "the peer's Resume has come by the lead"
-    RESUMED_ELSEWHERE = "the peer's Resume has come by another rail"
-    OVERDUE = "the peer's Resume has not come in time"
+    RESUMED = "the peer's Resume has arrived on the lead"
+    RESUMED_ELSEWHERE = "the peer's Resume has arrived on another rail"
+    OVERDUE = "the peer's Resume has not arrived in time"
     ENDED = "the connection has ended"
 
 

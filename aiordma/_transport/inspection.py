@@ -57,9 +57,8 @@ def check_data(data: bytes) -> bytes:
     packed = bytes(bytes_of(data))
     if len(packed) > MAX_DATA:
         raise LimitError(
-            f"data has {len(packed)} bytes, but connect can carry at most {MAX_DATA}: send "
-            "the rest "
-            "once connected",
+            f"data must have at most {MAX_DATA} bytes, not {len(packed)}; send longer data over "
+            "the connection",
             amount=len(packed),
             limit=MAX_DATA,
         )
@@ -110,7 +109,7 @@ async def admits(connection: Connection, via: Way, on_request: OnRequest, limit:
         if expired:  # and the application has gone on all the same
             raise TimeoutError
     except TimeoutError:
-        refusal = "the listener did not decide in time"
+        refusal = "the on_request function of the listener did not return in time"
     except BaseException:
         connection.abort()
         raise
@@ -146,4 +145,4 @@ async def _decide(on_request: OnRequest, request: ConnectionRequest) -> str | No
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"on_request failed for {request!r}", "exception": error}
         )
-        return "the listener's application failed to decide"
+        return "the on_request function of the listener failed"

@@ -48,7 +48,7 @@ def lease_seconds(lease: Lease, default: Lease = "default") -> float | None:
         return None
     length = real("a lease", lease, "a number of seconds, or None for no end")
     if not 0 < length <= LONGEST:
-        raise ValueError(f"a lease must be more than 0 and at most {LONGEST} seconds, not {length}")
+        raise ValueError(f"a lease must be positive and at most {LONGEST} seconds, not {length}")
     return length
 
 
@@ -207,8 +207,8 @@ def at(clock: Clock, when: float, action: Callable[[], object]) -> Deadline:
         deadline.cancel()
         raise RDMAError(
             f"cannot share the memory: the thread that ends leases cannot be started "
-            f"({error}); end other threads, raise their limit (ulimit -u, pids.max), or "
-            f"share without a lease"
+            f"({error}); end other threads, raise the limit on threads (ulimit -u, pids.max), or "
+            "share the memory without a lease"
         ) from error
     _thread = thread  # another thread may have begun one at the same time: each ends its own
     return deadline

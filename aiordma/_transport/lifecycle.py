@@ -332,7 +332,7 @@ class ConnectionLifecycle(shutdown.EndsWhenDropped):
         proof = self._handshake.proof
         if isinstance(message, protocol.AuthHello | protocol.AuthAnswer | protocol.AuthProof):
             if proof is None:
-                raise ProtocolError("the peer sent a proof of a key, but this side has no auth=")
+                raise ProtocolError("the peer sent a proof of its key, but this side has no auth=")
             try:
                 proof.control(message)
             except AuthenticationError as error:

@@ -63,7 +63,7 @@ def _open_once(make: Callable[[Address], P], addresses: Sequence[Address]) -> li
                 if error.errno not in NOT_HERE:
                     raise
                 failure = failure or error
-                logger.info("not listening on %s: %s", host_port((host, port)), error)
+                logger.info("cannot listen on %s: %s", host_port((host, port)), error)
     except BaseException:
         for opened in ports:
             opened.release()

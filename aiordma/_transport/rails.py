@@ -77,12 +77,12 @@ UNMADE = (RDMAError, OSError, ValueError, MemoryError)
 class RailState(Enum):
     """A state of a rail, with its meaning."""
 
-    OFFERED = "its queue pair exists, and the peer's answer is awaited"
-    CONNECTING = "both queue pairs are connected, and the first write by it is awaited"
-    UP = "it carries what the connection gives it"
-    ABANDONED = "it has broken here before the peer has answered"
-    STOPPED = "it is stopped here, the peer was told, and its answer is awaited"
-    DOWN = "it is over at both sides"
+    OFFERED = "the queue pair exists; waiting for the peer's response"
+    CONNECTING = "both queue pairs are connected; waiting for the first write on the rail"
+    UP = "the rail carries traffic of the connection"
+    ABANDONED = "the rail broke on this side before the peer responded"
+    STOPPED = "the rail is stopped on this side; waiting for the peer's confirmation"
+    DOWN = "the rail is stopped on both sides"
 
     @property
     def shown(self) -> Shown:
@@ -95,11 +95,11 @@ class RailState(Enum):
 class RailEvent(Enum):
     """An event in the life of a rail."""
 
-    ANSWERED = "the peer has a queue pair for it"
-    REFUSED = "the peer has none"
-    READY = "a write by it was acknowledged: here, or at the peer, which says so"
-    BROKE = "it failed here"
-    DOWN = "the peer says that it is stopped there"
+    ANSWERED = "the peer has a queue pair for the rail"
+    REFUSED = "the peer has no queue pair for the rail"
+    READY = "the first write on the rail was acknowledged, on this side or at the peer"
+    BROKE = "the rail failed on this side"
+    DOWN = "the peer reports that the rail is stopped on its side"
 
 
 _S, _E = RailState, RailEvent
@@ -354,7 +354,7 @@ class Rails:
                 self._log(rail, f"is {following.shown}", logging.INFO)
             else:
                 gone = rail.since - rail.broke_at
-                self._log(rail, f"is back, {gone:.3g} s after it broke", logging.WARNING)
+                self._log(rail, f"is up again, {gone:.3g} s after it broke", logging.WARNING)
         if following is not rail.state:
             rail.state = following
             self._limit(rail)
@@ -507,10 +507,11 @@ class Rails:
     def lead_moved(self, again: int) -> None:
         """Log that the peer uses the new lead, and the number of items posted again."""
         took = 1e3 * (self.clock() - self.left.broke_at)
-        what = f"is the lead in place of {self.left.device}, {took:.3g} ms after it broke; "
-        self._log(
-            self.lead, f"{what}{again} frames and requests are retransmitted", logging.WARNING
+        text = (
+            f"is the new lead, {took:.3g} ms after {self.left.device} broke; retransmitting "
+            f"{again} frames and requests"
         )
+        self._log(self.lead, text, logging.WARNING)
 
     def _told_down(self, message: protocol.RailDown) -> None:
         rail = self._rail(message.rail)
@@ -740,7 +741,7 @@ class AnsweringRails(Rails):
     def _offered(self, offer: protocol.RailOffer) -> None:
         if offer.rail != self.latest + 1:
             raise ProtocolError(
-                f"the peer offered rail {offer.rail} instead of rail {self.latest + 1}"
+                f"the peer offered rail {offer.rail}, but rail {self.latest + 1} is next"
             )
         self.latest = offer.rail
         remote, now = Endpoint.unpack(offer.endpoint), self.clock()

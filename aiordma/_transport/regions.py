@@ -102,7 +102,7 @@ class Regions:
         regions = len(self.shares) + handed_over
         if regions >= self._config.max_regions:
             raise QuotaError(
-                f"{regions} regions are already shared, or handed over and not yet received "
+                f"{regions} regions are already shared, or were handed over but not received yet "
                 f"(Config.max_regions of the owner)",
                 amount=regions + 1,
                 limit=self._config.max_regions,
@@ -117,12 +117,12 @@ class Regions:
             raise ValueError(f"{region} belongs to this side: only the peer can open its token")
         if granter != self._peer:
             raise ValueError(
-                f"{region} does not belong to this connection: a token can be opened only at the "
-                f"other end of the connection that shared it"
+                f"{region} belongs to another connection: a token can be opened only on the "
+                "connection that shared the memory"
             )
         if bisect_right(self._ended, token.region_id) % 2:
             raise LeaseEndedError(
-                f"{region} has ended: its owner must share the memory again", token.region_id
+                f"{region} has ended: the owner must share the memory again", token.region_id
             )
 
     def end(self, region_id: int) -> None:

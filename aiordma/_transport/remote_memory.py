@@ -24,7 +24,7 @@ class RemoteMemory(RemoteBase):
 
     __slots__ = ("_range",)
 
-    _no_memory_hint = "it is the peer's memory: read or write it (Connection.read, write)"
+    _no_memory_hint = "the memory belongs to the peer; use Connection.read or write"
 
     def _aim(self, range: RemoteRange) -> None:
         self._range: RemoteRange = range
@@ -38,8 +38,8 @@ class RemoteMemory(RemoteBase):
         self._check_use(user, right, len(local))
         if self._root._user is None:
             raise BufferStateError(
-                f"nothing was executed: the connection has moved to a rail that does not have the "
-                f"key for {self._root!r} yet; the key is on its way, so try again"
+                f"the operation was not executed: the connection has moved to a rail that does "
+                f"not have the key for {self._root!r} yet; try again"
             )
         if right == Rights.READ and not local.writable:
             raise ValueError(f"cannot read into {local!r}: it is read-only")
@@ -55,7 +55,8 @@ class RemoteMemory(RemoteBase):
         self._range.require(Rights(right))
         if length != len(self):
             raise ValueError(
-                f"local memory has {length} bytes, the peer's memory {len(self)}: slice one of them"
+                f"local memory has {length} bytes, but the peer's memory has {len(self)}; slice "
+                "one of them"
             )
 
     @property
@@ -201,11 +202,11 @@ class RemoteRegion(RemoteMemory, AsyncContext):
     def _unusable(self) -> BufferStateError:
         if self._usable:
             longer = (
-                "renew it in time (RemoteRegion.renew), or ask for a longer one (lease=, "
-                "Config.lease here, Config.max_lease there)"
+                "renew the lease in time (RemoteRegion.renew), or request a longer lease (lease= "
+                "or Config.lease; Config.max_lease of the owner)"
                 if self.lent
-                else "its owner can renew it in time (Share.renew), or share for longer (lease=, "
-                "Config.lease there)"
+                else "the owner can renew the lease in time (Share.renew), or share the memory "
+                "for longer (lease= or Config.lease of the owner)"
             )
             return LeaseEndedError(
                 f"the lease of {self!r} has ended: {longer}", self.token.region_id
@@ -238,7 +239,7 @@ class RemoteRegion(RemoteMemory, AsyncContext):
         """Return the region with its contents, as a Buffer for the owner."""
         if not self._lent:
             raise ValueError(
-                f"{self!r} was not borrowed with request_region, and belongs to the peer"
+                f"cannot hand over {self!r}: the region was not borrowed with request_region"
             )
         self._give_up()
         await self._sharing.tell(protocol.RegionReturn(0, self.token.region_id))

@@ -239,7 +239,8 @@ class Sharing:
                 self._controls.send(grant)
                 self.regions.granted(loan)
             else:
-                self._refuse(request_id, internal, "the loan ended before it began")
+                text = "the borrowed memory was released before the request was granted"
+                self._refuse(request_id, internal, text)
         except RDMAError as error:
             self._refuse(request_id, internal, cause_text(error))
 
@@ -254,7 +255,7 @@ class Sharing:
         lease = self.regions.lease_for(request.lease_ms)
         request_id, code = request.request_id, protocol.ErrorCode
         if share is not None and not isinstance(share, Loan):
-            text = "the region was not borrowed: only its owner can renew its lease (Share.renew)"
+            text = "the region was not borrowed: only the owner can renew the lease (Share.renew)"
             self._refuse(request_id, code.ACCESS, text)
             return
         try:
@@ -376,7 +377,7 @@ class Sharing:
             case protocol.Error():
                 request = self._answered(message.request_id)
                 if request is None:
-                    raise ProtocolError("the peer refused a request that was not made")
+                    raise ProtocolError("the peer refused a request that this side did not make")
                 peer = self.regions.lead.peer
                 refused = RequestRefusedError(message.code, message.text, peer=peer)
                 settle(request.answered, None, refused)
@@ -395,13 +396,13 @@ class Sharing:
             return
         request = self._requests.get(grant.request_id)
         if request is None or not isinstance(asked := request.message, protocol.RegionRequest):
-            raise ProtocolError("the peer granted a request that was not made")
+            raise ProtocolError("the peer granted a request that this side did not make")
         if len(self.regions.keyless) >= len(self._requests) + self._config.max_regions:
-            raise ProtocolError("the peer granted requests more than once")
+            raise ProtocolError("the peer granted a request more than once")
         if grant.token.length != asked.length or asked.access & ~grant.token.access:
             raise ProtocolError(
                 f"the peer granted {grant.token.length} bytes with {grant.token.access!r}, but "
-                f"{asked.length} with {asked.access!r} were requested"
+                f"{asked.length} bytes with {asked.access!r} were requested"
             )
         region = RemoteRegion(self, grant.token, lent=True, since=request.since)
         take = partial(self._lent, request, grant.request_id)

@@ -179,9 +179,9 @@ class TCPLink(asyncio.Protocol):
     def _not_bootstrap(self, start: bytes) -> ProtocolError:
         if start.startswith(TLS_RECORDS):
             return ProtocolError(
-                f"{self._peer} uses TLS for the bootstrap, this side does not: {TLS_HINT}"
+                f"{self._peer} uses TLS for the bootstrap, but this side does not: {TLS_HINT}"
             )
-        what = "a web server answers; " if start.startswith(b"HTTP/") else ""
+        what = "a web server responded; " if start.startswith(b"HTTP/") else ""
         return ProtocolError(
             f"{self._peer} does not use the aiordma bootstrap: {what}it sent {start!r}; {VIA_HINT}"
         )

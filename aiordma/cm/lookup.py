@@ -99,7 +99,7 @@ def getaddrinfo(
     port_space = choice("port_space", port_space, PortSpace)
     check_library(library)
     if host is not None:
-        instance("host", host, str, "a str, such as '192.0.2.1' or 'server.example'")
+        instance("host", host, str, "a str such as '192.0.2.1' or 'server.example'")
     hints = ffi.new("struct rdma_addrinfo *")
     hints.ai_flags = flags
     hints.ai_port_space = port_space

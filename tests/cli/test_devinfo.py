@@ -121,7 +121,7 @@ def test_an_unknown_speed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_device() -> None:
     done = devinfo("nothing0")
     assert done.exit_code == 1
-    assert "no device 'nothing0'; there are: " in done.output
+    assert "device 'nothing0' not found; available devices: " in done.output
     assert "embedded0" in done.output
 
 
@@ -143,10 +143,10 @@ def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(verbs, "devices", lambda: [gone, there])
     done = devinfo()
     assert done.exit_code == 1
-    assert "no device 'gone0'" in done.output
+    assert "device 'gone0' not found" in done.output
     assert " default" in done.output
     first, second = json.loads(devinfo("--json").output)["devices"]
-    assert "no device 'gone0'" in first["problem"]
+    assert "device 'gone0' not found" in first["problem"]
     assert "ports" not in first
     assert second["ports"]
 

@@ -86,7 +86,7 @@ def test_a_file_in_pieces_and_whole(
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--device", "nonsense0"], 1, "no device 'nonsense0'; there are: "),
+        (["--device", "nonsense0"], 1, "device 'nonsense0' not found; available devices: "),
         (["--sizes", "many"], 2, "invalid size 'many'"),
         (["--sizes", "1000000000G"], 2, "a message can have at most 1 GiB, not"),
         (["--count", "0"], 2, "0 is not in the range"),

@@ -84,8 +84,8 @@ def test_the_listing(files: list[Path]) -> None:
         ["3", "SEND wr_id=50 bytes=10 took=0.0us SUCCESS"],
         [
             "3",
-            "RDMA_READ wr_id=60 bytes=4000 took=0.0us REM_ACCESS_ERR: the peer's trace has the "
-            "reason",
+            "RDMA_READ wr_id=60 bytes=4000 took=0.0us REM_ACCESS_ERR: see the peer's "
+            "trace for the reason",
         ],
         ["3", "SEND wr_id=70 bytes=8 took=0.0us WR_FLUSH_ERR"],
         ["3", "qp_state cur_qp_state=RTS qp_state=ERR"],

@@ -84,7 +84,7 @@ def test_reject(events: cm.EventChannel, host: str) -> None:
         assert isinstance(error, ServiceRejectedError)
         assert error.reason == 2
         assert error.private_data[:9] == b"not today"
-        assert "the application there rejected it" in str(error)
+        assert "the peer's application rejected the connection" in str(error)
 
 
 def test_no_listener(events: cm.EventChannel, host: str) -> None:

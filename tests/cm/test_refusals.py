@@ -34,7 +34,7 @@ def test_reject(events: cm.EventChannel, asking: ConnectionId) -> None:
     assert isinstance(error, ConnectionRefusedError)
     assert error.reason == 28
     assert error.private_data[:148] == event.private_data[:148] == answer
-    assert "the application there rejected it" in str(error)
+    assert "the peer's application rejected the connection" in str(error)
     request.id.close()
 
 

@@ -145,15 +145,16 @@ def test_slice_errors() -> None:
     error = caught.value
     assert (error.offset, error.length, error.region_length) == (10, 190, 100)
     assert str(error) == (
-        "offset 10, length 190 of a remote region of 100 bytes: [10:200] is out of range"
+        "cannot access 190 bytes at offset 10 of a remote region (100 bytes): [10:200] is out of "
+        "range"
     )
     with pytest.raises(RemoteRangeError, match="the step must be 1, not 2"):
         slice_range(slice(0, 10, 2), 100)
     with pytest.raises(RemoteRangeError, match="the step must be 1, not -1"):
         slice_range(slice(None, None, -1), 100)
-    with pytest.raises(LocalRangeError, match="a local buffer of 100 bytes"):
+    with pytest.raises(LocalRangeError, match=r"a local buffer \(100 bytes\)"):
         slice_range(slice(-101, None), 100, LocalRangeError)
-    with pytest.raises(TypeError, match="not the index 5"):
+    with pytest.raises(TypeError, match=r"not indexed with \[5\]"):
         slice_range(5, 100)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         slice_range(slice("a", "b"), 100)
@@ -179,7 +180,7 @@ def test_a_slice_of_a_slice_stays_inside(
 def test_slices_are_relative_to_their_range() -> None:
     part = RemoteRange.of(TOKEN)[10:60][20:-10]
     assert (part.offset, part.length, part.address) == (30, 20, 0x10000 + 30)
-    with pytest.raises(RemoteRangeError, match="region 0x7 of 20 bytes"):
+    with pytest.raises(RemoteRangeError, match=r"region 0x7 \(20 bytes\)"):
         part[:21]
 
 
@@ -194,7 +195,7 @@ def test_rights() -> None:
     part = RemoteRange.of(TOKEN)
     part.require(Rights.READ)
     part.require(Rights.READ | Rights.WRITE)
-    with pytest.raises(RemoteRangeError, match=r"without the right to atomic$") as caught:
+    with pytest.raises(RemoteRangeError, match=r"missing the right to atomic$") as caught:
         part.require(Rights.ATOMIC | Rights.READ)
     assert caught.value.right == "atomic"
     none = RemoteRange.of(RegionToken(1, 0, 8, 0, Rights(0)))

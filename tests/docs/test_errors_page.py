@@ -79,7 +79,8 @@ def test_every_text_of_authentication_has_a_row(text: str, kind: str) -> None:
 
 def test_the_texts_of_authentication_are_found() -> None:
     texts = raised_by_authentication()
-    assert texts["the peer requires a key: pass auth="] == "AuthenticationError"
+    required = "the peer requires a key: pass the same auth= on both sides"
+    assert texts[required] == "AuthenticationError"
     assert texts[auth.NOT_THE_SAME_KEY] == "AuthenticationError"
     assert texts["auth must be a key of type bytes, not ..."] == "TypeError"
 

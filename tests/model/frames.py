@@ -177,7 +177,7 @@ def unpack_keys(content: bytes) -> tuple[int, int, int, list[tuple[int, int]]]:
     size = len(content)
     request_id, rail, first, count = _KEYS.unpack_from(content) if size >= _KEYS.size else [0] * 4
     if not 0 < count <= MAX_PIECES or size != _KEYS.size + count * _KEY.size:
-        raise ProtocolError(f"the peer sent {size} bytes as keys of {count} pieces")
+        raise ProtocolError(f"the peer sent keys of invalid size: {size} bytes for {count} pieces")
     keys = list(_KEY.iter_unpack(content[_KEYS.size :]))
     if any(flags & ~1 for _, flags in keys):
         raise ProtocolError("the peer sent keys with extra bytes")

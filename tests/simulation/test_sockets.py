@@ -271,7 +271,7 @@ def test_a_host_has_its_own_addresses_alone() -> None:
             await streams.serve_forever()
 
     loopback: Any = ("127.0.0.1", 0)
-    says_so = "one on 127.0.0.1 is reached from its own host alone"
+    says_so = "a listener on 127.0.0.1 accepts connections only from its own host"
     check([
         (lambda: asyncio.open_connection("server", 1), "'server' listens only on 127.0.0.1"),
         (lambda: aiordma.connect("server", 2), says_so),

@@ -269,7 +269,8 @@ async def test_nothing_is_made_without_a_ticket(factory: ConnectionFactory) -> N
                 assert told.startswith(CHALLENGE_MAGIC)
                 assert not listener._acceptor.handshakes
             else:
-                assert unpack_refusal(told) == "the peer's ticket is for another challenge"
+                text = "the peer's ticket does not match this listener's challenge"
+                assert unpack_refusal(told) == text
             for key in (OTHER, None):
                 await ends(dial(factory, listener.port, key), AuthenticationError)
         await replace(factory, auth=KEY).works(listener)
@@ -311,7 +312,7 @@ async def test_a_client_whose_ticket_comes_too_late_makes_another(
         await replace(factory, auth=KEY).works(listener)
         tickets = iter(3 * [bytes(TICKET_SIZE)])
         error = await ends(dial(factory, listener.port, KEY), ConnectionManagerError)
-        assert "a ticket too often" in str(error)
+        assert "a ticket too many times" in str(error)
         assert list(tickets) == [bytes(TICKET_SIZE)]
 
 
@@ -457,11 +458,12 @@ async def test_tls_on_the_exchange(factory: ConnectionFactory, authority: trustm
             await check_alive(client, server)
         error = await ends(dialled(ssl.create_default_context()), ProtocolError)
         assert isinstance(error.__cause__, ssl.SSLCertVerificationError)
-        assert "give ssl=" not in str(error)
+        assert "pass ssl=" not in str(error)
         refused = await ends(dialled(None), RejectedError)
         assert str(refused) == (
-            "[Errno 111] the connecting side uses no TLS for the bootstrap, the listener does: "
-            "give ssl= on both sides or on neither: the application there rejected it"
+            "[Errno 111] the listener uses TLS for the bootstrap, but the connecting side does "
+            "not: "
+            "pass ssl= on both sides or on neither: the peer's application rejected the connection"
         )
         client, server = await asyncio.gather(dialled(trusting), listener.accept())
         async with client, server:
@@ -482,11 +484,12 @@ async def test_listener_without_ssl_names_it_to_both_sides_when_the_peer_uses_tl
         error = await ends(connecting, HandshakeBrokenError)
         where_to = host_port(listener.address)
         assert re.fullmatch(
-            rf"no TLS with {re.escape(where_to)}: .+; give ssl= on both sides or on neither",
+            rf"no TLS with {re.escape(where_to)}: .+; pass ssl= on both sides or on neither",
             str(error),
         )
         logged = (
-            "uses TLS for the bootstrap, this side does not: give ssl= on both sides or on neither"
+            "uses TLS for the bootstrap, but this side does not: pass ssl= on both sides or on "
+            "neither"
         )
         assert logged in caplog.text
 
@@ -505,8 +508,8 @@ async def test_client_without_ssl_names_it_when_another_tls_server_answers(
         port = server.sockets[0].getsockname()[1]
         error = await ends(connect(factory.host, port, **factory.where), ProtocolError)
     assert str(error) == (
-        f"{host_port((factory.host, port))} uses TLS for the bootstrap, this side does "
-        "not: give ssl= on both sides or on neither"
+        f"{host_port((factory.host, port))} uses TLS for the bootstrap, but this side does not: "
+        "pass ssl= on both sides or on neither"
     )
 
 

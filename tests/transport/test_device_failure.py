@@ -98,7 +98,7 @@ async def test_the_device_really_fails(factory: ConnectionFactory) -> None:
             *_, root = await broken(task)
             assert isinstance(root, DeviceEventError), root
             assert root.event == "DEVICE_FATAL"
-            assert "close everything on it and open it again" in str(root)
+            assert "close all objects that use the device, then open it again" in str(root)
     async with factory.pair() as (client, server):  # on the device opened anew
         await check_alive(client, server)
 

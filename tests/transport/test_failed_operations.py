@@ -25,8 +25,9 @@ from .marks import on_pair
 pytestmark = on_pair
 
 ADVICE = (
-    "the peer does not allow this access to its memory: wrong or withdrawn rkey, outside the "
-    "region, or a missing right; ask the peer for a region with that right (IBV_WC_REM_ACCESS_ERR)"
+    "the peer does not allow this access to its memory: the rkey is invalid or revoked, the "
+    "range is outside the region, or the region lacks the right; ask the peer for a region that "
+    "grants the right (IBV_WC_REM_ACCESS_ERR)"
 )
 
 
@@ -131,12 +132,14 @@ async def test_a_range_names_its_region(factory: ConnectionFactory) -> None:
             number = f"{remote.token.region_id:#x}"
             beyond = await ends(client.write(local, remote), RemoteRangeError)
             assert str(beyond) == (
-                f"offset 0, length 64 of remote region {number} of 64 bytes: without the right to "
+                f"cannot access 64 bytes at offset 0 of remote region {number} (64 bytes): "
+                "missing the right to "
                 f"write"
             )
             with pytest.raises(RemoteRangeError) as raised:
                 remote[60:70]
             assert str(raised.value) == (
-                f"offset 60, length 10 of remote region {number} of 64 bytes: [60:70] is out of "
+                f"cannot access 10 bytes at offset 60 of remote region {number} (64 bytes): "
+                "[60:70] is out of "
                 f"range"
             )

@@ -170,7 +170,7 @@ async def test_an_application_that_fails(
     """It refuses, is reported here, and the peer learns nothing of it."""
     async with await listening(factory, on_request) as listener:
         error = await ends(connecting(factory, listener), RejectedError)
-        refused(error, "failed to decide")
+        refused(error, "on_request function of the listener failed")
     (context,) = reported
     assert isinstance(context["exception"], ZeroDivisionError | BaseExceptionGroup | TypeError)
     assert "on_request" in context["message"]
@@ -197,7 +197,7 @@ async def test_an_application_beyond_the_deadline(
     async with await listening(factory, wait) as listener:
         patient = replace(SMALL, connect_timeout=1000)
         error = await ends(connecting(factory, listener, config=patient), RejectedError)
-        refused(error, "did not decide in time")
+        refused(error, "did not return in time")
         assert not listener._ready
 
 

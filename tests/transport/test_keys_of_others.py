@@ -218,7 +218,7 @@ async def test_before_the_proof_on_a_channel_of_their_own(
 
 @one_loop
 async def test_memory_that_may_only_be_read(factory: ConnectionFactory) -> None:
-    """bytes, and a mapping without the right to write: they can be shared for reading."""
+    """bytes, and a mapping missing the right to write: they can be shared for reading."""
     with tempfile.TemporaryFile() as file:
         file.write(pattern(4096))
         file.flush()

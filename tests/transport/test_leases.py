@@ -256,7 +256,7 @@ async def test_the_lease_that_no_call_names(factory: ConnectionFactory) -> None:
 
 async def test_who_may_renew(factory: ConnectionFactory) -> None:
     async with factory.sharing(8) as (client, server, _, remote):
-        with pytest.raises(RequestRefusedError, match="only its owner") as caught:
+        with pytest.raises(RequestRefusedError, match="only the owner") as caught:
             await remote.renew(1)
         assert caught.value.code == ErrorCode.ACCESS
         lent = await client.request_region(8)

@@ -91,7 +91,7 @@ NOT_REMOTE = (
 NO_MEMORY = (
     "… cannot be used as memory, because it supports neither the buffer protocol nor DLPack; "
 )
-NOT_LOCAL = f"an …{NO_MEMORY}it is the peer's memory: read or write it (Connection.read, write)"
+NOT_LOCAL = f"an …{NO_MEMORY}the memory belongs to the peer; use Connection.read or write"
 TEXT = f"a str{NO_MEMORY}encode it with text.encode()"
 NO_PORT = "port must be an int from 0 to 65535, not "
 NO_FACTORY = (
@@ -168,12 +168,12 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "no host": (
         lambda s: aiordma.connect(None, 5, device=s.factory.device),  # type: ignore[arg-type]
         TypeError,
-        "host must be a str, as '192.0.2.1' or 'server.example', not None",
+        "host must be a str such as '192.0.2.1' or 'server.example', not None",
     ),
     "source without a port": (
         connects("cm", source="127.0.0.1"),
         TypeError,
-        "source must be a local (host, port), as ('192.0.2.1', 0), not str '127.0.0.1'",
+        "source must be a local (host, port) such as ('192.0.2.1', 0), not str '127.0.0.1'",
     ),
     "port in use": (
         lambda s: s.at(aiordma.listen, s.ports["cm"]),
@@ -215,7 +215,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "handler of a connection": (
         lambda s: s.serve(aiordma.start_stream_server, answer_alone),
         TypeError,
-        "the handler <function answer_alone …> is called with a reader and a writer: too many "
+        "the handler <function answer_alone …> must accept a reader and a writer: too many "
         "positional arguments",
     ),
     "start_serving as text": (
@@ -254,7 +254,7 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
     "web server, tcp": (
         connects("web", via="tcp"),
         ProtocolError,
-        "{host}:{ports[web]} does not use the aiordma bootstrap: a web server answers; it sent "
+        "{host}:{ports[web]} does not use the aiordma bootstrap: a web server responded; it sent "
         'b\'HTTP/1.1\'; is an aiordma listener running there, with via="tcp" and not "cm"?',
     ),
     "web server, cm": (connects("web"), ConnectionManagerError, OTHER_CM),
@@ -262,8 +262,8 @@ MISTAKES: dict[str, tuple[Use, Kinds, str]] = {
         f"{kind} at {port}": (
             connects(port, kind, via=port[-3:].strip()),
             ProtocolError,
-            f"{{host}}:{{ports[{port}]}} uses {there}, this side {here}: use the same kind "
-            "on both sides",
+            f"{{host}}:{{ports[{port}]}} uses {there}, but this side uses {here}: use the "
+            "same kind on both sides",
         )
         for kind, port, there, here in (
             ("messages", "stream cm", STREAMS, MESSAGES),

@@ -188,7 +188,7 @@ async def test_a_token_that_is_good_elsewhere(factory: ConnectionFactory) -> Non
         with server.alloc(8) as buffer, server.share(buffer, access=ALL) as share:
             for conn, why in (
                 (server, "belongs to this side"),
-                *((other, "does not belong to this connection") for other in others),
+                *((other, "belongs to another connection") for other in others),
             ):
                 with pytest.raises(ValueError, match=f"{share.region_id:#x} {why}"):
                     conn.open_region(share.token.pack())

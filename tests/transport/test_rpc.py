@@ -269,7 +269,7 @@ MISTAKES: dict[str, tuple[Callable[[Connection, rpc.Client], object], str]] = {
     ),
     "a number as a key": (
         lambda _, client: client.call("add", [{"a": {1: 2}}]),
-        "msgpack cannot serialize the value: a dict key is not str or bytes; pass ",
+        "msgpack cannot serialize the value: dict keys must be str or bytes; pass ",
     ),
     "an array": (
         lambda _, client: client.call("add", [np.zeros(3)]),

@@ -398,13 +398,13 @@ async def test_what_is_a_handler(factory: ConnectionFactory, name: str) -> None:
 
 
 NO_HANDLERS: dict[str, tuple[Any, str]] = {
-    "plain function": (lambda _: None, "no coroutine function: write `async def"),
-    "class": (Echo, "no coroutine function"),
-    "None": (None, "no coroutine function"),
-    "builtin": (print, "no coroutine function"),
-    "partial of a builtin": (functools.partial(print), "no coroutine function"),
-    "wrapped builtin": (wrapped(print), "no coroutine function"),
-    "generator": (generates, "no coroutine function"),
+    "plain function": (lambda _: None, "not a coroutine function: write `async def"),
+    "class": (Echo, "not a coroutine function"),
+    "None": (None, "not a coroutine function"),
+    "builtin": (print, "not a coroutine function"),
+    "partial of a builtin": (functools.partial(print), "not a coroutine function"),
+    "wrapped builtin": (wrapped(print), "not a coroutine function"),
+    "generator": (generates, "not a coroutine function"),
     "of streams": (reads_and_writes, "one argument, the connection: missing .*start_stream_server"),
     "more arguments": (Echo().method, "one argument, the connection: missing"),
 }

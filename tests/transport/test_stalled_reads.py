@@ -66,7 +66,7 @@ async def test_peers_that_do_not_answer(factory: ConnectionFactory, answers: str
                 await ends(task, ConnectionError)
             else:
                 error = await ends(task, ConnectionBrokenError)
-                assert "answered too few READs" in str(error)
+                assert "completed too few READs" in str(error)
 
     async with factory.pair(replace(CONFIG, pool_limit=8 * LENGTH)) as (client, server):
         for _ in range(2):

@@ -135,7 +135,7 @@ async def test_a_server_that_is_not_trusted(
 
 NO_TLS = (
     "the server of this stream uses TLS, but its client does not: "
-    "give ssl= on both sides or on neither"
+    "pass ssl= on both sides or on neither"
 )
 
 
@@ -198,7 +198,7 @@ async def test_client_with_ssl_names_it_when_the_server_has_none(
         made.abort_clients()
     where = re.escape(host_port((factory.host, port)))
     assert re.fullmatch(
-        rf"the TLS handshake with {where} failed: .+; give ssl= on both sides or on neither",
+        rf"the TLS handshake with {where} failed: .+; pass ssl= on both sides or on neither",
         str(error),
     )
 
@@ -222,7 +222,7 @@ async def test_client_with_ssl_names_it_when_the_server_stays_silent(
         await connected.wait()
         error = await when_limits_pass(ending)
         made.abort_clients()
-    assert str(error).endswith("aborting the connection; give ssl= on both sides or on neither")
+    assert str(error).endswith("aborting the connection; pass ssl= on both sides or on neither")
 
 
 @one_loop

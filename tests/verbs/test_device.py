@@ -62,7 +62,7 @@ def test_an_address_that_no_device_has(
         verbs.find_device(ip="192.0.2.77")
     assert device.name in caught.value.known
     text = str(caught.value)
-    assert "no device with the address 192.0.2.77; there are: " in text
+    assert "no device with the address 192.0.2.77; available devices: " in text
     assert f"{device.name}: " in text
     assert str(context.choose_gid().gid.ip) in text
 

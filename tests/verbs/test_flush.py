@@ -106,7 +106,7 @@ def test_devices_that_flush_nothing_refuse_by_name(
     with monkeypatch.context() as patch:
         lacking = there._replace(device_cap_flags_ex=0)
         patch.setattr(context, "query_device_ex", lambda: lacking)
-        with pytest.raises(UnsupportedError, match="does not offer flushes"):
+        with pytest.raises(UnsupportedError, match="does not support flushes"):
             pd.create_qp(cq, send_ops=SendOps.FLUSH)
     pd.create_qp(cq, send_ops=SendOps.FLUSH).close()
 

@@ -72,7 +72,7 @@ def test_it_is_named(
         use(context, pd)
     assert caught.value.device == context.name
     assert caught.value.verb == call
-    assert f"device '{context.name}' does not offer" in str(caught.value)
+    assert f"device '{context.name}' does not support" in str(caught.value)
 
 
 def test_resizing_on_a_device_that_cannot(

@@ -76,7 +76,7 @@ def test_options_that_no_software_device_has(
     pd: verbs.ProtectionDomain, cq: verbs.CompletionQueue, options: dict[str, Any]
 ) -> None:
     (name,) = options
-    message = rf"{pd.context.name}.* does not offer RC queue pairs with {name}="
+    message = rf"{pd.context.name}.* does not support RC queue pairs with {name}="
     with pytest.raises(UnsupportedError, match=message) as caught:
         pd.create_qp(cq, **options)
     assert caught.value.verb == "ibv_create_qp_ex"

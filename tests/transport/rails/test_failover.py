@@ -138,7 +138,7 @@ class HeldRails:
 async def test_peer_of_a_broken_lead_is_told_the_cause(
     error: Exception, cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left = "the rail broke at the peer, which continues on another rail"
+    left = "the rail broke at the peer, and the peer continues on another rail"
     async with joined("tcp") as conns:
         await until_rails(conns)
         conns[0]._queue.rail_broke(error)
@@ -348,7 +348,7 @@ async def test_the_next_lead_has_a_shorter_send_queue(monkeypatch: pytest.Monkey
         while not figures(server)["unread"]:
             await yield_loop(1)
         cut(client)
-        assert "send queue is too short" in str(await ends(sending, ConnectionBrokenError))
+        assert "send queue has too few entries" in str(await ends(sending, ConnectionBrokenError))
 
 
 @pytest.mark.parametrize("fails", ["no windows", "the second piece, before"])
@@ -726,11 +726,13 @@ async def test_keys_that_come_after_the_lead_has_broken(
         for region in (lent, given):
             assert not region.ended
             with pytest.raises(
-                BufferStateError, match=r"nothing was executed: .* does not have the key for"
+                BufferStateError,
+                match=r"the operation was not executed: .* does not have the "
+                "key for",
             ):
                 await client.write(b"early", region[:5])
         with pytest.raises(
-            BufferStateError, match=r"nothing was executed: .* does not have the key for"
+            BufferStateError, match=r"the operation was not executed: .* does not have the key for"
         ):
             collected.write(b"early", lent[:5])
         with pytest.raises(BufferStateError, match=r"the batch was not executed: .* again"):

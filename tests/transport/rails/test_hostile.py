@@ -65,8 +65,8 @@ async def asked(peer: RawPeer, message: protocol.Message) -> protocol.Message:
 
 
 LIES: dict[str, tuple[protocol.Message, str]] = {
-    "a number is left out": (RailOffer(1, 2, ENDPOINT), "rail 2 instead of rail 1"),
-    "the lead is offered": (RailOffer(1, 0, ENDPOINT), "rail 0 instead of rail 1"),
+    "a number is left out": (RailOffer(1, 2, ENDPOINT), "rail 2, but rail 1 is next"),
+    "the lead is offered": (RailOffer(1, 0, ENDPOINT), "rail 0, but rail 1 is next"),
     "no endpoint": (RailOffer(1, 1, bytes(40)), "not an aiordma endpoint"),
     "an answer without an offer": (RailAnswer(1, 1, ENDPOINT), "RailAnswer"),
     "an unknown one is ready": (RailReady(0, 1), "rail 1, which this connection does not have"),
@@ -220,7 +220,7 @@ async def test_a_message_by_a_rail_that_gives_no_key(factory: ConnectionFactory)
                     held.enter_context(pool.alloc(1 << 20))
             waiting = asyncio.create_task(conn.lease(1 << 20))
             error = await ends(receiving, ConnectionBrokenError)
-            assert "answered too few READs" in str(error)
+            assert "completed too few READs" in str(error)
             waiting.cancel()
 
 
@@ -295,7 +295,7 @@ async def test_no_key_for_a_message_that_was_being_read_as_the_lead_broke() -> N
                     held.enter_context(pool.alloc(1 << 20))
             waiting = asyncio.create_task(others[1].lease(1 << 20))
             error = await ends(conn.recv(), ConnectionBrokenError)
-            assert "answered too few READs" in str(error)
+            assert "completed too few READs" in str(error)
             waiting.cancel()
             peer.abort()
             await asyncio.gather(sending, return_exceptions=True)

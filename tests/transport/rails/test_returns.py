@@ -228,13 +228,13 @@ async def test_the_leads_port_goes_and_comes(
     assert re.fullmatch(r"rail 0 to .* on embedded0 broke: device 'embedded0' .*PORT_ERR", told[1])
     [moved, _] = [text for text in told if "lead" in text]
     assert re.search(
-        r"^rail 1 to .* on embedded1 is the lead in place of embedded0, [\d.e+]+ ms after it "
-        r"broke; \d+ frames and requests are retransmitted$",
+        r"^rail 1 to .* on embedded1 is the new lead, [\d.e+]+ ms after embedded0 "
+        r"broke; retransmitting \d+ frames and requests$",
         moved,
     )
-    back = [text for text in told if "is back" in text]
+    back = [text for text in told if "is up again" in text]
     assert len(back) == 2
-    assert re.search(r"rail 2 to .* on embedded0 is back, [\d.]+ s after it broke$", back[0])
+    assert re.search(r"rail 2 to .* on embedded0 is up again, [\d.]+ s after it broke$", back[0])
 
 
 @one_loop
