@@ -1,10 +1,10 @@
-/* What the C part offers to Python, to aiordma/_datapath and to the C tests: verbs of either library
- * in batches. */
+/* The C functions for Python, aiordma/_datapath and the C tests: verbs of either library in
+ * batches. */
 #pragma once
 
 #include "abi/abi.h"
 
 #include "interface.h"
 
-/* Of CLOCK_MONOTONIC. */
+/* Returns the time of CLOCK_MONOTONIC. */
 uint64_t aiordma_microseconds(void);

@@ -1,8 +1,8 @@
-/* Completions of classic and of extended CQs, as one kind of record.
+/* Completions of classic and extended CQs as one kind of record.
  *
- * A CQ does not say which of the two it is, so an extended one that we made has our mark for its
- * cq_context.  Beyond the basics it tells what its members say that are not NULL
- * (ibv_create_cq_ex(3): only what was asked for may be read).
+ * A CQ does not tell which kind it is, so an extended CQ that we create has our mark as its
+ * cq_context. Besides the basic fields, it provides those whose members are not NULL
+ * (ibv_create_cq_ex(3): only requested fields may be read).
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -12,9 +12,9 @@
 #include "boundary.h"
 
 enum {
-	/* Records of the device on the stack at once. */
+	/* device records on the stack */
 	BLOCK = 64,
-	/* Polls between two looks at the clock. */
+	/* polls between two readings of the clock */
 	POLLS = 16,
 };
 
@@ -25,7 +25,7 @@ void *aiordma_extended_cq_context(void)
 	return (void *)&extended_mark;
 }
 
-/* The extended CQ, or NULL for a classic one. */
+/* Returns the extended CQ, or NULL for a classic one. */
 static struct ibv_cq_ex *extended_cq(struct ibv_cq *cq)
 {
 	return cq->cq_context == &extended_mark ? (struct ibv_cq_ex *)cq : NULL;
@@ -64,7 +64,7 @@ static int poll_classic(struct ibv_cq *cq, struct aiordma_completion *out,
 		int room = capacity - total < BLOCK ? capacity - total : BLOCK;
 		int n = cq->context->ops.poll_cq(cq, room, wc);
 
-		if (n < 0) /* ibv_poll_cq says only "negative"; errno is not defined by it */
+		if (n < 0) /* ibv_poll_cq does not define errno */
 			return total ? total : -EIO;
 		for (int i = 0; i < n; i++)
 			read_classic(&wc[i], &out[total + i], more ? &more[total + i] : NULL);
@@ -75,7 +75,7 @@ static int poll_classic(struct ibv_cq *cq, struct aiordma_completion *out,
 	return total;
 }
 
-/* A field of the completion, 0 if the CQ was not made to tell it. */
+/* Read a field of the completion, or 0 if the CQ was not created with it. */
 #define READ(cq, field) ((cq)->read_##field ? (cq)->read_##field(cq) : 0)
 
 static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
@@ -83,7 +83,8 @@ static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 {
 	bool ok = cq->status == IBV_WC_SUCCESS;
 
-	/* Of a failed one nothing else is defined (ibv_poll_cq(3)), its opcode least of all. */
+	/* For a failed completion, no other fields are defined, not even the opcode
+	 * (ibv_poll_cq(3)). */
 	*out = (struct aiordma_completion){
 		.wr_id = cq->wr_id,
 		.status = cq->status,
@@ -118,8 +119,9 @@ static void read_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	}
 }
 
-/* One start and end for each: rdma_rxe's library (rdma-core 44) goes one entry too far when end_poll follows
- * a next_poll that has found nothing, as ibv_create_cq_ex(3) has it, and what comes next is lost. */
+/* Start and end polling for each completion. In rdma_rxe's library (rdma-core 44), end_poll after a
+ * next_poll that has found nothing skips an entry, so the sequence of ibv_create_cq_ex(3) would
+ * lose the next completion. */
 static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 			 struct aiordma_completion_more *more, int capacity)
 {
@@ -129,7 +131,7 @@ static int poll_extended(struct ibv_cq_ex *cq, struct aiordma_completion *out,
 	while (total < capacity) {
 		int rc = cq->start_poll(cq, &attr);
 
-		if (rc) /* nothing has been started then: no end_poll (ibv_create_cq_ex(3)) */
+		if (rc) /* not started, so end_poll must not be called (ibv_create_cq_ex(3)) */
 			return total || rc == ENOENT ? total : rc > 0 ? -rc : -EIO;
 		read_extended(cq, &out[total], more ? &more[total] : NULL);
 		total++;

@@ -1,10 +1,9 @@
 /* Calls that no library exports: pointers in the context, most of them in front of it.
  *
- * A context may be an old one without anything in front, or one of a library that knows fewer calls
- * (struct verbs_context grows at its head; `sz` says how much of it there is), or of a provider that
- * leaves a call out.  Each of these is EOPNOTSUPP here, never a call of NULL.  Where the manual
- * page has a simpler exported call do the same work (ibv_create_srq, ibv_create_qp), the caller
- * chooses: only what needs the extended call comes here.
+ * A context may be an old one without anything in front of it, belong to a library with fewer calls
+ * (struct verbs_context grows at its head; `sz` tells its size), or to a provider that omits a
+ * call. Each of these cases returns EOPNOTSUPP and never calls NULL. If a simpler exported call can
+ * do the same (ibv_create_srq, ibv_create_qp), the caller uses that one.
  */
 #include <errno.h>
 
@@ -28,7 +27,7 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		_x && _x->call ? _x : NULL;                                                        \
 	})
 
-/* Each of the following defines a call by the member of the context that it calls, with these arguments. */
+/* Define a function that calls a member of the context with these arguments. */
 #define CODE(name, parameters, context, call, ...)                                                 \
 	int name parameters                                                                        \
 	{                                                                                          \
@@ -36,7 +35,7 @@ static struct verbs_context *extended(struct ibv_context *context, size_t member
 		return offers ? offers->call(__VA_ARGS__) : EOPNOTSUPP;                            \
 	}
 
-/* The same for a call that returns a pointer: NULL with errno. */
+/* Define a function that returns a pointer, or NULL with errno set. */
 #define POINTER(type, name, parameters, context, call, ...)                                        \
 	struct type *name parameters                                                               \
 	{                                                                                          \
@@ -130,7 +129,7 @@ int aiordma_ibv_dealloc_mw(struct ibv_mw *mw)
 	return mw->context->ops.dealloc_mw ? mw->context->ops.dealloc_mw(mw) : EOPNOTSUPP;
 }
 
-/* Type 1 only: a window of type 2 is bound by a work request (ibv_bind_mw(3)). */
+/* Binds type 1 windows only. A type 2 window is bound by a work request (ibv_bind_mw(3)). */
 int aiordma_ibv_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 {
 	if (mw->type != IBV_MW_TYPE_1)

@@ -1,16 +1,17 @@
-/* Work for send queues and receive queues, many requests per call from Python.  Sends go by ibv_post_send, or by
- * the ibv_wr_* builders where the queue pair was created for them (ibv_wr_post(3)); both take the same array. */
+/* Posts many work requests per call from Python to send and receive queues. Sends use
+ * ibv_post_send, or the ibv_wr_* builders if the queue pair was created for them (ibv_wr_post(3)).
+ * Both take the same array. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
 
 #include "boundary.h"
 
-/* Chains are built on the stack; 64 requests with their 64 pointers stay below 10 KiB. */
+/* Chains are built on the stack; 64 requests with 64 pointers use less than 10 KiB. */
 enum { BLOCK = 64 };
 
-/* Bytes of an inline message in several pieces, which are joined on the stack: more than any known
- * device takes (max_inline_data). */
+/* Maximum length of an inline message in several pieces, which are joined on the stack: more than
+ * any known device accepts (max_inline_data). */
 enum { INLINE_MOST = 4096 };
 
 static void *pointer(uint64_t number)
@@ -108,7 +109,7 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 
 /* ---- the builders -------------------------------------------------------------------------- */
 
-/* A builder that the queue pair was not created for may be absent: not called then. */
+/* A builder for which the queue pair was not created may be NULL and is not called. */
 #define BUILD(builder, ...)                                                                        \
 	do {                                                                                       \
 		if (!qp->builder)                                                                  \
@@ -116,7 +117,8 @@ static int post_chains(struct ibv_qp *qp, const struct aiordma_send *sends, uint
 		qp->builder(qp, ##__VA_ARGS__);                                                    \
 	} while (0)
 
-/* The pieces joined: wr_set_inline_data_list of rdma_rxe (rdma-core 44) sends an empty message. */
+/* Join the pieces, because wr_set_inline_data_list of rdma_rxe (rdma-core 44) sends an empty
+ * message. */
 static int set_inline(struct ibv_qp_ex *qp, const struct ibv_sge *sge, uint32_t num_sge)
 {
 	uint8_t joined[INLINE_MOST];
@@ -141,7 +143,7 @@ static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
 {
 	const struct ibv_sge *sge = &sges[send->first_sge];
 
-	/* An empty message is not sent inline: not every provider takes that. */
+	/* An empty message is not sent inline, because not every provider accepts it. */
 	if (send->send_flags & IBV_SEND_INLINE && send->num_sge)
 		return set_inline(qp, sge, send->num_sge);
 	if (send->num_sge == 1)
@@ -151,7 +153,7 @@ static int set_data(struct ibv_qp_ex *qp, const struct aiordma_send *send,
 	return 0;
 }
 
-/* A queue pair that has been made for it has the newer struct. */
+/* A queue pair created for FLUSH has the newer struct. */
 static int build_flush(struct ibv_qp_ex *qp, const struct aiordma_send *send)
 {
 	const struct ibv_qp_ex_newer *newer = (const struct ibv_qp_ex_newer *)qp;
@@ -163,7 +165,7 @@ static int build_flush(struct ibv_qp_ex *qp, const struct aiordma_send *send)
 	return 0;
 }
 
-/* The peer of one request on a queue pair of a single vendor's kind. */
+/* The peer of a request on a vendor-specific queue pair. */
 struct peer {
 	struct mlx5dv_qp_ex *dc;
 	struct ibv_ah *ah;
@@ -191,7 +193,8 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 	int rc;
 
 	qp->wr_id = send->wr_id;
-	/* Inline is not a flag here but another setter; rdma_rxe's needs the flag all the same. */
+	/* Inline data needs a different setter instead of a flag, but rdma_rxe requires the flag as
+	 * well. */
 	qp->wr_flags = send->send_flags;
 	if (!send->num_sge)
 		qp->wr_flags &= ~(unsigned int)IBV_SEND_INLINE;
@@ -225,7 +228,7 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 		BUILD(wr_send_tso, pointer(send->tso_header), (uint16_t)send->tso_header_size,
 		      (uint16_t)send->tso_mss);
 		break;
-	/* The rest has neither an address of the queue pair's type nor data beyond these. */
+	/* The other operations have neither an address for the queue pair type nor other data. */
 	case IBV_WR_LOCAL_INV:
 		BUILD(wr_local_inv, send->invalidate_rkey);
 		return 0;
@@ -249,7 +252,7 @@ static int build(struct ibv_qp_ex *qp, const struct aiordma_send *send, const st
 	return rc ? rc : set_data(qp, send, sges);
 }
 
-/* All or nothing: wr_complete either takes everything since wr_start or drops it. */
+/* Post all requests or none: wr_complete either accepts everything since wr_start or drops it. */
 static int post_built(struct ibv_qp_ex *qp, const struct aiordma_send *sends, uint32_t count,
 		      const struct ibv_sge *sges, const struct peer *peer, uint32_t *posted)
 {

@@ -1,4 +1,4 @@
-/* Calls of single providers' libraries, found when first needed. */
+/* Loads calls of provider libraries when they are first needed. */
 #include <dlfcn.h>
 
 #include "boundary.h"
@@ -8,8 +8,8 @@ static struct aiordma_provider_calls found;
 
 static void find(const char *soname, const char *name, void **place)
 {
-	/* Never closed, as libibverbs keeps its providers.  A library that is not installed is
-	 * looked for again the next time. */
+	/* Never closed, because libibverbs keeps its providers as well. A library that is not
+	 * installed is looked for again. */
 	void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
 
 	*place = library ? dlsym(library, name) : NULL;

@@ -1,4 +1,5 @@
-/* The system's libraries, opened when first needed: nothing of them is needed to build or import. */
+/* Loads the system's libraries when they are first needed. Building and importing do not need
+ * them. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -7,7 +8,7 @@
 
 struct library {
 	const char *soname;
-	const char *packages; /* what to install, as the common distributions name it */
+	const char *packages; /* what to install, with the package names of common distributions */
 };
 
 static const struct library verbs_library = {
@@ -20,7 +21,7 @@ static const struct library cm_library = {
 	"librdmacm1 (Debian, Ubuntu), librdmacm (Fedora, RHEL), rdma-core (Arch)",
 };
 
-/* The error text begins with "library" or "symbol", so that the caller sees which is missing. */
+/* The message begins with "library" or "symbol", so that the caller sees which is missing. */
 static void *open_library(const struct library *library, char *error, size_t error_size)
 {
 	void *handle = dlopen(library->soname, RTLD_NOW | RTLD_LOCAL);
@@ -52,7 +53,7 @@ static const struct aiordma_device_calls device = {.provider_calls = aiordma_ins
 
 static int load(struct aiordma_calls *table, char *error, size_t error_size)
 {
-	/* The handles are never closed: the providers behind libibverbs keep threads and fork
+	/* The handles are never closed, because providers behind libibverbs have threads and fork
 	 * handlers that must not lose their code. */
 	void *verbs = open_library(&verbs_library, error, error_size);
 	void *cm = verbs ? open_library(&cm_library, error, error_size) : NULL;

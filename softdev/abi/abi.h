@@ -1,5 +1,5 @@
-/* What both libraries of calls have in common, for the compiler: the system types that the ABI stands
- * on, the ABI, and the tables of calls.  cffi reads the same files (lib_source.py). */
+/* The ABI of both libraries for the compiler: the system types that it needs, the declarations, and
+ * the tables of calls. cffi reads the same files (lib_source.py). */
 #pragma once
 
 #include <netinet/in.h>

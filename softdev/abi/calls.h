@@ -1,10 +1,10 @@
-/* Every exported call that is used, one line each: CALL(library, result, name, arguments).
+/* All exported calls that are used, one per line: CALL(library, result, name, arguments).
  *
- * No include guard: this list is expanded several times (struct aiordma_calls in abi.h, the
- * dlopen table in system.c, the embedded device's table), and the build reads the same lines for
- * cffi.  Keep one call to a line.  OPTIONAL calls are younger than the oldest library
- * that is supported (rdma-core 32): where they are missing, their place in the table is NULL.  A
- * file that makes no difference between the two defines CALL alone.
+ * There is no include guard, because the list is expanded several times (struct aiordma_calls in
+ * abi.h, the dlopen table in system.c, the embedded device's table). The build reads the same lines
+ * for cffi, so keep each call on one line. OPTIONAL calls are newer than the oldest supported
+ * library (rdma-core 32); if a library lacks one, its entry is NULL. A file that does not
+ * distinguish the two defines only CALL.
  */
 #ifndef OPTIONAL
 #define OPTIONAL CALL

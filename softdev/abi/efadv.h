@@ -1,5 +1,5 @@
 /* The part of libefa.so.1 that is used: scalable reliable datagrams (SRD) of Amazon's EFA devices.
- * Read by cffi and by the compiler, as verbs.h is. */
+ * Read by cffi and by the compiler, like verbs.h. */
 
 enum { EFADV_QP_DRIVER_TYPE_SRD = 0 };
 

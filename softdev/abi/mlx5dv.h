@@ -1,5 +1,5 @@
 /* The part of libmlx5.so.1 that is used: dynamically connected queue pairs (DC) of mlx5 devices.
- * Read by cffi and by the compiler, as verbs.h is. */
+ * Read by cffi and by the compiler, like verbs.h. */
 
 enum mlx5dv_qp_init_attr_mask { MLX5DV_QP_INIT_ATTR_MASK_DC = 1 << 1 };
 
@@ -25,7 +25,7 @@ struct mlx5dv_qp_init_attr {
 	uint64_t send_ops_flags;
 };
 
-/* The members after the first two are only ever called by others: their types do not matter. */
+/* Only the first two members are called, so the types of the others do not matter. */
 struct mlx5dv_qp_ex {
 	uint64_t comp_mask;
 	void (*wr_set_dc_addr)(struct mlx5dv_qp_ex *qp, struct ibv_ah *ah, uint32_t remote_dctn,

@@ -1,6 +1,6 @@
-/* Every call of a provider's own library that is used, one line each, as in calls.h.
+/* All calls of provider libraries that are used, one per line, as in calls.h.
  *
- * Each is optional, and so is each library: what is missing is NULL in the table.
+ * Every call and library is optional; a missing call is NULL in the table.
  */
 OPTIONAL(efa, int, efadv_query_device, (struct ibv_context *context, struct efadv_device_attr *attr, uint32_t inlen))
 OPTIONAL(efa, struct ibv_qp *, efadv_create_qp_ex, (struct ibv_context *context, struct ibv_qp_init_attr_ex *attr_ex, struct efadv_qp_init_attr *efa_attr, uint32_t inlen))

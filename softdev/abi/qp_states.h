@@ -1,22 +1,23 @@
-/* The steps of queue pairs between states, as data: QP_STEP(type, from, to, attributes that
- * ibv_modify_qp must have, attributes that it may have).  The device refuses by them, and a
- * library explains by them what was refused.
+/* The transitions of queue pairs as data: QP_STEP(type, from, to, required attributes of
+ * ibv_modify_qp, optional attributes). The device uses them to refuse calls, and the library to
+ * explain refusals.
  *
- * IBV_QP_STATE is not listed: it is required where the state changes, and may be there where it stays.
- * Nor are the steps to RESET, from every state, and to ERR, from every state but RESET: nothing else may
- * be set with them.
+ * IBV_QP_STATE is not listed: it is required if the state changes, and optional if it does not.
+ * Transitions to RESET, from every state, and to ERR, from every state except RESET, are not listed
+ * either: no other attribute may be set with them.
  *
- * Sources: InfiniBand Architecture Specification volume 1, clause 10.3.1 (the states) and 11.2.5.2
- * (Modify Queue Pair, the attributes of each transition); ibv_modify_qp(3), the lists of required
- * attributes.  Where the specification leaves room, the table says what the Linux kernel answers, so
- * that a diagnosis made here and one made by a kernel driver agree:
+ * Sources: InfiniBand Architecture Specification volume 1, clauses 10.3.1 (states) and 11.2.5.2
+ * (Modify Queue Pair, the attributes of each transition); ibv_modify_qp(3), lists of required
+ * attributes. Where the specification leaves a choice, the table contains the behaviour of the
+ * Linux kernel, so that diagnoses here and by a kernel driver agree:
  *
  * - RESET goes to INIT only (and to RESET); it cannot be put into the error state;
  * - the attributes of a queue pair in RTR cannot be changed: there is no RTR -> RTR;
- * - no step takes IBV_QP_CAP: a queue pair is not resized;
+ * - no transition accepts IBV_QP_CAP: a queue pair cannot be resized;
  * - IBV_QP_RATE_LIMIT is for raw packet queue pairs;
  * - a reliable queue pair goes to ERR, never to SQE;
- * - only a reliable path may move to another port (SQD -> SQD). */
+ * - only a reliable path may move to another port (SQD -> SQD).
+ */
 QP_STEP(RC, RESET, INIT, IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT,
 	0)
 QP_STEP(RC, INIT, INIT, 0,

@@ -1,6 +1,5 @@
-/* The part of the librdmacm ABI that aiordma uses; the rules of verbs.h hold here too.
- * Meanings: rdma_cm(7) and the rdma_*(3) man pages.
- */
+/* The part of the librdmacm ABI that aiordma uses, with the same rules as verbs.h. The rdma_cm(7)
+ * and rdma_*(3) man pages define the meaning. */
 
 enum rdma_cm_event_type {
 	RDMA_CM_EVENT_ADDR_RESOLVED,

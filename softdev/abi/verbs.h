@@ -1,9 +1,9 @@
-/* The part of the libibverbs ABI that aiordma uses, written once.
+/* The part of the libibverbs ABI that aiordma uses, defined once.
  *
- * Read by the C compiler (through abi.h, which brings the types below it) and by cffi, so the only
- * preprocessor lines here are integer `#define`s.  Layouts, names and values are those of
- * libibverbs.so.1 (symbol version IBVERBS_1.1 and later); `make abi` compiles a check of every
- * size, offset and constant against the distribution's headers.  Meanings: ibv_*(3) man pages.
+ * The C compiler (through abi.h, which adds the required system types) and cffi read this file, so
+ * the only preprocessor lines are integer `#define`s. Layouts, names and values are those of
+ * libibverbs.so.1 (symbol version IBVERBS_1.1 and later). `make abi` checks every size, offset and
+ * constant against the distribution's headers. The ibv_*(3) man pages define the meaning.
  */
 
 /* ---- devices and ports ------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ struct ibv_device_attr_ex {
 	struct ibv_device_attr orig_attr;
 	uint32_t comp_mask;
 	struct ibv_odp_caps odp_caps;
-	uint64_t completion_timestamp_mask; /* the bits that a timestamp has; 0: none */
+	uint64_t completion_timestamp_mask; /* bits of a timestamp; 0 if not supported */
 	uint64_t hca_core_clock;            /* kHz */
 	uint64_t device_cap_flags_ex;
 	struct ibv_tso_caps tso_caps;
@@ -220,7 +220,7 @@ enum ibv_values_mask { IBV_VALUES_MASK_RAW_CLOCK = 1 << 0 };
 
 struct ibv_values_ex {
 	uint32_t comp_mask;
-	struct timespec raw_clock; /* tv_nsec alone: cycles of hca_core_clock */
+	struct timespec raw_clock; /* tv_nsec only: cycles of hca_core_clock */
 };
 
 enum ibv_mtu {
@@ -427,7 +427,7 @@ struct ibv_cq {
 	uint32_t async_events_completed;
 };
 
-/* What an extended CQ must be able to tell (ibv_create_cq_ex(3), wc_flags). */
+/* The values that an extended CQ must be able to return (ibv_create_cq_ex(3), wc_flags). */
 enum ibv_create_cq_wc_flags {
 	IBV_WC_EX_WITH_BYTE_LEN = 1 << 0,
 	IBV_WC_EX_WITH_IMM = 1 << 1,
@@ -475,8 +475,8 @@ struct ibv_wc_tm_info {
 	uint32_t priv;
 };
 
-/* Begins as struct ibv_cq does.  status and wr_id are of the completion that the last start_poll
- * or next_poll came to. */
+/* Begins like struct ibv_cq. status and wr_id belong to the completion of the last start_poll or
+ * next_poll. */
 struct ibv_cq_ex {
 	struct ibv_context *context;
 	struct ibv_comp_channel *channel;
@@ -588,7 +588,7 @@ enum ib_uverbs_advise_mr_advice {
 
 enum ib_uverbs_advise_mr_flag { IB_UVERBS_ADVISE_MR_FLAG_FLUSH = 1 << 0 };
 
-/* Memory of the device itself. */
+/* Device memory. */
 struct ibv_alloc_dm_attr {
 	size_t length;
 	uint32_t log_align_req;
@@ -648,7 +648,7 @@ struct ibv_global_route {
 	uint8_t traffic_class;
 };
 
-/* The first 40 bytes of what a datagram queue pair receives. */
+/* The first 40 bytes that a datagram queue pair receives. */
 struct ibv_grh {
 	uint32_t version_tclass_flow; /* network byte order */
 	uint16_t paylen;              /* network byte order */
@@ -872,7 +872,7 @@ struct ibv_qp_open_attr {
 	enum ibv_qp_type qp_type;
 };
 
-/* Enhanced connection establishment: what the providers of two devices agree on. */
+/* Enhanced connection establishment: features that the providers of two devices agree on. */
 struct ibv_ece {
 	uint32_t vendor_id;
 	uint32_t options;
@@ -1061,7 +1061,7 @@ struct ibv_data_buf {
 	size_t length;
 };
 
-/* Posting by building (ibv_wr_post(3)).  wr_id and wr_flags are for the next wr_* call. */
+/* The builder interface (ibv_wr_post(3)). wr_id and wr_flags apply to the next wr_* call. */
 struct ibv_qp_ex {
 	struct ibv_qp qp_base;
 	uint64_t comp_mask;
@@ -1122,7 +1122,7 @@ struct ibv_device {
 
 struct _compat_ibv_port_attr; /* struct ibv_port_attr up to `flags` */
 
-/* The `_compat_` members keep the places of calls that are exported functions today. */
+/* The `_compat_` members reserve the places of calls that are exported functions today. */
 struct ibv_context_ops {
 	int (*_compat_query_device)(struct ibv_context *context,
 				    struct ibv_device_attr *device_attr);
@@ -1171,9 +1171,9 @@ struct ibv_context {
 	void *abi_compat;
 };
 
-/* The calls that came later, before the context in one allocation: a context whose abi_compat is
- * all ones (AIORDMA_ABI_EXTENDED in abi.h) is the last member of one of these.  It grows at its
- * head, so `sz` says which members there are.  Calls of which nothing is used are plain pointers. */
+/* Calls added later, which precede the context in one allocation: a context whose abi_compat is all
+ * ones (AIORDMA_ABI_EXTENDED in abi.h) is the last member of such a struct. The struct grows at its
+ * head, and `sz` tells which members exist. Calls that are not used are plain pointers. */
 struct verbs_context {
 	int (*query_port)(struct ibv_context *context, uint8_t port_num,
 			  struct ibv_port_attr *port_attr, size_t port_attr_len);

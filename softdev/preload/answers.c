@@ -1,4 +1,4 @@
-/* The texts of the device's files in /sys, from the answers that its calls give. */
+/* The contents of the device's files in /sys, generated from its calls. */
 #include "preload.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ static int print_text(char *text, const char *format, ...)
 	return length < TEXT_SIZE ? length : -EOVERFLOW;
 }
 
-/* A text of which a device has one. */
+/* Defines a text that does not depend on an index. */
 #define ANSWER(name)                                                                               \
 	int answer_##name(char *text, int number __attribute__((unused)),                          \
 			  unsigned int index __attribute__((unused)))
@@ -44,7 +44,7 @@ CONSTANT(rate, "200 Gb/sec (4X HDR)") /* active_width and active_speed of ibv_qu
 CONSTANT(pkey, "0xffff")
 CONSTANT(zero, "0")
 CONSTANT(zero_hex, "0x0")
-CONSTANT(numa_node, "-1") /* near to every node: memory, no card */
+CONSTANT(numa_node, "-1") /* not bound to a node, because it is not a card */
 
 ANSWER(node_number)
 {
@@ -114,7 +114,7 @@ ANSWER(cpu_list)
 	return count > 1 ? print_text(text, "0-%ld\n", count - 1) : print_text(text, "0\n");
 }
 
-/* Words of 32 processors, the highest first. */
+/* Words of 32 processors, highest first. */
 ANSWER(cpu_mask)
 {
 	long count = sysconf(_SC_NPROCESSORS_CONF);
@@ -161,8 +161,8 @@ ANSWER(cap_mask)
 	return print_text(text, "0x%08x\n", IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS);
 }
 
-/* An entry of the GID table.  Before a context is open there is none: then it is read for this
- * answer.  What is behind its end is empty. */
+/* Get an entry of the GID table. The table is read for this call if no context is open. Entries
+ * behind its end are empty. */
 static int find_gid(int number, unsigned int index, struct soft_gid *gid)
 {
 	struct soft_hca *hca = hca_at(number);
@@ -192,7 +192,7 @@ int answer_gid(char *text, int number, unsigned int index)
 	return 40;
 }
 
-/* The kernel has no attributes of an empty entry either: EINVAL. */
+/* The kernel has no attributes of an empty entry either and returns EINVAL. */
 int answer_gid_type(char *text, int number, unsigned int index)
 {
 	struct soft_gid entry;

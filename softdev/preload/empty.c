@@ -1,1 +1,1 @@
-/* A library that only leads to another one: meson.build. */
+/* A library without code that depends on another library (meson.build). */

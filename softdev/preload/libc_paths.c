@@ -1,13 +1,13 @@
-/* Functions of the C library that take paths, in front of its own: where a path is the device's in
- * /sys or /dev (lookup.c), they answer for it; all others go straight on.
+/* Wrappers of C library functions that take paths. They answer for the device's paths in /sys and
+ * /dev (lookup.c) and pass all other calls on.
  *
- * Files of /sys are made when they are opened, as sealed memory (memfd_create(2)) or, where that is
- * denied, as a pipe.  Folders are those beside this library, so a process leaves nothing behind.  The
- * node in /dev can be looked at, and opening it fails with ENXIO, as for a node without a driver: its
- * calls are this library's.
+ * Files in /sys are created when they are opened, as sealed memory (memfd_create(2)), or as a pipe
+ * if that is denied. Directories are those next to this library, so a process leaves nothing
+ * behind. The node in /dev can be examined, but opening it fails with ENXIO, like a node without a
+ * driver, because this library implements its calls.
  */
 #define _GNU_SOURCE
-#undef _FILE_OFFSET_BITS /* with 64 the headers give these functions their names with 64 */
+#undef _FILE_OFFSET_BITS /* with 64, the headers would rename these functions */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -30,8 +30,8 @@
 _Static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
 	       "the names with 64 are the same functions");
 
-/* The next functions of these names, those of the C library or of a sanitizer: found before the
- * program runs, so that none of its calls has to look for one. */
+/* The next functions with these names, from the C library or a sanitizer. They are looked up before
+ * the program runs. */
 #define FUNCTIONS(EACH)                                                                            \
 	EACH(access)                                                                               \
 	EACH(euidaccess)                                                                           \
@@ -56,7 +56,7 @@ static struct {
 #define FIND(name) next.name = (__typeof__(name) *)dlsym(RTLD_NEXT, #name);
 __attribute__((constructor)) static void find_next(void){FUNCTIONS(FIND)}
 
-/* Constructors of other libraries may come first. */
+/* Constructors of other libraries may run first. */
 #define NEXT(name) (next.name ? next.name : (find_next(), next.name))
 
 static int fail(int error)
@@ -73,12 +73,12 @@ static bool is_ours(int dirfd, const char *path, bool follow, struct place *plac
 	return true;
 }
 
-/* What several of them do is not called by a public name: that may be another library's, preloaded
- * before this one. */
+/* Code that several functions share must not call public names, which may belong to another
+ * preloaded library. */
 
 /* ---- stat ------------------------------------------------------------------------------------ */
 
-/* The st_mode of one of the table's links, nodes and texts. */
+/* Returns the st_mode of a link, node or text in the table. */
 static mode_t mode_of(const struct place *place)
 {
 	switch (place->kind) {
@@ -103,7 +103,7 @@ static off_t size_of(const struct place *place)
 	}
 }
 
-/* Any number that no other entry has. */
+/* Returns a number that no other entry has. */
 static ino_t inode_of(const struct place *place)
 {
 	return (ino_t)(uintptr_t)place->entry + place->index + ((ino_t)place->number << 48);
@@ -150,7 +150,7 @@ PUBLIC int lstat(const char *path, struct stat *status)
 	return stat_at(AT_FDCWD, path, status, AT_SYMLINK_NOFOLLOW);
 }
 
-/* The names of these before glibc 2.33, with the version of the structure. */
+/* The names of these functions before glibc 2.33, with the version of the structure. */
 PUBLIC int __fxstatat(int version, int dirfd, const char *path, struct stat *status, int flags)
 {
 	(void)version;
@@ -232,7 +232,7 @@ PUBLIC int eaccess(const char *path, int mode)
 	return euidaccess(path, mode);
 }
 
-/* Extended attributes, of which there are none: `ls -l` asks. */
+/* Extended attributes do not exist, but `ls -l` asks for them. */
 static ssize_t attributes(const char *path, bool follow, int error, struct place *place)
 {
 	return is_ours(AT_FDCWD, path, follow, place) && place->entry ? fail(error) : 0;
@@ -257,7 +257,7 @@ PUBLIC ssize_t lgetxattr(const char *path, const char *name, void *value, size_t
 /* ---- open ------------------------------------------------------------------------------------ */
 
 #ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 8u /* Linux 6.3; sysctl vm.memfd_noexec may ask for it */
+#define MFD_NOEXEC_SEAL 8u /* since Linux 6.3; the sysctl vm.memfd_noexec may require it */
 #endif
 
 static int make_file(const char *name, unsigned int close_on_exec)
@@ -268,8 +268,7 @@ static int make_file(const char *name, unsigned int close_on_exec)
 					 : fd;
 }
 
-/* The text in a pipe, where a seccomp filter denies memfd_create.  It can be read once, from its
- * beginning. */
+/* Return the text in a pipe, if a seccomp filter denies memfd_create. It can be read once. */
 static int open_pipe(const char *text, size_t length, int close_on_exec)
 {
 	int ends[2];
@@ -361,7 +360,7 @@ PUBLIC int openat(int dirfd, const char *path, int flags, ...)
 	return open_at(dirfd, path, flags, mode);
 }
 
-/* With _FORTIFY_SOURCE, where nothing is made. */
+/* Used with _FORTIFY_SOURCE when no file is created. */
 PUBLIC int __open_2(const char *path, int flags);
 PUBLIC int __open_2(const char *path, int flags)
 {
@@ -401,7 +400,8 @@ PUBLIC FILE *fopen(const char *path, const char *mode)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* Of a folder of ours or elsewhere; errno says that what it names is none. */
+/* Returns the directory to open for a path, ours or another one, or sets errno if it is not a
+ * directory. */
 static const char *folder_path(const char *path, struct place *place)
 {
 	if (!is_ours(AT_FDCWD, path, true, place))
@@ -437,7 +437,7 @@ static void close_folder(void *folder)
 	closedir(folder);
 }
 
-/* The C library walks by our functions instead of its own. */
+/* Let the C library use our functions to walk directories. */
 PUBLIC int glob(const char *pattern, int flags, int (*on_error)(const char *, int), glob_t *found)
 {
 	if ((flags & GLOB_ALTDIRFUNC) ||
@@ -507,7 +507,7 @@ PUBLIC char *realpath(const char *path, char *resolved)
 PUBLIC char *__realpath_chk(const char *path, char *resolved, size_t room);
 PUBLIC char *__realpath_chk(const char *path, char *resolved, size_t room)
 {
-	(void)room; /* the caller's own check is that of PATH_MAX */
+	(void)room; /* the caller has checked for PATH_MAX */
 	return realpath(path, resolved);
 }
 

@@ -1,7 +1,8 @@
-/* Which paths are the device's in /sys and /dev: tree.h, and which folder stands for each of its.
+/* Finds the device's paths in /sys and /dev (tree.h), and the directories that replace its
+ * directories.
  *
- * Only paths that begin like those of the table are looked at, as they are written: a program that
- * comes by another way (a folder that it changed to, a link of its own) gets what the system has.
+ * Only paths that literally begin like those in the table are examined. A program that uses another
+ * way (a directory that it changed to, a link of its own) gets what the system has.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +28,7 @@ static const struct entry entries[] = {
 };
 enum { ENTRIES = sizeof(entries) / sizeof(entries[0]), MOST_LINKS = 8 };
 
-/* The highest folders that are ours, as what is in them may not be. */
+/* The top directories of the table; not all of their contents are ours. */
 static const char *const roots[] = {
 	"/sys/class/infiniband",
 	"/sys/class/infiniband_verbs",
@@ -35,7 +36,8 @@ static const char *const roots[] = {
 	"/sys/devices/virtual/aiordma",
 };
 
-/* Where `path` goes on behind a folder: at its slash or end; NULL if it is elsewhere. */
+/* Returns the rest of `path` after a directory, starting at its slash or end, or NULL if it is
+ * elsewhere. */
 static const char *behind(const char *path, const char *folder)
 {
 	size_t length = strlen(folder);
@@ -62,8 +64,8 @@ void preload_gave_out_folder(void)
 	atomic_store_explicit(&gave_out_folder, true, memory_order_relaxed);
 }
 
-/* The folder that stands for "/": beside this library, without symbolic links, as the kernel names
- * the folders of open descriptors. */
+/* The directory that replaces "/": next to this library and without symbolic links, as the kernel
+ * names the directories of open descriptors. */
 static char top[512];
 
 __attribute__((constructor)) static void find_top(void)
@@ -81,7 +83,7 @@ __attribute__((constructor)) static void find_top(void)
 		strcpy(top, real);
 }
 
-/* A name relative to one of our folders, as an absolute one. */
+/* Convert a name relative to one of our directories to an absolute path. */
 static bool make_absolute(int dirfd, const char *path, char *absolute, size_t size)
 {
 	char self[32], folder[4096];
@@ -98,7 +100,7 @@ static bool make_absolute(int dirfd, const char *path, char *absolute, size_t si
 	rest = *top ? behind(folder, top) : NULL;
 	if (!rest || !*rest)
 		return false;
-	while (*++rest >= '0' && *rest <= '9') /* of a listing for so many devices */
+	while (*++rest >= '0' && *rest <= '9') /* the directory for this number of devices */
 		;
 	rest -= rest[-1] == '/';
 	return (size_t)snprintf(absolute, size, "%s%s%s", rest, *path ? "/" : "", path) < size;
@@ -116,8 +118,8 @@ bool preload_may_be_ours(int dirfd, const char *path)
 
 /* ---- the walk -------------------------------------------------------------------------------- */
 
-/* The same with the names of the device that has the number `as`; false if they are not all names of
- * `*number`, which is the first one's if it was negative. */
+/* Replace the names of device `*number` in a path by those of device `as`. If `*number` is
+ * negative, it is set from the first name. Returns false if the path names different devices. */
 static bool rename_device(const char *from, char *to, size_t size, int *number, int as)
 {
 	static const struct {
@@ -152,7 +154,8 @@ static bool rename_device(const char *from, char *to, size_t size, int *number, 
 	return !*from && length < size;
 }
 
-/* An entry whose path this is, with its index where the path has a number for #. */
+/* Find the first device's entry with a path, and its index if the path has a number in place of
+ * #. */
 static const struct entry *entry_of_first(const char *path, unsigned int *index)
 {
 	*index = 0;
@@ -179,7 +182,7 @@ static const struct entry *entry_of_first(const char *path, unsigned int *index)
 	return NULL;
 }
 
-/* The same for each device. */
+/* Find the entry with a path for any device. */
 static const struct entry *entry_at(const char *path, int *number, unsigned int *index)
 {
 	char first[sizeof(((struct place *)0)->path)];
@@ -215,7 +218,7 @@ static void append(char *path, size_t size, const char *name, size_t length)
 		snprintf(path + at, size - at, "/%.*s", (int)length, name);
 }
 
-/* Where a link leads, as the device with that number has it. */
+/* Get the target of a link for the device with this number. */
 static void find_target(const struct entry *link, int number, char *target, size_t size)
 {
 	int first = 0;
@@ -223,8 +226,8 @@ static void find_target(const struct entry *link, int number, char *target, size
 	rename_device(link->target, target, size, &first, number);
 }
 
-/* One name further; true for a link, and where it leads.  The system may not have the folder that a
- * step back leaves, if it is ours: `changed`. */
+/* Append a component to a path. Returns true for a link, with its target. Sets `changed` for "..",
+ * because the system may not have our directory. */
 static bool step(char *path, size_t size, const char *name, size_t length, bool *changed,
 		 char *target, size_t target_size)
 {
@@ -250,7 +253,7 @@ static bool step(char *path, size_t size, const char *name, size_t length, bool 
 	return true;
 }
 
-/* Finds the place of a path, following links of the table; false if it is too long. */
+/* Find the place of a path, following links in the table. Returns false if it is too long. */
 static bool walk(const char *name, bool follow, struct place *place, bool *changed)
 {
 	char todo[sizeof(place->path)];
@@ -312,5 +315,5 @@ void preload_look_up(int dirfd, const char *name, bool follow, struct place *pla
 		place->real = place->folder;
 	} else if (changed) {
 		place->real = place->path;
-	} /* else as it was: its dots may be behind links of the system */
+	} /* unchanged, because its dots may follow links of the system */
 }

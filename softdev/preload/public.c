@@ -1,7 +1,7 @@
-/* What libibverbs and librdmacm export besides the calls of abi/calls.h, for programs only.
+/* Exports of libibverbs and librdmacm that are not in abi/calls.h, for programs only.
  *
- * The linker gives every function of calls.h the public name of the call (exports.py), so that the
- * dynamic linker finds it before those libraries; what is missing is in exports.txt.
+ * The linker gives every function of calls.h the public name of its call (exports.py), so that the
+ * dynamic linker finds it before those libraries. exports.txt lists the missing calls.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,8 @@ PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port_num, uns
 
 /* ---- the port ------------------------------------------------------------------------------- */
 
-/* In units of 100 Mb/s: ibv_query_port_speed(3).  Four lanes of 50 Gb/s, as ibv_query_port says. */
+/* Returns the speed in units of 100 Mb/s (ibv_query_port_speed(3)): four lanes of 50 Gb/s, as in
+ * ibv_query_port. */
 PUBLIC int ibv_query_port_speed(struct ibv_context *context, uint32_t port_num, uint64_t *speed)
 {
 	(void)context;
@@ -54,8 +55,8 @@ PUBLIC const char *ibv_get_sysfs_path(void)
 	return path ? path : "/sys";
 }
 
-/* The structure knows its files only where this library answers for them (tree.h), and programs make
- * use of a device that librdmacm keeps open: libfabric makes queue pairs on it after
+/* Only with this library does the device structure name its files (tree.h). Open a device as
+ * librdmacm does, because programs use it: libfabric creates queue pairs on it after
  * rdma_free_devices(3). */
 __attribute__((constructor)) static void set_up(void)
 {
@@ -73,8 +74,8 @@ __attribute__((constructor)) static void set_up(void)
 	soft_ibv_free_device_list(list);
 }
 
-/* The text of a file without its newline: its length; -1 also where there is no room for a final zero,
- * without which the caller would read on. */
+/* Read a file without its newline. Returns the length, or -1, also if there is no room for a final
+ * null byte, without which the caller would read on. */
 PUBLIC int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size)
 {
 	char path[IBV_SYSFS_PATH_MAX * 2];
@@ -107,7 +108,7 @@ PUBLIC struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t leng
 	return soft_ibv_reg_mr_iova2(pd, addr, length, iova, (unsigned int)access);
 }
 
-/* As in rdma-core 64. */
+/* Same as in rdma-core 64. */
 struct ibv_buf {
 	struct ibv_pd *pd;
 	void *addr;
@@ -120,7 +121,7 @@ enum {
 	REG_FD = 1 << 2,
 	REG_FD_OFFSET = 1 << 3,
 	REG_BUF = 1 << 5,
-	REG_KNOWN = REG_IOVA | REG_ADDR | REG_FD | REG_FD_OFFSET | REG_BUF, /* not DMA handles */
+	REG_KNOWN = REG_IOVA | REG_ADDR | REG_FD | REG_FD_OFFSET | REG_BUF, /* no DMA handles */
 };
 
 struct ibv_mr_init_attr {
@@ -140,7 +141,7 @@ PUBLIC void *ibv_alloc_buf(struct ibv_pd *pd, size_t size, struct ibv_buf **buf)
 	struct ibv_buf made = {.pd = pd, .size = size};
 	struct ibv_buf *handle = malloc(sizeof(*handle));
 
-	/* Whole pages, of which fork and madvise(2) know. */
+	/* Whole pages, which fork and madvise(2) handle correctly. */
 	made.addr =
 		size ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
 		     : MAP_FAILED;
@@ -207,7 +208,7 @@ PUBLIC struct ibv_mr *ibv_reg_buf_mr(struct ibv_pd *pd, struct ibv_buf *buf, voi
 	return ibv_reg_mr_ex(pd, &attr);
 }
 
-/* The device reaches memory through the process's own page tables: a fork harms nothing. */
+/* The device accesses memory through the process's page tables, so a fork does not affect it. */
 PUBLIC int ibv_dontfork_range(void *base, size_t size)
 {
 	(void)base;
@@ -246,8 +247,8 @@ PUBLIC const char *ibv_wr_opcode_str(enum ibv_wr_opcode opcode)
 
 /* ---- providers' libraries ------------------------------------------------------------------- */
 
-/* They read it; it is the application's environment in libibverbs. */
+/* An environment setting of the application in libibverbs, which providers read. */
 PUBLIC bool verbs_allow_disassociate_destroy = false;
 
-/* aiordma itself sees by this that these are not the system's libraries (verbs/system.c). */
+/* Tells aiordma itself that these are not the system's libraries (verbs/system.c). */
 PUBLIC const char aiordma_run = 1;

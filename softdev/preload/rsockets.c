@@ -1,9 +1,9 @@
-/* The rsockets of librdmacm, refused: each call (exports.txt) fails with EOPNOTSUPP, and the first one of a
- * process says so on standard error.
+/* The rsockets of librdmacm are not supported: each call (exports.txt) fails with EOPNOTSUPP, and
+ * the first one of a process writes a line to standard error.
  *
- * rsockets are a protocol of librdmacm's own above verbs.  The line is there because most programs
- * go on without a word: librspreload, which puts rsockets under programs for TCP, takes the kernel's
- * TCP wherever rsocket() fails, and what was meant as a test of RDMA would pass without any.
+ * rsockets are a separate protocol of librdmacm above verbs. The message is needed because most
+ * programs continue silently: librspreload, which runs TCP programs over rsockets, uses the
+ * kernel's TCP if rsocket() fails, so a test that was meant to use RDMA would pass without it.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -23,7 +23,7 @@ long preload_refuse_rsocket(void)
 
 	if (!atomic_flag_test_and_set(&told))
 		written = write(STDERR_FILENO, line, sizeof(line) - 1);
-	(void)written; /* standard error may be closed: the errno value is told in any case */
+	(void)written; /* standard error may be closed; errno is set in any case */
 	errno = EOPNOTSUPP;
 	return -1;
 }

@@ -1,14 +1,14 @@
-/* What programs see of the device in /sys and /dev, one line each, as the first device has it: another
- * one has its number in each name, embedded1 and uverbs1001.
+/* The device's files in /sys and /dev, one per line, for the first device. Another device has its
+ * number in each name: embedded1 and uverbs1001.
  *
- * No include guard: preload/lookup.c expands this list, and tree.py reads its lines.  A path is a
- * folder if another one begins with it; # stands for an index.
+ * There is no include guard, because preload/lookup.c expands this list, and tree.py reads its
+ * lines. A path is a directory if another path begins with it. # stands for an index.
  *
- *   LINK(path, target)    a symbolic link, relative to its folder as in sysfs
+ *   LINK(path, target)    a symbolic link, relative to its directory as in sysfs
  *   NODE(path, minor)     a device node
- *   TEXT(path, answer)    a file, whose text a function of answers.c makes when it is opened
+ *   TEXT(path, answer)    a file, whose text a function of answers.c generates when it is opened
  *
- * What software reads of it, as of 2026:
+ * Programs that read it, as of 2026:
  *
  *   UCX            the node by stat and access; device/local_cpus, device/numa_node, gid_attrs/types,
  *                  gid_attrs/ndevs
@@ -16,8 +16,8 @@
  *   NCCL           dlopen and dlvsym; realpath of device; gid_attrs/types
  *   Mooncake       realpath of embedded0/../.. and numa_node there; gid_attrs/ndevs
  *   rdma-core      (its tests) a listing of device/net; pkeys
- *   perftest       device/numa_node; ports/1/counters, which is missing
- *   hwloc          a listing of the class through a descriptor of / (not reached); device/local_cpus
+ *   perftest       device/numa_node; ports/1/counters, which does not exist
+ *   hwloc          a listing of the class through a descriptor of / (not supported); device/local_cpus
  */
 LINK("/sys/class/infiniband/embedded0",
      "../../devices/virtual/aiordma/embedded0/infiniband/embedded0")

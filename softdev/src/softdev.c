@@ -1,5 +1,5 @@
-/* Puts the device together: the table of its calls, and the tables of higher folders that
- * lower ones are given. */
+/* Assembles the device: its table of calls, and the tables of higher folders that lower folders
+ * use. */
 #include "softdev.h"
 
 #include "cm/cm.h"
@@ -30,7 +30,7 @@ static const struct soft_gsi_calls gsi = {
 	.send = soft_roce_send_mad,
 };
 
-/* Each time that the engine starts, for the child of a fork may want other links. */
+/* Called whenever the engine starts, because the child of a fork may use other links. */
 static int choose_carriers(void)
 {
 	soft_ud_use(soft_links_are_roce() ? &packets : NULL);
@@ -73,8 +73,8 @@ void soft_device_make(void)
 	soft_links_use_cm(soft_cm_offer);
 }
 
-/* Before anything of the device can be called, and so before the constructors of preload/.
- * GCC forgets the priority where the function has been declared before without it. */
+/* Runs before any call of the device, and before the constructors in preload/. GCC ignores the
+ * priority if the function has been declared without it. */
 __attribute__((constructor(101))) static void make_first(void)
 {
 	soft_device_make();
