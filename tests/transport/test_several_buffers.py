@@ -177,7 +177,7 @@ async def test_what_allocate_raises(factory: ConnectionFactory, size: int) -> No
         await ends(server.recv_with(lambda _: b"not writable"), ValueError)
         await ends(server.recv_with(lambda length: np.zeros(length, object)), TypeError)
         await ends(server.recv_with(lambda _: None), TypeError)  # type: ignore[arg-type,return-value]
-        with pytest.raises(TypeError, match="callable"):
+        with pytest.raises(TypeError, match="allocate must be a function"):
             server.recv_with(bytearray(5))  # type: ignore[arg-type, unused-coroutine]
         with await server.recv() as message:
             assert message == pattern(size)
