@@ -23,7 +23,7 @@ def main() -> int:
         if missing not in NEEDED:
             raise
         print(
-            f"aiordma: the command line needs {missing}, which is not installed: "
+            f"aiordma: the command line requires {missing}, which is not installed: "
             "pip install 'aiordma[cli]'",
             file=sys.stderr,
         )

@@ -27,8 +27,9 @@ CHECK_INTERFACE = "check the cable, and bring up its interface with `ip link set
 CHECK_SUBNET_MANAGER = "check the cable, and that a subnet manager (opensm) is running"
 GIVE_ADDRESS = "assign an IP address to its network interface"
 REPORT = (
-    "if this names an environment variable or a system call, correct or allow it; otherwise please "
-    "report this, because embedded0 should work on every Linux machine with a loopback interface"
+    "correct the environment variable or allow the system call that the finding names; otherwise "
+    "please report this, because embedded0 should work on every Linux machine with a loopback "
+    "interface"
 )
 
 
@@ -204,7 +205,11 @@ def ports(facts: Facts) -> Iterator[Told]:
     wrong = WARNING if some else PROBLEM
     for device in facts.devices:
         if device.problem:
-            yield wrong, f"{device.name} cannot be opened: {device.problem}", "see permissions"
+            yield (
+                wrong,
+                f"{device.name} cannot be opened: {device.problem}",
+                "see the check permissions",
+            )
         for port in device.ports:
             name = f"port {port.attributes.port_num} of {device.name}"
             ethernet = port.attributes.link_layer is verbs.LinkLayer.ETHERNET
@@ -321,7 +326,7 @@ def choice(facts: Facts) -> Iterator[Told]:
         yield (
             WARNING,
             f"programs that do not name a device fail: {facts.chosen_why}",
-            f"change {by}" if by else "see the findings above",
+            f"change or unset {by}" if by else "see the findings above",
         )
     elif facts.named not in ("", "system"):
         yield OK, f"programs use {facts.chosen}, because of {by}"

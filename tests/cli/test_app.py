@@ -29,7 +29,7 @@ def test_without_the_extra_it_says_what_to_install(module: str) -> None:
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            f"aiordma: the command line needs {module}, which is not installed: "
+            f"aiordma: the command line requires {module}, which is not installed: "
             "pip install 'aiordma[cli]'\n"
         )
 

@@ -185,7 +185,7 @@ FINDINGS: list[tuple[Check, Facts, list[tuple[Verdict, str, str]]]] = [
     (checks.ports, at(DOWN_PORT, UP), [(WARNING, "DOWN", ""), (OK, "mlx5_1 is ACTIVE", "")]),
     (checks.ports, at(WAITING), [(PROBLEM, "INIT", "subnet manager")]),
     (checks.ports, at(DeviceInfo("mlx5_0", problem="[Errno 13] no")),
-        [(PROBLEM, "mlx5_0 cannot be opened: [Errno 13] no", "see permissions")]),
+        [(PROBLEM, "mlx5_0 cannot be opened: [Errno 13] no", "see the check permissions")]),
     (checks.gids, GOOD, [(OK, "10.0.0.1", "")]),
     (checks.gids, at(device("a", port())), [(PROBLEM, "port 1 of a has no GID", "IP address")]),
     (checks.gids, at(device("a", port()), UP), [(WARNING, "no GID", ""), (OK, "10.0.0.1", "")]),
