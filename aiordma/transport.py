@@ -8,20 +8,20 @@ Example::
     async with await aiordma.connect(host, port) as conn:
         await conn.send(b"hello")
 
-All functions take the same two options for the device and the connection method.
+All functions accept the options `device` and `via`.
 
-`device` names the RDMA device (`aiordma.verbs.devices()` lists them):
+`device` selects the RDMA device (`aiordma.verbs.devices()` lists the names):
 
-- None uses the device in the environment variable AIORDMA_DEVICE. If it is not set, a system device
-  with an active port is used, or else the embedded device. The logger "aiordma" warns about the
-  embedded device.
-- "system" is the same, but never chooses the embedded device.
-- A list of names gives the connection a queue pair on each of these devices, and "all" one on each
-  active device (`Connection.rails`).
+- None selects the device named by the environment variable AIORDMA_DEVICE. If the variable is not
+  set, None selects a system device with an active port, or the embedded device if no such system
+  device exists. In the last case, the logger "aiordma" prints a warning.
+- "system" is like None, but never selects the embedded device.
+- A list of names creates a queue pair on each of these devices. "all" creates a queue pair on each
+  active device. See `Connection.rails`.
 
-`via` is the connection method: "cm" for the RDMA connection manager, or "tcp" for an exchange of
-endpoints over a TCP socket (TCP bootstrap). Both sides need the same method, and devices that can
-reach each other. Cards can only connect to cards, and embedded devices to embedded devices.
+`via` selects the connection method. "cm" uses the RDMA connection manager. "tcp" exchanges the
+endpoints over a TCP socket (TCP bootstrap). Both sides must use the same method. Cards can only
+connect to cards, and embedded devices only to embedded devices.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ async def resolve(
 
 
 async def source_to(address: Address, source: Address | None) -> Address | None:
-    """Return the numeric local address to connect from; a host "" is any of the peer's family."""
+    """Return the numeric local address to connect from. An empty host means any local address."""
     if source is None:
         return None
     family, every = (socket.AF_INET6, "::") if ":" in address[0] else (socket.AF_INET, "0.0.0.0")
@@ -227,12 +227,13 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
     If the host name has several addresses, they are tried in the resolver's order.
 
     Args:
-        host: A host name or numeric address that belongs to a device of the peer.
+        host: The host name or numeric address of the peer. It must belong to one of the peer's
+            RDMA devices.
         port: The port of the listener.
-        device: A device name, several names (a list, or text with commas), or "all". None chooses
-            the default device. With several devices, the first one that can be used is the lead.
-            Each of the others adds a queue pair once the connection is open, if the listener
-            supports it (`Connection.rails`).
+        device: A device name, a list of names, a str with names separated by commas, or "all".
+            None selects the default device. With several devices, the first usable device becomes
+            the lead. If the listener supports it, each further device adds a queue pair after the
+            connection is open (`Connection.rails`).
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
         source: The local (host, port) to connect from.
         config: The settings of this side.
@@ -243,11 +244,10 @@ async def connect(host: str, port: int, **options: Unpack[ConnectOptions]) -> Co
             on the way, the connection ends. Operations on memory cannot be encrypted, so they are
             refused; "messages" on both sides allows them unencrypted. Requires the extra
             `aiordma[encrypt]`.
-        ssl: A TLS context for the TCP bootstrap (`via="tcp"` only). The certificate must be valid
-            for `host`. Without it, a program that reads the bootstrap can connect in this side's
-            place. TLS does not encrypt RDMA traffic.
-        data: At most 64 bytes for the application of the listener, which can inspect them and
-            refuse the connection (`on_request` of `listen`).
+        ssl: A TLS context for the TCP bootstrap (`via="tcp"` only). The listener's certificate must
+            be valid for `host`. Without TLS, an attacker who can read the bootstrap can connect in
+            place of this side. TLS does not encrypt RDMA traffic.
+        data: At most 64 bytes for the listener's `on_request` function.
 
     Returns:
         The open connection.
@@ -342,20 +342,20 @@ async def _connect(
 async def prepare_connection(
     *, address: str | None = None, **options: Unpack[EndpointOptions]
 ) -> PendingConnection:
-    """Prepare one half of a connection whose endpoints you exchange over a channel of your own.
+    """Prepare one side of a connection whose endpoints you exchange yourself.
 
     See `PendingConnection` for the steps.
 
     Args:
-        address: The local IP address at which the peer can reach this side. None chooses the best
-            one of the device.
+        address: The local IP address at which the peer can reach this side. None selects the best
+            address of the device.
         device: The device or devices, as for `connect`.
         config: The settings of this side.
         auth: The pre-shared key, as for `connect`.
         encrypt: Whether to encrypt messages, as for `connect`.
 
     Returns:
-        The pending connection, whose `endpoint` goes to the peer.
+        The pending connection. Send its `endpoint` to the peer.
     """
     given = complete("prepare_connection", options, ENDPOINT)
     config, security = given["config"], Security(given["auth"], encrypt=given["encrypt"])
@@ -388,14 +388,14 @@ class Listening:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses on which it listens. They have the same port."""
+        """The addresses on which this object listens. All addresses have the same port."""
         raise NotImplementedError
 
     @property
     def address(self) -> Address:
         """The first of `addresses`.
 
-        If port 0 was requested, it has the port that was chosen.
+        If you passed port 0, the address contains the port that the system has chosen.
         """
         return self.addresses[0]
 
@@ -414,10 +414,10 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
     """A listener for connections. Created by `listen`.
 
     Accept connections with `await listener.accept()` or `async for conn in listener`. New
-    connections are queued until they are accepted. `close` closes those that were not. If more than
-    `backlog` are queued, those that have ended in the meantime are discarded.
+    connections are queued until you accept them. `close` closes the connections in the queue. If
+    more than `backlog` connections are queued, connections that have ended are discarded.
 
-    `device` is the name of the device, or of the first one of several.
+    `device` is the name of the device. With several devices, it is the name of the first device.
     """
 
     def __init__(self, device: str, backlog: int) -> None:
@@ -518,9 +518,10 @@ class Listener(Listening, shutdown.EndsWhenDropped, AsyncContext, AsyncIteration
             yield connection
 
     def stop(self) -> None:
-        """Stop listening, without awaiting. The port is free immediately.
+        """Stop listening immediately. The port can be used again when this returns.
 
-        Connections that are already queued can still be accepted. `close` releases the rest.
+        Connections in the queue can still be accepted. `close` closes the connections that were
+        not accepted.
         """
         if self._affinity.is_after_fork:
             return
@@ -591,28 +592,27 @@ def deliver_to(listener: Listener) -> Callable[[Connection], None]:
 async def listen(host: str = "", port: int = 0, **options: Unpack[ListenOptions]) -> Listener:
     """Listen for connections.
 
-    If a host name has several addresses, the listener uses all of them that belong to this machine,
-    with the same port (`Listener.addresses`). `Config.max_connections` and `Config.max_handshakes`
-    limit the number of peers.
+    If a host name has several addresses, the listener uses each address that belongs to this
+    machine. All addresses have the same port (`Listener.addresses`). `Config.max_connections` and
+    `Config.max_handshakes` limit the number of peers.
 
     Args:
-        host: The host name or numeric address to listen on. "" and "::" stand for all addresses.
-        port: The port. 0 chooses a free one (`Listener.port`).
+        host: The host name or numeric address to listen on. "" and "::" mean all addresses.
+        port: The port. 0 selects a free port (`Listener.port`).
         device: The device or devices, as for `connect`. Each further queue pair of a peer is placed
             on a device that the connection does not use yet, if there is one.
         via: The connection method, "cm" or "tcp". It must be the same on both sides.
-        backlog: The number of requests that may wait in the connection manager (`via="cm"`). If
-            more connections than this are queued for `accept`, those that have ended in the
-            meantime are discarded.
+        backlog: The maximum number of requests that wait in the connection manager (`via="cm"`). If
+            more than `backlog` connections wait for `accept`, connections that have ended are
+            discarded.
         config: The settings of this side.
         auth: The pre-shared key, as for `connect`.
         encrypt: Whether to encrypt messages, as for `connect`.
         ssl: A server's TLS context, with a certificate, for the TCP bootstrap (`via="tcp"` only).
-        on_request: A function or coroutine function to inspect each `ConnectionRequest`. It is
-            called before the connection is accepted, but after the peer has proved the key. It
-            returns None to accept the connection, or the reason of a refusal as a str, which the
-            peer's `connect` raises. The peer waits for the decision, at most for
-            `Config.handshake_timeout`. `Connection.request_data` keeps the data of the peer.
+        on_request: A function or coroutine function that decides about each `ConnectionRequest`,
+            after the peer has proved that it has the key. Return None to accept the connection. To
+            refuse the connection, return the reason as a str, which the peer's `connect` raises.
+            The decision must be made within `Config.handshake_timeout`.
 
     Returns:
         The listener.
@@ -636,9 +636,9 @@ async def listen_with(
     family: int = 0,
     flags: int = 0,
 ) -> Listener:
-    """Listen as `listen` does, with the given security requirements and on one or several hosts.
+    """Listen on one or several hosts with the given security requirements.
 
-    `family` and `flags` are those for the resolver.
+    `family` and `flags` are passed to the resolver.
     """
     via, config = options["via"], options["config"]
     check_options(via, config)

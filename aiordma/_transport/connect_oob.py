@@ -25,13 +25,13 @@ class PendingConnection(AsyncContext):
 
     Both sides take the same steps:
 
-    1. Send `endpoint` to the peer over a channel of your own.
-    2. Pass the peer's endpoint to `accept`. This side can receive from then on.
-    3. Tell the peer that you have accepted, and wait until it has told you the same.
+    1. Send `endpoint` to the peer over your own channel.
+    2. Pass the peer's endpoint to `accept`. After that, this side can receive.
+    3. Tell the peer that you have called `accept`, and wait until the peer has told you the same.
     4. Call `await start()`.
 
-    If a side starts before the peer has accepted, the connection may break after some retries. The
-    end of an `async with` block closes a pending connection that was not started.
+    If one side calls `start` before the peer has called `accept`, the connection may break. The end
+    of an `async with` block closes a pending connection that was not started.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PendingConnection(AsyncContext):
             raise BufferStateError(f"{self!r} has already accepted its peer")
         data = bytes(bytes_of(endpoint))
         if len(data) != SIZE:
-            raise ProtocolError(f"not an aiordma endpoint: {len(data)} bytes, not {SIZE}")
+            raise ProtocolError(f"invalid endpoint: expected {SIZE} bytes, not {len(data)}")
         remote = Endpoint.unpack(data[:ENDPOINT_SIZE])
         peer = Hello.unpack(data[ENDPOINT_SIZE:])
         self._security.agree(peer)

@@ -36,20 +36,21 @@ class Connection(MemoryMethods, AsyncContext, AsyncIteration):
 
     A connection belongs to the event loop in which it was created. It is not thread-safe.
 
-    Every await can be cancelled. Work that has been posted to the device still completes, and its
-    memory is held until then. Work that has not been posted is dropped. Everything else stays in
-    order.
+    Every await can be cancelled. An operation that has been posted to the device still completes,
+    and its memory is in use until then. An operation that has not been posted is dropped. The order
+    of other operations does not change.
 
-    A message arrives after all earlier messages, and after all writes that were started before it,
-    awaited or not. Releasing a region or handing it over follows the same order, with one
-    exception: a write with immediate data that is still waiting for room at the peer is refused.
+    Messages arrive in the order in which they were sent. A message also arrives after all writes
+    that were started before it, even if you did not await them. A region is released or handed over
+    in the same order. However, if a write with immediate data to the region still waits for room at
+    the peer, that write is refused.
 
     Operations on the peer's memory start in the order of the calls. They may overtake messages that
     wait for room at the peer, and operations that wait for memory from the pool. A read or an
-    atomic may see the result of a later write, so await it before you write.
+    atomic operation may see the result of a later write, so await the read before you write.
 
-    After the connection has ended, every call raises an error: ConnectionClosedError if either side
-    closed the connection in order, otherwise ConnectionBrokenError with the reason.
+    After the connection has ended, every call raises ConnectionClosedError if one side closed the
+    connection, or ConnectionBrokenError with the reason if the connection failed.
     """
 
     def __init__(self, endpoint: RailEndpoint, hello: Hello) -> None:

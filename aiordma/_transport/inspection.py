@@ -38,12 +38,12 @@ class ConnectionRequest:
     data: bytes
     """The data that the peer passed to `connect(data=...)`: at most 64 bytes, b"" by default.
 
-    Validate it. With `auth` it comes from a peer that has the key, otherwise from any host.
+    Validate the data. Without `auth`, the data can come from any host.
     """
     via: Way
     """The connection method: "cm", "tcp" or "in-band".
 
-    "in-band" means over an earlier connection of `via="tcp"`.
+    "in-band" means that the request arrived over an existing connection with `via="tcp"`.
     """
     device: str
     """The name of the device that carries the connection."""
