@@ -118,19 +118,19 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     async def send_region(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
     ) -> Share:
-        """Share memory of this side, and send its token to the peer, which calls `recv_region`.
+        """Share memory of this side, and send the token to the peer.
 
-        The peer gets a RemoteRegion with exactly these bytes and rights.
+        The peer calls `recv_region` and gets a RemoteRegion with exactly these bytes and rights.
 
-        If you cancel the call, nothing is shared. If the peer has received the key by then, the key
-        is revoked: the memory is not accessed any more, and using it breaks the connection.
+        If you cancel the call, nothing is shared. If the peer has already received the token, the
+        token is revoked, and using the token breaks the connection.
 
         Args:
             region: A Buffer, a Region, or a slice of one.
             access: The rights of the peer.
             lease: The time for which the peer may use the memory, in seconds. "default" means
-                `Config.lease`, which is one minute unless you set it. None means no time limit: the
-                share lasts until it is revoked or the connection ends. `Share.renew` extends it.
+                `Config.lease`, which is one minute by default. None means that the share lasts
+                until you revoke it or the connection ends. `Share.renew` extends the time.
 
         Returns:
             The share, which can be revoked and renewed.
@@ -146,15 +146,14 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     def share(
         self, region: LocalMemory, *, access: Rights = Rights.READ, lease: Lease = "default"
     ) -> Share:
-        """Share memory of this side without sending its token, which you send to the peer yourself.
+        """Share memory of this side. You send the token to the peer yourself.
 
-        Send `Share.token.pack()`. Messages of this connection can carry it immediately. If you use
-        another channel, first call `await share.ready()`, because the key is created through the
-        send queue.
+        Send `Share.token.pack()` in a message of this connection, or over another channel. Before
+        you use another channel, call `await share.ready()`.
 
-        Only the peer of this connection can use the token, with these rights and only for these
-        bytes. If the device does not support memory windows, any peer of this event loop that has
-        the token can use it. Treat it like a password then (docs/security.md).
+        Only the peer of this connection can use the token. If the device does not support memory
+        windows, every peer of this event loop that learns the token can use it. In that case, treat
+        the token like a password (docs/security.md).
 
         Args:
             region: A Buffer, a Region, or a slice of one.
@@ -169,10 +168,9 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
         return self._sharing.open_up(region, rights, self._lease(lease))
 
     def open_region(self, token: bytes | bytearray | memoryview | RegionToken) -> RemoteRegion:
-        """Open a region of the peer from a token that you received over a channel of your own.
+        """Open a region of the peer from a token that you received yourself.
 
-        A forged token is only detected when it is used. The connection then breaks, as with every
-        operation that the peer's device refuses.
+        A forged token is detected only when you use the region. The connection then breaks.
 
         Args:
             token: The token, packed or as an object.
@@ -201,18 +199,19 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     async def request_region(
         self, size: int, *, access: Rights = Rights.READ | Rights.WRITE, lease: Lease = "default"
     ) -> RemoteRegion:
-        """Borrow zeroed memory from the peer, within the quota that it sets.
+        """Borrow zeroed memory from the peer.
 
-        If you cancel the call, the memory is returned as soon as the peer grants it.
+        The peer limits the amount with `Config.lend_quota`. If you cancel the call, memory that the
+        peer grants later is returned.
 
         Args:
             size: The number of bytes.
             access: The rights that you need.
             lease: The time for which you need the memory, in seconds from the call. "default" means
-                this side's `Config.lease`. None means no time limit: you keep it until you release
-                it or hand it over, or the connection ends. The peer may grant less
-                (`Config.max_lease`), as the region's `lease_left` shows. `RemoteRegion.renew` asks
-                for more time.
+                this side's `Config.lease`. None means that you keep the memory until you release
+                it, hand it over, or the connection ends. The peer may grant less time
+                (`Config.max_lease`); see `RemoteRegion.lease_left`. `RemoteRegion.renew` requests
+                more time.
 
         Returns:
             The borrowed memory.
@@ -228,10 +227,10 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     async def hand_over(self, region: RemoteRegion) -> None:
         """Return borrowed memory (`request_region`) to its owner together with its contents.
 
-        The region cannot be used here afterwards. The owner gets it as a Buffer from `recv_buffer`,
-        and it contains everything that was written before this call. Cancelling the call does not
-        stop the transfer. If the owner's lease has ended by then, or its only rail has failed, the
-        owner does not get the memory.
+        The owner gets a Buffer from `recv_buffer`. The buffer contains everything that was written
+        before this call. You cannot use the region afterwards. Cancelling the call does not stop
+        the transfer. The owner does not get the memory if the lease ends or the only rail fails
+        before the transfer.
 
         Args:
             region: A region from `request_region`.
@@ -243,8 +242,8 @@ class MemoryMethods(ConnectionLifecycle, MessageMethods):
     async def recv_buffer(self) -> Buffer:
         """Wait for the next memory that the peer has borrowed from this side and handed over.
 
-        The buffer is yours until you release it, like one from `alloc`. If you cancel the wait, no
-        buffer is lost.
+        As with `alloc`, you own the buffer until you release it. If you cancel the wait, no buffer
+        is lost.
         """
         self._affinity.check(self)
         return await self._sharing.receive_buffer()
