@@ -90,7 +90,7 @@ class _Frame(NamedTuple):
 
 def _pack(kind: int, number: int, name: str = "") -> bytes:
     try:
-        encoded = arguments.text("the name of a function", name).encode()
+        encoded = name.encode()
     except UnicodeEncodeError:
         raise ValueError(f"the name of a function must be valid Unicode, not {name!r}") from None
     if len(encoded) > 255:
@@ -98,6 +98,10 @@ def _pack(kind: int, number: int, name: str = "") -> bytes:
             f"function name {name[:30]!r}... is too long: {len(encoded)} bytes (maximum 255)"
         )
     return _HEADER.pack(kind, len(encoded), number) + encoded
+
+
+def _pack_call(number: int, name: str) -> bytes:
+    return _pack(_CALL, number, arguments.text("the name of a function", name))
 
 
 def _unpack(message: memoryview, *kinds: int) -> _Frame:
@@ -206,7 +210,7 @@ def _check_functions(functions: Mapping[str, Function]) -> None:
         wanted = "a mapping of names to coroutine functions, such as {'add': add}"
         raise TypeError(refusal("functions", wanted, functions))
     for name, function in functions.items():
-        _pack(_CALL, 0, name)
+        _pack_call(0, name)
         if not callable(function):
             raise TypeError(refusal(name, "a coroutine function of one argument", function))
         if why := misfit(function, [None]):
@@ -462,7 +466,7 @@ class Client(AsyncContext):
                 may have run.
         """
         number = next(self._numbers)
-        head = _pack(_CALL, number, name)
+        head = _pack_call(number, name)
         if more:
             text = f"{name}() must be called with one argument, not {1 + len(more)}; pass a list"
             raise TypeError(text)

@@ -95,7 +95,7 @@ GROUPS: dict[str, set[str]] = {
     "opentelemetry": {"metrics", "monitoring"},
     "blocking": PUBLIC
     | {"streams", "_native", "_loop.shutdown", "_core.arguments", "_transport.listening"}
-    | {"_core.finalizers"},
+    | {"_core.finalizers", "_transport.arguments"},
     "streams": PUBLIC
     | {
         "_options",

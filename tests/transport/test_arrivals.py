@@ -41,6 +41,7 @@ async def test_a_step_is_one_message_by_whatever_it_is_driven(factory: Connectio
             await client.send(content)
             await barrier(client)
             step = cast("Any", anext(messages))
+            assert step.__await__() is step
             assert iter(step) is step
             with pytest.raises(StopIteration) as end:
                 step.send(None) if content == b"send" else next(step)
