@@ -145,7 +145,7 @@ def test_cache(environment: dict[str, str], host: str) -> None:
         assert run_example(environment, "cache", "set", *at, "a", "a value") == "stored\n"
         assert run_example(environment, "cache", "get", *at, "a") == "a: a value\n"
         assert failed(environment, "cache", "set", *at, "a", 1016 * "v") == (
-            "cache: key and value together may have at most 1016 bytes\n"
+            "cache: key and value can have at most 1016 bytes together\n"
         )
 
 
