@@ -78,7 +78,7 @@ def decode_rnr_timer(code: int) -> float:
 def _refuse_encoded(what: str, given: object, decode: Callable[[int], float]) -> None:
     if isinstance(given, Integral) and not isinstance(given, bool) and 1 <= int(given) <= 31:
         raise ValueError(
-            f"{what} of {given}: times are in seconds; if this is the encoded value of struct "
-            f"ibv_qp_attr, write verbs.{decode.__name__}({given}), {decode(int(given)):.3g} s, "
-            f"otherwise {given}.0"
+            f"{what} of {given}: times are in seconds. If {given} is an encoded value from struct "
+            f"ibv_qp_attr, write verbs.{decode.__name__}({given}), which is "
+            f"{decode(int(given)):.3g} s; if you mean seconds, write {given}.0"
         )

@@ -683,9 +683,9 @@ def _run(
         ends.callback(_simulates.release)
         if softdev.sim_begin(seed & NEVER):
             raise BusyError(
-                "this process is using its embedded device: before a simulation, close everything "
-                "and end the event loop, which keeps the device for a second after the last "
-                "connection"
+                "cannot start a simulation while this process uses its embedded device: close all "
+                "connections and the event loop first (a loop holds the device for a second after "
+                "its last connection)"
             )
         ends.callback(_end_devices)
         ends.enter_context(process.simulated(seed, devices))

@@ -122,7 +122,8 @@ class Regions:
             )
         if bisect_right(self._ended, token.region_id) % 2:
             raise LeaseEndedError(
-                f"{region} has ended: the owner must share the memory again", token.region_id
+                f"the lease of {region} has ended: the owner must share the memory again",
+                token.region_id,
             )
 
     def end(self, region_id: int) -> None:

@@ -46,7 +46,7 @@ def test_out_of_range(encode: Callable[[float], int], named: str, wrong: tuple[f
 
 @pytest.mark.parametrize("given", [14, np.int64(14)])
 def test_an_encoded_number_is_taken_for_no_time(given: int) -> None:
-    said = r"write verbs.decode_{}\(14\), {} s, otherwise 14\.0"
+    said = r"write verbs.decode_{}\(14\), which is {} s; if you mean seconds, write 14\.0"
     with pytest.raises(ValueError, match=said.format("ack_timeout", r"0\.0671")):
         encode_ack_timeout(given)
     with pytest.raises(ValueError, match=said.format("rnr_timer", r"0\.00128")):

@@ -53,7 +53,7 @@ def _check_names() -> None:
         raise ValueError(f"distributed.comm.rdma must be a mapping of settings, not {given!r}")
     if unknown := sorted(name for name in given if name.replace("_", "-") not in SETTINGS):
         raise ValueError(
-            f"distributed.comm.rdma: unknown settings: {', '.join(unknown)} (the settings are "
+            f"distributed.comm.rdma: unknown settings: {', '.join(unknown)} (valid settings are "
             f"{', '.join(SETTINGS)})"
         )
 

@@ -138,7 +138,7 @@ async def test_certificates_alone_are_no_encryption(serve: Serve) -> None:
         ("options", "polling", "options must be a mapping .*, not 'polling'"),
         ("options", {"eager-sise": 1}, "unknown aiordma.Config settings: eager_sise"),
         ("device", "no_such_device", "no_such_device"),
-        ("devise", "embedded0", r"unknown settings: devise \(the settings are device, via"),
+        ("devise", "embedded0", r"unknown settings: devise \(valid settings are device, via"),
         ("via", "quic", "quic"),
     ],
 )
