@@ -214,7 +214,7 @@ def test_faults_of_the_process_are_none_of_a_simulation(monkeypatch: pytest.Monk
 
 async def test_the_device_of_the_process_must_not_be_in_use() -> None:
     async with testing.connected_pair():
-        with pytest.raises(BusyError, match=r"close everything .* for a second"):
+        with pytest.raises(BusyError, match=r"close all connections .* for a second"):
             testing.simulate(lambda _: asyncio.sleep(0), seed=1)
 
 
