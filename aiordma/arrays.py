@@ -1,9 +1,12 @@
 """Arrays and tensors over a connection: sent in messages, or accessed in the peer's memory.
 
-An array is a numpy array or a torch tensor in CPU memory. `kind` selects the type of array that a
-function creates: "numpy" or "torch". A message with arrays has the layout of a safetensors file.
-You can therefore send the contents of such a file, and write a received message to a file. numpy
-lacks some types (bfloat16, float8). They need `kind="torch"` or the ml_dtypes package.
+In this module, an array is a numpy array or a torch tensor in CPU memory. The argument `kind`,
+"numpy" or "torch", selects the type of the arrays that a function creates. A message that contains
+arrays has the same layout as a safetensors file. You can therefore send the contents of a
+safetensors file as a message, or write a received message to a file.
+
+Some element types, such as bfloat16 and float8, do not exist in numpy. To receive them, pass
+`kind="torch"` or install the ml_dtypes package.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ _MOST_WITH_GAPS = _MOST_RUNS * _GAP
 
 
 class Arrays(dict[str, Any]):
-    """A dictionary of arrays by name, with a dictionary of strings as `metadata`."""
+    """A dictionary that maps names to arrays, with additional strings in `metadata`."""
 
     def __init__(self, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         super().__init__(arrays)
@@ -243,10 +246,10 @@ def _contiguous(array: Any) -> Any:
 
 
 def pack(arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> list[Any]:
-    """Return the buffers of a message with these arrays, for `Connection.send`.
+    """Return a list of buffers that form a message with these arrays, for `Connection.send`.
 
-    The first buffer is the header. Arrays that are not in C order are copied. All other arrays are
-    sent in place, and must not change until `send` returns.
+    The first buffer is the header. An array that is not in C order is copied. All other arrays are
+    sent directly from their own memory, so do not change them until `send` returns.
 
     Raises:
         TypeError: If safetensors does not support the type of an array.
@@ -347,12 +350,13 @@ def _parse(text: bytes, size: int) -> tuple[dict[str, _Layout], dict[str, str]]:
 
 
 def unpack(memory: Any, kind: Kind = "numpy") -> Arrays:
-    """Return the arrays of a `Message` or of a file in memory, as views of that memory.
+    """Return the arrays in a `Message` or in the contents of a safetensors file.
 
-    Tensors are copied if the memory is read-only.
+    The arrays are views of `memory`. If it is read-only, tensors are copies instead, because torch
+    has no read-only tensors.
 
     Raises:
-        ValueError: If the memory does not have the layout of a safetensors file.
+        ValueError: If `memory` does not have the layout of a safetensors file.
     """
     _module(kind)
     view = _bytes_of(memory)
@@ -372,18 +376,19 @@ def _check_connection(conn: object) -> None:
 async def send(
     conn: Connection, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Send arrays as one message, which the peer receives with `recv`.
+    """Send arrays in one message, which the peer receives with `recv`.
 
-    See `pack` for the arrays and `Connection.send` for the errors.
+    `pack` describes how the arrays are sent. The exceptions are the same as those of
+    `Connection.send`.
     """
     _check_connection(conn)
     await conn.send(pack(arrays, metadata))
 
 
 async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
-    """Receive the arrays of the next message.
+    """Receive the next message, and return the arrays that it contains.
 
-    The arrays share one block of newly allocated memory (see `Connection.recv_with`).
+    All arrays are in one newly allocated block of memory (see `Connection.recv_with`).
 
     Raises:
         ValueError: If the message does not contain arrays. The message is lost.
@@ -406,9 +411,9 @@ async def recv(conn: Connection, kind: Kind = "numpy") -> Arrays:
 class SharedArray:
     """A local array that the peer may access, created by `share`.
 
-    Send its `token` to the peer, which opens the token with `open_array`. To renew the lease, use
-    the attribute `share`. The memory stays registered until `close`, the end of the `with` block,
-    or the end of the lease.
+    Send its `token` to the peer, which passes the token to `open_array`. The memory stays
+    registered until you call `close`, the `with` block ends, or the lease expires. To renew the
+    lease, use the attribute `share`.
     """
 
     _no_memory_hint = "send its token"
@@ -419,7 +424,7 @@ class SharedArray:
 
     @property
     def token(self) -> bytes:
-        """The token for the peer. It changes if the connection moves to another device."""
+        """The token to send to the peer. It changes if the connection moves to another device."""
         return self.share.token.pack() + self._layout
 
     def close(self) -> None:
@@ -457,15 +462,16 @@ def share(
     access: Rights = Rights.READ,
     lease: float | Literal["default"] | None = "default",
 ) -> SharedArray:
-    """Share an array with the peer in place.
+    """Share an array with the peer, without copying it.
 
-    Send the `token` of the result to the peer, which opens it with `open_array`. `access` and
-    `lease` have the same meaning as in `Connection.share`. If a numpy view has gaps, the peer can
-    also access the memory in the gaps. A tensor must be in C order (`Tensor.contiguous`).
+    Send the result's `token` to the peer, which passes it to `open_array`. `access` and `lease`
+    have the same meaning as in `Connection.share`. If the array is a numpy view with gaps between
+    its elements, the peer can also access the memory in the gaps. A tensor must be in C order (see
+    `Tensor.contiguous`).
 
     Raises:
         TypeError: If `array` is not an array.
-        ValueError: If elements of the array overlap (`broadcast_to`).
+        ValueError: If elements of the array overlap in memory, as after `numpy.broadcast_to`.
     """
     _check_connection(conn)
     found, layout = _described("the array", array, in_place=True)
@@ -476,13 +482,14 @@ def share(
 
 
 def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArray:
-    """Open an array that the peer has shared, given its `SharedArray.token`.
+    """Open an array that the peer has shared. `token` is the peer's `SharedArray.token`.
 
-    For a token of another connection, or one that is no longer valid, see `Connection.open_region`.
+    `Connection.open_region` describes what happens if the token belongs to another connection or is
+    no longer valid.
 
     Raises:
-        ValueError: If `token` is not the token of an array.
-        ProtocolError: If `token` is not the token of a region.
+        ValueError: If `token` is the token of a region that is not an array.
+        ProtocolError: If `token` does not begin with the token of a region.
     """
     _module(kind)
     _check_connection(conn)
@@ -502,10 +509,10 @@ def open_array(conn: Connection, token: Any, kind: Kind = "numpy") -> RemoteArra
 
 
 async def open_file(conn: Connection, region: RemoteRegion, kind: Kind = "numpy") -> Arrays:
-    """Open the arrays of a safetensors file in memory that the peer shares.
+    """Open the arrays of a safetensors file that is in memory shared by the peer.
 
-    The memory may also contain a message with arrays. Only the header is read. The result contains
-    a RemoteArray for each array.
+    The memory can also contain a message with arrays, which has the same layout. This function
+    reads only the header. The result contains a RemoteArray for each array.
 
     Raises:
         ValueError: If the memory does not have the layout of a safetensors file.
@@ -540,21 +547,22 @@ def _parts(layout: _Layout, array: Any, most_bytes: int) -> Iterator[tuple[_Layo
 class RemoteArray:
     """An array in the peer's memory, created by `open_array` or `open_file`.
 
-    Index the array to get a part. Await the part to read it, or call `write` to change it::
+    To select a part of the array, index it. To transfer the part, await it or call `write`::
 
         row = await remote[7]
         await remote[:, 3].write(column)
 
-    Indices are integers, slices and `...`. Indexing returns another RemoteArray and transfers
-    nothing.
+    An index consists of integers, slices and `...`. Indexing returns another RemoteArray and does
+    not transfer any elements.
 
-    A part may consist of several runs of bytes, as a column does. It is written in batches, with
-    one operation per run. It is read in the same way, or together with the gaps between the runs if
-    the gaps are short.
+    The elements of a part are not always contiguous. A column, for example, consists of many short
+    runs of bytes. Writing it takes one operation for each run, and the operations are sent in
+    batches. Reading works in the same way, unless the gaps between the runs are short. In that
+    case, the gaps are read together with the runs.
 
     `shape`, `strides` (in bytes), `ndim`, `size` and `nbytes` have the same meaning as in numpy.
-    `code` is the safetensors type, such as "BF16". The peer chooses the shape. Check `nbytes`
-    before you read an array of an untrusted peer.
+    `code` is the safetensors name of the element type, such as "BF16". The peer determines the
+    shape. Before you read an array of an untrusted peer, check its `nbytes`.
     """
 
     _no_memory_hint = "it is in the peer's memory: `await` it"
@@ -575,7 +583,7 @@ class RemoteArray:
 
     @property
     def dtype(self) -> Any:
-        """The element type, as a dtype of numpy or torch."""
+        """The type of the elements, as a numpy or torch dtype."""
         return _dtype(self._layout.code, self._kind)
 
     def __len__(self) -> int:
@@ -584,7 +592,7 @@ class RemoteArray:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> RemoteArray:
-        """Return a part of the array, or raise IndexError for an invalid index."""
+        """Return a part of the array as a RemoteArray, or raise IndexError for an invalid index."""
         return RemoteArray(self._conn, self.region, self._layout.part(key), self._kind)
 
     def _elsewhere(self, *_: object, **__: object) -> NoReturn:
@@ -607,12 +615,12 @@ class RemoteArray:
     async def read(self, target: Any = None) -> Any:
         """Read the elements into a new array, or into `target`, and return that array.
 
-        `target` must have the same type and shape as this array, and must be in C order. If the
-        read is cancelled, a part of `target` may have been written. Other errors are those of
-        `Connection.read`.
+        `target` must have the same element type and shape as this array, and must be in C order. If
+        the read is cancelled, some elements of `target` may already have been overwritten. The
+        exceptions of `Connection.read` can also be raised.
 
         Raises:
-            ValueError: If `target` has a different type or shape.
+            ValueError: If `target` has a different element type or shape.
         """
         found = _empty(self._layout.code, self.shape, self._kind) if target is None else target
         memory = self._memory_of("target", found, in_place=True)
@@ -623,12 +631,14 @@ class RemoteArray:
     async def write(self, values: Any) -> None:
         """Write an array, a list or a number to the peer's memory.
 
-        numpy's rules broadcast the values to the shape. The peer must have shared the array with
-        `Rights.WRITE`. If the write is cancelled, some of the elements may have been written. Other
-        errors are those of `Connection.write`.
+        The values are broadcast to the shape of this array, as in numpy; a tensor must already have
+        this shape. The peer must have shared the array with `Rights.WRITE`. If the write is
+        cancelled, some elements may already have been written. The exceptions of `Connection.write`
+        can also be raised.
 
         Raises:
-            ValueError: If a tensor has a different type or shape.
+            ValueError: If an array cannot be broadcast to the shape, or if a tensor has a different
+                element type or shape.
         """
         if not _is_tensor(values) and self._kind == "torch":
             torch = _module("torch")

@@ -16,7 +16,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 Encrypt = bool | Literal["messages"]
-"""The values of `encrypt=`."""
+"""The values that `encrypt=` accepts."""
 
 
 T = TypeVar("T")
@@ -29,146 +29,161 @@ def _ranged(default: T, low: float, high: float) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The settings of a connection. Sizes are in bytes, times in seconds.
+    """The settings of a connection. Sizes are in bytes, and times are in seconds.
 
-    Each side has its own settings, and the handshake exchanges what the peer must know. A
-    connection uses `(data_receives + control_receives) * eager_size` bytes of registered memory for
-    its receives, and at most `send_queue * eager_size` bytes for outgoing messages. While messages
-    of up to `max_eager_size` are sent, that size applies instead.
+    Each side has its own settings. The handshake tells each side the settings of the other that it
+    must know. A connection uses `(data_receives + control_receives) * eager_size` bytes of
+    registered memory for its receives, and at most `send_queue * eager_size` bytes for outgoing
+    messages. While messages of up to `max_eager_size` are being sent, that size applies instead.
     """
 
     eager_size: int = _ranged(8 * KIB, KIB, GIB)
-    """The size of a receive. Longer messages are sent by rendezvous (read by the receiver)."""
-    max_eager_size: int = _ranged(128 * KIB, KIB, GIB)
-    """The size up to which receives grow while the peer sends messages that would then fit.
+    """The size of a receive buffer.
 
-    They do not grow if this is at most `eager_size`, or if less than half of the pool would remain
-    free.
+    Longer messages are sent by rendezvous: the sender announces the message, and the receiver reads
+    it from the sender's memory.
+    """
+    max_eager_size: int = _ranged(128 * KIB, KIB, GIB)
+    """The size to which receives can grow if the peer sends messages that would then fit.
+
+    Receives do not grow if this is at most `eager_size`, or if less than half of the memory pool
+    would remain free.
     """
     data_receives: int = _ranged(24, 1, 0xFFFF)
-    """The number of message frames that the peer may have in flight before this program takes one.
+    """The number of message frames that the peer may send before this program takes one.
 
     These are the data credits of flow control. Small messages that are sent together share a frame.
     """
     control_receives: int = _ranged(8, 4, 0xFF)
     """The number of receives reserved for control messages; at least 4."""
     send_queue: int = _ranged(64, 8, 0xFFFF)
-    """The number of work requests that this side may have outstanding, besides a few internal ones.
+    """The number of work requests that this side may have outstanding at a time.
 
-    Further requests are queued.
+    A few internal requests are not included. Further requests wait in a queue.
     """
     max_message: int = _ranged(GIB, 0, 1 << 62)
     """The length of the longest message that this side accepts."""
     fetch_ahead: int = _ranged(32 * MIB, 0, 1 << 62)
-    """The number of bytes of rendezvous messages to read before the program calls `recv`."""
+    """The number of bytes of rendezvous messages that are read before the program calls `recv`."""
     lend_quota: int = _ranged(64 * MIB, 0, 1 << 62)
-    """The total memory that this side lends to the peer's `request_region`.
+    """The total amount of memory that this side lends to the peer's `request_region`.
 
-    Memory that the peer has handed over counts until `recv_buffer` takes it.
+    Memory that the peer has handed over is included until `recv_buffer` takes it.
     """
     max_regions: int = _ranged(256, 1, 1 << 20)
-    """The number of regions that the peer may share or borrow at a time."""
+    """The maximum number of regions that the peer may share or borrow at the same time."""
     lease: float | None = _ranged(60.0, 0.001, 4294967)
-    """The default lease, in seconds, for sharing or borrowing memory.
+    """The default lease for shared or borrowed memory, in seconds.
 
-    None means no time limit: the lease lasts as long as the connection. A call can override it with
-    `lease=`.
+    None means that there is no time limit, so the lease lasts as long as the connection. The
+    argument `lease=` of a call overrides the default.
     """
     max_lease: float | None = _ranged(None, 0.001, 4294967)
-    """The longest lease that the peer can get for memory that it borrows or renews.
+    """The longest lease that the peer can get when it borrows memory or renews a lease.
 
-    Longer requests, including those without a time limit, are reduced to this. None means no limit.
+    If the peer asks for a longer lease, or for one without a time limit, it gets this lease
+    instead. None means that there is no maximum.
     """
     max_rights: Rights = Rights.READ | Rights.WRITE | Rights.ATOMIC
-    """The rights that the peer may have on borrowed memory; others are refused."""
+    """The rights that the peer may request for memory that it borrows. Others are refused."""
     pool_limit: int = _ranged(4 * GIB, MIB, 1 << 62)
-    """The maximum registered memory of the pool.
+    """The maximum amount of registered memory in the pool.
 
-    All connections of the event loop and device share the pool, and the first connection's value
-    applies.
+    All connections that use the same event loop and device share one pool. The value of the first
+    connection applies.
     """
     huge_pages: bool = False
-    """Whether to allocate the pool on huge pages of the system (`nr_hugepages`).
+    """Whether to allocate the pool on huge pages that the system has reserved (`nr_hugepages`).
 
-    If too few are free, this is logged, and the kernel is asked for transparent huge pages. The
-    first connection's value applies, as for `pool_limit`.
+    If not enough of them are free, a message is logged, and the kernel is asked for transparent
+    huge pages instead. The value of the first connection applies, as for `pool_limit`.
     """
     cached_registrations: int = _ranged(64, 0, 1 << 20)
-    """The size of the cache for registrations of the user's memory; 0 turns it off.
+    """The number of registrations of the user's memory to cache. 0 turns the cache off.
 
-    A registration is kept for the next operation while the user holds a memoryview of the memory.
-    The least recently used ones are dropped first, also if they cover more than 256 MiB together.
-    The first connection's value applies, as for `pool_limit`.
-    """
-    polling: float = _ranged(200e-6, 0, 1)
-    """The longest time that the event loop polls for the next completion before it sleeps.
-
-    It polls only while polling finds completions (adaptive polling). With 0, it sleeps immediately.
-    A task first polls for a few microseconds itself. The first connection's value applies, as for
+    While the user holds a memoryview of the memory, its registration is kept for the next
+    operation. The least recently used registrations are dropped when the cache is full, or when
+    they cover more than 256 MiB together. The value of the first connection applies, as for
     `pool_limit`.
     """
-    connect_timeout: float = 10.0
-    """The number of seconds from `connect` until the peer must have completed the handshake."""
-    handshake_timeout: float = 10.0
-    """The number of seconds that an accepted peer may take for its handshake.
+    polling: float = _ranged(200e-6, 0, 1)
+    """The maximum time for which the event loop polls for a completion before it sleeps.
 
-    Before that, an accepted socket may stay silent for a fifth of this time (`via="tcp"`; the
-    connection manager has its own limit).
+    The loop polls only as long as polling finds completions (adaptive polling). With 0, it sleeps
+    immediately. A task that waits for a completion first polls for a few microseconds on its own.
+    The value of the first connection applies, as for `pool_limit`.
+    """
+    connect_timeout: float = 10.0
+    """The time that `connect` may take until the peer has completed the handshake."""
+    handshake_timeout: float = 10.0
+    """The time that an accepted peer may take for its handshake.
+
+    With `via="tcp"`, an accepted socket that sends nothing is closed after a fifth of this time.
+    The connection manager has its own limit.
     """
     max_handshakes: int = _ranged(256, 1, 1 << 20)
-    """The number of handshakes that may be in progress at a listener.
+    """The maximum number of handshakes that a listener has in progress at the same time.
 
-    The same number applies to requests over existing connections, and to sockets that have sent
-    nothing. If another peer arrives, one is dropped at random, from the network that has the most
-    if that is more than an eighth. Each limit is at most an eighth of the process's descriptors.
+    The same limit applies separately to requests over existing connections, and to sockets that
+    have not sent anything yet. If another peer arrives when a limit is reached, one of the peers is
+    dropped at random. If a network has more than an eighth of the peers, the dropped peer is from
+    the network that has the most. Each limit is at most an eighth of the file descriptors that the
+    process may open.
     """
     max_connections: int | None = _ranged(None, 1, 1 << 62)
-    """The number of connections of a listener, including handshakes in progress.
+    """The maximum number of connections of a listener, including handshakes in progress.
 
-    With `auth`, only peers that have proved the key count. Further peers are rejected with the
-    reason (RejectedError). None means no limit.
+    With `auth`, only peers that have proved that they know the key count. Further peers are
+    rejected and get a RejectedError that contains the reason. None means that there is no limit.
     """
     max_connections_per_host: int | None = _ranged(None, 1, 1 << 62)
-    """The same limit for each host: an IPv4 address, or an IPv6 /64 network."""
+    """The maximum number of connections from one host, counted like `max_connections`.
+
+    A host is an IPv4 address or an IPv6 /64 network.
+    """
     in_band: bool = True
     """Whether to open and accept further connections over an existing one.
 
-    This applies to connections to the same address and port with `via="tcp"` and without TLS. It is
-    faster than another TCP bootstrap. The connections share the first one's socket and addresses.
-    With False, each connection has its own socket, as is necessary behind a load balancer.
+    This is faster than another bootstrap over TCP. It applies to connections to the same address
+    and port with `via="tcp"` and without TLS. These connections share the socket and the addresses
+    of the first one. With False, each connection has its own socket, which is necessary behind a
+    load balancer.
     """
     allow_other_addresses: bool = False
-    """Whether the embedded device may connect to a peer address that differs from the socket's.
+    """Whether the embedded device may connect to an address other than that of the peer's socket.
 
-    This is necessary behind address translation or a load balancer, with `via="tcp"`. Use it only
-    for trusted peers, because they can make this side connect to any address.
+    With `via="tcp"`, this is necessary if the peer is behind address translation or a load
+    balancer. Use it only for trusted peers, because they can make this side connect to any address.
     """
     max_rails: int | None = _ranged(None, 1, 8)
-    """The maximum number of rails of a connection: queue pairs on several devices.
+    """The maximum number of rails of a connection. Rails are queue pairs on several devices.
 
-    None means as many as `device=` names on this side, or one if it names none. If this exceeds the
-    number of devices of one side, that side uses them several times.
+    None means one rail for each device that `device=` names on this side, or a single rail if it
+    names none. If the number of rails exceeds the number of devices on one side, that side uses its
+    devices several times.
     """
     keep_alive: float | None = 15.0
-    """The number of idle seconds before the peer's device is probed; None turns it off."""
+    """The time without traffic after which the peer's device is probed. None turns probing off."""
     keep_alive_timeout: float = 30.0
-    """The number of seconds that the device may take to respond before the connection is broken.
+    """The time that the peer's device may take to respond before the connection is broken.
 
-    With several rails, it is also how long the peer may take to confirm that it has stopped a rail,
-    if writes wait for that.
+    With several rails, it is also the time that the peer may take to confirm that it has stopped a
+    rail, if writes are waiting for that.
     """
     close_timeout: float = 2.0
-    """The number of seconds that `close` waits for outstanding operations before it aborts them."""
+    """The time that `close` waits for outstanding operations before it aborts them."""
     retry_count: int = _ranged(6, 0, 7)
-    """The number of retransmissions, 0 to 7, before an unacknowledged packet breaks the connection.
+    """The number of times, 0 to 7, that a packet is retransmitted before the connection breaks.
 
-    Do not use 7 with rdma_rxe, which interprets it as unlimited.
+    A packet is retransmitted if it is not acknowledged. Do not use 7 with rdma_rxe, which
+    interprets it as unlimited.
     """
     ack_timeout: float = _ranged(0.067, 8.2e-6, 8796)
-    """The number of seconds until a retransmission, rounded up to 4.096 us times a power of 2.
+    """The time after which a packet is retransmitted if it has not been acknowledged.
 
-    A dead path is detected after `ack_timeout * (retry_count + 1)`, or up to four times that.
-    Integers from 1 to 31 are rejected, because they look like the encoded value of a C program.
+    The device rounds it up to 4.096 us times a power of 2. A dead path is detected after
+    `ack_timeout * (retry_count + 1)`, or up to four times that. Integers from 1 to 31 are rejected,
+    because they look like the encoded value that C programs use.
     """
     type_of_service: int = _ranged(0, 0, 0xFF)
     """The type of service (IPv4) or traffic class (IPv6) of the packets, 0 to 255.
@@ -179,19 +194,20 @@ class Config:
     path_mtu: int | None = None
     """The maximum payload of a packet: 256, 512, 1024, 2048 or 4096 bytes (`via="tcp"`).
 
-    None means the active MTU of the ports. The smaller value of both sides applies.
+    None means the active MTU of the ports. The smaller of the two sides' values applies.
     """
     gid_index: int | None = _ranged(None, 0, 0xFFFF)
-    """The index of the local GID (`via="tcp"`; `aiordma devinfo` lists them).
+    """The index of the local GID, as listed by `aiordma devinfo` (`via="tcp"`).
 
-    None means the GID of the local address. It must reach the GID that the peer uses.
+    None means the GID that belongs to the local address. The peer's GID must be reachable from this
+    GID.
     """
     pkey: int | None = _ranged(None, 1, 0xFFFF)
-    """The partition: a P_Key of the port (`via="tcp"`). None means the first one."""
+    """The partition, as a P_Key of the port (`via="tcp"`). None means the port's first P_Key."""
     hop_limit: int | None = _ranged(None, 0, 0xFF)
     """The number of routers that a packet may pass, 0 to 255 (`via="tcp"`). None means 64."""
     service_level: int | None = _ranged(None, 0, 15)
-    """InfiniBand's service level, or RoCE's priority, 0 to 15 (`via="tcp"`). None means 0."""
+    """The InfiniBand service level, or the RoCE priority, 0 to 15 (`via="tcp"`). None means 0."""
 
     def __repr__(self) -> str:
         given = [

@@ -1,4 +1,4 @@
-"""Memory of another device, such as a GPU, that its driver exports as a dma-buf."""
+"""Memory of another device, such as a GPU, whose driver exports the memory as a dma-buf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .mr_pool import OwnMemory, Registration
 
 
 class DmabufRegistration(Registration):
-    """A registration that keeps the file, to register it again. Internal to the library."""
+    """A registration that keeps the dma-buf's file open, so that it can be registered again.
+
+    Internal to the library.
+    """
 
     __slots__ = ("fd",)
 
@@ -27,15 +30,17 @@ class DmabufRegistration(Registration):
 
 
 class DmabufRegion(OwnMemory):
-    """Registered memory of a dma-buf, for `read`, `write` and `send_region`.
+    """Registered memory of a dma-buf, for use with `read`, `write` and `send_region`.
 
-    The region has `length` bytes and starts at `offset`. This process cannot access the memory, so
-    you cannot send or receive it as a message.
+    The region starts at `offset` in the dma-buf and is `length` bytes long. This process cannot
+    access the memory, so you cannot send it as a message or receive a message into it.
 
-    The memory is registered until `close` or the end of the `with` block. If you call `close`
-    during an operation, it takes effect when the operation has ended. The kernel does not support
-    memory windows on a dma-buf. A key to the region therefore works on every connection of the
-    event loop.
+    The memory stays registered until you call `close` or the `with` block ends. If you call `close`
+    while an operation uses the memory, it takes effect when the operation ends.
+
+    The kernel does not support memory windows on a dma-buf. For this reason, a key to the region
+    works on every connection of the event loop, not only on the connection for which it was
+    created.
     """
 
     __slots__ = ("_offset", "_registration")

@@ -1,7 +1,7 @@
 """The metrics that `aiordma.prometheus` and `aiordma.opentelemetry` export.
 
-Each metric is computed from a `snapshot`, so the metrics agree with `statistics()`. The number of
-peers and connections is unbounded. Therefore no metric has a label for them.
+Each metric is computed from a `snapshot`, so it agrees with the values of `statistics()`. No metric
+has a label for the peer or the connection, because their number is unbounded.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ class Metric:
     """A metric, with a function that computes its values from a snapshot."""
 
     name: str
-    """The name for Prometheus, without the "_total" of a counter."""
+    """The metric's name in Prometheus. For a counter, it does not include the suffix "_total"."""
     kind: Literal["counter", "gauge", "histogram"]
     """The kind of metric.
 
-    A counter never decreases during the life of the process. A histogram has one counter for each
-    value of its last label, "le", which counts the observations up to that bound. The label value
-    "sum" has the sum of the observations.
+    A counter never decreases during the life of the process. The last label of a histogram is "le".
+    Each value of this label stands for a counter of the observations up to that bound. The label
+    value "sum" stands for the sum of all observations.
     """
     unit: str
-    """The unit of the values, or "1" for counts."""
+    """The unit of the values, or "1" if they are counts."""
     help: str
     """A description of the metric."""
     labels: tuple[str, ...]
     """The names of the labels."""
     rows: Callable[[Snapshot], Rows]
-    """A function that returns labels and values. Values with the same labels are added."""
+    """A function that returns labels and their values. Values with the same labels are added up."""
 
     def values(self, taken: Snapshot) -> dict[tuple[str, ...], float]:
-        """Return the values by their labels."""
+        """Return the metric's values in the snapshot `taken`, by their labels."""
         sums: Counter[tuple[str, ...]] = Counter()
         for labels, value in self.rows(taken):
             sums[labels] += value  # type: ignore[assignment]
@@ -203,4 +203,4 @@ METRICS: tuple[Metric, ...] = (
         device="name",
     ),
 )  # fmt: skip
-"""All metrics."""
+"""All metrics that are exported."""

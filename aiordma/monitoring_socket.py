@@ -1,13 +1,14 @@
-"""The monitoring socket for `aiordma top`, created if AIORDMA_MONITOR is set during import.
+"""The monitoring socket for `aiordma top`, created on import if AIORDMA_MONITOR is set.
 
-A thread serves connections to a Unix socket. It responds with a `snapshot` as JSON, or sets the
-port state of an embedded device for `aiordma port`. It does not call event loops, so it works even
-if a loop is stuck.
+A thread serves connections to a Unix socket. For `aiordma top`, it returns a `snapshot` as JSON.
+For `aiordma port`, it sets the port state of an embedded device. It does not call event loops, so
+it works even if a loop is stuck.
 
-Only processes of the same user get a response. The directory belongs to the user and is closed to
-others, and the socket has mode 0600. The kernel reports the user of each peer (SO_PEERCRED,
-unix(7)). Processes in different PID namespaces can share the directory, so the name of a socket has
-a random part. Peers are served one at a time, for at most ANSWER_TIMEOUT.
+Only processes of the same user get a response. The directory belongs to the user and is not
+accessible to others, the socket has mode 0600, and the kernel reports the user of each peer
+(SO_PEERCRED, unix(7)). Processes in different PID namespaces can share the directory, so the name
+of each socket contains a random part. Peers are served one at a time, for at most ANSWER_TIMEOUT
+each.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ UCRED = struct.Struct("3i")  # pid, uid and gid: unix(7)
 
 
 def directory(setting: str) -> Path:
-    """Return the directory for sockets. If it is missing, create it.
+    """Return the directory for monitoring sockets, and create it if it does not exist.
 
     Args:
         setting: The value of AIORDMA_MONITOR: "1", or the path of the directory.
@@ -65,7 +66,7 @@ def directory(setting: str) -> Path:
     Raises:
         OSError: If the directory cannot be created, belongs to another user or is accessible to
             others.
-        ValueError: If the value is neither "1" nor an absolute path, or if the path is too long.
+        ValueError: If the value is not "1" or an absolute path, or if the path is too long.
     """
     if setting != "1":
         if not os.path.isabs(setting):
@@ -81,7 +82,10 @@ def directory(setting: str) -> Path:
 
 
 def private(path: Path) -> Path:
-    """Create the directory if it is missing, and return it. Raises as `directory` does."""
+    """Return the directory, and create it if it does not exist.
+
+    The exceptions are the same as those of `directory`.
+    """
     if (size := len(os.fsencode(path))) > MOST_PATH:
         raise ValueError(
             f"the path {path} is too long for a directory of sockets: {size} bytes (maximum "
@@ -97,9 +101,10 @@ def private(path: Path) -> Path:
 
 
 def usual() -> list[Path]:
-    """Return the directories for AIORDMA_MONITOR=1. A process uses the first one that it can own.
+    """Return the candidate directories for AIORDMA_MONITOR=1.
 
-    A service has no XDG_RUNTIME_DIR, and no directory in /run/user until its user has logged in.
+    A process uses the first directory that it can own. A service has no XDG_RUNTIME_DIR, and its
+    directory in /run/user does not exist until its user has logged in.
     """
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{user}"
@@ -107,9 +112,9 @@ def usual() -> list[Path]:
 
 
 def directories(setting: str) -> list[Path]:
-    """Return the directory for `setting`.
+    """Return the directories in which processes with this `setting` may have their sockets.
 
-    For "1", this includes the directories of processes that run in another environment.
+    For "1", these include the directories of processes that run in another environment.
     """
     found = {directory(setting): None}
     for path in usual() if setting == "1" else ():
@@ -120,17 +125,17 @@ def directories(setting: str) -> list[Path]:
 
 
 def sockets(where: Path, pid: int | None = None) -> list[Path]:
-    """Return the sockets of all other processes, or of those with this PID in their namespaces."""
+    """Return the sockets of all other processes, or only those of processes with this PID.
+
+    A PID belongs to the PID namespace of its process, so several processes can have the same one.
+    """
     mine = _server.path if _server is not None else None
     found = where.glob("*.sock" if pid is None else f"{pid}-*.sock")
     return sorted(path for path in found if path != mine)
 
 
 def remove_dead(where: Path, pid: int) -> None:
-    """Remove the sockets that killed processes with this PID have left behind.
-
-    Afterwards, there is at most one socket with this PID.
-    """
+    """Remove sockets that were left behind by killed processes with this PID."""
     for path in sockets(where, pid):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.setblocking(False)
@@ -191,7 +196,7 @@ class _Server:
 def set_port(state: str, device: str) -> str:
     """Set the port state of an embedded device.
 
-    Returns an error message, or an empty text on success.
+    Returns an error message, or an empty string on success.
     """
     event = {"down": EventType.PORT_ERR, "up": EventType.PORT_ACTIVE}[state]
     try:
@@ -203,7 +208,7 @@ def set_port(state: str, device: str) -> str:
 
 
 def answer(peer: socket.socket) -> None:
-    """Serve a request of a process of the same user. Requests of other users are ignored."""
+    """Serve one request of a process of the same user. Requests of other users are ignored."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     _, uid, _ = UCRED.unpack(credentials)
     if uid != os.geteuid():
@@ -253,13 +258,13 @@ def ask(path: Path, seconds: float, what: str = "snapshot") -> bytes:
     an error message, or empty on success.
 
     Args:
-        path: The socket.
-        seconds: The maximum time for the response.
+        path: The path of the socket.
+        seconds: The maximum time to wait for the response.
         what: The request.
 
     Raises:
         ConnectionRefusedError: If the process has ended.
-        OSError: If there is no complete response in time.
+        OSError: If no complete response arrives in time.
     """
     deadline = time.monotonic() + seconds
     parts = []

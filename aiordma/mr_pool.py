@@ -1,13 +1,14 @@
-"""Registered memory: a pool of slabs, leases of its blocks, and regions of the user's own memory.
+"""Registered memory: a pool that leases blocks of it, and regions of the user's own memory.
 
-Registering memory is slow on a card, and each region is an entry in the card's tables. The pool
-therefore registers slabs of several MiB, and leases blocks of them. Slabs are registered for local
-access only and never have a remote key. Memory for a peer is registered separately with exact
-bounds (`ProtectionDomain.reg_mr` on the block), so a token never gives access to adjacent bytes.
+An RDMA device can only access memory that has been registered. On a card, registration is slow, and
+each registered region takes up an entry in the card's tables. The pool therefore registers slabs of
+several MiB, and leases blocks of them. Slabs are registered for local access only and never have a
+remote key. To give a peer access to a block, the block is registered separately with its exact
+bounds (`ProtectionDomain.reg_mr`). A token therefore never gives access to adjacent bytes.
 
 The memory of a block is reused when all of the following are true:
 
-- The lease has ended (`Buffer.release`, the end of its `with` block, or its garbage collection).
+- The lease has ended, through `Buffer.release`, the end of its `with` block, or garbage collection.
 - No work request uses the block (`_pin` and `_unpin` count them).
 - No view of the block exists. A memoryview that outlives its lease, or a numpy array made from one,
   keeps its own bytes and never shows those of the next lease.
@@ -56,9 +57,9 @@ NO_MEMORY = memoryview(b"")
 
 
 class Block(PoolBlock, Mapped):
-    """A part of registered memory, created once and leased many times. Internal to the library.
+    """A part of registered memory, which is created once and leased many times.
 
-    Users' views are exports of it.
+    All views that users get are buffer exports of this object. Internal to the library.
     """
 
     __slots__ = ("offset", "region", "slab", "view")
@@ -81,21 +82,21 @@ class Block(PoolBlock, Mapped):
         self.lkey: int = region.lkey
         self.mr: int = address_of_mr(region)
         self.view: memoryview[int] = memory[offset : offset + size]
-        """The memory, for short accesses by the library; never returned to a user."""
+        """The memory, for short accesses by the library. It is never returned to a user."""
 
     def retire(self) -> None:
-        """Ensure that it is not leased again, so that released buffers hold no memory."""
+        """Detach the block from its memory, which released buffers would otherwise keep alive."""
         self.view = NO_MEMORY
 
 
 class PoolStatistics(NamedTuple):
-    """The memory of a pool. All sizes are in bytes.
+    """The use of a memory pool. All sizes are in bytes.
 
-    `registered_bytes` is the registered memory, which never exceeds `limit`. `leased_bytes` is the
-    memory of blocks that are leased, viewed or in use, and `leases` is the number of these blocks.
-    `regions` is the number of memory regions, and `waiting` is the number of tasks that wait for
-    memory. `huge_page_bytes` is the registered memory on the system's huge pages
-    (`Config.huge_pages`).
+    `registered_bytes` is the amount of registered memory, which never exceeds `limit`.
+    `leased_bytes` is the size of all blocks that are leased, have views, or are used by an
+    operation, and `leases` is the number of these blocks. `regions` is the number of memory
+    regions, and `waiting` is the number of tasks that are waiting for memory. `huge_page_bytes` is
+    the amount of registered memory on huge pages (`Config.huge_pages`).
     """
 
     registered_bytes: int
@@ -108,14 +109,14 @@ class PoolStatistics(NamedTuple):
 
 
 def block_size(size: int) -> int:
-    """Return the size of a block for `size` bytes: the next power of two, at least SMALLEST."""
+    """Return the size of the block for `size` bytes: the next power of two, at least SMALLEST."""
     return max(SMALLEST, 1 << (size - 1).bit_length()) if size else SMALLEST
 
 
 class RegisteredMemory:
-    """The memory regions of one pool, for local access only, with at most `limit` bytes in total.
+    """The memory regions of one pool, registered for local access only.
 
-    Internal to the library.
+    Their total size is at most `limit` bytes. Internal to the library.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class RegisteredMemory:
 
 
 class LargeBlocks:
-    """Blocks larger than a slab, each with its own region, which are kept for reuse.
+    """A cache of unused blocks that are larger than a slab. Each of them has its own memory region.
 
     Internal to the library.
     """
@@ -170,7 +171,7 @@ class LargeBlocks:
             self._close(block)
 
     def drop(self) -> None:
-        """Deregister the blocks that are not in use."""
+        """Deregister all blocks in the cache."""
         for kept in self._kept.values():
             while kept:
                 self._close(kept.pop())
@@ -182,10 +183,11 @@ class LargeBlocks:
 
 
 class MemoryPool(BlockCache):
-    """A pool that leases registered memory, for local access, within one protection domain.
+    """A pool that leases registered memory for local access, within one protection domain.
 
-    `limit` is the maximum number of registered bytes. At the limit, `alloc` raises QuotaError, and
-    `lease` waits in first-come, first-served order until enough memory is released.
+    `limit` is the maximum number of registered bytes. When the limit is reached, `alloc` raises
+    QuotaError, and `lease` waits until enough memory has been released. Waiting tasks are served in
+    the order of their calls.
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class MemoryPool(BlockCache):
         return None
 
     def require_possible(self, size: int) -> None:
-        """Raise QuotaError if the pool cannot provide this size, even if all memory is released."""
+        """Raise QuotaError if even an empty pool could not provide this size."""
         needed = max(SLAB_SIZE, block_size(size))
         if needed > self.limit:
             raise QuotaError(
@@ -276,10 +278,11 @@ class MemoryPool(BlockCache):
         return 2 * (self.leased_bytes + size) <= self.limit and not len(self._waiters)
 
     def alloc(self, size: int) -> Buffer:
-        """Lease `size` bytes with undefined contents, without waiting.
+        """Lease `size` bytes without waiting. The contents of the memory are undefined.
 
         Raises:
-            QuotaError: If the memory is not available now, or if tasks are waiting for memory.
+            QuotaError: If the memory is not available now, or if tasks are already waiting for
+                memory.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -288,14 +291,14 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     async def lease(self, size: int) -> Buffer:
-        """Lease `size` bytes with undefined contents, waiting until they are available.
+        """Lease `size` bytes, waiting until they are available. Their contents are undefined.
 
-        Tasks are served in first-come, first-served order. A task that waits for memory while it
-        holds other memory can cause a deadlock, as with any lock. Acquire all memory at once, or
-        wait with a timeout.
+        Waiting tasks are served in the order of their calls. As with any lock, tasks can deadlock
+        if they wait for memory while they hold other memory. To avoid this, lease all the memory
+        that you need at once, or use a timeout.
 
         Raises:
-            QuotaError: If the size exceeds the limit of the pool. This is raised immediately.
+            QuotaError: If `size` exceeds the limit of the pool. This is raised without waiting.
         """
         size = integer("size", size)
         block = self._block_if_first(size)
@@ -304,7 +307,7 @@ class MemoryPool(BlockCache):
         return Buffer(block, size)
 
     def statistics(self) -> PoolStatistics:
-        """Return statistics of the pool's memory. You can call this in any thread."""
+        """Return statistics about the use of the pool. Can be called in any thread."""
         self._waiters.count_wait()
         regions = list(self._registered.regions)
         return PoolStatistics(
@@ -400,8 +403,8 @@ class MemoryPool(BlockCache):
     def close(self) -> None:
         """Stop leasing memory.
 
-        The regions are deregistered with the protection domain, which the owner of both closes
-        next. Views that users still have remain readable.
+        The regions are deregistered when the owner closes the protection domain, which it does
+        after closing the pool. Views that users still hold remain readable.
         """
         self.closed = True
         self.local_dma_lkey: int = 0
@@ -416,9 +419,10 @@ class MemoryPool(BlockCache):
 
 
 class LocalMemory(Local):
-    """Registered memory of this process, for operations: a Buffer, a Region, or a slice of either.
+    """Registered memory of this process that operations can use.
 
-    `address` and `length` give its location. `writable` says whether the device may write to it.
+    It is a Buffer, a Region, or a slice of either. `address` and `length` give its location and
+    size. `writable` tells whether the device may write to it.
     """
 
     __slots__ = ()
@@ -451,7 +455,7 @@ class LocalMemory(Local):
 
 
 class LocalSlice(LocalMemory):
-    """A part of registered memory. It is released together with the whole."""
+    """A part of registered memory. It is released when the whole memory is released."""
 
     __slots__ = ("_offset", "_owner")
 
@@ -484,11 +488,11 @@ class LocalSlice(LocalMemory):
 
 
 class OwnMemory(LocalMemory):
-    """Registered memory that its holder releases, at the latest at the end of its `with` block."""
+    """Registered memory whose holder releases it explicitly or at the end of a `with` block."""
 
     __slots__ = ()
     _over = "closed"
-    """The word for the end of its lease in error messages."""
+    """The word that error messages use when the memory is no longer available."""
 
     def _check(self) -> None:
         if self.gone:
@@ -499,7 +503,7 @@ class OwnMemory(LocalMemory):
         return super().__getitem__(key)
 
     def _give_back(self) -> None:
-        """Release it once. The memory itself is released when no operation uses it."""
+        """Release the memory, as soon as no operation uses it. Further calls have no effect."""
         if not self.gone:
             self.gone = True
             self.pinned.release()
@@ -512,11 +516,12 @@ class OwnMemory(LocalMemory):
 
 
 class Buffer(OwnMemory):
-    """A lease of registered memory from the pool.
+    """Registered memory that is leased from the pool.
 
-    The memory is yours from `conn.alloc` until `release` or the end of the `with` block. After
-    that, every use of the buffer raises BufferStateError. A view that you took before keeps its
-    bytes, because they are not leased again while a view or an operation needs them.
+    You can use the memory from `Connection.alloc` until you call `release` or the `with` block
+    ends. After that, every use of the buffer raises BufferStateError. A view that you created
+    earlier remains valid and keeps its bytes, because the pool does not lease the memory again
+    while a view or an operation uses it.
     """
 
     __slots__ = ("__weakref__", "_block")
@@ -538,7 +543,7 @@ class Buffer(OwnMemory):
         return self._block.export(0, self.length)
 
     def release(self) -> None:
-        """Release the memory. A second call has no effect."""
+        """Return the memory to the pool. A second call has no effect."""
         self._give_back()
 
     def _give_up(self) -> Block:
@@ -555,14 +560,14 @@ class Buffer(OwnMemory):
 
 
 class Registration(Pinned):
-    """A registration that ends after its last use. Internal to the library."""
+    """A registration of memory, which ends after its last use. Internal to the library."""
 
     __slots__ = ("mr", "region")
 
     def __init__(self, mr: verbs.MemoryRegion, *, mapped: bool = True) -> None:
         self.mr: verbs.MemoryRegion = mr
         self.region: verbs.MemoryRegion | None = mr if mapped else None
-        """The region, if another domain can register its memory by address."""
+        """The memory region, or None if no other domain can register the memory by address."""
         self.lease()
 
     @finalizer  # called by finalizers too
@@ -571,12 +576,15 @@ class Registration(Pinned):
 
 
 class Region(OwnMemory):
-    """The user's own memory, registered: any buffer or tensor, including a read-only one.
+    """The user's own memory, registered for RDMA operations.
 
-    The object is pinned until `close` or the end of the `with` block. In the meantime, you cannot
-    resize a bytearray, close an mmap, or resize the storage of a torch tensor. If you call `close`
-    during an operation, it takes effect when the operation has ended. The memory is registered for
-    local access only. The peer gets rights when you share the region.
+    The memory can be any buffer or tensor, even a read-only one. It is pinned until you call
+    `close` or the `with` block ends. While it is pinned, you cannot resize a bytearray, close an
+    mmap, or resize the storage of a torch tensor. If you call `close` while an operation uses the
+    memory, it takes effect when the operation ends.
+
+    The memory is registered for local access only. The peer can access it only if you share the
+    region.
     """
 
     __slots__ = ("_mr",)

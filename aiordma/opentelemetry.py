@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry, with the extra `aiordma[opentelemetry]`.
+"""Metrics for OpenTelemetry. This module needs the extra `aiordma[opentelemetry]`.
 
 Example::
 
@@ -6,8 +6,8 @@ Example::
 
     aiordma.opentelemetry.instrument()  # uses the meter provider of the process
 
-This creates observable instruments, which the SDK queries when it exports. Nothing runs between
-exports.
+`instrument` creates observable instruments, which the SDK queries each time it exports metrics.
+Nothing runs between exports.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ class _Snapshots:
 
 
 def instrument(meter_provider: MeterProvider | None = None) -> None:
-    """Create an instrument for each of this process's metrics (`aiordma.metrics`).
+    """Create an OpenTelemetry instrument for each of this process's metrics (`aiordma.metrics`).
 
-    The name of an instrument has a dot in place of the first underscore of the Prometheus name, as
-    in "aiordma.messages_sent". OpenTelemetry has no observable histograms. A histogram is therefore
-    exported as three counters, which have the names of its Prometheus series. Call this function
-    only once for each provider. The SDK runs the callbacks in a separate thread.
+    The name of an instrument is the Prometheus name with a dot in place of the first underscore,
+    for example "aiordma.messages_sent". OpenTelemetry has no observable histograms, so a histogram
+    is exported as three counters, which are named like its Prometheus series.
+
+    Call this function only once for each provider. The SDK runs the callbacks in a separate thread.
 
     Args:
-        meter_provider: The meter provider, by default that of the process.
+        meter_provider: The meter provider. The default is the meter provider of the process.
     """
     meter = get_meter("aiordma", meter_provider=meter_provider)
     snapshots = _Snapshots()

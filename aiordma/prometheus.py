@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, with the extra `aiordma[prometheus]`.
+"""Metrics for Prometheus. This module needs the extra `aiordma[prometheus]`.
 
 Example::
 
@@ -35,10 +35,10 @@ _SCALARS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 class Collector:
-    """A collector of this process's metrics (`aiordma.metrics`). Scrapes can run in any thread.
+    """A collector of this process's metrics (`aiordma.metrics`).
 
-    Pass the collector to `registry.register`. The registry then calls its methods until you pass it
-    to `registry.unregister`.
+    Pass the collector to `registry.register`. From then on, each scrape calls its methods, until
+    you pass it to `registry.unregister`. A scrape can run in any thread.
     """
 
     def describe(self) -> Iterator[_Family]:

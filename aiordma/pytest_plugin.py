@@ -1,6 +1,7 @@
-r"""A pytest plug-in for testing RDMA software: faults with a marker, programs with a fixture.
+r"""A pytest plug-in for testing RDMA software, with a marker for faults and a fixture for programs.
 
-It is available wherever aiordma is installed, and imports nothing until a test uses it::
+pytest loads the plug-in wherever aiordma is installed. The plug-in imports the rest of aiordma only
+when a test needs it. For example::
 
     @pytest.mark.rdma(loss=0.01, seed=7)
     async def test_transfer(): ...  # aiordma or pyverbs in this process, with 1 % loss
@@ -138,7 +139,10 @@ class _Usage:
 # Hooks, not a fixture that every test would have: a test without the marker pays for a look at its
 # markers, and the device is chosen before the fixtures of wider scopes that it is the first to use.
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Set the device and the faults of a marked test; the closest marker's keywords win."""
+    """Set the device and the faults of a marked test.
+
+    If several markers set the same keyword, the marker that is closest to the test applies.
+    """
     if marker := item.get_closest_marker("rdma_seeds"):
         seeds = _seeds_of(item, marker)
         stack = item.stash.setdefault(_STACK, ExitStack())
@@ -179,7 +183,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Fail a test that has passed without using its seeds or its faults."""
+    """Fail a test that passed without using its seeds or its faults."""
     if item.stash.get(_USES, None) == _seed_uses():
         marker = item.get_closest_marker("rdma_seeds")
         assert marker
@@ -225,10 +229,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any]:
 
 
 class Programs:
-    """Programs that run on the embedded device as with `aiordma run`; the fixture `rdma_programs`.
+    """Programs that run on the embedded device, like those started with `aiordma run`.
 
-    The faults of the test's marker also apply to these programs. If the test fails, its report
-    contains the end of their trace.
+    The fixture `rdma_programs` provides this object. The faults of the test's marker also apply to
+    the programs. If the test fails, its report contains the end of their trace.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -236,10 +240,10 @@ class Programs:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *command: str | Path, **options: Any) -> subprocess.Popen[str]:
-        """Start a program. Its standard output is a text pipe by default.
+        """Start a program, whose standard output is a text pipe by default.
 
-        `options` are those of `subprocess.Popen`. At the end of the test, the program is
-        terminated. It is killed if it does not end within 5 seconds.
+        `options` are passed to `subprocess.Popen`. At the end of the test, the program is
+        terminated. If it does not end within 5 seconds, it is killed.
         """
         from .verbs._device.environment import report_unknown_variables  # noqa: PLC0415 - as above
 
@@ -257,9 +261,9 @@ class Programs:
     def run(
         self, *command: str | Path, timeout: float = 60, check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program until it ends. The options are those of `start`.
+        """Run a program and wait until it ends. `options` are the same as for `start`.
 
-        The result and the exceptions are those of `subprocess.run`.
+        The result and the exceptions are the same as those of `subprocess.run`.
         """
         __tracebackhide__ = True
         process = self.start(*command, **{"stderr": subprocess.PIPE, **options})
@@ -275,9 +279,10 @@ class Programs:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def trace(self, lines: int | None = None) -> str:
-        """Return the `aiordma trace` listing of the programs, or its last `lines` lines.
+        """Return the trace of the programs in the format of `aiordma trace`.
 
-        The listing marks injected faults, for example as ``fault=LOSS``.
+        If `lines` is given, only that many lines from the end are returned. Injected faults are
+        marked in the trace, for example with ``fault=LOSS``.
         """
         files = sorted(map(str, self._folder.glob("*.jsonl")))
         if not files:
@@ -316,7 +321,7 @@ def rdma_faults(request: pytest.FixtureRequest) -> aiordma.testing.Faults:
 
 @pytest.fixture
 def rdma_programs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Programs]:
-    """Programs on the embedded device; see `Programs`."""
+    """Provide an object that runs programs on the embedded device; see `Programs`."""
     folder = tmp_path / "rdma-traces"
     folder.mkdir()
     request.node.stash[_PROGRAMS] = programs = Programs(folder)

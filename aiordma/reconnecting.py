@@ -1,4 +1,4 @@
-"""Reconnecting with exponential back-off."""
+"""Automatic reconnection with exponential back-off."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPORARY: tuple[tuple[type[Exception], bool], ...] = (
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether connecting may succeed later after this error."""
+    """Return whether connecting may succeed later although it failed with this error."""
     if type(error) is ConnectionManagerError and not error.event:
         return False  # the route uses a device other than the named one
     if isinstance(error, RejectedError) and error.by_application:
@@ -50,32 +50,33 @@ async def reconnect(
     attempts: int | None = None,
     **options: Unpack[ConnectOptions],
 ) -> AsyncIterator[Connection]:
-    """Yield a new connection in each iteration: `async for conn in reconnect(...)`.
+    """Yield a new connection in each iteration of `async for conn in reconnect(...)`.
 
-    The connection is closed at the end of the loop's body. Handle its errors in the body: `except
-    ConnectionError: continue` reconnects. Nothing is resent. If a `send` raises, only your program
-    knows whether the peer may get the message twice.
+    Each connection is closed at the end of the loop's body. Handle the errors of the connection in
+    the body. For example, `except ConnectionError: continue` opens the next connection. Messages
+    are never sent again automatically: if `send` raises an exception, only your program knows
+    whether the peer may receive the message twice.
 
-    After a failed attempt, the next one follows with exponential back-off. The delay starts at
-    `first_delay` and doubles with each failure, up to `longest_delay`. It is reduced by a random
-    part of up to a half, so that many clients do not reconnect at the same time. A connection that
-    ends without having carried a message or an operation counts as a failure. Any other connection
-    resets the delay.
+    Failed attempts are repeated with exponential back-off. The delay starts at `first_delay` and
+    doubles with each failure, up to `longest_delay`. Each delay is shortened by a random part of up
+    to a half, so that many clients do not reconnect at the same time. A connection that ends before
+    it has carried a message or an operation counts as a failure. Any other connection resets the
+    delay.
 
-    A listener is found if it lives longer than `longest_delay` plus the duration of an attempt,
-    which is at most `Config.connect_timeout`. A listener that restarts more often may be missed
-    repeatedly.
+    A listener that runs for longer than `longest_delay` plus the duration of one attempt is always
+    found. An attempt takes at most `Config.connect_timeout`. A listener that restarts more often
+    may be missed repeatedly.
 
-    Errors that restarting the server cannot fix, such as a wrong key, are raised immediately.
-    docs/connecting.md lists them.
+    Some errors cannot be fixed by restarting the server, for example a wrong key. These are raised
+    immediately. docs/connecting.md lists them.
 
     Args:
         host: The host, as for `connect`.
         port: The port, as for `connect`.
-        first_delay: The number of seconds before the second attempt.
-        longest_delay: The maximum number of seconds between attempts.
-        attempts: The number of consecutive failures after which the error is raised; None means no
-            limit.
+        first_delay: The delay before the second attempt, in seconds.
+        longest_delay: The maximum delay between attempts, in seconds.
+        attempts: The number of consecutive failures after which the last error is raised. None
+            means no limit.
         **options: The other options of `connect`.
 
     Yields:

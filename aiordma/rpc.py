@@ -1,12 +1,14 @@
 """Concurrent remote procedure calls over a connection, with timeouts and cancellation.
 
-A server publishes coroutine functions, and a client calls them by name. Each function has one
-argument and returns one value. `dumps` converts a value to bytes, and `loads` converts bytes to a
-value. Both use msgpack by default. The client and the server must use the same functions.
+A server publishes coroutine functions, and a client calls them by name. Each function takes one
+argument and returns one value. The argument and the value can be of any type that can be converted
+to bytes: `dumps` converts an object to bytes before it is sent, and `loads` converts the received
+bytes back. By default, both use msgpack. If you pass other functions, pass matching functions to
+the client and to the server.
 
-`loads` is called with a memoryview of the received bytes, and may keep it. If you pass `memoryview`
-as both `dumps` and `loads`, buffers are sent and received without a copy. Do not use `pickle.loads`
-on data from an untrusted peer.
+`loads` is called with a memoryview of the received bytes, which stays valid for as long as `loads`
+or its result refers to it. To send and receive buffers without copying them, pass `memoryview` as
+both `dumps` and `loads`. Do not use `pickle.loads` if you do not trust the peer.
 """
 
 from __future__ import annotations
@@ -60,15 +62,15 @@ _MAX_TEXT = 4096
 class CallError(Exception):
     """A call failed at the server, usually because the function raised an exception.
 
-    `kind` is the name of the exception's type, and `text` is its message. The server also uses
-    these kinds:
+    In that case, `kind` is the name of the exception's type, and `text` is its message. The server
+    reports its own errors with one of these kinds:
 
-    - "LookupError": It has no function of this name.
-    - "TooManyCalls": It has reached its limit of calls in progress.
-    - "CancelledError": It cancelled the call, for example because it is shutting down.
+    - "LookupError": The server has no function of this name.
+    - "TooManyCalls": The server has reached its limit of calls in progress.
+    - "CancelledError": The call was cancelled, for example because the server is shutting down.
 
-    CallError is also raised if `loads` fails on either side. The two sides then probably use
-    different `dumps` and `loads`.
+    CallError is also raised if `loads` fails on either side. The usual cause is that the two sides
+    use different `dumps` and `loads`.
     """
 
     def __init__(self, function: str, kind: str, text: str) -> None:
@@ -221,13 +223,13 @@ _caller: ContextVar[Connection] = ContextVar("caller")
 
 
 def caller() -> Connection:
-    """Return the connection over which the current call was made.
+    """Return the connection to the client whose call is being served.
 
-    With this connection, a function can share memory with its caller, for example. Use `caller` in
-    a function that serves a call, or in a task that such a function creates.
+    A function that serves a call can use this connection to share memory with the client, for
+    example. The tasks that the function creates can also use `caller`.
 
     Raises:
-        LookupError: If no call is being served.
+        LookupError: If no call is being served in the current task.
     """
     try:
         return _caller.get()
@@ -246,20 +248,20 @@ async def serve(
     loads: Loads = _unpackb,
     max_calls: int = 256,
 ) -> None:
-    """Serve the calls of one connection until the connection ends.
+    """Serve the calls that arrive on one connection until the connection ends.
 
     Each call runs in its own task. The task is cancelled in these cases:
 
-    - The client cancels the call, or the call times out.
+    - The client cancels the call, or its timeout expires.
     - The connection ends.
     - The grace period of `Server.close` ends.
 
-    If a function raises an exception, the exception is logged, and the client gets a CallError.
-    While `max_calls` calls are in progress, further calls fail. `start_server` calls `serve` for
-    each connection.
+    If a function raises an exception, `serve` logs it, and the client's call raises CallError.
+    While `max_calls` calls are in progress, further calls are rejected with CallError. A server
+    that was created with `start_server` runs `serve` for each connection.
 
     Raises:
-        ProtocolError: If the client sends anything other than calls.
+        ProtocolError: If the client sends a message that is not an RPC call.
     """
     _check_functions(functions)
     max_calls = _check(dumps, loads, max_calls)
@@ -358,13 +360,13 @@ async def start_server(
     max_calls: int = 256,
     **options: Unpack[ListenOptions],
 ) -> Server:
-    """Start a server that serves calls of `functions`.
+    """Start a server whose clients can call `functions` by name.
 
-    The server runs `serve` for each connection. The other arguments are those of
+    The server runs `serve` for each connection. The remaining arguments are passed on to
     `aiordma.start_server`.
 
     Raises:
-        TypeError: If a function is not a coroutine function of one argument.
+        TypeError: If a function is not a coroutine function that takes one argument.
     """
     _check_functions(functions)
     for name, function in functions.items():
@@ -382,10 +384,10 @@ async def start_server(
 
 
 class _Calls:
-    """The outstanding calls of a client.
+    """The calls of a client that have not ended.
 
-    The reader task refers only to this object, not to the client or the connection, so that it ends
-    when they are garbage-collected.
+    The reader task refers only to this object, and not to the client or the connection. The client
+    and the connection can therefore be garbage-collected, which ends the task.
     """
 
     def __init__(self, most: int) -> None:
@@ -420,14 +422,15 @@ class _Calls:
 
 
 class Client(AsyncContext):
-    """A client that calls functions of the server at the other end of a connection.
+    """A client that calls the functions of the server at the other end of a connection.
 
-    Use `connect` to create a client. You can also create a client for an open connection, in the
-    event loop of that connection. The client is then the only reader of the connection, and `recv`
-    raises BusyError. If the connection already has a reader, creating the client raises BusyError.
+    `connect` opens a connection and returns a client for it. You can also create a client for a
+    connection that is already open, in the event loop of that connection. The client reads all
+    messages of the connection, so `Connection.recv` raises BusyError from then on. If the
+    connection already has a reader, creating the client raises BusyError.
 
-    At most `max_calls` calls are in progress at the server, and further calls wait. Leaving the
-    `async with` block closes the connection.
+    The client has at most `max_calls` calls in progress at the server. Further calls wait until one
+    of these has ended. Leaving the `async with` block closes the connection.
     """
 
     def __init__(
@@ -454,12 +457,12 @@ class Client(AsyncContext):
     ) -> Any:
         """Call the server's function `name` with the argument `data`, and return its result.
 
-        If the call times out or is cancelled, the server cancels the function. The object that
-        `dumps` returns must not change until the result arrives.
+        If the call times out or is cancelled, the server cancels the function. Do not change the
+        buffer that `dumps` returned until the result has arrived.
 
         Raises:
-            TimeoutError: If there is no result within `timeout` seconds.
-            CallError: If the function raised an exception.
+            TimeoutError: If the result has not arrived after `timeout` seconds.
+            CallError: If the function raised an exception, or the server rejected the call.
             ConnectionClosedError: If the connection was closed before the result arrived. The
                 function may have run.
             ConnectionBrokenError: If the connection broke before the result arrived. The function
@@ -508,7 +511,7 @@ class Client(AsyncContext):
         raise CallError(name, printable(frame.name), printable(text))
 
     async def close(self) -> None:
-        """Close the connection, which ends all calls in progress."""
+        """Close the connection. All calls in progress end with an error."""
         await self.connection.close()
         await asyncio.wait([self._reader])
 
@@ -529,9 +532,10 @@ async def connect(
     max_calls: int = 256,
     **options: Unpack[ConnectOptions],
 ) -> Client:
-    """Connect to a server that was started with `start_server`, and return a client.
+    """Connect to a server that was started with `start_server`, and return a client for it.
 
-    The options and errors are those of `aiordma.connect`.
+    The remaining arguments are passed on to `aiordma.connect`, and the exceptions are the same as
+    those of `aiordma.connect`.
     """
     given = complete("rpc.connect", options, CONNECT)
     _check(dumps, loads, max_calls)  # check before connecting

@@ -1,12 +1,12 @@
-"""Tools for testing your own program.
+"""Tools for testing programs that use aiordma.
 
 - :func:`simulate` runs whole programs on simulated hosts, in virtual time. A seed determines the
-  order of events and the faults, and repeats a failure.
+  order of events and the faults, so a failure can be repeated with the same seed.
 - :class:`History` records the operations of programs and checks that they are linearizable.
 - :func:`faults` injects faults into the embedded device of this process.
 - :func:`connected_pair` creates two connections, and :func:`check_leaks` finds leaked resources.
 
-::
+For example, check that a program works in spite of lost and duplicated frames::
 
     async def test_nothing_is_counted_twice():
         with testing.faults(seed=1, loss=0.05, duplicate=0.05) as injected:
@@ -14,8 +14,8 @@
                 ...
         assert injected.counts().lost
 
-Simulation and fault injection need the embedded device; everything else works on any device.
-docs/testing.md has complete tests as examples.
+Simulation and fault injection need the embedded device. Everything else works on any device.
+docs/testing.md contains complete tests as examples.
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 When = float | str
-"""The condition for injecting a fault: a probability, or occurrences counted from 1.
+"""When to inject a fault: a probability, or a text that selects occurrences, counted from 1.
 
-"@3" is the third occurrence, "@3-5" the third to the fifth, and "@3-" the third and all later ones.
-"0.5@3-" affects each of these with a probability of 0.5. Frames of connections and requests that
-need a receive are counted per connection. All other events are counted per process.
+"@3" selects the third occurrence, "@3-5" the third to the fifth, and "@3-" the third and all later
+ones. "0.5@3-" selects each of the latter with a probability of 0.5. Frames of connections, and
+requests that need a receive, are counted for each connection. All other events are counted for the
+whole process.
 """
 
 
@@ -190,10 +191,10 @@ def _block(function: Callable[P, Iterator[T]]) -> Callable[P, _GeneratorContextM
 
 
 class Faults:
-    """The active fault injection of a :func:`faults` block."""
+    """The faults that a :func:`faults` block injects."""
 
     def __init__(self, plan: str, seed: int, device: verbs.Device) -> None:
-        """Initialize the object; only this package calls this."""
+        """Initialize the object. Use :func:`faults` instead of calling this directly."""
         self.plan = plan
         """The faults, in the syntax of the environment variable AIORDMA_EMBEDDED_FAULTS."""
         self.seed = seed
@@ -208,9 +209,10 @@ class Faults:
         return f"<Faults {self.plan}: {self.counts()}>"
 
     def counts(self) -> FaultCounts:
-        """Return the number of faults injected so far, or in the whole block after its end.
+        """Return the number of faults injected so far. After the block, this is the final number.
 
-        If a fault has a probability, assert on its count, because the fault may not have happened.
+        If a fault has a probability, your test should check that its count is not zero, because the
+        fault may never have happened.
         """
         return (self._after or self._device.fault_counts()) - self._before
 
@@ -242,33 +244,34 @@ def faults(
 ) -> Iterator[Faults]:
     """Inject faults into the embedded device of this process during a ``with`` block.
 
-    The same ``seed`` gives the k-th incoming frame of the n-th connection the same fault. By
-    default, the seed is random. If an exception leaves the block, its notes contain the faults and
-    their counts, so that you can repeat the failure.
+    With the same ``seed``, the k-th incoming frame of the n-th connection always gets the same
+    fault. By default, the seed is random. If an exception leaves the block, its notes contain the
+    faults with their seed and their counts, so that you can reproduce the failure.
 
-    - ``loss``, ``duplicate``: incoming frames and datagrams are dropped, or processed twice.
-      ``frames`` selects the affected frames of reliable connections. These connections retransmit
-      lost frames, and fail with RETRY_EXC_ERR after all retries. Messages of UC and UD queue pairs
-      are lost.
+    - ``loss``, ``duplicate``: incoming frames and datagrams are dropped or processed twice.
+      Reliable connections retransmit lost frames, and fail with RETRY_EXC_ERR when all retries have
+      failed. ``frames`` selects which frames of reliable connections are affected. Lost messages of
+      UC and UD queue pairs are not retransmitted.
     - ``delay``, ``jitter``: incoming frames are delayed by ``delay`` seconds, plus a random time of
-      up to ``jitter`` seconds. The order within a connection is preserved. A delay alone causes no
-      failures.
+      up to ``jitter`` seconds. Within a connection, frames stay in order. A delay alone does not
+      cause errors.
     - ``rate``: the device receives at most this number of bytes per second.
-    - ``cut``: a connection breaks after it has received ``cut_after`` bytes. Occurrences count
-      existing connections first, and then new connections in the order in which they are
-      established.
-    - ``rnr``: a request that needs a receive gets an RNR NAK. The requester retries it up to
-      ``rnr_retry`` times.
-    - ``overrun``: a completion overruns its completion queue, which enters the error state.
+    - ``cut``: a connection breaks after it has received ``cut_after`` bytes. To select connections
+      by occurrence, existing connections are counted first, followed by new ones in the order in
+      which they are established.
+    - ``rnr``: a request that needs a receive is rejected with an RNR NAK. The requester repeats it
+      up to ``rnr_retry`` times.
+    - ``overrun``: a completion overruns its completion queue, which then enters the error state.
     - ``register``: a memory registration fails with ENOMEM.
     - ``handshake``: an incoming message of the connection manager is dropped and not retransmitted.
       The first message of a connection arrives at the listener, and the next two arrive at the
       caller.
 
-    ``qp`` limits faults of connections, requests and datagrams to one queue pair. ``cq`` limits
-    overruns to one completion queue. ``device`` limits all faults to one of several embedded
-    devices. The faults replace those of the environment variable AIORDMA_EMBEDDED_FAULTS, also
-    after the block. They do not affect a peer in another process.
+    ``qp`` restricts the faults of connections, requests and datagrams to one queue pair. ``cq``
+    restricts overruns to one completion queue. If there are several embedded devices, ``device``
+    selects the one that all faults apply to. The faults replace those of the environment variable
+    AIORDMA_EMBEDDED_FAULTS, which do not take effect again after the block. A peer in another
+    process is not affected.
 
     Raises:
         AssertionError: At the end of the block, if a fault never happened. A fault with a
@@ -276,8 +279,8 @@ def faults(
         ValueError: If an argument is invalid.
         BusyError: If another such block or a simulation is active, because faults apply to the
             whole process.
-        UnsupportedError: If ``device`` (or AIORDMA_DEVICE, or the default device) is not an
-            embedded device.
+        UnsupportedError: If the device is not an embedded device. Without ``device``, it is the one
+            that AIORDMA_DEVICE names, or else the default device.
     """
     if process.injected is not None:
         raise BusyError(
@@ -369,12 +372,13 @@ async def connected_pair(
 ) -> AsyncIterator[tuple[Connection, Connection]]:
     """Create two connections in this process that are connected to each other.
 
-    ``device`` is as for :func:`aiordma.connect`. The exceptions are those of :func:`aiordma.listen`
-    and :func:`aiordma.connect`.
+    ``device`` has the same meaning as for :func:`aiordma.connect`. The exceptions are those of
+    :func:`aiordma.listen` and :func:`aiordma.connect`.
 
     Yields:
-        The connection that called connect, and the accepted connection. The end of the block closes
-        both.
+        The connection on the connecting side, and the accepted connection. Both are closed at the
+        end
+        of the block.
     """
     config = Config() if config is None else config
     chosen = verbs.find_device(name_or_variable(device))
@@ -391,8 +395,8 @@ async def connected_pair(
 class Held:
     """The resources that this process holds: open files, threads, and device objects by class.
 
-    A file is identified by its descriptor and inode, and a thread by its ID and start time. A
-    reused number therefore does not hide a leak.
+    A file is identified by its descriptor and inode, and a thread by its ID and start time. If the
+    system reuses a descriptor or an ID, the leak is therefore still detected.
     """
 
     files: dict[tuple[int, int, int, str], str]
@@ -401,11 +405,11 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Return the current resources."""
+        """Return the resources that this process currently holds."""
         return cls(_open_files(), _threads(), verbs.live())
 
     def growth(self, after: Held) -> str:
-        """Describe the resources that only ``after`` has. The text is empty if there are none."""
+        """Describe the resources that are in ``after`` but not here, or return an empty text."""
         files = sorted(after.files.items(), key=lambda item: item[0][0])
         lines = [f"file {key[0]}: {target}" for key, target in files if key not in self.files]
         threads = sorted(after.threads.items())
@@ -467,12 +471,12 @@ def _list_threads() -> dict[tuple[int, int], str]:
 def check_leaks(*, timeout: float = 5) -> Iterator[None]:
     """Raise AssertionError if the block leaks files, threads or device objects.
 
-    The error lists the leaked resources. An exception from the block takes precedence. If resources
-    are about to be freed, the check waits up to ``timeout`` seconds for them. For example, the
-    kernel may still list a joined thread.
+    The error lists the leaked resources. If the block itself raises an exception, that exception
+    takes precedence. The check waits up to ``timeout`` seconds for resources that are about to be
+    freed. For example, the kernel may still list a thread that has already been joined.
 
     Put the check around a whole test, including its event loop, because the check blocks the
-    thread. Resources that a loop or a library keeps after the first use count as leaks.
+    thread. Resources that a loop or a library allocates on first use and keeps count as leaks.
     """
     patience = seconds("timeout", timeout)
     before = Held.now()

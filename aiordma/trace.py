@@ -1,6 +1,6 @@
-"""Traces of the embedded device: every work request and every completion, as lines of JSON.
+"""Traces of the embedded device, which record every work request and completion as a line of JSON.
 
-::
+Example::
 
     with trace.recording("run.jsonl") as path:
         ...                                      # what this process does with embedded0
@@ -8,8 +8,9 @@
         for request in trace.requests(run):
             print(request.operation, request.status, request.took)
 
-To trace a whole run without changing the program, set ``AIORDMA_TRACE=run.jsonl`` in the
-environment. ``aiordma trace`` shows these files, and ``docs/trace.md`` describes their format.
+To trace a whole run without changing the program, set the environment variable
+``AIORDMA_TRACE=run.jsonl``. The command ``aiordma trace`` shows trace files, and ``docs/trace.md``
+describes their format.
 """
 
 from __future__ import annotations
@@ -85,18 +86,20 @@ __all__ = [
 
 
 def start(path: str | os.PathLike[str]) -> Path:
-    """Start tracing this process's use of the embedded device, and return the path of the file.
+    """Start tracing this process's use of the embedded device, and return the trace file's path.
 
-    ``%p`` in ``path`` is replaced by the process id. The trace is appended to the file. If another
-    process is writing to that file, the path becomes ``path`` followed by ``.`` and the process id.
-    Only the file's owner can read it, because it contains keys and addresses. An existing file must
-    belong to this user, must not be accessible to others, and must not have other hard links.
+    In ``path``, ``%p`` is replaced by the process ID. If the file exists, the trace is appended to
+    it. If another process is writing to the file, the trace is written to a file whose name is
+    ``path`` followed by a dot and the process ID.
+
+    A trace contains keys and addresses, so only the owner of the file can read it. An existing file
+    must belong to this user, must not be accessible to others, and must not have other hard links.
 
     Raises:
         BusyError: If this process is already being traced.
-        OSError: If the file cannot be written: EFBIG or ENOSPC if there is no space, ESPIPE if it
-            is not a regular file, EPERM if it belongs to another user or is accessible to others,
-            ELOOP if it is a symbolic link, EMLINK if it has other hard links.
+        OSError: If the file cannot be written. The error is EFBIG or ENOSPC if there is no space,
+            ESPIPE if it is not a regular file, EPERM if it belongs to another user or is accessible
+            to others, ELOOP if it is a symbolic link, or EMLINK if it has other hard links.
     """
     used = ffi.new("char[]", 4097)
     code = softdev.trace_start(to_c("the name of the trace file", path), used, len(used))
@@ -109,18 +112,19 @@ def start(path: str | os.PathLike[str]) -> Path:
 
 
 def stop() -> None:
-    """Stop tracing, even if the environment started the trace. Otherwise, do nothing."""
+    """Stop tracing, even if AIORDMA_TRACE started it. If no trace is active, do nothing."""
     softdev.trace_stop()
 
 
 @contextmanager
 def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Trace the `with` block, using :func:`start` and :func:`stop`.
+    """Return a context manager that traces this process during the `with` block.
 
-    The exceptions are those of :func:`start`.
+    It calls :func:`start` at the beginning and :func:`stop` at the end. The exceptions are the same
+    as those of :func:`start`.
 
     Yields:
-        The path of the file.
+        The path of the trace file.
     """
     used = start(path)
     try:
@@ -130,12 +134,13 @@ def recording(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read(path: str | os.PathLike[str]) -> list[Run]:
-    """Return the runs in a trace file, in order.
+    """Return the runs that a trace file contains, in the order in which they were recorded.
 
-    A process may still be writing to the file, or may have been killed while it was writing.
+    The file can be read while a process is still writing to it, or after a process was killed while
+    it was writing.
 
     Raises:
         OSError: If the file cannot be read.
-        TraceFormatError: If the file is not a trace; the message contains the line number.
+        TraceFormatError: If the file is not a valid trace. The message contains the line number.
     """
     return parse_runs(Path(path).read_bytes(), os.fspath(path))
