@@ -6,14 +6,15 @@ Example::
         conn.send(b"hello")
         answer = conn.within(5).recv()
 
-An event loop in a background thread does the work. Each function calls the asynchronous function of
-the same name in that thread. The arguments, results and errors are the same. You can use every
-object in any thread, in several threads at a time, in signal handlers and in destructors. `within`
+The work is done by an event loop in a background thread. Each function here calls the asynchronous
+function of the same name in that thread, with the same arguments, results and exceptions. `within`
 sets a time limit for calls.
 
-A destructor or a signal handler can run at any point of a call. No call therefore holds a lock that
-another call in the same thread could wait for. `call_soon_threadsafe` passes a call to the
-background thread, and each call waits on its own queue.
+You can use every object in any thread, in several threads at the same time, in signal handlers and
+in destructors. A destructor or a signal handler can run in the middle of another call of the same
+thread. For this reason, no call holds a lock that a second call in the same thread would wait for.
+Calls are passed to the background thread with `call_soon_threadsafe`, and each one waits on its own
+queue.
 """
 
 from __future__ import annotations
@@ -272,8 +273,8 @@ def _started() -> _LoopThread:
 def stop() -> None:
     """Stop the background thread. Objects that are still open are closed with a ResourceWarning.
 
-    The next call of this module starts a new thread. `stop` also runs when the program exits, after
-    all threads except daemons have ended.
+    The next call of a function in this module starts a new thread. When the program exits, `stop`
+    is called automatically, after all threads except daemon threads have ended.
     """
     check_thread()
     for thread in list(_threads):
@@ -317,10 +318,12 @@ def call(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T
 def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Call a function in the background thread and return its result.
 
-    The function may be asynchronous or not. Use `call` for an operation that has no method here, as
-    in `call(remote.renew, 60)`, or for a coroutine function that uses `Connection.asynchronous`. An
-    interrupt (Ctrl-C) cancels the call and waits until it has ended. If the function has already
-    returned, its result is lost.
+    `function` may be a coroutine function or an ordinary function. Use `call` for operations that
+    this module does not wrap, as in `call(remote.renew, 60)`, and for your own coroutine functions
+    that use `Connection.asynchronous`.
+
+    An interrupt (Ctrl-C) cancels the call and waits until the function has ended. If the function
+    had already returned by then, its result is lost.
     """
     if not callable(function):
         hint = "pass its arguments separately, as in call(function, 1)"
@@ -332,11 +335,11 @@ def call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 class _Handle(Generic[A]):
-    """An asynchronous object, and the time limit of its calls."""
+    """An asynchronous object, and the time limit for its calls."""
 
     def __init__(self, thread: _LoopThread, asynchronous: A) -> None:
         self.asynchronous = asynchronous
-        """The asynchronous object, for `call`; it belongs to the background thread."""
+        """The asynchronous object. It belongs to the background thread; use `call` to access it."""
         self._thread = thread
         self._timeout: float | None = None
 
@@ -353,9 +356,10 @@ class _Handle(Generic[A]):
         self.close()
 
     def within(self, seconds: float | None) -> Self:
-        """Return the same object with a time limit for each of its calls.
+        """Return the same object, but with a time limit for each of its calls.
 
-        A call that takes longer than `seconds` raises TimeoutError. None means no limit.
+        A call that takes longer than `seconds` raises TimeoutError. None means that there is no
+        limit.
         """
         bounded = copy.copy(self)
         bounded._timeout = (
@@ -377,17 +381,20 @@ class _Handle(Generic[A]):
 
 
 def _derived(
-    function: Callable[..., Any], derived: Callable[..., Any], **annotations: object
+    function: Callable[..., Any], derived: Callable[..., Any], owner: str, **annotations: object
 ) -> Any:
     """Give `derived` the name and signature of an asynchronous function.
 
-    `annotations` replace those of `function` where the types differ.
+    `owner` is the name of its class, followed by a dot, or empty. `annotations` replace those of
+    `function` where the types differ.
     """
     wraps(function)(derived)
     # A compiled function has no annotations, and those of `derived` are of no use to a user.
     derived.__annotations__ = {**getattr(function, "__annotations__", {}), **annotations}
     derived.__module__ = __name__
-    derived.__doc__ = f"As `{function.__qualname__}`, in the background thread."
+    derived.__doc__ = (
+        f"Call `aiordma.{owner}{function.__name__}` in the background thread and return its result."
+    )
     return derived
 
 
@@ -403,16 +410,16 @@ def _method(function: Callable[..., Any], undo: _Undo[Any] = None) -> Any:
     def method(self: _Handle[Any], *arguments: Any, **options: Any) -> Any:
         return self._call(partial(function, self.asynchronous, *arguments, **options), undo)
 
-    return _derived(function, method)
+    return _derived(function, method, "Connection.")
 
 
-def _ending(function: Callable[[Any], Any]) -> Callable[[Any], None]:
+def _ending(function: Callable[[Any], Any], owner: str = "Connection.") -> Callable[[Any], None]:
     """Create a method that closes the object, and does nothing once the thread has ended."""
 
     def method(self: _Handle[Any]) -> None:
         _end(self._thread, partial(function, self.asynchronous), self._timeout)
 
-    result: Callable[[Any], None] = _derived(function, method)
+    result: Callable[[Any], None] = _derived(function, method, owner)
     return result
 
 
@@ -420,7 +427,7 @@ def _property(name: str) -> Any:
     def get(self: _Handle[Any]) -> Any:
         return self._call(lambda: getattr(self.asynchronous, name))
 
-    return property(get, doc=f"As `aiordma.Connection.{name}`.")
+    return property(get, doc=f"The value of `aiordma.Connection.{name}`.")
 
 
 def _maker(
@@ -445,14 +452,14 @@ def _maker(
         made: H = thread.call(make, None, lambda made: drop(made.asynchronous))
         return made
 
-    result: Callable[P, H] = _derived(function, maker, **{"return": handle})
+    result: Callable[P, H] = _derived(function, maker, "", **{"return": handle})
     return result
 
 
 async def check_server(
     loop: object, host: Any = "", port: Any = None, *_: object, **__: object
 ) -> None:
-    """Raise WrongLoopError for a server in the event loop that the caller blocks."""
+    """Raise WrongLoopError if the server runs in the event loop that the caller would block."""
     check_host(host)
     for thing in shutdown.all_open():
         if (
@@ -467,10 +474,10 @@ async def check_server(
 
 
 class Region(mr_pool.Region):
-    """Memory of the caller, registered for use in any thread.
+    """Memory of the caller that is registered for use in any thread.
 
-    The memory stays registered until `close` or the end of the `with` block. Pass the region, or a
-    slice of it, to `send_region`, `send`, `recv_into`, `read` and `write`.
+    You can pass the region, or a slice of it, to `send_region`, `send`, `recv_into`, `read` and
+    `write`. The memory stays registered until you call `close` or the `with` block ends.
     """
 
     __slots__ = ("_loop_thread",)
@@ -486,9 +493,11 @@ class Region(mr_pool.Region):
 class Connection(_Handle[transport.Connection]):
     """An `aiordma.Connection` without await, for use in any thread.
 
-    `recv` returns a message as bytes, and `recv_into` and `recv_with` receive into memory of the
-    caller. If an interrupt (Ctrl-C) discards the result of `recv`, `recv_into`, `recv_with`,
-    `recv_region` or `recv_buffer`, the next call returns that result.
+    `recv` returns a message as a bytes object. `recv_into` and `recv_with` receive a message into
+    memory that the caller provides.
+
+    An interrupt (Ctrl-C) can discard the result of `recv`, `recv_into`, `recv_with`, `recv_region`
+    or `recv_buffer`. In that case, the next call returns the discarded result.
     """
 
     send: Final = _method(transport.Connection.send)
@@ -530,11 +539,11 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive_or_take, kept.appendleft)
 
     def recv(self) -> bytes:
-        """Receive a message and return a copy of it. Use `recv_into` to receive without a copy."""
+        """Receive a message and return a copy of it. To receive without a copy, use `recv_into`."""
         return self._receive(self._messages, partial(_copied, self.asynchronous))[0]
 
     def recv_into(self, memory: LocalMemory | AnyMemory) -> Received:
-        """As `aiordma.Connection.recv_into`, in the background thread."""
+        """Call `aiordma.Connection.recv_into` in the background thread and return its result."""
 
         async def receive() -> Received:
             if self._messages:
@@ -544,7 +553,10 @@ class Connection(_Handle[transport.Connection]):
         return self._call(receive, lambda received: self._keep(memory, received))
 
     def recv_with(self, allocate: Callable[[int], Any]) -> ReceivedMemory:
-        """As `aiordma.Connection.recv_with`, in the background thread, which calls `allocate`."""
+        """Call `aiordma.Connection.recv_with` in the background thread and return its result.
+
+        The background thread also calls `allocate`.
+        """
 
         async def receive() -> ReceivedMemory:
             if self._messages:
@@ -568,15 +580,18 @@ class Connection(_Handle[transport.Connection]):
         self._messages.appendleft((bytes(_view(memory)[: received.length]), received.imm))
 
     def recv_region(self) -> RemoteRegion:
-        """As `aiordma.Connection.recv_region`, in the background thread."""
+        """Call `aiordma.Connection.recv_region` in the background thread and return its result."""
         return self._receive(self._regions, self.asynchronous.recv_region)
 
     def recv_buffer(self) -> bytes:
-        """Return a copy of memory handed over by the peer; see `aiordma.Connection.recv_buffer`."""
+        """Wait until the peer hands over memory, and return a copy of it as bytes.
+
+        `aiordma.Connection.recv_buffer` describes this operation.
+        """
         return self._receive(self._buffers, partial(_handed_over, self.asynchronous))
 
     def register(self, memory: AnyMemory) -> Region:
-        """Register memory of the caller until `Region.close` or the end of its `with` block."""
+        """Register memory of the caller until its `Region` is closed or the `with` block ends."""
 
         def register() -> Region:
             return Region(self._thread, self.asynchronous.register(memory))
@@ -584,7 +599,7 @@ class Connection(_Handle[transport.Connection]):
         return self._call(register, mr_pool.Region._give_back)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over messages until the peer closes the connection."""
+        """Iterate over the received messages until the peer closes the connection."""
         try:
             while True:
                 yield self.recv()
@@ -594,7 +609,7 @@ class Connection(_Handle[transport.Connection]):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed; also True after `stop`, and in the child of a fork."""
+        """Whether the connection is closed. Also True after `stop` and in a forked child."""
         return not self._thread.usable or self._call(lambda: self.asynchronous.closed)
 
 
@@ -619,10 +634,10 @@ async def _handed_over(connection: transport.Connection) -> bytes:
 class Listener(_Handle[transport.Listener]):
     """An `aiordma.Listener` without await, for use in any thread."""
 
-    close: Final = _ending(transport.Listener.close)
+    close: Final = _ending(transport.Listener.close, "Listener.")
 
     def accept(self) -> Connection:
-        """Wait for the next connection and return it. An interrupt does not lose a connection."""
+        """Wait for the next connection and return it. An interrupt does not lose the connection."""
 
         async def accept() -> Connection:
             return Connection(self._thread, await self.asynchronous.accept())
@@ -631,25 +646,25 @@ class Listener(_Handle[transport.Listener]):
 
     @property
     def address(self) -> Address:
-        """As `aiordma.Listener.address`."""
+        """The address of the listener; see `aiordma.Listener.address`."""
         return self.asynchronous.address
 
     @property
     def port(self) -> int:
-        """As `aiordma.Listener.port`."""
+        """The port of the listener; see `aiordma.Listener.port`."""
         return self.asynchronous.port
 
 
 class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
-    """A byte stream for use in any thread: asyncio's reader and writer without await.
+    """A byte stream for use in any thread, like asyncio's reader and writer but without await.
 
     If a timeout or an interrupt (Ctrl-C) discards the bytes of a read, the next read returns them.
-    Only one thread may read at a time. A second one gets BusyError.
+    Only one thread may read at a time. If a second thread tries to read, it gets a BusyError.
     """
 
     @finalizer
     def __del__(self) -> None:
-        """Drop the stream in its loop's thread, so that asyncio's writer ends it there."""
+        """Drop the stream in the background thread, so that asyncio's writer is closed there."""
         with suppress(RuntimeError):  # the loop has ended, or belongs to the parent process
             if self._thread.usable:
                 self._thread.loop.call_soon_threadsafe(
@@ -665,34 +680,37 @@ class Stream(_Handle[tuple[asyncio.StreamReader, asyncio.StreamWriter]]):
         return data
 
     def read(self, size: int = -1) -> bytes:
-        """As `asyncio.StreamReader.read`."""
+        """Read up to `size` bytes, or until the end of the stream by default.
+
+        Works like `asyncio.StreamReader.read`.
+        """
         size = arguments.integer("size", size, None, None)
         return self._read(_to_the_end if size < 0 else lambda reader: reader.read(size))
 
     def readexactly(self, size: int) -> bytes:
-        """As `asyncio.StreamReader.readexactly`."""
+        """Read exactly `size` bytes. Works like `asyncio.StreamReader.readexactly`."""
         size = arguments.integer("size", size)
         return self._read(lambda reader: reader.readexactly(size))
 
     def readline(self) -> bytes:
-        """As `asyncio.StreamReader.readline`."""
+        """Read up to and including the next newline. Works like `asyncio.StreamReader.readline`."""
         return self._read(asyncio.StreamReader.readline)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of the data. While the peer reads too slowly, this waits (`drain`)."""
+        """Write all of the data. Like asyncio's `drain`, wait if the peer reads too slowly."""
         self._call(partial(_written, self.asynchronous[1], data))
 
     def write_eof(self) -> None:
-        """As `asyncio.StreamWriter.write_eof`."""
+        """Close the writing side of the stream. Works like `asyncio.StreamWriter.write_eof`."""
         self._call(self.asynchronous[1].write_eof)
 
     def close(self) -> None:
-        """Send the data written before, and close the stream."""
+        """Send the data that was written before, and then close the stream."""
         _end(self._thread, partial(_closed, self.asynchronous[1]), self._timeout)
 
 
 def unread(reader: asyncio.StreamReader, data: bytes) -> None:
-    """Put bytes back at the front of a StreamReader, which has no method for this."""
+    """Put bytes back at the front of a StreamReader's buffer. asyncio has no method for this."""
     vars(reader)["_buffer"][:0] = data
 
 
